@@ -1,0 +1,201 @@
+"""One run's configuration: frozen dataclasses, read from plain data and checked in one pass.
+
+A message names the field, what it got and what it expects. Config files (configs/*.py) and --config.* flags fill the
+same names.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+from jaxdt.core import plain
+from jaxdt.core.errors import BadInput, nearest
+from jaxdt.core.gpt import FIELDS as MODEL_FIELDS
+from jaxdt.core.gpt import GPTConfig, gpt_config
+from jaxdt.core.optim import OptimConfig
+from jaxdt.core.plan import SCHEDULES, Plan, even_shares, ranges
+
+WIRINGS = ("fixed",)
+SYNCS = ("allreduce",)
+CODECS = ("none",)
+DTYPES = ("float32", "bfloat16")
+REMATS = ("recompute", "dots")
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """How to cut and place the model when no plan.json is given. `layers`: layers per stage such as "3,2,3", empty for
+    an even split. `microbatches`: all microbatches of one step, over all pipelines. `in_flight`: forwards in flight
+    per stage such as "4,2", empty for n_stages - stage."""
+
+    stages: int = 1
+    pipelines: int = 1
+    layers: str = ""
+    schedule: str = "1f1b"
+    microbatches: int = 1
+    in_flight: str = ""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes."""
+
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """`microbatch_size` in samples. Held-out loss every `eval_every_steps` (0: never) over `eval_microbatches`;
+    a checkpoint every `checkpoint_every_steps` (0: at the end only)."""
+
+    steps: int = 100
+    seed: int = 0
+    microbatch_size: int = 1
+    eval_every_steps: int = 0
+    eval_microbatches: int = 4
+    checkpoint_every_steps: int = 0
+
+
+@dataclass(frozen=True)
+class WiringConfig:
+    kind: str = "fixed"
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """`delay`: parameter updates lag by so many steps. `slice_bytes`: unit of the sharded exchange."""
+
+    kind: str = "allreduce"
+    delay: int = 0
+    slice_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """Deadlines are median + spread of what was observed, and never below the floor; all in seconds.
+    `queue_bytes`: payload waiting for one peer beyond which no new Work starts."""
+
+    heartbeat_s: float = 0.5
+    deadline_floor_s: float = 4.0
+    queue_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run's result depends on; `fingerprint` of it is compared between peers."""
+
+    model: GPTConfig
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    wiring: WiringConfig = field(default_factory=WiringConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    net: NetConfig = field(default_factory=NetConfig)
+    codec: str = "none"
+    dtype: str = "float32"
+    remat: str = "recompute"
+
+    def __post_init__(self):
+        _at_least("plan.stages", self.plan.stages, 1)
+        _at_least("plan.pipelines", self.plan.pipelines, 1)
+        _at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
+        _one_of("plan.schedule", self.plan.schedule, SCHEDULES)
+        for name in ("steps", "microbatch_size", "eval_microbatches"):
+            _at_least(f"train.{name}", getattr(self.train, name), 1)
+        for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
+            _at_least(f"train.{name}", getattr(self.train, name), 0)
+        _one_of("wiring.kind", self.wiring.kind, WIRINGS)
+        _one_of("sync.kind", self.sync.kind, SYNCS)
+        _one_of("sync.delay", self.sync.delay, (0,))
+        _at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
+        _one_of("codec", self.codec, CODECS)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("remat", self.remat, REMATS)
+        for name in ("heartbeat_s", "deadline_floor_s"):
+            if not getattr(self.net, name) > 0:
+                raise BadInput(f"net.{name}: got {getattr(self.net, name)}, expected a number > 0")
+        _at_least("net.queue_bytes", self.net.queue_bytes, 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that agree between peers iff their configs do."""
+        return hashlib.sha256(json.dumps(plain.write(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def parse(data: dict, vocab_size: int | None = None) -> RunConfig:
+    """A RunConfig from plain data. `model` is a preset and the fields that differ from it; the vocabulary defaults to
+    `vocab_size`, that of the token file, and must not be smaller."""
+    data = dict(data)
+    unknown = set(data) - set(RunConfig.__dataclass_fields__)
+    for name in sorted(unknown):
+        raise BadInput(f"{name}: unknown field{nearest(name, RunConfig.__dataclass_fields__)}")
+    return plain.read(RunConfig, data | {"model": _model(data.get("model"), vocab_size)}, "")
+
+
+def default_plan(config: RunConfig) -> Plan:
+    """The plan of a config without a plan.json: pipelines are consecutive peers, p * stages + s."""
+    cut = config.plan
+    n_layers = config.model.n_layers
+    if cut.layers:
+        sizes = _integers("plan.layers", cut.layers, cut.stages)
+        if sum(sizes) != n_layers:
+            raise BadInput(f"plan.layers: {cut.layers} covers {sum(sizes)} layers, expected {n_layers}")
+    elif cut.stages > n_layers:
+        raise BadInput(f"plan.stages: got {cut.stages}, expected at most n_layers {n_layers}")
+    else:
+        sizes = even_shares(n_layers, cut.stages)
+    return Plan(
+        n_layers=n_layers,
+        stages=ranges(sizes),
+        placement=tuple(tuple(p * cut.stages + s for p in range(cut.pipelines)) for s in range(cut.stages)),
+        shares=even_shares(cut.microbatches, cut.pipelines),
+        schedule=cut.schedule,
+        in_flight=_integers("plan.in_flight", cut.in_flight, cut.stages) if cut.in_flight else None,
+        codec=(config.codec,) * (cut.stages - 1),
+    )
+
+
+def check_plan(config: RunConfig, plan: Plan) -> None:
+    """Refuse a plan that was made for another model."""
+    if plan.n_layers != config.model.n_layers:
+        raise BadInput(f"plan: made for {plan.n_layers} layers, the model has {config.model.n_layers}")
+    run = config.model.n_layers // (config.model.n_shared_blocks or config.model.n_layers)
+    for stage, (lo, _) in enumerate(plan.stages):
+        if lo % run:
+            raise BadInput(f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {run} layers with one block")
+    for boundary, codec in enumerate(plan.codec):
+        _one_of(f"plan.codec[{boundary}]", codec, CODECS)
+
+
+def _model(data: dict | None, vocab_size: int | None) -> dict:
+    if not isinstance(data, dict):
+        raise BadInput(f"model: got {data!r}, expected an object with a preset or all of {', '.join(MODEL_FIELDS)}")
+    overrides = {name: value for name, value in data.items() if value is not None and name != "preset"}
+    given = overrides.get("vocab_size")
+    if vocab_size is not None:
+        if isinstance(given, int) and given < vocab_size:
+            raise BadInput(f"model.vocab_size: got {given}, expected at least the token file's {vocab_size}")
+        overrides.setdefault("vocab_size", vocab_size)
+    return plain.write(gpt_config(data.get("preset", "debug"), **overrides))
+
+
+def _integers(name: str, text: str, n: int) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise BadInput(f'{name}: got "{text}", expected integers separated by commas') from None
+    if len(numbers) != n or min(numbers) < 1:
+        raise BadInput(f'{name}: got "{text}", expected {n} integers >= 1, one per stage')
+    return numbers
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise BadInput(f"{name}: got {value}, expected an integer >= {least}")
+
+
+def _one_of(name: str, value, choices: tuple) -> None:
+    if value not in choices:
+        hint = nearest(value, choices) if isinstance(value, str) else ""
+        raise BadInput(f"{name}: got {value!r}, expected one of {', '.join(map(str, choices))}{hint}")

@@ -1,0 +1,37 @@
+"""Deadlines that follow what was observed: median + k * MAD of past intervals, never below a floor."""
+
+import statistics
+from collections import deque
+
+WINDOW = 64
+SPREADS = 8.0
+
+
+class Deadline:
+    """How long a silence may last before it means something, learned from the intervals between arrivals."""
+
+    def __init__(self, floor_s: float):
+        self._floor_s = floor_s
+        self._intervals_s: deque[float] = deque(maxlen=WINDOW)
+        self._last_s: float | None = None
+
+    def arrived(self, now_s: float) -> None:
+        """Something came at now_s."""
+        if self._last_s is not None:
+            self._intervals_s.append(now_s - self._last_s)
+        self._last_s = now_s
+
+    @property
+    def timeout_s(self) -> float:
+        if not self._intervals_s:
+            return self._floor_s
+        median_s = statistics.median(self._intervals_s)
+        mad_s = statistics.median(abs(interval - median_s) for interval in self._intervals_s)
+        return max(self._floor_s, median_s + SPREADS * mad_s)
+
+    def silence_s(self, now_s: float) -> float:
+        """Seconds since the last arrival; 0 before the first."""
+        return 0.0 if self._last_s is None else now_s - self._last_s
+
+    def passed(self, now_s: float) -> bool:
+        return self.silence_s(now_s) > self.timeout_s

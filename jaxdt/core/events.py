@@ -1,0 +1,494 @@
+"""The vocabulary of the machines: Work, tensor keys, messages between peers, events in, actions out. All frozen.
+
+A machine is driven by `handle(now_s, event) -> list of actions`. It names tensors by key and never holds one: the
+driver (runtime or simulator) keeps them, moves them beside the messages that name them and runs the Work.
+
+  messages  travel between peers, each under a Header; a message that carries a tensor names its key
+  events    go into a machine: from the driver (Received, Ran) or from another machine of the same peer (Updated)
+  actions   come out: for the driver (Send, Run, ...); an event among them goes to the peer's other machines
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+COORDINATOR = -1
+
+# Priorities on a link: lower goes first, and overtakes between two chunks.
+URGENT, BULK = 0, 1
+
+
+# ---------------------------------------------------------------------------------------------------- work and keys
+
+FORWARD, BACKWARD, EVALUATE, GATHER, UPDATE = "F", "B", "E", "G", "U"
+_WORK = re.compile(r"(?:(\d+):)?(\d+)([FBEGU])(\d+)?(?:@p(\d+))?")
+
+
+@dataclass(frozen=True, order=True)
+class Work:
+    """One computation of one stage. F and B: forward and backward of a microbatch; E: forward without gradient, for the
+    held-out loss; G: the accumulated gradient as one vector per group; U: the optimizer update.
+    The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
+
+    stage: int
+    kind: str
+    microbatch: int | None = None
+    peer: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"{self.step}:"
+        microbatch = "" if self.microbatch is None else self.microbatch
+        peer = "" if self.peer is None else f"@p{self.peer}"
+        return f"{step}{self.stage}{self.kind}{microbatch}{peer}"
+
+
+def parse_work(text: str) -> Work:
+    """The Work that `str` printed, such as 2F7@p13 or, with its step, 4:2F7@p13."""
+    match = _WORK.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"work: got {text!r}, expected for example 2F7, 2F7@p13 or 4:2F7@p13")
+    step, stage, kind, microbatch, peer = match.groups()
+    number = lambda digits: None if digits is None else int(digits)  # noqa: E731
+    return Work(int(stage), kind, number(microbatch), number(peer), number(step))
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """A boundary tensor: what enters `stage` for one microbatch. kind "act": its input activation; "grad": the gradient
+    of that input; "eval": the input of a held-out microbatch."""
+
+    kind: str
+    step: int
+    stage: int
+    microbatch: int
+
+
+@dataclass(frozen=True, order=True)
+class Round:
+    """One averaging exchange of one group for one step. `group_view` is the view in which the group last changed."""
+
+    step: int
+    group: str
+    group_view: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, order=True)
+class SliceKey:
+    """Elements lo..hi-1 of a group's gradient vector. `src` is the member whose contribution it is, None the sum."""
+
+    round: Round
+    lo: int
+    hi: int
+    src: int | None = None
+
+
+# -------------------------------------------------------------------------------------------------------- messages
+
+
+@dataclass(frozen=True)
+class Header:
+    """Stands on every message. A wrong run or lineage is dropped and counted, an old view dropped, a newer one held."""
+
+    run: str
+    lineage: int
+    view: int
+    src: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of a view: `admission` grows each time the coordinator admits this peer_id."""
+
+    peer: int
+    stage: int
+    admission: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """A committed step. Squared norm of the summed gradient over all groups; verdict "apply" or "skip" (not finite)."""
+
+    step: int
+    rounds: tuple[Round, ...]
+    sq_norm: float
+    n_samples: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class View:
+    """Numbered membership; stage_views[s] is the view in which stage s last changed."""
+
+    number: int
+    reign: int
+    lineage: int
+    members: tuple[Member, ...]
+    stage_views: tuple[int, ...]
+    n_committed: int
+    records: tuple[Record, ...] = ()
+
+    def stage_peers(self, stage: int) -> tuple[int, ...]:
+        return tuple(member.peer for member in self.members if member.stage == stage)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A peer is ready: which config it runs (fingerprint), and the seconds of its compiled stage functions."""
+
+    peer: int
+    stage: int
+    fingerprint: str
+    version: int
+    seconds: dict[str, float]
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Peer -> coordinator, on the control lane; the status is for people only."""
+
+    count: int
+    status: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """Coordinator -> peer, the answer to a heartbeat; now_s is the coordinator's clock."""
+
+    count: int
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Carries the tensor `key` over a stage boundary."""
+
+    key: Key
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Member -> owner: the member's part of slice `key`, with the contributions that its vector holds."""
+
+    key: SliceKey
+    items: tuple[tuple[int, int], ...]
+    n_samples: int
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Owner -> members: the sum of slice `key`, the contributions of each member in it, its digest and squared norm."""
+
+    key: SliceKey
+    cover: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    n_samples: int
+    digest: int
+    sq_norm: float
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """One group's whole result as a member holds it."""
+
+    round: Round
+    digest: int
+    sq_norm: float
+    n_samples: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Member -> coordinator: I hold the whole result of each of my groups. Losses are sums over n_losses samples."""
+
+    step: int
+    admission: int
+    results: tuple[GroupResult, ...]
+    loss_sum: float = 0.0
+    n_losses: int = 0
+    eval_sum: float = 0.0
+    n_evals: int = 0
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Coordinator -> all: the record is durable, apply it."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Member -> coordinator: this stage's part of the checkpoint of `version` is durable."""
+
+    version: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """Member -> coordinator: all steps are applied; totals for the summary."""
+
+    version: int
+    totals: dict[str, float]
+    bytes_to: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Member -> coordinator: `peer` has been out of my reach for longer than its deadline."""
+
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Coordinator -> all: the run is over, with this exit code and one line for people."""
+
+    code: int
+    reason: str
+
+
+Message = (
+    View
+    | Hello
+    | Heartbeat
+    | Pulse
+    | Boundary
+    | Shard
+    | Reduced
+    | Prepared
+    | Committed
+    | Saved
+    | Done
+    | Suspect
+    | Ended
+)
+
+
+# ----------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from header.src arrived; its tensor, if it names one, is in the driver's store."""
+
+    header: Header
+    body: Message
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The Work of an earlier Run is done. `values`: loss_sum, n_samples where the Work has them."""
+
+    work: Work
+    seconds: float
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The driver added up a slice as Sum asked."""
+
+    key: SliceKey
+    digest: int
+    sq_norm: float
+
+
+@dataclass(frozen=True)
+class Woke:
+    """The time of an earlier WakeAt came."""
+
+    tag: str
+
+
+@dataclass(frozen=True)
+class Persisted:
+    """The value of an earlier Persist is durable."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class WroteCheckpoint:
+    """This peer's part of the checkpoint of `version` is durable."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class LinkChanged:
+    """The transport to `peer` came up or went down."""
+
+    peer: int
+    up: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The peer's own stage is compiled and timed (seconds per Work kind): it may say hello."""
+
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Status:
+    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done."""
+
+    values: dict[str, float]
+    bytes_to: dict[str, int] = field(default_factory=dict)
+
+
+# Between the machines of one peer.
+
+
+@dataclass(frozen=True)
+class ViewChanged:
+    """membership -> wiring, sync: a view was adopted."""
+
+    view: View
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """wiring -> sync: B(step, stage, microbatch) is in this peer's accumulator, n_samples of it. Only the last stage
+    knows the loss."""
+
+    step: int
+    stage: int
+    microbatch: int
+    n_samples: int
+    loss_sum: float | None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """wiring -> sync: a held-out microbatch's loss, measured with the parameters of `step`."""
+
+    step: int
+    n_samples: int
+    loss_sum: float
+
+
+@dataclass(frozen=True)
+class Drained:
+    """wiring -> sync: nothing more of `step` will be granted to this peer."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """wiring -> sync: this peer needs the parameters of `stage` (a joiner, a rebalanced peer, a pool worker)."""
+
+    stage: int
+
+
+@dataclass(frozen=True)
+class Updated:
+    """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
+
+    stage: int
+    version: int
+
+
+INTERNAL = (ViewChanged, Accumulated, Evaluated, Drained, Wanted, Updated)
+
+
+# ---------------------------------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send `body`, and the tensor that it names (n_bytes of payload), to peer `dst`. The peer fills in the header."""
+
+    dst: int
+    body: Message
+    n_bytes: int = 0
+    priority: int = URGENT
+    header: Header | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Do the Work on the compute thread; Ran answers. `scale` multiplies the gradient of a U."""
+
+    work: Work
+    scale: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Add up the members' slices of `key` in the order of `members`; Summed answers."""
+
+    key: SliceKey
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Free:
+    """Forget what is kept for `step`: boundary tensors, accumulator, slices, result."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class WakeAt:
+    """Answer with Woke(tag) at at_s."""
+
+    at_s: float
+    tag: str
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Make `value` (plain data) durable under `name`; Persisted answers."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class WriteCheckpoint:
+    """Write this peer's part of the checkpoint of `version`; WroteCheckpoint answers."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Something for people: metrics of a step, a view, a dropped message. `kind` names the list of fields."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 130 interrupted."""
+
+    code: int
+    reason: str
+
+
+Event = (
+    Received
+    | Ran
+    | Summed
+    | Woke
+    | Persisted
+    | WroteCheckpoint
+    | LinkChanged
+    | Ready
+    | Status
+    | ViewChanged
+    | Accumulated
+    | Evaluated
+    | Drained
+    | Wanted
+    | Updated
+)
+Action = Send | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | Report | Stop

@@ -1,0 +1,131 @@
+"""The shape of a GPT: its fields, presets, and the integer arithmetic of parameters, boundaries and FLOP."""
+
+from dataclasses import dataclass, fields
+
+from jaxdt.core.errors import BadInput, nearest
+
+POSITIONS = ("learned", "rotary")
+ACTIVATIONS = ("gelu", "geglu")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """A decoder-only transformer. `n_shared_blocks` > 0 shares blocks as ALBERT does: the layers fall into that many
+    equal runs, and every layer of a run applies the run's one block (SWARM Sec. 4.3 shares inside each stage)."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    d_ff: int
+    seq_len: int
+    vocab_size: int
+    positions: str = "learned"
+    activation: str = "gelu"
+    tied_head: bool = False
+    n_shared_blocks: int = 0
+
+    def __post_init__(self):
+        for name in ("n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BadInput(f"model.{name}: got {value!r}, expected an integer >= 1")
+        if self.d_model % self.n_heads:
+            raise BadInput(f"model.n_heads: got {self.n_heads}, expected a divisor of d_model {self.d_model}")
+        if self.positions not in POSITIONS:
+            raise BadInput(f"model.positions: got {self.positions!r}, expected one of {', '.join(POSITIONS)}")
+        if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:
+            raise BadInput(f"model.n_heads: head width {self.d_model // self.n_heads} is odd, rotary needs an even one")
+        if self.activation not in ACTIVATIONS:
+            raise BadInput(f"model.activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        if not isinstance(self.tied_head, bool):
+            raise BadInput(f"model.tied_head: got {self.tied_head!r}, expected true or false")
+        shared = self.n_shared_blocks
+        if not isinstance(shared, int) or shared < 0 or (shared and self.n_layers % shared):
+            raise BadInput(
+                f"model.n_shared_blocks: got {shared!r}, expected 0 or a divisor of n_layers {self.n_layers}"
+            )
+
+    def block_of(self, layer: int) -> int:
+        """Index of the block whose parameters `layer` applies: itself, or the first layer of its shared run."""
+        if not self.n_shared_blocks:
+            return layer
+        run = self.n_layers // self.n_shared_blocks
+        return layer - layer % run
+
+    def blocks_in(self, lo: int, hi: int) -> list[int]:
+        """Distinct block indices applied by the layers lo..hi-1."""
+        return sorted({self.block_of(layer) for layer in range(lo, hi)})
+
+    @property
+    def block_params(self) -> int:
+        d, ff = self.d_model, self.d_ff
+        up = (2 if self.activation == "geglu" else 1) * (d * ff + ff)
+        return 4 * d + (d * 3 * d + 3 * d) + (d * d + d) + up + (ff * d + d)
+
+    @property
+    def token_table_params(self) -> int:
+        return self.vocab_size * self.d_model
+
+    @property
+    def position_params(self) -> int:
+        return self.seq_len * self.d_model if self.positions == "learned" else 0
+
+    @property
+    def head_params(self) -> int:
+        """Final LayerNorm and, when not tied, the output matrix."""
+        return 2 * self.d_model + (0 if self.tied_head else self.token_table_params)
+
+    def stage_params(self, lo: int, hi: int) -> int:
+        """Numbers held by a stage of layers lo..hi-1; a tied head on a last stage of several counts its own table."""
+        n = len(self.blocks_in(lo, hi)) * self.block_params
+        if lo == 0:
+            n += self.token_table_params + self.position_params
+        if hi == self.n_layers:
+            n += self.head_params + (self.token_table_params if self.tied_head and lo > 0 else 0)
+        return n
+
+    @property
+    def n_params(self) -> int:
+        return self.stage_params(0, self.n_layers)
+
+    def boundary_numbers(self, microbatch_size: int) -> int:
+        """Numbers that one microbatch sends over one stage boundary, each way (before a codec)."""
+        return microbatch_size * self.seq_len * self.d_model
+
+    def train_flops(self, n_tokens: int) -> float:
+        """FLOP of forward and backward over n_tokens: 6 per parameter use (square-cube law, SWARM Sec. 3.1);
+        recomputation, embedding look-ups and attention scores are not counted."""
+        used = self.n_layers * self.block_params + self.token_table_params
+        return 6.0 * used * n_tokens
+
+
+def _shape(n_layers, d_model, n_heads, seq_len, vocab_size, **options) -> dict:
+    sizes = dict(n_layers=n_layers, d_model=d_model, n_heads=n_heads, seq_len=seq_len, vocab_size=vocab_size)
+    return sizes | {"d_ff": 4 * d_model} | options
+
+
+# base, xxlarge and gpt3 are the layer shapes of SWARM's Table 6 (width, feed-forward width, heads; length 512).
+PRESETS: dict[str, dict] = {
+    "debug": _shape(2, 64, 4, 32, 256),
+    "small": _shape(8, 256, 8, 128, 1024),
+    "gpt2_124m": _shape(12, 768, 12, 1024, 50257, tied_head=True),
+    "gpt3_1p3b": _shape(24, 2048, 16, 2048, 50257, tied_head=True),
+    "base": _shape(12, 768, 12, 512, 50257, tied_head=True),
+    "xxlarge": _shape(12, 4096, 32, 512, 50257, tied_head=True),
+    "gpt3": _shape(96, 12288, 96, 512, 50257, tied_head=True),
+}
+
+FIELDS = tuple(field.name for field in fields(GPTConfig))
+
+
+def gpt_config(preset: str, **overrides) -> GPTConfig:
+    """The preset with the given fields replaced; a changed d_model moves an unset d_ff to 4 d_model."""
+    if preset not in PRESETS:
+        raise BadInput(f"model.preset: got {preset!r}, expected one of {', '.join(PRESETS)}{nearest(preset, PRESETS)}")
+    for name in overrides:
+        if name not in FIELDS:
+            raise BadInput(f"model.{name}: unknown field{nearest(name, FIELDS)}; known: {', '.join(FIELDS)}")
+    values = PRESETS[preset] | overrides
+    if "d_model" in overrides and "d_ff" not in overrides and isinstance(values["d_model"], int):
+        values["d_ff"] = 4 * values["d_model"]
+    return GPTConfig(**values)

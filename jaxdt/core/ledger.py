@@ -1,0 +1,47 @@
+"""Which microbatch's gradient is in whose accumulator: the data behind "exactly once" (step protocol, Sec. 3 and 4).
+
+An item is (stage, microbatch). A round's result is good if the sets of its members are disjoint and together hold every
+item of every stage that the group covers.
+"""
+
+from collections.abc import Iterable, Mapping
+
+Item = tuple[int, int]
+
+
+class Ledger:
+    """One peer's own sets: what its accumulator of each step in flight holds."""
+
+    def __init__(self):
+        self._samples: dict[int, dict[Item, int]] = {}
+
+    def add(self, step: int, item: Item, n_samples: int) -> None:
+        """Count an item once; a second time is a bug of the wiring."""
+        samples = self._samples.setdefault(step, {})
+        if item in samples:
+            raise RuntimeError(f"step {step}: the gradient of {item} was added twice")
+        samples[item] = n_samples
+
+    def items(self, step: int) -> tuple[Item, ...]:
+        return tuple(sorted(self._samples.get(step, {})))
+
+    def n_samples(self, step: int) -> int:
+        return sum(self._samples.get(step, {}).values())
+
+    def free(self, step: int) -> None:
+        self._samples.pop(step, None)
+
+
+def cover_problem(sets: Mapping[int, Iterable[Item]], stages: Iterable[int], n_microbatches: int) -> str:
+    """'' if the members' sets are disjoint and cover every microbatch of every stage; else what is wrong."""
+    holder: dict[Item, int] = {}
+    for member, items in sorted(sets.items()):
+        for item in items:
+            if item in holder:
+                return f"{item} is in the sets of members {holder[item]} and {member}"
+            holder[item] = member
+    expected = {(stage, m) for stage in stages for m in range(n_microbatches)}
+    missing, extra = sorted(expected - set(holder)), sorted(set(holder) - expected)
+    if missing:
+        return f"{len(missing)} items are missing, first {missing[0]}"
+    return f"{extra[0]} does not belong to the round" if extra else ""

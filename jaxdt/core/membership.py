@@ -1,0 +1,165 @@
+"""A peer's side of membership: hello, heartbeats, views, suspicion, and when to write checkpoints and say done.
+
+Owns the peer's view, run and lineage, and with them the decision whether a message may be read now (`admit`).
+Knows nothing of microbatches or gradients. Membership is the plan here: a peer that is lost ends the run.
+"""
+
+from dataclasses import dataclass
+
+from jaxdt.core.deadline import Deadline
+from jaxdt.core.events import (
+    COORDINATOR,
+    Action,
+    Done,
+    Ended,
+    Event,
+    Header,
+    Heartbeat,
+    Hello,
+    LinkChanged,
+    Message,
+    Pulse,
+    Ready,
+    Received,
+    Report,
+    Saved,
+    Send,
+    Status,
+    Stop,
+    Suspect,
+    Updated,
+    View,
+    ViewChanged,
+    WakeAt,
+    Woke,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
+
+FIRST_CONTACT_S = 120.0
+TAKE, HOLD, DROP = "take", "hold", "drop"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who a peer is in its run, and what it owes: `saves` whether it writes its stage's part of checkpoints."""
+
+    run: str
+    fingerprint: str
+    peer: int
+    stage: int
+    n_steps: int
+    saves: bool
+    checkpoint_every_steps: int
+    heartbeat_s: float
+    deadline_floor_s: float
+
+
+class Membership:
+    """See the module text. `view` is None until the coordinator has sent the first one."""
+
+    def __init__(self, seat: Seat):
+        self.seat = seat
+        self.view: View | None = None
+        self.lineage = 0
+        self._count = 0
+        self._sent_s: dict[int, float] = {}
+        self._coordinator = Deadline(seat.deadline_floor_s)
+        self._started_s: float | None = None
+        self._down_since_s: dict[int, float] = {}
+        self._status = Status({})
+        self._clock = (float("inf"), 0.0)
+        self._version = 0
+
+    @property
+    def header(self) -> Header:
+        """What this peer's messages say now."""
+        return Header(self.seat.run, self.lineage, self.view.number if self.view else 0, self.seat.peer)
+
+    def admit(self, header: Header, body: Message) -> str:
+        """TAKE, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2)."""
+        if header.run != self.seat.run:
+            return DROP
+        if isinstance(body, View | Pulse | Ended) and header.src == COORDINATOR:
+            return TAKE
+        mine = self.view.number if self.view else 0
+        if header.view > mine:
+            return HOLD
+        return TAKE if header.view == mine and header.lineage == self.lineage else DROP
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case Woke("start"):
+                self._started_s = now_s
+                return self._beat(now_s)
+            case Woke("heartbeat"):
+                return self._beat(now_s) + self._watch(now_s)
+            case Status():
+                self._status = event
+            case Ready(seconds):
+                seat = self.seat
+                return [Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, self._version, seconds))]
+            case Received(_, View() as view):
+                return self._adopt(view)
+            case Received(_, Pulse(count, coordinator_s)):
+                self._heard(now_s, count, coordinator_s)
+            case Received(_, Ended(code, reason)):
+                return [Stop(code, reason)]
+            case LinkChanged(peer, up):
+                if up:
+                    self._down_since_s.pop(peer, None)
+                else:
+                    self._down_since_s.setdefault(peer, now_s)
+            case Updated(_, version):
+                return self._updated(version)
+            case WroteCheckpoint(version):
+                saved = Send(COORDINATOR, Saved(version, self.seat.stage))
+                return [saved, *self._done()] if version == self.seat.n_steps else [saved]
+        return []
+
+    def _beat(self, now_s: float) -> list[Action]:
+        self._count += 1
+        self._sent_s[self._count] = now_s
+        self._sent_s.pop(self._count - 100, None)
+        beat = Heartbeat(self._count, self._status.values)
+        return [Send(COORDINATOR, beat), WakeAt(now_s + self.seat.heartbeat_s, "heartbeat")]
+
+    def _heard(self, now_s: float, count: int, coordinator_s: float) -> None:
+        """The offset of the coordinator's clock is taken from the pulse with the shortest round trip."""
+        self._coordinator.arrived(now_s)
+        rtt_s = now_s - self._sent_s.get(count, -float("inf"))
+        if rtt_s < self._clock[0]:
+            self._clock = (rtt_s, coordinator_s + rtt_s / 2 - now_s)
+
+    def _watch(self, now_s: float) -> list[Action]:
+        """Look for a coordinator or neighbours that have been silent or out of reach for too long."""
+        if self._clock[0] == float("inf"):
+            waited_s = now_s - self._started_s
+            if waited_s > FIRST_CONTACT_S:
+                return [Stop(3, f"coordinator: not reached within {waited_s:.0f} s")]
+        elif self._coordinator.passed(now_s):
+            return [Stop(3, f"coordinator: lost, silent for {self._coordinator.silence_s(now_s):.1f} s")]
+        actions: list[Action] = []
+        for peer, since_s in sorted(self._down_since_s.items()):
+            if peer != COORDINATOR and now_s - since_s > self.seat.deadline_floor_s:
+                del self._down_since_s[peer]
+                actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
+        return actions
+
+    def _adopt(self, view: View) -> list[Action | Event]:
+        if self.view and view.number <= self.view.number:
+            return []
+        self.view, self.lineage = view, view.lineage
+        report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
+        return [report, ViewChanged(view)]
+
+    def _updated(self, version: int) -> list[Action]:
+        self._version = version
+        every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
+        if self.seat.saves and (last or (every and version % every == 0)):
+            return [WriteCheckpoint(version)]
+        return self._done() if last else []
+
+    def _done(self) -> list[Action]:
+        totals = self._status.values | {"clock_offset_s": self._clock[1]}
+        return [Send(COORDINATOR, Done(self._version, totals, self._status.bytes_to))]

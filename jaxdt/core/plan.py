@@ -1,0 +1,159 @@
+"""Who holds which layers: stages, placement, microbatch shares, schedule. Everybody in a run reads one plan.
+
+placement[stage][pipeline] is a device index of the network, and that index is the peer_id. The microbatches of a step
+are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxdt.core import plain
+from jaxdt.core.errors import BadInput
+
+FORMAT = "jaxdt-plan-1"
+SCHEDULES = ("1f1b", "gpipe")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """See the module text; `in_flight[stage]` bounds forwards without backward under 1F1B (None: n_stages - stage).
+
+    `found` keeps what a solver says about the plan (cost, bound_s, solver, seed, ...); nothing here reads it."""
+
+    n_layers: int
+    stages: tuple[tuple[int, int], ...]
+    placement: tuple[tuple[int, ...], ...]
+    shares: tuple[int, ...]
+    schedule: str = "1f1b"
+    in_flight: tuple[int, ...] | None = None
+    codec: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        check_stages(self.stages, self.n_layers)
+        n_pipelines = len(self.placement[0]) if self.placement else 0
+        if len(self.placement) != self.n_stages or any(len(row) != n_pipelines for row in self.placement):
+            raise BadInput(f"plan.placement: expected {self.n_stages} rows of equal length, one per stage")
+        seen = self.peers
+        if not seen or len(set(seen)) != len(seen) or min(seen) < 0:
+            raise BadInput("plan.placement: expected every device index once and none negative")
+        if len(self.shares) != n_pipelines or any(share < 1 for share in self.shares):
+            raise BadInput(f"plan.shares: got {list(self.shares)}, expected {n_pipelines} integers >= 1")
+        if self.schedule not in SCHEDULES:
+            raise BadInput(f"plan.schedule: got {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+        self._check_in_flight()
+        if self.codec and len(self.codec) != self.n_stages - 1:
+            raise BadInput(f"plan.codec: got {len(self.codec)} names, expected {self.n_stages - 1}, one per boundary")
+
+    def _check_in_flight(self):
+        if self.in_flight is None:
+            return
+        if len(self.in_flight) != self.n_stages or any(n < 1 for n in self.in_flight):
+            raise BadInput(
+                f"plan.in_flight: got {list(self.in_flight)}, expected {self.n_stages} integers >= 1, one per stage"
+            )
+        for stage in range(self.n_stages - 1):
+            if self.in_flight[stage] < self.in_flight[stage + 1]:
+                raise BadInput(
+                    f"plan.in_flight: stage {stage} has {self.in_flight[stage]}, expected at least the "
+                    f"{self.in_flight[stage + 1]} of stage {stage + 1}, which it feeds"
+                )
+
+    @property
+    def n_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def n_pipelines(self) -> int:
+        return len(self.placement[0])
+
+    @property
+    def n_microbatches(self) -> int:
+        return sum(self.shares)
+
+    @property
+    def peers(self) -> list[int]:
+        return [peer for row in self.placement for peer in row]
+
+    def seat(self, peer: int) -> tuple[int, int]:
+        """(stage, pipeline) of a peer."""
+        for stage, row in enumerate(self.placement):
+            if peer in row:
+                return stage, row.index(peer)
+        raise BadInput(f"peer: got {peer}, expected one of the plan's peers {sorted(self.peers)}")
+
+    def microbatches(self, pipeline: int) -> range:
+        """The microbatches of one step that a pipeline takes."""
+        first = sum(self.shares[:pipeline])
+        return range(first, first + self.shares[pipeline])
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that agree iff two plans run the same way; what a solver said about them does not count."""
+        own = {name: value for name, value in plain.write(self).items() if name != "found"}
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+
+    def depth(self, stage: int) -> int:
+        """Forwards that a stage may have in flight under 1F1B."""
+        return self.in_flight[stage] if self.in_flight else self.n_stages - stage
+
+
+def check_stages(stages: tuple[tuple[int, int], ...], n_layers: int) -> None:
+    """Refuse ranges that do not cover the layers 0..n_layers-1 exactly once, in order."""
+    expected = 0
+    for stage, (lo, hi) in enumerate(stages):
+        if lo != expected or hi <= lo:
+            raise BadInput(
+                f"plan.stages[{stage}]: got layers {lo}..{hi - 1}, expected a non-empty range from {expected}"
+            )
+        expected = hi
+    if expected != n_layers:
+        raise BadInput(f"plan.stages: cover {expected} layers, expected {n_layers}, each exactly once")
+
+
+def even_shares(total: int, parts: int) -> tuple[int, ...]:
+    """`total` cut into `parts` that differ by at most one, larger ones first."""
+    return tuple(total // parts + (part < total % parts) for part in range(parts))
+
+
+def ranges(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Contiguous [lo, hi) ranges of the given sizes."""
+    bounds = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    return tuple(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+def to_json(plan: Plan) -> dict:
+    """The content of plan.json; what a solver found stands beside the plan's own fields."""
+    own = plain.write(plan)
+    found = own.pop("found")
+    return {"format": FORMAT, **own, "microbatches": plan.n_microbatches, **found}
+
+
+def parse(text: str, source: str) -> Plan:
+    """A plan from the text of a plan.json; `source` names it in errors."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{source}: not JSON ({error})") from None
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        raise BadInput(f'{source}: format: expected "{FORMAT}"')
+    names = set(Plan.__dataclass_fields__) - {"found"}
+    own = {name: data.pop(name) for name in sorted(names & set(data))}
+    total = data.pop("microbatches", None)
+    own["codec"] = own.get("codec") or ()
+    plan = plain.read(Plan, own | {"found": data}, f"{source}: plan")
+    if total not in (None, plan.n_microbatches):
+        raise BadInput(f"{source}: microbatches: got {total}, expected the sum of shares {plan.n_microbatches}")
+    return plan
+
+
+def load(path: str | Path) -> Plan:
+    """Read a plan.json."""
+    try:
+        return parse(Path(path).read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from None

@@ -1,0 +1,86 @@
+"""One trace format for both drivers: JSON lines, a record each, and what can be read off them.
+
+run     a Work on a peer's device: peer, t (start), s (duration), work
+send    a tensor handed to the link:  peer, to, t, tensor, bytes
+recv    a tensor arrived:             peer, from, t, tensor
+report  what a machine told people:   peer, t, kind and the report's fields
+"""
+
+import json
+from collections.abc import Callable, Iterable
+
+from jaxdt.core.events import COORDINATOR, Key, Report, SliceKey, Work, parse_work
+
+
+class Trace:
+    """Records go to `write` as lines; times are rounded to the microsecond."""
+
+    def __init__(self, write: Callable[[str], None]):
+        self._write = write
+
+    def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
+        self._put(what="run", peer=peer, t=start_s, s=seconds, work=str(work))
+
+    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey, n_bytes: int) -> None:
+        self._put(what="send", peer=peer, to=dst, t=now_s, tensor=name(key), bytes=n_bytes)
+
+    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey) -> None:
+        self._put(what="recv", peer=peer, t=now_s, tensor=name(key), **{"from": src})
+
+    def report(self, peer: int, now_s: float, report: Report) -> None:
+        self._put(what="report", peer=peer, t=now_s, kind=report.kind, fields=report.fields)
+
+    def _put(self, **record) -> None:
+        for field in ("t", "s"):
+            if field in record:
+                record[field] = round(record[field], 6)
+        self._write(json.dumps(record, sort_keys=True) + "\n")
+
+
+def name(key: Key | SliceKey) -> str:
+    """A tensor's name in a trace, equal on both ends of its link."""
+    if isinstance(key, Key):
+        return f"{key.step}:{key.kind}{key.stage}.{key.microbatch}"
+    src = "sum" if key.src is None else f"p{key.src}"
+    return f"{key.round.step}:{key.round.group}[{key.lo}:{key.hi}]{src}"
+
+
+def read(lines: Iterable[str]) -> list[dict]:
+    """The records of a trace, in order of time."""
+    return sorted((json.loads(line) for line in lines), key=lambda record: record["t"])
+
+
+def step_seconds(records: Iterable[dict]) -> list[float]:
+    """step_s of each committed step."""
+    return [r["fields"]["step_s"] for r in records if r["what"] == "report" and r["kind"] == "step"]
+
+
+def bubble_frac(records: list[dict]) -> float:
+    """Share of the peers' time, from the first Work to the last, in which their device computed nothing."""
+    runs = [r for r in records if r["what"] == "run"]
+    peers = {r["peer"] for r in runs}
+    span_s = max(r["t"] + r["s"] for r in runs) - min(r["t"] for r in runs)
+    return 1.0 - sum(r["s"] for r in runs) / (span_s * len(peers))
+
+
+def bytes_per_link(records: Iterable[dict]) -> dict[tuple[int, int], int]:
+    """Payload bytes per directed pair of peers."""
+    total: dict[tuple[int, int], int] = {}
+    for r in records:
+        if r["what"] == "send":
+            pair = (r["peer"], r["to"])
+            total[pair] = total.get(pair, 0) + r["bytes"]
+    return total
+
+
+def grid(records: Iterable[dict], step: int) -> str:
+    """The Work of one step as text: a row per peer, in the order in which it ran."""
+    rows: dict[int, list[str]] = {}
+    for r in records:
+        if r["what"] == "run" and r["peer"] != COORDINATOR:
+            work = parse_work(r["work"])
+            if work.step == step:
+                rows.setdefault(r["peer"], []).append(
+                    f"{work.kind}{'' if work.microbatch is None else work.microbatch}"
+                )
+    return "\n".join(f"p{peer:<3} " + " ".join(f"{cell:>3}" for cell in cells) for peer, cells in sorted(rows.items()))

@@ -1,0 +1,70 @@
+"""Text files to one token file; the committed corpus is the default text."""
+
+import hashlib
+import lzma
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxdt.core.errors import BadInput
+from jaxdt.model.data import TokenFile, open_data, verify_checksum, write_tokens
+from jaxdt.model.tokenizer import Tokenizer, load_tokenizer
+
+CORPUS = Path(__file__).resolve().parents[2] / "configs" / "corpus"
+TRAIN_TEXTS = (CORPUS / "train.txt.xz",)
+EVAL_TEXTS = (CORPUS / "heldout.txt.xz",)
+
+
+def prepare(
+    train_paths: Sequence[str | Path], eval_paths: Sequence[str | Path], tokenizer: str, out: str | Path
+) -> TokenFile:
+    """The token file `out` of the given texts, each whole in memory. A sound one made before from the same texts with
+    the same tokenizer is reused; one made from others is replaced; a file of another kind, or a damaged one, is
+    refused. Raises BadInput."""
+    encoder = load_tokenizer(tokenizer)
+    train = [(path, read_text(path)) for path in train_paths]
+    held_out = [(path, read_text(path)) for path in eval_paths]
+    sources = source_checksum([text for _, text in train], [text for _, text in held_out])
+    if Path(out).exists():
+        file = open_data(out)
+        if (file.tokenizer, file.source_checksum) == (tokenizer, sources):
+            verify_checksum(file)
+            return file
+    return write_tokens(
+        out,
+        tokenizer=tokenizer,
+        vocab_size=encoder.vocab_size,
+        train=_encode(encoder, train),
+        held_out=_encode(encoder, held_out),
+        source_checksum=sources,
+    )
+
+
+def read_text(path: str | Path) -> bytes:
+    """A text file's bytes, decompressed if its name ends in .xz. Raises BadInput."""
+    try:
+        content = Path(path).read_bytes()
+        return lzma.decompress(content) if str(path).endswith(".xz") else content
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a text file") from error
+    except lzma.LZMAError as error:
+        raise BadInput(f"{path}: cannot be decompressed ({error}), expected an .xz file") from error
+
+
+def source_checksum(train: Sequence[bytes], held_out: Sequence[bytes]) -> str:
+    """SHA256 over the part and the SHA256 of each text in order: compressed or plain, a text counts the same."""
+    lines = [f"train {hashlib.sha256(text).hexdigest()}\n" for text in train]
+    lines += [f"held-out {hashlib.sha256(text).hexdigest()}\n" for text in held_out]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _encode(tokenizer: Tokenizer, texts: list[tuple[str | Path, bytes]]) -> np.ndarray:
+    """Token numbers [n_tokens] of the texts in order, with nothing between them."""
+    parts = [np.zeros(0, np.uint8)]
+    for path, text in texts:
+        try:
+            parts.append(tokenizer.encode(text))
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{path}: byte {error.start} is not UTF-8, expected UTF-8 for {tokenizer.name}") from error
+    return np.concatenate(parts)

