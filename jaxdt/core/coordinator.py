@@ -19,24 +19,28 @@ from jaxdt.core.events import (
     COORDINATOR,
     Action,
     Committed,
+    Connect,
     Done,
     Ended,
     Event,
     Header,
     Heartbeat,
     Hello,
+    Interrupted,
     LinkChanged,
     Member,
     Message,
     Persist,
     Persisted,
     Prepared,
+    Profiled,
     Pulse,
     Received,
     Record,
     Report,
     Saved,
     Send,
+    Started,
     Stop,
     Suspect,
     View,
@@ -70,7 +74,8 @@ class Coordinator:
         self.terms = terms
         self.view: View | None = None
         self.n_committed = 0
-        self.hellos: dict[int, Hello] = {}
+        self.profiles: dict[int, dict[str, float]] = {}
+        self._addresses: dict[int, str] = {}
         self._leases: dict[int, Deadline] = {}
         self._down_since_s: dict[int, float] = {}
         self._prepared: dict[int, dict[int, Prepared]] = {}
@@ -85,10 +90,12 @@ class Coordinator:
         if self._ended:
             return []
         match event:
-            case Woke("start" | "tick"):
+            case Started() | Woke("tick"):
                 return self._check_leases(now_s) + [WakeAt(now_s + self.terms.heartbeat_s, "tick")]
             case Persisted(name):
                 return self._durable(now_s, name)
+            case Interrupted():
+                return self._end(130, "interrupted")
             case LinkChanged(peer, up):
                 if up or peer not in self._leases:
                     self._down_since_s.pop(peer, None)
@@ -109,6 +116,8 @@ class Coordinator:
                 return [pulse, Report("heartbeat", {"peer": src, **status})]
             case Hello():
                 return self._hello(src, body)
+            case Profiled(seconds):
+                return self._profiled(src, seconds)
             case Prepared():
                 return self._on_prepared(src, body)
             case Saved(version, stage):
@@ -129,11 +138,18 @@ class Coordinator:
                 f"expected stage {expected} of config {self.terms.fingerprint}"
             )
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
-        self.hellos[src] = hello
-        missing = sorted(set(self.terms.stage_of) - set(self.hellos))
+        self._addresses[src] = hello.address
+        return [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
+
+    def _profiled(self, src: int, seconds: dict[str, float]) -> list[Action]:
+        """View 1 is made when the last member of the plan is ready to compute."""
+        self.profiles[src] = seconds
+        missing = sorted(set(self.terms.stage_of) - set(self.profiles))
         if missing or self.view or "view" in self._pending:
             return [Report("waiting", {"missing": missing})]
-        members = tuple(Member(peer, stage, 1) for peer, stage in sorted(self.terms.stage_of.items()))
+        members = tuple(
+            Member(peer, stage, 1, self._addresses.get(peer, "")) for peer, stage in sorted(self.terms.stage_of.items())
+        )
         view = View(1, self.terms.reign, 0, members, (1,) * self.terms.n_stages, self.n_committed)
         self._pending["view"] = view
         return [Persist("view", plain.write(view))]

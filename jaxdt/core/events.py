@@ -99,11 +99,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Member:
-    """One member of a view: `admission` grows each time the coordinator admits this peer_id."""
+    """One member of a view: `admission` grows each time the coordinator admits this peer_id. `address` is host:port."""
 
     peer: int
     stage: int
     admission: int
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,14 +136,19 @@ class View:
 
 @dataclass(frozen=True)
 class Hello:
-    """A peer is ready: which config it runs (fingerprint), and the seconds of its compiled stage functions."""
+    """A peer is here, listens at `address`, and runs the config and plan of this fingerprint."""
 
     peer: int
     stage: int
     fingerprint: str
-    version: int
+    address: str
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The peer's stage functions are compiled; their seconds per kind of Work."""
+
     seconds: dict[str, float]
-    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,7 @@ class Ended:
 Message = (
     View
     | Hello
+    | Profiled
     | Heartbeat
     | Pulse
     | Boundary
@@ -281,9 +288,10 @@ class Received:
 
 @dataclass(frozen=True)
 class Ran:
-    """The Work of an earlier Run is done. `values`: loss_sum, n_samples where the Work has them."""
+    """The Work of an earlier Run is done, which began at started_s. `values`: loss_sum, n_samples where it has them."""
 
     work: Work
+    started_s: float
     seconds: float
     values: dict[str, float] = field(default_factory=dict)
 
@@ -328,8 +336,15 @@ class LinkChanged:
 
 
 @dataclass(frozen=True)
+class Started:
+    """The first event of every machine; `address` (host:port) is where this process listens."""
+
+    address: str = ""
+
+
+@dataclass(frozen=True)
 class Ready:
-    """The peer's own stage is compiled and timed (seconds per Work kind): it may say hello."""
+    """The peer's own stage is compiled and timed, seconds per kind of Work."""
 
     seconds: dict[str, float]
 
@@ -340,6 +355,11 @@ class Status:
 
     values: dict[str, float]
     bytes_to: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A person or the system asked this process to end."""
 
 
 # Between the machines of one peer.
@@ -413,6 +433,14 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Connect:
+    """From now on `peer` is reached at `address` (host:port)."""
+
+    peer: int
+    address: str
+
+
+@dataclass(frozen=True)
 class Run:
     """Do the Work on the compute thread; Ran answers. `scale` multiplies the gradient of a U."""
 
@@ -482,8 +510,10 @@ Event = (
     | Persisted
     | WroteCheckpoint
     | LinkChanged
+    | Started
     | Ready
     | Status
+    | Interrupted
     | ViewChanged
     | Accumulated
     | Evaluated
@@ -491,4 +521,4 @@ Event = (
     | Wanted
     | Updated
 )
-Action = Send | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | Report | Stop
+Action = Send | Connect | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | Report | Stop

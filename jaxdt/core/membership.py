@@ -10,20 +10,24 @@ from jaxdt.core.deadline import Deadline
 from jaxdt.core.events import (
     COORDINATOR,
     Action,
+    Connect,
     Done,
     Ended,
     Event,
     Header,
     Heartbeat,
     Hello,
+    Interrupted,
     LinkChanged,
     Message,
+    Profiled,
     Pulse,
     Ready,
     Received,
     Report,
     Saved,
     Send,
+    Started,
     Status,
     Stop,
     Suspect,
@@ -89,22 +93,24 @@ class Membership:
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
-            case Woke("start"):
+            case Started(address):
                 self._started_s = now_s
-                return self._beat(now_s)
+                seat = self.seat
+                return [Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, address)), *self._beat(now_s)]
             case Woke("heartbeat"):
                 return self._beat(now_s) + self._watch(now_s)
             case Status():
                 self._status = event
             case Ready(seconds):
-                seat = self.seat
-                return [Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, self._version, seconds))]
+                return [Send(COORDINATOR, Profiled(seconds))]
             case Received(_, View() as view):
                 return self._adopt(view)
             case Received(_, Pulse(count, coordinator_s)):
                 self._heard(now_s, count, coordinator_s)
             case Received(_, Ended(code, reason)):
                 return [Stop(code, reason)]
+            case Interrupted():
+                return [Stop(130, "interrupted")]
             case LinkChanged(peer, up):
                 if up:
                     self._down_since_s.pop(peer, None)
@@ -151,7 +157,8 @@ class Membership:
             return []
         self.view, self.lineage = view, view.lineage
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
-        return [report, ViewChanged(view)]
+        links = [Connect(m.peer, m.address) for m in view.members if m.peer != self.seat.peer]
+        return [report, *links, ViewChanged(view)]
 
     def _updated(self, version: int) -> list[Action]:
         self._version = version

@@ -7,25 +7,30 @@ report  what a machine told people:   peer, t, kind and the report's fields
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable
 
 from jaxdt.core.events import COORDINATOR, Key, Report, SliceKey, Work, parse_work
 
 
 class Trace:
-    """Records go to `write` as lines; times are rounded to the microsecond."""
+    """Records go to `write` as lines; times are rounded to the microsecond. Work and tensors are recorded for the first
+    `n_steps` steps only, reports for all: a trace does not grow with the weeks of a run."""
 
-    def __init__(self, write: Callable[[str], None]):
-        self._write = write
+    def __init__(self, write: Callable[[str], None], n_steps: float = math.inf):
+        self._write, self._n_steps = write, n_steps
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
-        self._put(what="run", peer=peer, t=start_s, s=seconds, work=str(work))
+        if work.step < self._n_steps:
+            self._put(what="run", peer=peer, t=start_s, s=seconds, work=str(work))
 
     def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey, n_bytes: int) -> None:
-        self._put(what="send", peer=peer, to=dst, t=now_s, tensor=name(key), bytes=n_bytes)
+        if step_of(key) < self._n_steps:
+            self._put(what="send", peer=peer, to=dst, t=now_s, tensor=name(key), bytes=n_bytes)
 
     def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey) -> None:
-        self._put(what="recv", peer=peer, t=now_s, tensor=name(key), **{"from": src})
+        if step_of(key) < self._n_steps:
+            self._put(what="recv", peer=peer, t=now_s, tensor=name(key), **{"from": src})
 
     def report(self, peer: int, now_s: float, report: Report) -> None:
         self._put(what="report", peer=peer, t=now_s, kind=report.kind, fields=report.fields)
@@ -35,6 +40,11 @@ class Trace:
             if field in record:
                 record[field] = round(record[field], 6)
         self._write(json.dumps(record, sort_keys=True) + "\n")
+
+
+def step_of(key: Key | SliceKey) -> int:
+    """The step that a tensor belongs to."""
+    return key.step if isinstance(key, Key) else key.round.step
 
 
 def name(key: Key | SliceKey) -> str:

@@ -25,6 +25,7 @@ from jaxdt.core.events import (
     Run,
     Send,
     SliceKey,
+    Started,
     Stop,
     Sum,
     Summed,
@@ -135,7 +136,7 @@ class Simulation:
     def run(self, until_s: float = float("inf")) -> Outcome:
         """The outcome; raises RuntimeError if nothing can happen any more although somebody still runs."""
         for peer in self._machines:
-            self._event(peer, Woke("start"))
+            self._event(peer, Started())
         for peer, seat in self._seats.items():
             self._event(peer, Ready(dict(seat.seconds)))
         while len(self.outcome.stopped) < len(self._machines):
@@ -207,6 +208,6 @@ class Simulation:
         def finished(now_s: float):
             if self._trace:
                 self._trace.run(peer, start_s, now_s - start_s, work)
-            self._event(peer, Ran(work, now_s - start_s, values))
+            self._event(peer, Ran(work, start_s, now_s - start_s, values))
 
         self._hosts[seat.host].start(start_s, peer, seat.seconds[work.kind], finished)

@@ -59,7 +59,7 @@ class FixedWiring:
             case Received(_, Boundary(key)):
                 self._arrived.add(key)
                 return self._next()
-            case Ran(work, _, values) if work.kind in (FORWARD, BACKWARD, EVALUATE):
+            case Ran(work, _, _, values) if work.kind in (FORWARD, BACKWARD, EVALUATE):
                 self._running = False
                 self._work.pop(0)
                 return self._finished(work, values) + self._next()

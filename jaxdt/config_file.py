@@ -1,0 +1,22 @@
+"""What a configs/*.py file starts from: a ConfigDict with every field of a run, so that each is also a --config.* flag."""
+
+import dataclasses
+import typing
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from jaxdt.core import config, plain
+from jaxdt.core.gpt import GPTConfig
+
+
+def base_config(preset: str = "debug") -> ConfigDict:
+    """All fields at their defaults. Model fields are unset and then come from the preset; see jaxdt.core.config."""
+    kinds = typing.get_type_hints(GPTConfig)
+    model = {"preset": preset} | {name: placeholder(kind) for name, kind in kinds.items()}
+    fields: dict[str, object] = {"model": model}
+    for field in dataclasses.fields(config.RunConfig):
+        if field.name != "model":
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+            fields[field.name] = plain.write(default)
+    return ConfigDict(fields)

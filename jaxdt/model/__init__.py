@@ -1,0 +1,1 @@
+"""The Flax GPT, its stage functions, optimizers and data."""

@@ -1,0 +1,192 @@
+"""A GPT in Flax, cut at any layer. The parameters of a stage are a dict by GLOBAL names, so that stages of any split
+merge and re-cut by name:
+
+  "tok" [V, D]            on the first stage; with a tied head on the last as well (once, where they are the same)
+  "pos" [T, D]            on the first stage, where positions are learned
+  "block_000", ...        one per block that the stage's layers apply (with shared blocks, fewer than layers)
+  "head"                  on the last stage: final LayerNorm "ln", and "out" [D, V] unless tied
+
+B samples, T tokens, D width, H heads, K head width, F feed-forward width, V vocabulary."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdt.core.errors import BadInput
+from jaxdt.core.gpt import GPTConfig
+from jaxdt.model import kernels
+
+INIT_STD = 0.02
+ROTARY_BASE = 10000.0
+_EMBEDDING_ID, _HEAD_ID, _FIRST_BLOCK_ID = 0, 1, 2
+
+
+class LayerNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x_BTD):
+        d = x_BTD.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (d,), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (d,), jnp.float32)
+        return kernels.layer_norm(x_BTD, scale, bias)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward, [B,T,D] -> [B,T,D] in `dtype`; parameters are fp32."""
+
+    config: GPTConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BTD):
+        c = self.config
+        # The two projections onto the residual stream start smaller, so its variance does not grow with depth
+        # (Radford et al. 2019, GPT-2, Sec. 2.3).
+        narrow = INIT_STD / (2 * c.n_layers) ** 0.5
+        qkv = self._dense(3 * c.d_model, "qkv")(LayerNorm(name="ln1")(x_BTD))
+        x_BTD = x_BTD + self._dense(c.d_model, "proj", narrow)(_attend(c, qkv))
+        up = self._dense(c.d_ff * (2 if c.activation == "geglu" else 1), "up")(LayerNorm(name="ln2")(x_BTD))
+        return x_BTD + self._dense(c.d_model, "down", narrow)(_activate(c, up))
+
+    def _dense(self, n_out: int, name: str, std: float = INIT_STD) -> nn.Dense:
+        return nn.Dense(n_out, dtype=self.dtype, kernel_init=nn.initializers.normal(std), name=name)
+
+
+class Embedding(nn.Module):
+    """tokens [B,T] int32 -> [B,T,D] in `dtype`."""
+
+    config: GPTConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, tokens_BT):
+        c, normal = self.config, nn.initializers.normal(INIT_STD)
+        x_BTD = self.param("tok", normal, (c.vocab_size, c.d_model), jnp.float32)[tokens_BT]
+        if c.positions == "learned":
+            x_BTD = x_BTD + self.param("pos", normal, (c.seq_len, c.d_model), jnp.float32)[None]
+        return x_BTD.astype(self.dtype)
+
+
+class Head(nn.Module):
+    """[B,T,D] -> logits [B,T,V] in fp32; tok_VD is the token table of a tied head, None of an untied one."""
+
+    config: GPTConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BTD, tok_VD):
+        c = self.config
+        x_BTD = LayerNorm(name="ln")(x_BTD)
+        if c.tied_head:
+            logits = jnp.einsum("btd,vd->btv", x_BTD, tok_VD.astype(self.dtype))
+        else:
+            out_DV = self.param("out", nn.initializers.normal(INIT_STD), (c.d_model, c.vocab_size), jnp.float32)
+            logits = jnp.einsum("btd,dv->btv", x_BTD, out_DV.astype(self.dtype))
+        return logits.astype(jnp.float32)
+
+
+def _attend(c: GPTConfig, qkv_BT3D):
+    """Causal attention of all heads, [B,T,3D] -> [B,T,D]. Heads go before tokens first: the two products then are
+    plain batched matrix products, a third faster on CPU than with heads in the middle."""
+    b, t, _ = qkv_BT3D.shape
+    k = c.d_model // c.n_heads
+    q_BHTK, k_BHTK, v_BHTK = jnp.transpose(qkv_BT3D.reshape(b, t, 3, c.n_heads, k), (2, 0, 3, 1, 4))
+    if c.positions == "rotary":
+        q_BHTK, k_BHTK = _rotate(q_BHTK), _rotate(k_BHTK)
+    scores_BHTT = jnp.einsum("bhqk,bhtk->bhqt", q_BHTK * k**-0.5, k_BHTK)
+    mixed_BHTK = jnp.einsum("bhqt,bhtk->bhqk", kernels.causal_softmax(scores_BHTT), v_BHTK)
+    return jnp.transpose(mixed_BHTK, (0, 2, 1, 3)).reshape(b, t, c.d_model)
+
+
+def _rotate(x_BHTK):
+    """Rotary positions (Su et al. 2021, RoFormer, Eq. 34): the pairs (i, i + K/2) turn by t * base^(-2i/K)."""
+    t, k = x_BHTK.shape[-2:]
+    angle = np.arange(t)[:, None] * ROTARY_BASE ** (-np.arange(0, k, 2) / k)
+    cos, sin = (jnp.asarray(f(angle), x_BHTK.dtype)[None, None] for f in (np.cos, np.sin))
+    left, right = jnp.split(x_BHTK, 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+
+
+def _activate(c: GPTConfig, up):
+    """GELU [B,T,F] -> [B,T,F], or GeGLU (Shazeer 2020, Eq. 6) [B,T,2F] -> [B,T,F]: gelu(first half) * second half."""
+    if c.activation == "gelu":
+        return kernels.gelu(up)
+    gate, value = jnp.split(up, 2, axis=-1)
+    return kernels.gelu(gate) * value
+
+
+def check_range(config: GPTConfig, lo: int, hi: int) -> None:
+    """BadInput unless 0 <= lo < hi <= n_layers and the cuts fall between runs of shared blocks: a run cut in two
+    would be two copies that drift apart."""
+    if not 0 <= lo < hi <= config.n_layers:
+        raise BadInput(f"stage layers: got {lo}..{hi}, expected 0 <= lo < hi <= n_layers {config.n_layers}")
+    for cut in (lo, hi):
+        if 0 < cut < config.n_layers and config.block_of(cut) != cut:
+            run = config.n_layers // config.n_shared_blocks
+            raise BadInput(
+                f"stage layers: got a cut at {cut}, which splits a shared block; expected a multiple of {run}"
+            )
+
+
+def block_name(block: int) -> str:
+    return f"block_{block:03d}"
+
+
+def stage_entries(config: GPTConfig, lo: int, hi: int) -> list[str]:
+    """The top-level names of a stage's parameters, sorted."""
+    check_range(config, lo, hi)
+    names = {block_name(block) for block in config.blocks_in(lo, hi)}
+    if lo == 0:
+        names |= {"tok", "pos"} if config.positions == "learned" else {"tok"}
+    if hi == config.n_layers:
+        names |= {"head", "tok"} if config.tied_head else {"head"}
+    return sorted(names)
+
+
+def apply_stage(config: GPTConfig, lo: int, hi: int, dtype, params: dict, x):
+    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,D] in `dtype`; returns logits [B,T,V] fp32
+    on the last stage, else [B,T,D] in `dtype`."""
+    if lo == 0:
+        tables = {name: params[name] for name in ("tok", "pos") if name in params}
+        x = Embedding(config, dtype).apply({"params": tables}, x)
+    block = Block(config, dtype)
+    for layer in range(lo, hi):
+        x = block.apply({"params": params[block_name(config.block_of(layer))]}, x)
+    if hi == config.n_layers:
+        x = Head(config, dtype).apply({"params": params["head"]}, x, params.get("tok"))
+    return x
+
+
+def init_stage(config: GPTConfig, lo: int, hi: int, seed: int) -> dict:
+    """Fresh fp32 parameters of layers lo..hi-1. Every entry depends on the seed and its global name only, so all
+    splits start from the same bits. Three small programs are compiled at most, however many layers there are."""
+    names = stage_entries(config, lo, hi)
+    key = jax.random.key(seed)
+    params = {}
+    if "tok" in names:
+        tables = _init_embedding(config, jax.random.fold_in(key, _EMBEDDING_ID))
+        params |= {name: table for name, table in tables.items() if name in names}
+    for block in config.blocks_in(lo, hi):
+        params[block_name(block)] = _init_block(config, jax.random.fold_in(key, _FIRST_BLOCK_ID + block))
+    if "head" in names:
+        params["head"] = _init_head(config, jax.random.fold_in(key, _HEAD_ID))
+    return params
+
+
+@partial(jax.jit, static_argnums=0)
+def _init_embedding(config: GPTConfig, key) -> dict:
+    tokens_BT = jnp.zeros((1, config.seq_len), jnp.int32)
+    return Embedding(config, jnp.float32).init(key, tokens_BT)["params"]
+
+
+@partial(jax.jit, static_argnums=0)
+def _init_block(config: GPTConfig, key) -> dict:
+    return Block(config, jnp.float32).init(key, jnp.zeros((1, 1, config.d_model)))["params"]
+
+
+@partial(jax.jit, static_argnums=0)
+def _init_head(config: GPTConfig, key) -> dict:
+    tok_VD = jnp.zeros((config.vocab_size, config.d_model))
+    return Head(config, jnp.float32).init(key, jnp.zeros((1, 1, config.d_model)), tok_VD)["params"]

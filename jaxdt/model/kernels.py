@@ -1,0 +1,94 @@
+"""LayerNorm, GELU and causal softmax with hand-written backward passes.
+
+XLA on CPU copies cheap producers into every fusion that reads them; under plain autodiff a deep stage then computes
+the same normalisation many times. A custom_vjp fixes what is kept (about half of what autodiff keeps) and ends that.
+All three compute in fp32 and return the dtype of their input.
+
+B samples, T tokens, D width, H heads."""
+
+import jax
+import jax.numpy as jnp
+
+LAYER_NORM_EPS = 1e-5
+GELU_SCALE, GELU_CUBIC = (2.0 / jnp.pi) ** 0.5, 0.044715  # the tanh form, Hendrycks and Gimpel 2016, Sec. 2
+
+
+@jax.custom_vjp
+def layer_norm(x_BTD, scale_D, bias_D):
+    """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis; scale and bias are fp32."""
+    return _layer_norm_forward(x_BTD, scale_D, bias_D)[0]
+
+
+def _layer_norm_forward(x_BTD, scale_D, bias_D):
+    x = x_BTD.astype(jnp.float32)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + LAYER_NORM_EPS)
+    xhat = centred * rstd
+    y = xhat * _row(scale_D) + _row(bias_D)
+    return y.astype(x_BTD.dtype), (xhat.astype(x_BTD.dtype), rstd, scale_D)
+
+
+def _layer_norm_backward(kept, g_BTD):
+    xhat_BTD, rstd, scale_D = kept
+    g, xhat = g_BTD.astype(jnp.float32), xhat_BTD.astype(jnp.float32)
+    gxhat = g * _row(scale_D)
+    along = jnp.mean(gxhat * xhat, axis=-1, keepdims=True)
+    gx = rstd * (gxhat - jnp.mean(gxhat, axis=-1, keepdims=True) - xhat * along)
+    return gx.astype(g_BTD.dtype), jnp.sum(g * xhat, axis=(0, 1)), jnp.sum(g, axis=(0, 1))
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+def _row(v_D):
+    return jnp.reshape(v_D, (1, 1, -1))
+
+
+@jax.custom_vjp
+def gelu(x):
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), any shape."""
+    return _gelu_forward(x)[0]
+
+
+def _gelu_tanh(x):
+    return jnp.tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x))
+
+
+def _gelu_forward(x):
+    wide = x.astype(jnp.float32)
+    return (0.5 * wide * (1.0 + _gelu_tanh(wide))).astype(x.dtype), x
+
+
+def _gelu_backward(x, g):
+    wide = x.astype(jnp.float32)
+    t = _gelu_tanh(wide)
+    slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * wide * wide)
+    gx = (0.5 * (1.0 + t) + 0.5 * wide * (1.0 - t * t) * slope) * g.astype(jnp.float32)
+    return (gx.astype(x.dtype),)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+@jax.custom_vjp
+def causal_softmax(scores_BHTT):
+    """Softmax over the last axis, where query t sees the keys 0..t only."""
+    return _causal_softmax_forward(scores_BHTT)[0]
+
+
+def _causal_softmax_forward(scores_BHTT):
+    s = scores_BHTT.astype(jnp.float32)
+    visible = jnp.reshape(jnp.tril(jnp.ones(s.shape[-2:], bool)), (1, 1, *s.shape[-2:]))
+    s = jnp.where(visible, s, -jnp.inf)
+    e = jnp.exp(s - jnp.max(s, axis=-1, keepdims=True))
+    y = (e / jnp.sum(e, axis=-1, keepdims=True)).astype(scores_BHTT.dtype)
+    return y, y
+
+
+def _causal_softmax_backward(y_BHTT, g_BHTT):
+    # Where a key is hidden y is 0, and so is its gradient: the mask is not needed again.
+    y, g = y_BHTT.astype(jnp.float32), g_BHTT.astype(jnp.float32)
+    return ((y * (g - jnp.sum(g * y, axis=-1, keepdims=True))).astype(g_BHTT.dtype),)
+
+
+causal_softmax.defvjp(_causal_softmax_forward, _causal_softmax_backward)

@@ -1,0 +1,59 @@
+"""Optimizers as optax transformations. A parameter's update depends on no other parameter, so that the split into
+stages cannot change the result. Clipping by the global norm would: it is the caller's, in `scale` of a stage's update."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdt.core.optim import OptimConfig
+
+
+def optimizer(config: OptimConfig) -> optax.GradientTransformation:
+    """AdamW, LAMB or SGD with momentum. Its state counts the updates, so a restored state goes on in the schedule."""
+    rule = _rule(config)
+
+    def update(gradient, state, params=None):
+        # optax mixes dtypes in its bias correction, so strict promotion ends here.
+        with jax.numpy_dtype_promotion("standard"):
+            return rule.update(gradient, state, params)
+
+    return optax.GradientTransformation(rule.init, update)
+
+
+def _rule(config: OptimConfig) -> optax.GradientTransformation:
+    lr, decay = lr_schedule(config), dict(weight_decay=config.weight_decay, mask=is_matrix)
+    if config.name == "sgd":
+        return optax.chain(
+            optax.add_decayed_weights(**decay),
+            optax.trace(decay=config.momentum),
+            optax.scale_by_learning_rate(lr),
+        )
+    make = {"adamw": optax.adamw, "lamb": optax.lamb}[config.name]
+    return make(lr, b1=config.b1, b2=config.b2, eps=config.eps, **decay)
+
+
+def is_matrix(params):
+    """A tree of bools: weight decay acts on matrices and tables, not on biases or LayerNorm scales."""
+    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def lr_schedule(config: OptimConfig) -> Callable[[jax.Array], jax.Array]:
+    """count (int32 scalar, updates done) -> learning rate (fp32 scalar) of the next update; the first one is > 0."""
+
+    def rate(count):
+        step = jnp.asarray(count, jnp.float32)
+        warm_frac = jnp.minimum(1.0, (step + 1.0) / max(1, config.warmup_steps))
+        return config.lr * warm_frac * _decay(config, step)
+
+    return rate
+
+
+def _decay(config: OptimConfig, step):
+    """The factor in [final_lr_frac, 1] at update `step`: 1 until warm-up ends, final_lr_frac from decay_steps on."""
+    if config.lr_schedule == "constant":
+        return 1.0
+    done_frac = jnp.clip((step - config.warmup_steps) / (config.decay_steps - config.warmup_steps), 0.0, 1.0)
+    left_frac = 0.5 * (1.0 + jnp.cos(jnp.pi * done_frac)) if config.lr_schedule == "cosine" else 1.0 - done_frac
+    return config.final_lr_frac + (1.0 - config.final_lr_frac) * left_frac

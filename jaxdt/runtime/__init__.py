@@ -1,0 +1,1 @@
+"""The machines on real hosts: sockets, jitted stage functions, checkpoints."""

@@ -1,0 +1,144 @@
+"""The listening side: takes connections, hears who they are, and turns away what does not belong here.
+
+Until its greeting is heard a connection costs one thread and no more than `handshake_s`; there are at most
+`n_greeting_max` of them. What is wrong with one of them harms no other.
+"""
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from jaxdt.core.errors import BadInput
+from jaxdt.runtime import frame, handshake
+from jaxdt.runtime.frame import FrameError
+from jaxdt.runtime.handshake import Hello, Refused
+from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.wire import Address, Waker, Wire
+
+UNKNOWN_PEER = -1  # of a connection that was refused before it had said who it is
+_FULL_S = 0.1  # pause when the system has no file descriptor left
+_LINGER_S = 1.0
+
+
+class Acceptor:
+    """`check` raises Refused for a Hello that does not belong here; `welcome` takes over the others, in their thread;
+    `refused(peer, reason)` hears of the rest; `spawn(name, target)` starts a thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        context: ssl.SSLContext | None,
+        limits: Limits,
+        *,
+        check: Callable[[Hello], None],
+        welcome: Callable[[Wire, Hello], None],
+        refused: Callable[[int, str], None],
+        spawn: Callable[[str, Callable[[], None]], None],
+    ):
+        self._context = context
+        self._limits = limits
+        self._check = check
+        self._welcome = welcome
+        self._refused = refused
+        self._spawn = spawn
+        self._lock = threading.Lock()
+        self._greeting: set[Wire] = set()
+        self._closing = False
+        self._listener = _bind(address)
+        self._waker = Waker()
+        self.address: Address = self._listener.getsockname()[:2]
+
+    def run(self) -> None:
+        """Accept until closed."""
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._waker, select.POLLIN)
+        try:
+            while not self._closing:
+                poller.poll()
+                self._accept_one()
+        finally:
+            self._listener.close()
+            self._waker.close()
+
+    def close(self) -> None:
+        """Accept no more, and end the greetings in progress; from any thread."""
+        with self._lock:
+            self._closing = True
+            for wire in self._greeting:
+                wire.cut()
+        self._waker.wake()
+
+    def _accept_one(self) -> None:
+        try:
+            sock, where = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._refused(UNKNOWN_PEER, f"cannot accept: {error}")
+            self._waker.wait(_FULL_S)
+            return
+        wire = Wire(sock, self._limits)
+        with self._lock:
+            full = len(self._greeting) >= self._limits.n_greeting_max
+            if not full and not self._closing:
+                self._greeting.add(wire)
+        name = f"{where[0]}:{where[1]}"
+        if wire not in self._greeting:
+            wire.close()
+            if full:
+                self._refused(UNKNOWN_PEER, f"{name}: {self._limits.n_greeting_max} others have not greeted yet")
+            return
+        self._spawn(f"accepted-{name}", lambda: self._greet(wire, name))
+
+    def _greet(self, wire: Wire, name: str) -> None:
+        wire.deadline_s = time.monotonic() + self._limits.handshake_s
+        try:
+            theirs = self._hear(wire, name)
+        finally:
+            with self._lock:
+                self._greeting.remove(wire)
+        if theirs is None:
+            wire.close()
+        else:
+            self._welcome(wire, theirs)
+
+    def _hear(self, wire: Wire, name: str) -> Hello | None:
+        """Who it is, or None when it does not belong here."""
+        peer = UNKNOWN_PEER
+        try:
+            if self._context is not None:
+                wire.secure(self._context, server_side=True)
+            theirs = handshake.hello_from(handshake.hear(wire, (frame.GREETING,)).head)
+            peer = theirs.me
+            self._check(theirs)
+        except (Refused, FrameError) as error:
+            self._report(peer, name, error)
+            handshake.refuse(wire, str(error))
+            wire.linger(_LINGER_S)
+        except ssl.SSLError as error:
+            self._report(peer, name, error)
+            wire.linger(_LINGER_S)
+        except OSError as error:
+            self._report(peer, name, error)
+        else:
+            return theirs
+        return None
+
+    def _report(self, peer: int, name: str, error: Exception) -> None:
+        if not self._closing:
+            self._refused(peer, f"{name}: {error}")
+
+
+def _bind(address: Address) -> socket.socket:
+    host, port = address
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise BadInput(f"listen: cannot bind {host}:{port} ({error.strerror})") from None
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,120 @@
+"""Checkpoints: Orbax arrays per layer, so that a run resumes on another cut of the model.
+
+  <run_dir>/checkpoints/00000050/stage_0/     the part of one stage: {entry: {"params": ..., "optimizer": [leaves]}}
+  <run_dir>/checkpoints/00000050/complete.json  written last, by the coordinator, when every stage's part is durable
+
+An entry is a global name (tok, pos, block_007, head), the same whatever the stages are. A folder without complete.json
+is not a checkpoint: a crash in the middle of writing never hides the last good one.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxdt.core.errors import BadInput
+from jaxdt.runtime.durable import write_durably
+
+COMPLETE = "complete.json"
+
+
+class Checkpointer:
+    """Writes one stage's part on a thread of its own; the copy to host memory is taken before `save` returns."""
+
+    def __init__(self, run_dir: Path, stage: int):
+        self._run_dir, self._stage = run_dir, stage
+        self._thread: threading.Thread | None = None
+
+    def save(self, version: int, store: Any, done: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        """Write store.params and store.opt_state as `version`; `done` or `failed` is called on the writing thread."""
+        parts = jax.tree.map(np.array, split_entries(store.params, store.opt_state))
+        folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
+        earlier = self._thread
+
+        def write():
+            if earlier:
+                earlier.join()
+            try:
+                with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                    checkpointer.save(folder.absolute(), parts, force=True)
+                done()
+            except BaseException as error:
+                failed(error)
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+
+def split_entries(params: dict, opt_state: Any) -> dict[str, dict]:
+    """{entry: {"params": tree, "optimizer": leaves}}: every subtree of the optimizer's state that mirrors the parameters
+    is cut like them; scalars such as step counts go into every entry."""
+
+    def mirrors(tree: Any) -> bool:
+        return isinstance(tree, dict) and set(tree) == set(params)
+
+    def optimizer_leaves(name: str) -> list:
+        own = jax.tree.map(lambda tree: tree[name] if mirrors(tree) else tree, opt_state, is_leaf=mirrors)
+        return jax.tree.leaves(own)
+
+    return {name: {"params": params[name], "optimizer": optimizer_leaves(name)} for name in params}
+
+
+def join_entries(entries: dict[str, dict], params: dict, opt_state: Any) -> tuple[dict, Any]:
+    """The inverse of split_entries, for the structure of `params` and `opt_state`."""
+
+    def mirrors(tree: Any) -> bool:
+        return isinstance(tree, dict) and set(tree) == set(params)
+
+    nodes, structure = jax.tree.flatten(opt_state, is_leaf=mirrors)
+    iterators = {name: iter(entries[name]["optimizer"]) for name in params}
+    joined = []
+    for node in nodes:
+        if mirrors(node):
+            joined.append({name: _rebuilt(node[name], iterators[name]) for name in params})
+        else:
+            joined.append([next(iterator) for iterator in iterators.values()][0])
+    return {name: entries[name]["params"] for name in params}, jax.tree.unflatten(structure, joined)
+
+
+def _rebuilt(like: Any, leaves) -> Any:
+    return jax.tree.map(lambda _: next(leaves), like)
+
+
+def step_folder(run_dir: Path, version: int) -> Path:
+    """Where the checkpoint of `version` stands."""
+    return run_dir / "checkpoints" / f"{version:08d}"
+
+
+def mark_complete(run_dir: Path, version: int, about: dict) -> None:
+    """Make the checkpoint count; `about` says what it belongs to."""
+    write_durably(step_folder(run_dir, version) / COMPLETE, json.dumps({"version": version} | about).encode())
+
+
+def newest(run_dir: Path) -> Path:
+    """The newest complete checkpoint of a run; BadInput if there is none."""
+    complete = sorted(path.parent for path in run_dir.glob(f"checkpoints/*/{COMPLETE}"))
+    if not complete:
+        raise BadInput(f"{run_dir}: holds no complete checkpoint")
+    return complete[-1]
+
+
+def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
+    """Entries of a complete checkpoint as numpy arrays, all or the named ones."""
+    entries: dict[str, dict] = {}
+    for part in sorted(folder.glob("stage_*")):
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            tree = checkpointer.metadata(part.absolute()).item_metadata.tree
+            wanted = {n: leaf for n, leaf in tree.items() if n not in entries and (names is None or n in names)}
+            item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+            how = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
+            entries |= checkpointer.restore(part.absolute(), args=how)
+    missing = sorted(set(names or []) - set(entries))
+    if missing:
+        raise BadInput(f"{folder}: holds no {missing[0]}, expected all of {', '.join(names)}")
+    return entries

@@ -1,0 +1,113 @@
+"""The fleet on a terminal: one live table, a progress bar and the time left; plain lines where there is no terminal."""
+
+import sys
+import time
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from jaxdt.core.plan import Plan
+
+PLAIN_EVERY_S = 2.0
+
+
+class Display:
+    """`live` asks for the table; it is used only on a terminal."""
+
+    def __init__(self, plan: Plan, n_steps: int, live: bool):
+        self._plan, self._n_steps = plan, n_steps
+        self._beats: dict[int, dict] = {}
+        self._previous: dict[int, tuple[float, dict]] = {}
+        self._rates: dict[int, dict[str, float]] = {}
+        self._latest: dict = {}
+        self._printed_s = 0.0
+        self._live: Live | None = None
+        if live and sys.stdout.isatty():
+            columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns)
+            self._task = self._progress.add_task("steps", total=n_steps)
+            self._live = Live(self._table(), console=Console(), refresh_per_second=4)
+            self._live.start()
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def say(self, line: str) -> None:
+        """One line, above the table if there is one."""
+        if self._live:
+            self._live.console.print(line, highlight=False)
+        else:
+            print(line, flush=True)
+
+    def beat(self, fields: dict) -> None:
+        """A peer's heartbeat with its counters."""
+        peer, now_s = fields["peer"], time.monotonic()
+        before_s, before = self._previous.get(peer, (now_s, fields))
+        if now_s - before_s >= 1.0 or peer not in self._previous:
+            span_s = now_s - before_s
+            if span_s > 0:
+                names = ("busy_s", "bytes_out", "bytes_in")
+                self._rates[peer] = {n: (fields.get(n, 0) - before.get(n, 0)) / span_s for n in names}
+            self._previous[peer] = (now_s, fields)
+        self._beats[peer] = fields
+        self._refresh()
+
+    def step(self, fields: dict) -> None:
+        """A committed step."""
+        self._latest = fields
+        if self._live:
+            self._progress.update(self._task, completed=fields["step"] + 1)
+            self._refresh()
+            return
+        last = fields["step"] + 1 == self._n_steps
+        if last or "eval_loss" in fields or time.monotonic() - self._printed_s > PLAIN_EVERY_S:
+            self._printed_s = time.monotonic()
+            self.say(self._line(fields))
+
+    def summary(self, summary: dict) -> None:
+        """The last thing that is shown."""
+        self.close()
+        print(summary["reason"])
+        if summary["steps"]:
+            predicted_s, measured_s = summary["step_s_predicted"], summary["step_s_measured"]
+            print(f"loss           {summary['loss_first']:.4f} -> {summary['loss_last']:.4f}")
+            if summary["eval_loss_last"] is not None:
+                print(f"held-out loss  {summary['eval_loss_last']:.4f}")
+            if measured_s:
+                error = 100 * (predicted_s / measured_s - 1)
+                print(f"step           {measured_s:.3f} s measured, {predicted_s:.3f} s predicted ({error:+.1f} %)")
+                print(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
+            total = sum(summary["bytes_on_links"].values())
+            print(f"on the links   {total / 1e6:.1f} MB")
+        sys.stdout.flush()
+
+    def _line(self, fields: dict) -> str:
+        held_out = f"  held-out {fields['eval_loss']:.4f}" if "eval_loss" in fields else ""
+        return (
+            f"step {fields['step'] + 1:>5}/{self._n_steps}  loss {fields['loss']:.4f}  {fields['step_s']:.3f} s  "
+            f"{fields['tokens_per_s']:.0f} tokens/s{held_out}"
+        )
+
+    def _refresh(self) -> None:
+        if self._live:
+            self._live.update(self._table())
+
+    def _table(self) -> Group:
+        table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
+        for peer in sorted(self._plan.peers):
+            beat, rates = self._beats.get(peer), self._rates.get(peer, {})
+            state = "absent" if beat is None else "training" if self._latest else "preparing"
+            table.add_row(
+                str(peer),
+                str(self._plan.seat(peer)[0]),
+                state,
+                f"{(beat or {}).get('step', 0):.0f}",
+                f"{rates.get('bytes_out', 0) / 1e6:.2f}",
+                f"{rates.get('bytes_in', 0) / 1e6:.2f}",
+                f"{max(0.0, 1 - rates.get('busy_s', 0)):.0%}" if rates else "",
+            )
+        return Group(table, self._line(self._latest) if self._latest else "starting", self._progress)

@@ -1,0 +1,152 @@
+"""The greeting of a connection: who speaks, for which run and lane, and what has arrived already.
+
+The dialling side sends a GREETING, the other a WELCOME or a REFUSED with its reason. Either may be the one that will
+send messages (`sends`): a peer that cannot be dialled opens the connections for both directions itself. The sender
+names its stream (`session`) and the oldest message it still holds; the receiver says what it has of that stream.
+"""
+
+import contextlib
+import random
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from jaxdt.runtime import frame
+from jaxdt.runtime.frame import FrameError
+from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.wire import Address, Waker, Wire, connect
+
+LANES = ("data", "control")
+N_RANGES = 256  # more would not fit a greeting; the rest is sent again and dropped there
+_SMALL = Limits(head_bytes_max=1 << 14, table_bytes_max=0, payload_bytes_max=0, n_leaves_max=2 * N_RANGES)
+
+
+class Refused(Exception):
+    """One line: why the two sides of a connection do not belong together."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What each side says. `have` lists received messages of `session` as inclusive ranges of sequences."""
+
+    run: str
+    me: int
+    to: int
+    lane: str
+    sends: bool
+    session: int
+    oldest: int = 0
+    have: Sequence[Sequence[int]] = ()
+
+
+def hello_from(head: dict) -> Hello:
+    """The checked content of a GREETING or WELCOME frame; FrameError."""
+    kinds = {"run": str, "me": int, "to": int, "lane": str, "sends": bool, "session": int, "oldest": int, "have": list}
+    for name, kind in kinds.items():
+        if type(head.get(name)) is not kind:
+            raise FrameError(f"greeting: {name}: got {head.get(name)!r:.40}, expected {kind.__name__}")
+    if not all(isinstance(pair, list) and len(pair) == 2 and {type(n) for n in pair} == {int} for pair in head["have"]):
+        raise FrameError("greeting: have: expected pairs of integers")
+    return Hello(**{name: head[name] for name in kinds})
+
+
+def check(theirs: Hello, run: str, me: int) -> None:
+    """Refused unless it is meant for this peer of this run."""
+    if theirs.run != run:
+        raise Refused(f"run: peer {theirs.me} is of run {theirs.run!r:.80}, peer {me} of {run!r}")
+    if theirs.to != me:
+        raise Refused(f"peer: {theirs.me} wants peer {theirs.to}, this is peer {me}")
+    if theirs.lane not in LANES:
+        raise Refused(f"lane: got {theirs.lane!r:.40}, expected one of {', '.join(LANES)}")
+
+
+def say(wire: Wire, kind: int, hello: Hello) -> None:
+    """Write a GREETING or a WELCOME."""
+    wire.write(frame.pack(kind, frame.pack_head(asdict(hello), _SMALL)))
+
+
+def refuse(wire: Wire, reason: str) -> None:
+    """Write a REFUSED; that the other side does not wait for it changes nothing."""
+    with contextlib.suppress(OSError):
+        wire.write(frame.pack(frame.REFUSED, frame.pack_head({"reason": reason}, _SMALL)))
+
+
+def hear(wire: Wire, kinds: Sequence[int]) -> frame.Frame:
+    """The next frame of a handshake, which must be small; FrameError or OSError."""
+    got: list[frame.Frame] = []
+    for buffer, _ in frame.parse(_SMALL, kinds, place=lambda _: (), done=got.append):
+        if got:
+            break
+        wire.fill(buffer)
+    return got[0]
+
+
+def greet(wire: Wire, mine: Hello) -> Hello:
+    """The dialling side: say who we are, hear who they are; Refused, FrameError or OSError."""
+    say(wire, frame.GREETING, mine)
+    answer = hear(wire, (frame.WELCOME, frame.REFUSED))
+    if answer.kind == frame.REFUSED:
+        raise Refused(f"{answer.head.get('reason', 'no reason given')!s:.200}")
+    theirs = hello_from(answer.head)
+    check(theirs, mine.run, mine.me)
+    if theirs.me != mine.to:
+        raise Refused(f"peer: its address answers as peer {theirs.me}, expected peer {mine.to}")
+    return theirs
+
+
+class Dialler:
+    """Reaches one peer for one lane and direction, again and again, each failure doubling the pause.
+
+    `link` hears of failures. `waker` ends a pause or a connect early, for a new address or the end.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None, link, limits: Limits, waker: Waker):
+        self._context = context
+        self._link = link
+        self._limits = limits
+        self._waker = waker
+        self._pause_s = limits.backoff_s_min
+        self._random = random.Random()
+        self._wire: Wire | None = None
+
+    def attempt(self, address: Address, mine: Hello) -> tuple[Wire, Hello] | None:
+        """One try; None after a failure and its pause."""
+        deadline_s = time.monotonic() + self._limits.handshake_s
+        try:
+            self._wire = Wire(connect(address, deadline_s, self._waker), self._limits)
+            self._wire.deadline_s = deadline_s
+            if self._context is not None:
+                self._wire.secure(self._context, server_side=False)
+            return self._wire, greet(self._wire, mine)
+        except InterruptedError:
+            return None
+        except ssl.SSLEOFError as error:  # closed meanwhile, as a peer does that ends
+            self._fail(self._link.unreachable, f"{address[0]}:{address[1]}: {error}", self._pause_s)
+        except (Refused, FrameError, ssl.SSLError) as error:
+            self._fail(self._link.refused, error, self._limits.backoff_s_max)
+        except OSError as error:
+            self._fail(self._link.unreachable, f"{address[0]}:{address[1]}: {error}", self._pause_s)
+        return None
+
+    def cut(self) -> None:
+        """End a handshake in progress, from any thread."""
+        if self._wire is not None:
+            self._wire.cut()
+
+    def reset(self) -> None:
+        """The connection has proved good: the next failure starts with a short pause again."""
+        self._pause_s = self._limits.backoff_s_min
+
+    def pause(self) -> None:
+        """Wait before the next try; a little random, so that peers do not come back in step."""
+        self._waker.wait(self._pause_s * self._random.uniform(0.7, 1.3))
+        self._pause_s = min(2 * self._pause_s, self._limits.backoff_s_max)
+
+    def _fail(self, report: Callable[[str], None], reason: object, pause_s: float) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        report(str(reason))
+        self._pause_s = pause_s
+        self.pause()

@@ -1,0 +1,120 @@
+"""What the coordinator writes down and shows: metrics.jsonl, summary.json, complete checkpoints, the fleet table."""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxdt.core.config import RunConfig
+from jaxdt.core.coordinator import Coordinator
+from jaxdt.core.events import Report
+from jaxdt.core.network import Link
+from jaxdt.core.plan import Plan
+from jaxdt.runtime.checkpoint import mark_complete
+from jaxdt.runtime.display import Display
+from jaxdt.runtime.durable import FileStore, write_durably
+from jaxdt.sim.predict import Conditions, predict_step_s
+
+WARM_UP_STEPS = 2
+LOOPBACK = ("127.", "localhost", "::1", "[::1]")
+
+
+class Journal:
+    """`report` takes what the coordinator machine reports, on the loop's thread. A context manager."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        plan: Plan,
+        machine: Coordinator,
+        durable: FileStore,
+        link: Callable[[int, int], Link],
+        live: bool,
+    ):
+        self._run_dir, self._config, self._plan = run_dir, config, plan
+        self._machine, self._durable, self._link = machine, durable, link
+        self._metrics = (run_dir / "metrics.jsonl").open("w")
+        self._steps: list[dict] = []
+        self._predicted_s: float | None = None
+        self._bytes: dict[str, int] = {}
+        self._clocks: dict[str, float] = {}
+        self._started_s = time.monotonic()
+        self._display = Display(plan, config.train.steps, live)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._display.close()
+        self._metrics.close()
+
+    def report(self, report: Report) -> None:
+        fields = report.fields
+        match report.kind:
+            case "step":
+                self._step(fields)
+            case "view":
+                self._predicted_s = self._predict()
+                self._display.say(f"all {len(fields['members'])} peers are ready")
+                self._display.say(f"predicted step time {self._predicted_s:.3f} s")
+            case "checkpoint":
+                mark_complete(self._run_dir, fields["version"], self._about())
+                self._display.say(f"checkpoint of {fields['version']} steps is complete")
+            case "done":
+                peer = fields["peer"]
+                self._bytes |= {f"{peer}->{dst}": n_bytes for dst, n_bytes in fields["bytes_to"].items()}
+                self._clocks[str(peer)] = fields["clock_offset_s"]
+            case "ended":
+                self._end(fields["code"], fields["reason"])
+            case "heartbeat":
+                self._display.beat(fields)
+            case _:
+                self._display.say(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+
+    def _step(self, fields: dict) -> None:
+        self._steps.append(fields)
+        self._metrics.write(json.dumps(fields) + "\n")
+        self._metrics.flush()
+        self._display.step(fields)
+
+    def _predict(self) -> float:
+        """The step that this plan should take, from the peers' own timings, on the emulated links."""
+        host_of = {m.peer: host_name(m.address) for m in self._machine.view.members}
+        hosts = list(host_of.values())
+        cores = {host: os.cpu_count() if host == "here" else hosts.count(host) for host in hosts}
+        conditions = Conditions(self._machine.profiles, self._link, host_of, cores, self._durable.put_s)
+        return predict_step_s(self._config, self._plan, conditions)
+
+    def _about(self) -> dict:
+        return {"fingerprint": self._config.fingerprint, "stages": [list(stage) for stage in self._plan.stages]}
+
+    def _end(self, code: int, reason: str) -> None:
+        timed = [s["step_s"] for s in self._steps[WARM_UP_STEPS:] if "eval_loss" not in s]
+        measured_s = statistics.median(timed) if timed else None
+        tokens = self._plan.n_microbatches * self._config.train.microbatch_size * self._config.model.seq_len
+        evals = [s["eval_loss"] for s in self._steps if "eval_loss" in s]
+        summary = {
+            "code": code,
+            "reason": reason,
+            "steps": len(self._steps),
+            "loss_first": self._steps[0]["loss"] if self._steps else None,
+            "loss_last": self._steps[-1]["loss"] if self._steps else None,
+            "eval_loss_last": evals[-1] if evals else None,
+            "step_s_predicted": self._predicted_s,
+            "step_s_measured": measured_s,
+            "tokens_per_s": tokens / measured_s if measured_s else None,
+            "bytes_on_links": self._bytes,
+            "wall_s": time.monotonic() - self._started_s,
+            "clock_offset_s": self._clocks,
+        }
+        write_durably(self._run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        self._display.summary(summary)
+
+
+def host_name(address: str) -> str:
+    """Peers with one host name share its cores; loopback addresses are on the coordinator's own host."""
+    host = address.rpartition(":")[0]
+    return "here" if host.startswith(LOOPBACK) else host

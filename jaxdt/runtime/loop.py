@@ -1,0 +1,228 @@
+"""The runtime driver: one machine under the real clock. Events come in over a queue, actions go out.
+
+Three slots never wait for one another (DT-FM Sec. 3.5): the transport's threads receive and send, one thread computes,
+and this loop only passes keys around between them. Back pressure: no new Work starts while a peer has more than
+`queue_bytes` waiting on a link; receiving never stops, so queues always drain.
+"""
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from jaxdt.core.errors import BadInput
+from jaxdt.core.events import (
+    Action,
+    Connect,
+    Event,
+    Free,
+    LinkChanged,
+    Persist,
+    Persisted,
+    Ran,
+    Received,
+    Report,
+    Run,
+    Send,
+    Started,
+    Status,
+    Stop,
+    Sum,
+    Summed,
+    WakeAt,
+    Woke,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
+from jaxdt.core.message import from_plain, tensor_key, to_plain
+from jaxdt.core.peer import Machine
+from jaxdt.core.trace import Trace
+from jaxdt.runtime.checkpoint import Checkpointer
+from jaxdt.runtime.durable import FileStore
+from jaxdt.runtime.store import Store
+from jaxdt.runtime.transport import Transport
+
+CONGESTED_S = 0.002
+CLOSE_S = 2.0
+
+
+class Loop:
+    """Drives `machine` until it stops. A coordinator has a `durable` store; a peer has a checkpointer, and
+    `tensors` once `prepare` has made them. `transport` is set before `run`.
+
+    `report` is called with everything the machine says to people, on the loop's thread."""
+
+    def __init__(
+        self,
+        me: int,
+        machine: Machine,
+        trace: Trace,
+        report: Callable[[Report], None],
+        checkpointer: Checkpointer | None = None,
+        durable: FileStore | None = None,
+        queue_bytes: int = 1 << 62,
+    ):
+        self._me, self._machine, self._trace, self._report = me, machine, trace, report
+        self._checkpointer, self._durable = checkpointer, durable
+        self._queue_bytes = queue_bytes
+        self._events: SimpleQueue[Event | Stop | BaseException] = SimpleQueue()
+        self._wakes: list[tuple[float, int, str]] = []
+        self._ready: deque[Run] = deque()
+        self._work: SimpleQueue[Run | None] = SimpleQueue()
+        self._stop: Stop | None = None
+        self._busy_s = 0.0
+        self._last_step = 0
+        self.transport: Transport | None = None
+        self.tensors: Store | None = None
+
+    # ----------------------------------------------------------------------------------- called from other threads
+
+    def post(self, event: Event | Stop | BaseException) -> None:
+        """Hand in an event, a Stop from outside (a signal), or an exception that must end the process."""
+        self._events.put(event)
+
+    def on_message(self, src: int, head: dict, leaves: Sequence[np.ndarray]) -> None:
+        """A whole message; its tensor is kept before its event can be seen."""
+        event = from_plain(head)
+        if event.header.src != src:
+            raise BadInput(f"message: says it is from peer {event.header.src}, came from peer {src}")
+        if self.tensors and tensor_key(event.body):
+            self.tensors.put(event.body, src, leaves[0])
+        self._events.put(event)
+
+    def expect(self, src: int, head: dict, table: list) -> list[np.ndarray] | None:
+        """Where to receive the tensors of a message, or None if it does not fit."""
+        try:
+            event = from_plain(head)
+            if self.tensors is None:
+                raise BadInput(f"{type(event.body).__name__}: brings a tensor to a coordinator")
+            return self.tensors.expect(event.body, table)
+        except BadInput as error:
+            self._events.put(Report("refused", {"reason": f"peer {src}: {error}"}))
+            return None
+
+    def on_link(self, peer: int, state: str, reason: str) -> None:
+        """The transport's word on a connection."""
+        if state == "refused":
+            self._events.put(Report("refused", {"reason": reason}))
+        else:
+            self._events.put(LinkChanged(peer, state == "up", reason))
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+
+    def run(self, address: str, prepare: Callable[[], Event] | None = None) -> Stop:
+        """Start the machine, run `prepare` (compile and time the stage) on the compute thread, and go on until the
+        machine stops. The transport is closed when this returns."""
+        compute = threading.Thread(target=self._compute, args=(prepare,), name="compute", daemon=True)
+        compute.start()
+        try:
+            self._handle(Started(address))
+            while self._stop is None:
+                self._turn()
+        finally:
+            self._work.put(None)
+            self.transport.close(CLOSE_S)
+        return self._stop
+
+    def _turn(self) -> None:
+        """Wait for one event, or for the next wake-up."""
+        self._release()
+        wait_s = self._wakes[0][0] - time.monotonic() if self._wakes else 1.0
+        if self._ready:
+            wait_s = min(wait_s, CONGESTED_S)
+        try:
+            event = self._events.get(timeout=max(0.0, wait_s))
+        except Empty:
+            while self._wakes and self._wakes[0][0] <= time.monotonic():
+                tag = heapq.heappop(self._wakes)[2]
+                if self.tensors:
+                    self._handle(self._status())
+                self._handle(Woke(tag))
+            return
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, Stop | Report):
+            self._act(event)
+        else:
+            self._seen(event)
+            self._handle(event)
+
+    def _seen(self, event: Event) -> None:
+        if isinstance(event, Ran):
+            self._busy_s += event.seconds
+            self._last_step = event.work.step
+            self._trace.run(self._me, event.started_s, event.seconds, event.work)
+        elif isinstance(event, Received) and (key := tensor_key(event.body)):
+            self._trace.recv(self._me, time.monotonic(), event.header.src, key)
+
+    def _handle(self, event: Event) -> None:
+        for action in self._machine.handle(time.monotonic(), event):
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Send():
+                self._send(action)
+            case Run():
+                self._ready.append(action)
+                self._release()
+            case Sum(key, members):
+                self._handle(Summed(key, *self.tensors.sum(key, members)))
+            case Free(step):
+                self.tensors.free(step)
+            case Connect(peer, address):
+                host, _, port = address.rpartition(":")
+                self.transport.connect(peer, (host, int(port)))
+            case WakeAt(at_s, tag):
+                heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
+            case Persist(name, value):
+                self._durable.put(name, value)
+                self._handle(Persisted(name))
+            case WriteCheckpoint(version):
+                self._checkpointer.save(version, self.tensors, lambda: self.post(WroteCheckpoint(version)), self.post)
+            case Report():
+                if action.kind != "heartbeat":
+                    self._trace.report(self._me, time.monotonic(), action)
+                self._report(action)
+            case Stop():
+                self._stop = action
+
+    def _send(self, send: Send) -> None:
+        key = tensor_key(send.body)
+        leaves = [self.tensors.take(send.body)] if key else []
+        if key:
+            self._trace.send(self._me, time.monotonic(), send.dst, key, send.n_bytes)
+        self.transport.send(send.dst, to_plain(send.header, send.body), leaves, priority=send.priority)
+
+    def _release(self) -> None:
+        """Start the Work that waits, unless a link is congested."""
+        while self._ready and self.transport.queued_bytes() <= self._queue_bytes:
+            self._work.put(self._ready.popleft())
+
+    def _compute(self, prepare: Callable[[], Event] | None) -> None:
+        """The compute thread: an exception here ends the process, it is never swallowed."""
+        try:
+            if prepare:
+                self.post(prepare())
+            while (run := self._work.get()) is not None:
+                started_s = time.monotonic()
+                values = self.tensors.run(run.work, run.scale)
+                self.post(Ran(run.work, started_s, time.monotonic() - started_s, values))
+        except BaseException as error:
+            self.post(error)
+
+    def _status(self) -> Status:
+        stats: dict[int, Any] = self.transport.stats()
+        bytes_to = {str(peer): stat.get("bytes_out", 0) for peer, stat in stats.items() if peer >= 0}
+        values = {
+            "step": float(self._last_step),
+            "busy_s": self._busy_s,
+            "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
+            "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
+        }
+        return Status(values, bytes_to)

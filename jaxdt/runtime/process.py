@@ -1,0 +1,147 @@
+"""One process of a run: a peer or the coordinator, from its job to its exit code."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from jaxdt.build import build_coordinator, build_peer
+from jaxdt.core.config import RunConfig
+from jaxdt.core.errors import BadInput
+from jaxdt.core.events import COORDINATOR, Interrupted, Ready, Report, Stop
+from jaxdt.core.network import Network
+from jaxdt.core.plan import Plan
+from jaxdt.core.profile import sync_groups
+from jaxdt.core.trace import Trace
+from jaxdt.model.data import TokenFile
+from jaxdt.runtime.checkpoint import Checkpointer
+from jaxdt.runtime.credential import load as load_credential
+from jaxdt.runtime.durable import FileStore
+from jaxdt.runtime.journal import Journal
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.shaper import Shape
+from jaxdt.runtime.store import Store, stage_functions
+from jaxdt.runtime.timing import time_stage
+from jaxdt.runtime.transport import Transport
+from jaxdt.sim.predict import device_links
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every process of a run is given. `run` names the run on every connection; without a credential only
+    loopback addresses are allowed; `network` is emulated inside the transport."""
+
+    config: RunConfig
+    plan: Plan
+    data: TokenFile
+    run: str
+    run_dir: Path
+    credential: Path | None = None
+    network: Network | None = None
+    trace_steps: int = 30
+    allow_plaintext: bool = False
+
+
+def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 1, with_parent: bool = False) -> Stop:
+    """Be one peer of the plan until the run ends; `with_parent`: or until standard input does."""
+    config, plan = job.config, job.plan
+    stage, _ = plan.seat(peer)
+    (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
+    machine = build_peer(config, plan, peer, job.run)
+    with (job.run_dir / "trace" / f"peer_{peer}.jsonl").open("w") as trace_file:
+        trace = Trace(trace_file.write, job.trace_steps)
+        checkpointer = Checkpointer(job.run_dir, stage)
+        loop = Loop(peer, machine, trace, _say, checkpointer=checkpointer, queue_bytes=config.net.queue_bytes)
+        address = _open(job, loop, peer, listen)
+        loop.transport.connect(COORDINATOR, parse_address("coordinator", coordinator))
+
+        def prepare() -> Ready:
+            functions = stage_functions(config, plan, stage, devices)
+            loop.tensors = Store(config, plan, peer, job.data, functions)
+            groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
+            return Ready(time_stage(loop.tensors, peer, stage, groups, config.train.eval_every_steps > 0))
+
+        return _until_stopped(loop, address, prepare, with_parent)
+
+
+def run_coordinator(job: Job, listen: str, started: Callable[[str], None], live: bool, with_parent: bool) -> Stop:
+    """Be the coordinator: `started` is called with its address; writes metrics and summary, and shows the fleet."""
+    machine = build_coordinator(job.config, job.plan, job.run)
+    (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
+    durable = FileStore(job.run_dir / "coordinator")
+    with (
+        (job.run_dir / "trace" / "coordinator.jsonl").open("w") as trace_file,
+        Journal(job.run_dir, job.config, job.plan, machine, durable, device_links(job.network), live) as journal,
+    ):
+        trace = Trace(trace_file.write)
+        loop = Loop(COORDINATOR, machine, trace, journal.report, durable=durable)
+        address = _open(job, loop, COORDINATOR, listen)
+        started(address)
+        return _until_stopped(loop, address, None, with_parent)
+
+
+def parse_address(name: str, address: str) -> tuple[str, int]:
+    """host:port, or BadInput."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise BadInput(f"{name}: got {address!r}, expected host:port")
+    return host, int(port)
+
+
+def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
+    """Start the loop's transport; the address under which others reach it."""
+    link = device_links(job.network)
+
+    def shape(dst: int) -> Shape | None:
+        to = link(me, dst)
+        free = to.latency_s == 0 and to.bandwidth_gbps == float("inf")
+        return None if job.network is None or free else Shape(to.latency_s, to.bandwidth_gbps)
+
+    loop.transport = Transport(
+        me,
+        job.run,
+        parse_address("listen", listen),
+        load_credential(job.credential) if job.credential else None,
+        on_message=loop.on_message,
+        on_link=loop.on_link,
+        expect=loop.expect,
+        shape=shape,
+        allow_plaintext=job.allow_plaintext,
+    )
+    host, port = loop.transport.start()
+    return f"{host}:{port}"
+
+
+def _until_stopped(loop: Loop, address: str, prepare: Callable[[], Ready] | None, with_parent: bool) -> Stop:
+    """SIGINT, SIGTERM and, on request, the end of standard input (the launcher was killed) interrupt the run."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: loop.post(Interrupted()))
+
+    def watch():
+        while os.read(sys.stdin.fileno(), 1):  # not the buffered reader: a thread inside it breaks the exit
+            continue
+        loop.post(Interrupted())
+
+    if with_parent:
+        threading.Thread(target=watch, name="parent", daemon=True).start()
+    return loop.run(address, prepare)
+
+
+def _say(report: Report) -> None:
+    """A peer's own log: one line per report."""
+    fields = " ".join(f"{name}={value}" for name, value in report.fields.items())
+    print(f"{time.strftime('%H:%M:%S')} {report.kind} {fields}", flush=True)
+
+
+def set_up_jax(cache_dir: Path) -> None:
+    """Before the first computation: results are waited for on the compute thread, compilations are kept."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

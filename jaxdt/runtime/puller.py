@@ -1,0 +1,63 @@
+"""Opens the connections on which a peer sends to us: for a host that nobody can dial (NAT)."""
+
+import time
+from collections.abc import Callable
+
+from jaxdt.runtime.handshake import Dialler, Hello
+from jaxdt.runtime.inbound import Inbound
+from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.wire import Address, Waker
+
+
+class Puller:
+    """One lane from one peer. `hello(session, oldest, have)` makes our greeting."""
+
+    def __init__(
+        self,
+        address: Address,
+        hello: Callable[[int, int, list], Hello],
+        context,
+        inbound: Inbound,
+        link,
+        limits: Limits,
+    ):
+        self._address = address
+        self._hello = hello
+        self._inbound = inbound
+        self._link = link
+        self._limits = limits
+        self._waker = Waker()
+        self._dialler = Dialler(context, link, limits, self._waker)
+        self._closing = False
+
+    def run(self) -> None:
+        """Until closed: dial, receive, dial again."""
+        try:
+            while not self._closing:
+                self._waker.clear()  # before looking: what changes after that wakes again
+                hello = self._hello(self._inbound.last_session, 0, self._inbound.have())
+                found = self._dialler.attempt(self._address, hello)
+                if found is not None:
+                    self._receive(*found)
+        finally:
+            self._waker.close()
+
+    def dial_to(self, address: Address) -> None:
+        """From now on reach the peer there."""
+        if address != self._address:
+            self._address = address
+            self._waker.wake()
+
+    def close(self) -> None:
+        """End, from any thread."""
+        self._closing = True
+        self._dialler.cut()
+        self._waker.wake()
+
+    def _receive(self, wire, theirs: Hello) -> None:
+        since_s = time.monotonic()
+        self._inbound.serve(wire, theirs, self._link)
+        if time.monotonic() - since_s > self._limits.backoff_s_max:
+            self._dialler.reset()
+        if not self._closing:
+            self._dialler.pause()

@@ -1,0 +1,202 @@
+"""One peer's tensors by key, and the Work on them: what the machines name, this holds and computes.
+
+Serves both drivers: the runtime's loop over sockets, and the simulator for real arithmetic under virtual time. `run` is
+called by one compute thread; `put` and `expect` by receiver threads; the rest by the loop.
+"""
+
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdt.core.config import RunConfig
+from jaxdt.core.errors import BadInput
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, Boundary, Key, Message, SliceKey, Work
+from jaxdt.core.message import tensor_key
+from jaxdt.core.plan import Plan
+from jaxdt.core.profile import TIED
+from jaxdt.model.data import TokenFile
+from jaxdt.model.optim import optimizer
+from jaxdt.model.stage import StageFunctions, build_stage
+from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
+from jaxdt.runtime.buffer import aligned_empty
+
+
+def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
+    """The stage's jitted functions as the config asks for them."""
+    lo, hi = plan.stages[stage]
+    rule = optimizer(config.optim)
+    return build_stage(
+        config.model, lo, hi, config.train.microbatch_size, config.remat, config.dtype, rule, devices=devices
+    )
+
+
+class Store:
+    """See the module text. Parameters start as the config's seed says, until `load` replaces them."""
+
+    def __init__(self, config: RunConfig, plan: Plan, peer: int, data: TokenFile, functions: StageFunctions):
+        self.functions = functions
+        self._config, self._plan, self._data = config, plan, data
+        self._stage, _ = plan.seat(peer)
+        self._peer = peer
+        self.params = functions.init(config.train.seed)
+        self.opt_state = functions.init_optimizer(self.params)
+        self._accumulators: dict[int, Any] = {}
+        self._residuals: dict[Key, Any] = {}
+        self._boundaries: dict[Key, Any] = {}
+        self._vectors: dict[tuple[int, str], np.ndarray] = {}
+        self._slices: dict[SliceKey, np.ndarray] = {}
+        self._n_evals = 1
+        if config.train.eval_every_steps:
+            self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
+
+    # ------------------------------------------------------------------------------------------------------- compute
+
+    def run(self, work: Work, scale: float) -> dict[str, float]:
+        """Do the Work and wait for its result; the values of its Ran."""
+        if work.kind == FORWARD:
+            return self._forward(work)
+        if work.kind == BACKWARD:
+            return self._backward(work)
+        if work.kind == EVALUATE:
+            return self._evaluate(work)
+        if work.kind == GATHER:
+            return self._gather(work.step)
+        return self._update(work.step, scale)
+
+    def _forward(self, work: Work) -> dict[str, float]:
+        """The last stage leaves everything to its fused backward."""
+        if not self.functions.last:
+            x = self._input(work)
+            y, residual = self.functions.forward(self.params, x)
+            self._residuals[self._key("act", work)] = residual
+            self._boundaries[self._key("act", work, 1)] = jax.block_until_ready(y)
+        return {}
+
+    def _backward(self, work: Work) -> dict[str, float]:
+        step, functions = work.step, self.functions
+        accumulator = self._accumulators.pop(step, None)
+        if accumulator is None:
+            accumulator = functions.zeros()
+        values: dict[str, float] = {"n_samples": self._config.train.microbatch_size}
+        if functions.last:
+            targets = self._tokens(work)[:, 1:]
+            loss, gx, accumulator = functions.loss_backward(self.params, self._input(work), targets, accumulator)
+            values["loss_sum"] = float(loss)
+        else:
+            gy = self._boundaries.pop(self._key("grad", work, 1))
+            residual = self._residuals.pop(self._key("act", work))
+            gx, accumulator = functions.backward(self.params, residual, gy, accumulator)
+        self._accumulators[step] = jax.block_until_ready(accumulator)
+        if not functions.first:
+            self._boundaries[self._key("grad", work)] = gx
+        return values
+
+    def _evaluate(self, work: Work) -> dict[str, float]:
+        x = self._input(work, "eval")
+        if not self.functions.last:
+            self._boundaries[self._key("eval", work, 1)] = jax.block_until_ready(
+                self.functions.evaluate(self.params, x)
+            )
+            return {}
+        loss = self.functions.eval_loss(self.params, x, self._tokens(work)[:, 1:])
+        return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
+
+    def _gather(self, step: int) -> dict[str, float]:
+        for name, vector in self.functions.gradient_vectors(self._accumulators[step]).items():
+            self._vectors[step, self._group(name)] = np.asarray(vector)
+        return {}
+
+    def _update(self, step: int, scale: float) -> dict[str, float]:
+        groups = {self._group(name): name for name in self.functions.group_sizes}
+        vectors = {name: self._result(step, group) for group, name in groups.items()}
+        self.params, self.opt_state = jax.block_until_ready(
+            self.functions.update(self.params, self.opt_state, vectors, np.float32(scale))
+        )
+        return {}
+
+    def _result(self, step: int, group: str) -> np.ndarray:
+        """The group's summed gradient from its slices, in a buffer of its own that jax may keep."""
+        keys = sorted(k for k in self._slices if k.src is None and (k.round.step, k.round.group) == (step, group))
+        out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
+        return np.concatenate([self._slices[key] for key in keys], out=out)
+
+    def _input(self, work: Work, kind: str = "act"):
+        if self.functions.first:
+            return self._tokens(work)[:, :-1]
+        return self._boundaries.pop(self._key(kind, work))
+
+    def _tokens(self, work: Work) -> np.ndarray:
+        """[microbatch_size, seq_len + 1] of a microbatch, a pure function of its name."""
+        train, seq_len = self._config.train, self._config.model.seq_len
+        if work.kind == EVALUATE:
+            return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, seq_len)
+        n = self._plan.n_microbatches
+        return self._data.train_batch(train.seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
+
+    def _key(self, kind: str, work: Work, offset: int = 0) -> Key:
+        return Key(kind, work.step, work.stage + offset, work.microbatch)
+
+    def _group(self, local_name: str) -> str:
+        """The run's name of one of the stage functions' groups."""
+        return {STAGE_GROUP: f"stage{self._stage}", TIED_GROUP: TIED}[local_name]
+
+    # ------------------------------------------------------------------------------------------------------- tensors
+
+    def take(self, body: Message) -> Any:
+        """The tensor to send with a message; a boundary tensor is handed over, a slice stays."""
+        key = tensor_key(body)
+        if isinstance(key, Key):
+            return self._boundaries.pop(key)
+        if key.src is None:
+            return self._slices[key]
+        return self._vectors[key.round.step, key.round.group][key.lo : key.hi]
+
+    def put(self, body: Message, src: int, tensor: Any) -> None:
+        """Keep the tensor that came with a message."""
+        if isinstance(body, Boundary):
+            self._boundaries[body.key] = tensor
+        else:
+            self._slices[tensor_key(body)] = tensor
+
+    def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
+        """Buffers for the tensors that are announced beside a message; BadInput if they are not what it must carry."""
+        key = tensor_key(body)
+        wanted = []
+        if isinstance(key, Key):
+            wanted = [(np.dtype(self.functions.boundary_dtype), self.functions.boundary_shape)]
+        elif key is not None:
+            wanted = [(np.dtype(np.float32), (key.hi - key.lo,))]
+        if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
+            raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")
+        return [aligned_empty(shape, dtype) for dtype, shape in wanted]
+
+    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+        """Add up the members' slices in their order; the digest (CRC-32) and squared norm of the sum."""
+        round_ = key.round
+        own = self._vectors[round_.step, round_.group][key.lo : key.hi]
+        parts = [
+            own if member == self._peer else self._slices.pop(SliceKey(round_, key.lo, key.hi, member))
+            for member in members
+        ]
+        total = aligned_empty(own.shape, own.dtype)
+        np.copyto(total, parts[0])
+        for part in parts[1:]:
+            np.add(total, part, out=total)
+        self._slices[key] = total
+        return zlib.crc32(total), float(np.dot(total, total))
+
+    def free(self, step: int) -> None:
+        """Forget what is kept for a step."""
+        self._accumulators.pop(step, None)
+        for kept in (self._residuals, self._boundaries):
+            for key in [key for key in kept if key.step == step]:
+                del kept[key]
+        for at in [at for at in self._vectors if at[0] == step]:
+            del self._vectors[at]
+        for key in [key for key in self._slices if key.round.step == step]:
+            del self._slices[key]
+
+    def write_checkpoint(self, version: int) -> None:
+        """Under the simulator nothing is written; the runtime's loop has a Checkpointer for it."""

@@ -1,0 +1,52 @@
+"""Seconds of a peer's compiled stage functions, taken before it joins: what the simulator predicts a step from.
+
+On a CPU the process's CPU seconds are taken, not the wall's: peers that share cores time themselves at the same moment,
+and the simulator models the sharing itself. On an accelerator it is the wall clock.
+"""
+
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Boundary, Key, Reduced, Round, SliceKey, Work
+from jaxdt.runtime.buffer import aligned_empty
+from jaxdt.runtime.store import Store
+
+N_WARM_UP, N_TIMED = 2, 5
+
+
+def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool) -> dict[str, float]:
+    """Median seconds per kind of Work, through the store's own code with inputs of zeros. `groups`: the run's names of
+    this stage's sync groups and their sizes. Parameters and optimizer state are the same afterwards."""
+    params, functions = store.params, store.functions
+    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
+    kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(N_WARM_UP + N_TIMED):
+        for kind in kinds:
+            work = Work(stage, kind, 0, peer, 0)
+            _put_inputs(store, work, groups)
+            start_s = clock()
+            store.run(work, 1.0)
+            seconds[kind].append(clock() - start_s)
+        store.free(0)
+    store.params, store.opt_state = params, functions.init_optimizer(params)
+    return {kind: statistics.median(times[N_WARM_UP:]) for kind, times in seconds.items()}
+
+
+def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:
+    functions = store.functions
+    zeros = np.zeros(functions.boundary_shape, functions.boundary_dtype)
+    if work.kind == FORWARD:
+        store.put(Boundary(Key("act", 0, work.stage, 0)), 0, zeros)
+    elif work.kind == BACKWARD:
+        store.put(Boundary(Key("grad", 0, work.stage + 1, 0)), 0, zeros)
+    elif work.kind == EVALUATE:
+        store.put(Boundary(Key("eval", 0, work.stage, 0)), 0, zeros)
+    elif work.kind == UPDATE:
+        for name, n_elements in groups.items():
+            total = aligned_empty((n_elements,), np.dtype(np.float32))
+            total.fill(0.0)
+            store.put(Reduced(SliceKey(Round(0, name, 0), 0, n_elements), (), 0, 0, 0.0), 0, total)

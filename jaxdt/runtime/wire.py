@@ -1,0 +1,280 @@
+"""One connection, plain or TLS, used by one thread at a time; any thread may cut it.
+
+An OpenSSL connection must not be read and written by two threads at once, so each connection has one owner: a lane's
+sender thread (not blocking: it writes frames and picks up acks) or a receiver thread (blocking: it reads frames and
+writes acks).
+"""
+
+import errno
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from jaxdt.runtime.limits import Limits
+
+Address = tuple[str, int]
+
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_N_PIECES = 64  # of one sendmsg; the system's limit is 1024
+_TLS_BYTES = 1 << 18  # of one TLS write
+_SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
+_READ_BYTES = 1 << 12
+
+
+class Waker:
+    """Ends another thread's wait: a byte in a socket pair, which poll sees beside the connection."""
+
+    def __init__(self):
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """From any thread; nothing once it is closed."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._writer.send(b"\0")
+            except BlockingIOError:
+                return  # thousands of unread wakes wake as well
+
+    def clear(self) -> None:
+        try:
+            self._reader.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Until woken or the time is over; says whether it was woken."""
+        poller = select.poll()
+        poller.register(self, select.POLLIN)
+        woken = bool(poller.poll(_poll_ms(timeout_s)))
+        self.clear()
+        return woken
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._reader.close()
+            self._writer.close()
+
+
+class Wire:
+    """A connected socket. `deadline_s` (monotonic) bounds a whole handshake; without it each read has idle_s."""
+
+    def __init__(self, sock: socket.socket, limits: Limits):
+        self._sock = sock
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._cut = False
+        self._waits = select.poll()
+        self._room = select.poll()
+        self.deadline_s: float | None = None
+        _tune(sock, limits)
+
+    def secure(self, context: ssl.SSLContext, server_side: bool) -> None:
+        """TLS handshake, within the deadline."""
+        with self._lock:
+            self._sock.settimeout(_left_s(self.deadline_s))
+            self._sock = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
+            if self._cut:
+                raise ConnectionAbortedError("cut")
+        self._sock.do_handshake()
+
+    def fill(self, buffer: memoryview, may_wait: bool = False) -> None:
+        """Read until the buffer is full. `may_wait`: the first byte may take for ever."""
+        got = 0
+        while got < len(buffer):
+            try:
+                n = self._recv_into(buffer[got:])
+            except TimeoutError:
+                if may_wait and not got:
+                    continue
+                raise TimeoutError(f"{got} of {len(buffer)} expected bytes came in time") from None
+            if not n:
+                raise ConnectionAbortedError("closed by the other side")
+            got += n
+
+    def write(self, data: bytes) -> None:
+        """Blocking: a handshake frame or an ack."""
+        if self.deadline_s is not None:
+            self._sock.settimeout(_left_s(self.deadline_s))
+        self._sock.sendall(data)
+
+    def block(self) -> None:
+        """From here on the owner is a receiver thread."""
+        self.deadline_s = None
+        self._sock.settimeout(self._limits.idle_s)
+
+    def unblock(self, waker: Waker) -> None:
+        """From here on the owner is a sender thread, which `waker` wakes."""
+        self.deadline_s = None
+        self._sock.settimeout(0)
+        self._waits.register(self._sock, select.POLLIN)
+        self._waits.register(waker, select.POLLIN)
+        self._room.register(self._sock, select.POLLIN | select.POLLOUT)
+
+    def take(self) -> bytes | None:
+        """What has come, without waiting; None for nothing."""
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except _WOULD_BLOCK:
+            return None
+        if not data:
+            raise ConnectionAbortedError("closed by the other side")
+        return data
+
+    def push(self, pieces: Sequence, meanwhile: Callable[[], None]) -> None:
+        """Write all pieces. While the socket has no room, `meanwhile` picks up acks: two full directions never meet."""
+        write = self._write_tls if isinstance(self._sock, ssl.SSLSocket) else self._write_plain
+        rest = _merged(pieces) if isinstance(self._sock, ssl.SSLSocket) else list(pieces)
+        rest.reverse()
+        while rest:
+            try:
+                n = write(rest)
+            except _WOULD_BLOCK:
+                if not self._room.poll(_poll_ms(self._limits.idle_s)):
+                    raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s") from None
+                meanwhile()
+                continue
+            _advance(rest, n)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Until something comes, the waker wakes, or the time is over."""
+        if timeout_s is not None and timeout_s < 1e-3:
+            time.sleep(max(timeout_s, 0.0))  # poll counts whole milliseconds
+        else:
+            self._waits.poll(_poll_ms(timeout_s))
+
+    def cut(self) -> None:
+        """End it from any thread: the owner's read or write fails at once."""
+        with self._lock:
+            self._cut = True
+            try:
+                # Not SSLSocket.shutdown, which would turn the owner's next read into one of ciphertext.
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            except OSError:
+                return  # closed or never connected: as wished
+
+    def linger(self, timeout_s: float) -> None:
+        """Let the other side read our last words: closing with unread input would reset the connection first."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+            self._sock.settimeout(timeout_s)
+            while time.monotonic() < deadline_s and socket.socket.recv(self._sock, _READ_BYTES):
+                pass
+        except OSError:
+            return
+
+    def close(self) -> None:
+        with self._lock:
+            self._sock.close()
+
+    def _recv_into(self, buffer: memoryview) -> int:
+        if self.deadline_s is not None:
+            self._sock.settimeout(_left_s(self.deadline_s))
+        return self._sock.recv_into(buffer)
+
+    def _write_plain(self, rest: list) -> int:
+        return self._sock.sendmsg(rest[: -_N_PIECES - 1 : -1])
+
+    def _write_tls(self, rest: list) -> int:
+        return self._sock.send(rest[-1][:_TLS_BYTES])
+
+
+def connect(address: Address, deadline_s: float, waker: Waker) -> socket.socket:
+    """A connected socket; OSError with the last reason, InterruptedError when woken meanwhile."""
+    error: OSError = OSError(f"{address[0]} has no address")
+    for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            _connect_one(sock, target, deadline_s, waker)
+        except InterruptedError:
+            sock.close()
+            raise
+        except OSError as e:
+            sock.close()
+            error = e
+        else:
+            return sock
+    raise error
+
+
+def _connect_one(sock: socket.socket, target, deadline_s: float, waker: Waker) -> None:
+    sock.setblocking(False)
+    code = sock.connect_ex(target)
+    if code == errno.EINPROGRESS:
+        poller = select.poll()
+        poller.register(sock, select.POLLOUT)
+        poller.register(waker, select.POLLIN)
+        ready = dict(poller.poll(_poll_ms(_left_s(deadline_s))))
+        if waker.fileno() in ready:
+            raise InterruptedError("woken while connecting")
+        if not ready:
+            raise TimeoutError("no answer")
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, errno.errorcode.get(code, "connect failed"))
+
+
+def _tune(sock: socket.socket, limits: Limits) -> None:
+    """No Nagle, and a dead link noticed after dead_link_s. SO_SNDBUF stays: setting it ends the system's autotuning."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    third_s = max(1, round(limits.dead_link_s / 3))
+    options = {
+        "TCP_KEEPIDLE": third_s,
+        "TCP_KEEPALIVE": third_s,  # the same under another name
+        "TCP_KEEPINTVL": third_s,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": round(limits.dead_link_s * 1000),
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the handshake took too long")
+    return left_s
+
+
+def _poll_ms(timeout_s: float | None) -> int | None:
+    return None if timeout_s is None else max(0, int(timeout_s * 1000))
+
+
+def _advance(rest: list, n_bytes: int) -> None:
+    """Take n_bytes off a list of pieces that is in reverse order."""
+    while rest and n_bytes >= len(rest[-1]):
+        n_bytes -= len(rest.pop())
+    if n_bytes:
+        rest[-1] = rest[-1][n_bytes:]
+
+
+def _merged(pieces: Sequence) -> list:
+    """Neighbouring small pieces joined, large ones as they are: each TLS write is a record and a system call."""
+    merged: list = []
+    small = bytearray()
+    for piece in pieces:
+        if len(piece) <= _SMALL_BYTES:
+            small += piece
+            continue
+        if small:
+            merged.append(memoryview(small))
+            small = bytearray()
+        merged.append(piece)
+    if small:
+        merged.append(memoryview(small))
+    return merged

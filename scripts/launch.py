@@ -1,0 +1,74 @@
+"""A whole fleet on this machine, or the files to start one on several hosts.
+
+    python scripts/launch.py --config=configs/quickstart.py --run_dir=runs/x \\
+        [--emulate=configs/networks/four_cities.json] [--config.train.steps=50]
+    python scripts/launch.py --config=configs/two_hosts.py --emit=DIR --hosts=10.0.0.1,10.0.0.2
+
+The coordinator and the peers are children of this process. Exit codes: 0 done, 2 bad input, 3 a peer was lost,
+130 interrupted.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the launcher itself computes nothing
+
+import run_flags  # noqa: E402
+from absl import flags  # noqa: E402
+
+from jaxdt.core.errors import BadInput  # noqa: E402
+from jaxdt.core.plan import Plan  # noqa: E402
+from jaxdt.runtime import run_dir as run_dirs  # noqa: E402
+from jaxdt.runtime.fleet import LocalFleet  # noqa: E402
+
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run left in run_dir.")
+EMIT = flags.DEFINE_string("emit", None, "Write flag files, plan and credential for real hosts here, start nothing.")
+HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
+PORT = flags.DEFINE_integer("port", 7700, "With --emit: the coordinator's port, on the first host; then the peers'.")
+REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and report.png at the end.")
+
+SCRIPTS = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    config, plan, _ = run_flags.config_and_plan()
+    run_flags.emulated(plan)
+    if EMIT.value:
+        run_dirs.clear(Path(EMIT.value), OVERWRITE.value)
+        emit(Path(EMIT.value), config, plan)
+        return 0
+    run_flags.required("run_dir")
+    run_dir = Path(run_flags.RUN_DIR.value)
+    run_dirs.clear(run_dir, OVERWRITE.value)
+    run_dirs.write_job(run_dir, config, plan)
+    extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
+    code = LocalFleet(run_dir, plan, SCRIPTS, extra).run()
+    if code == 0 and REPORT.value:
+        subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"], check=True)
+    return code
+
+
+def emit(folder: Path, config, plan: Plan) -> None:
+    """coordinator.flags and one host_N.flags per peer, beside the files that they name."""
+    peers = sorted(plan.peers)
+    if len(HOSTS.value) != len(peers):
+        raise BadInput(f"--hosts: got {len(HOSTS.value)} addresses, expected {len(peers)}, one per peer {peers}")
+    run_dirs.write_job(folder, config, plan)
+    shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
+    coordinator = f"{HOSTS.value[0]}:{PORT.value}"
+    _write_flags(folder / "coordinator.flags", [*shared, f"--listen={coordinator}"])
+    print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
+    for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
+        own = [f"--peer={peer}", f"--coordinator={coordinator}", f"--listen={host}:{PORT.value + offset}"]
+        _write_flags(folder / f"host_{peer}.flags", [*shared, *own])
+        print(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
+
+
+def _write_flags(path: Path, lines: list[str]) -> None:
+    path.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    run_flags.run(main)

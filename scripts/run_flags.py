@@ -1,0 +1,106 @@
+"""The flags that launch.py, train.py and coordinate.py share, and the job that they describe."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from jaxdt.core import config as configs
+from jaxdt.core import network as networks
+from jaxdt.core import plan as plans
+from jaxdt.core.errors import BadInput
+from jaxdt.model.data import TokenFile, open_data
+from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
+
+FLAGS = flags.FLAGS
+CONFIG = config_flags.DEFINE_config_file("config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field.")
+RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of this run: metrics, summary, trace, checkpoints.")
+PLAN = flags.DEFINE_string("plan", None, "A plan.json; without it the config's plan fields are used.")
+CREDENTIAL = flags.DEFINE_string("credential", None, "The run's credential file. Without one: loopback only.")
+EMULATE = flags.DEFINE_string("emulate", None, "A network.json whose links are emulated inside the transport.")
+RUN = flags.DEFINE_string("run", "local", "Name of the run, equal on all its processes.")
+PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Run without a credential outside of loopback.")
+STOP_WITH_PARENT = flags.DEFINE_bool("stop_with_parent", False, "End when standard input ends.")
+
+CORPUS_TOKENS = Path(__file__).resolve().parent.parent / "runs" / "data" / "corpus_bytes.tok"
+
+
+def required(*names: str) -> None:
+    """BadInput for a flag that was not given."""
+    for name in names:
+        if getattr(FLAGS, name) is None:
+            raise BadInput(f"--{name}: missing")
+
+
+def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
+    """The checked config and plan of the flags, and the open token file."""
+    required("config")
+    fields = CONFIG.value.to_dict()
+    data = token_file(fields.get("data", {}).get("path", ""))
+    config = configs.parse(fields, data.vocab_size)
+    plan = plans.load(PLAN.value) if PLAN.value else configs.default_plan(config)
+    configs.check_plan(config, plan)
+    data.n_train_windows(config.model.seq_len)
+    return config, plan, data
+
+
+def token_file(path: str) -> TokenFile:
+    """The token file of a config; the committed corpus is tokenized on first use."""
+    if path:
+        return open_data(path)
+    CORPUS_TOKENS.parent.mkdir(parents=True, exist_ok=True)
+    return prepare(TRAIN_TEXTS, EVAL_TEXTS, "bytes", CORPUS_TOKENS)
+
+
+def emulated(plan: plans.Plan) -> networks.Network | None:
+    """The network to emulate; it must have every device of the plan."""
+    if EMULATE.value is None:
+        return None
+    network = networks.load(EMULATE.value)
+    if max(plan.peers) >= network.n_devices:
+        raise BadInput(f"{EMULATE.value}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
+    return network
+
+
+def job():
+    """The process.Job of the flags; imports jax, so whatever jax reads from the environment must be set before."""
+    from jaxdt.runtime.process import Job
+
+    config, plan, data = config_and_plan()
+    credential = Path(CREDENTIAL.value) if CREDENTIAL.value else None
+    run_dir = Path(RUN_DIR.value)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return Job(
+        config=config,
+        plan=plan,
+        data=data,
+        run=RUN.value,
+        run_dir=run_dir,
+        credential=credential,
+        network=emulated(plan),
+        allow_plaintext=PLAINTEXT.value,
+    )
+
+
+def set_threads(n_threads: int) -> None:
+    """Bound XLA's CPU threads; 0 leaves them alone. Must come before jax is imported."""
+    if n_threads:
+        eigen = "true" if n_threads > 1 else "false"
+        ours = f"--xla_cpu_multi_thread_eigen={eigen} intra_op_parallelism_threads={n_threads}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ours}".strip()
+
+
+def run(main: Callable[[], int]) -> None:
+    """Run a script: bad input is one line on standard error and exit code 2."""
+
+    def guarded(_):
+        try:
+            sys.exit(main())
+        except BadInput as error:
+            print(error, file=sys.stderr)
+            sys.exit(2)
+
+    app.run(guarded)

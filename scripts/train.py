@@ -1,0 +1,33 @@
+"""One peer of a run on this host: python scripts/train.py --flagfile=host_2.flags"""
+
+import sys
+from pathlib import Path
+
+import run_flags
+from absl import flags
+
+PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
+LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port on which the other peers reach this one.")
+DEVICES = flags.DEFINE_integer("devices", 1, "Local devices to spread the stage's microbatches over.")
+THREADS = flags.DEFINE_integer("threads", 0, "CPU threads for computing; 0 takes what there is.")
+CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled programs are kept.")
+
+
+def main() -> int:
+    run_flags.required("run_dir", "peer", "coordinator")
+    run_flags.set_threads(THREADS.value)
+    from jaxdt.runtime import process  # imports jax, which reads the thread settings
+
+    job = run_flags.job()
+    process.set_up_jax(Path(CACHE_DIR.value).expanduser())
+    stop = process.run_peer(
+        job, PEER.value, COORDINATOR.value, LISTEN.value, DEVICES.value, run_flags.STOP_WITH_PARENT.value
+    )
+    if stop.code:
+        print(stop.reason, file=sys.stderr)
+    return stop.code
+
+
+if __name__ == "__main__":
+    run_flags.run(main)
