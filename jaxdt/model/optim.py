@@ -1,5 +1,6 @@
 """Optimizers as optax transformations. A parameter's update depends on no other parameter, so that the split into
-stages cannot change the result. Clipping by the global norm would: it is the caller's, in `scale` of a stage's update."""
+stages cannot change the result. Clipping by the global norm would; it is the caller's, by `scale` of a stage's
+update."""
 
 from collections.abc import Callable
 

@@ -166,7 +166,7 @@ def _fused(loss_sum: Callable, first: bool) -> Callable:
 
 
 def _pullback(function: Callable, params, x, first: bool):
-    """(value, its pullback); the pullback gives one cotangent on the first stage, where x is tokens, else a second for x."""
+    """(value, its pullback). The pullback gives the cotangent of params, and that of x unless x is tokens."""
     if first:
         return jax.vjp(lambda params: function(params, x), params)
     return jax.vjp(function, params, x)

@@ -18,14 +18,16 @@ from jaxdt.runtime.handshake import Hello, Refused
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.wire import Address, Waker, Wire
 
-UNKNOWN_PEER = -1  # of a connection that was refused before it had said who it is
 _FULL_S = 0.1  # pause when the system has no file descriptor left
 _LINGER_S = 1.0
 
 
 class Acceptor:
-    """`check` raises Refused for a Hello that does not belong here; `welcome` takes over the others, in their thread;
-    `refused(peer, reason)` hears of the rest; `spawn(name, target)` starts a thread."""
+    """`check` raises Refused for a Hello that does not belong here; `welcome` takes over the others, in their thread.
+
+    `refused(peer, reason)` hears of the rest, with None for a peer that has not said who it is; `spawn(name, target)`
+    starts a thread.
+    """
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class Acceptor:
         *,
         check: Callable[[Hello], None],
         welcome: Callable[[Wire, Hello], None],
-        refused: Callable[[int, str], None],
+        refused: Callable[[int | None, str], None],
         spawn: Callable[[str, Callable[[], None]], None],
     ):
         self._context = context
@@ -78,21 +80,20 @@ class Acceptor:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            self._refused(UNKNOWN_PEER, f"cannot accept: {error}")
+            self._refused(None, f"cannot accept: {error}")
             self._waker.wait(_FULL_S)
             return
+        name = f"{where[0]}:{where[1]}"
         wire = Wire(sock, self._limits)
         with self._lock:
-            full = len(self._greeting) >= self._limits.n_greeting_max
-            if not full and not self._closing:
+            admitted = len(self._greeting) < self._limits.n_greeting_max and not self._closing
+            if admitted:
                 self._greeting.add(wire)
-        name = f"{where[0]}:{where[1]}"
-        if wire not in self._greeting:
+        if admitted:
+            self._spawn(f"accepted-{name}", lambda: self._greet(wire, name))
+        else:
             wire.close()
-            if full:
-                self._refused(UNKNOWN_PEER, f"{name}: {self._limits.n_greeting_max} others have not greeted yet")
-            return
-        self._spawn(f"accepted-{name}", lambda: self._greet(wire, name))
+            self._report(None, name, f"{self._limits.n_greeting_max} others have not greeted yet")
 
     def _greet(self, wire: Wire, name: str) -> None:
         wire.deadline_s = time.monotonic() + self._limits.handshake_s
@@ -108,7 +109,7 @@ class Acceptor:
 
     def _hear(self, wire: Wire, name: str) -> Hello | None:
         """Who it is, or None when it does not belong here."""
-        peer = UNKNOWN_PEER
+        peer = None
         try:
             if self._context is not None:
                 wire.secure(self._context, server_side=True)
@@ -128,9 +129,9 @@ class Acceptor:
             return theirs
         return None
 
-    def _report(self, peer: int, name: str, error: Exception) -> None:
+    def _report(self, peer: int | None, name: str, reason: object) -> None:
         if not self._closing:
-            self._refused(peer, f"{name}: {error}")
+            self._refused(peer, f"{name}: {reason}")
 
 
 def _bind(address: Address) -> socket.socket:

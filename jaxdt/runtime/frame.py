@@ -252,7 +252,8 @@ def _unpack_table(raw: memoryview, limits: Limits) -> tuple[Leaf, ...]:
 
 
 def _unpack_msgpack(name: str, raw: memoryview, n_items_max: int):
-    # A list is allocated by its claimed length, before its items are seen.
+    # msgpack allocates a list by its claimed length; an honest one has a byte for each item.
+    n_items_max = min(n_items_max, len(raw))
     try:
         return msgpack.unpackb(raw, strict_map_key=False, max_array_len=n_items_max, max_map_len=n_items_max)
     except (ValueError, TypeError, msgpack.UnpackException) as error:

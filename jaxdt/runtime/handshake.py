@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from jaxdt.runtime import frame
 from jaxdt.runtime.frame import FrameError
 from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.link import Link
 from jaxdt.runtime.wire import Address, Waker, Wire, connect
 
 LANES = ("data", "control")
@@ -87,7 +88,7 @@ def greet(wire: Wire, mine: Hello) -> Hello:
     say(wire, frame.GREETING, mine)
     answer = hear(wire, (frame.WELCOME, frame.REFUSED))
     if answer.kind == frame.REFUSED:
-        raise Refused(f"{answer.head.get('reason', 'no reason given')!s:.200}")
+        raise Refused(" ".join(str(answer.head.get("reason")).split())[:200])
     theirs = hello_from(answer.head)
     check(theirs, mine.run, mine.me)
     if theirs.me != mine.to:
@@ -101,7 +102,7 @@ class Dialler:
     `link` hears of failures. `waker` ends a pause or a connect early, for a new address or the end.
     """
 
-    def __init__(self, context: ssl.SSLContext | None, link, limits: Limits, waker: Waker):
+    def __init__(self, context: ssl.SSLContext | None, link: Link, limits: Limits, waker: Waker):
         self._context = context
         self._link = link
         self._limits = limits

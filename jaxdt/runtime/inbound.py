@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxdt.core.errors import BadInput
 from jaxdt.runtime import frame
 from jaxdt.runtime.frame import DTYPES, Frame, FrameError, Leaf, Payload
 from jaxdt.runtime.handshake import N_RANGES, Hello
 from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.link import Link
 from jaxdt.runtime.wire import Wire
 
 _N_SESSIONS = 4  # remembered per lane: a late connection of an earlier one must not erase the present one
 _SCRATCH_BYTES = 1 << 16
 
 OnMessage = Callable[[int, dict, list[np.ndarray]], None]
-Expect = Callable[[int, dict, list[tuple[str, tuple[int, ...]]]], list | None]
+Expect = Callable[[int, dict, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
 
 
 @dataclass(eq=False)
@@ -32,6 +34,7 @@ class Assembly:
     table: tuple[Leaf, ...]
     leaves: list[np.ndarray] | None
     payload: Payload | None
+    total_bytes: int
     n_bytes: int = 0
 
 
@@ -82,6 +85,7 @@ class Inbound:
         self._limits = limits
         self._streams: dict[int, Stream] = {}
         self._wire: Wire | None = None
+        self._link: Link | None = None
         self._turn = threading.Lock()
         self._dropped = self._closed = False
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -93,14 +97,15 @@ class Inbound:
         stream = self._streams.get(self.last_session)
         return stream.ranges() if stream else []
 
-    def serve(self, wire: Wire, theirs: Hello, link, welcome: Callable[[list], None] | None = None) -> None:
+    def serve(self, wire: Wire, theirs: Hello, link: Link, welcome: Callable[[list], None] | None = None) -> None:
         """Receive on a greeted connection until it ends. `welcome` answers a greeting with what we have already."""
         try:
             with self._turn_of(wire):
                 stream = self._stream(theirs)
                 if welcome is not None:
                     welcome(stream.ranges())
-                self._receive(wire, stream, link)
+                self._link = link
+                self._receive(wire, stream)
         except (OSError, FrameError) as error:
             link.unreachable(f"{self._lane} lane in: {error}")
         finally:
@@ -159,15 +164,15 @@ class Inbound:
             del self._streams[session]
         return stream
 
-    def _receive(self, wire: Wire, stream: Stream, link) -> None:
-        reason = "a bug"
-        link.up()
+    def _receive(self, wire: Wire, stream: Stream) -> None:
+        reason = f"{self._lane} lane in: a bug"
         try:
+            self._link.up()
             self._read(wire, stream)
         except (OSError, FrameError) as error:
             reason = f"{self._lane} lane in: {error}"
         finally:
-            link.down(reason)
+            self._link.down(reason)
 
     def _read(self, wire: Wire, stream: Stream) -> None:
         """Frames until the connection ends, with FrameError or OSError."""
@@ -189,6 +194,9 @@ class Inbound:
         if assembly is None or part.offset != assembly.n_bytes:
             expected = assembly.n_bytes if assembly else 0
             raise FrameError(f"message {part.sequence}: chunk at byte {part.offset}, expected byte {expected}")
+        if part.total_bytes != assembly.total_bytes:
+            expected = assembly.total_bytes
+            raise FrameError(f"message {part.sequence}: payload of {part.total_bytes} bytes, expected {expected}")
         if assembly.payload is None:
             return self._discard(part.payload_bytes)
         return assembly.payload.part(part.offset, part.payload_bytes)
@@ -200,14 +208,19 @@ class Inbound:
             return known
         if len(stream.partial) >= self._limits.partial_max:
             raise FrameError(f"message {part.sequence}: {len(stream.partial)} others begun and not ended")
-        buffers = self._expect(self.peer, part.head, [(leaf.dtype, leaf.shape) for leaf in part.table])
-        if buffers is None:
-            assembly = Assembly(part.head, part.table, None, None)
-        else:
-            leaves = _checked(buffers, part.table)
-            assembly = Assembly(part.head, part.table, leaves, Payload(leaves))
+        leaves = self._leaves_for(part)
+        payload = None if leaves is None else Payload(leaves)
+        assembly = Assembly(part.head, part.table, leaves, payload, part.total_bytes)
         stream.partial[part.sequence] = assembly
         return assembly
+
+    def _leaves_for(self, part: Frame) -> list[np.ndarray] | None:
+        try:
+            buffers = self._expect(self.peer, part.head, [(DTYPES[leaf.dtype], leaf.shape) for leaf in part.table])
+        except BadInput as error:
+            self._link.refused(str(error))
+            return None
+        return None if buffers is None else _checked(buffers, part.table)
 
     def _discard(self, n_bytes: int) -> Iterable[memoryview]:
         while n_bytes > 0:
@@ -235,8 +248,13 @@ class Inbound:
         if leaves is None:
             self.unwanted += 1
             return
-        self.messages_in += 1
-        self._on_message(self.peer, head, leaves)
+        try:
+            self._on_message(self.peer, head, leaves)
+        except BadInput as error:
+            self.unwanted += 1
+            self._link.refused(str(error))
+        else:
+            self.messages_in += 1
 
 
 def _checked(buffers: list, table: tuple[Leaf, ...]) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ delay line for their instant of arrival.
 
 import heapq
 import secrets
+import ssl
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from jaxdt.runtime import frame, handshake
 from jaxdt.runtime.frame import Feed, Frame, FrameError, Payload
 from jaxdt.runtime.handshake import Dialler, Hello
 from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.link import Link
 from jaxdt.runtime.shaper import Shaper
 from jaxdt.runtime.wire import Address, Waker, Wire
 
@@ -46,8 +48,8 @@ class Lane:
         self,
         name: str,
         hello: Callable[[int, int], Hello],
-        context,
-        link,
+        context: ssl.SSLContext | None,
+        link: Link,
         shaper: Shaper | None,
         limits: Limits,
     ):
@@ -189,10 +191,11 @@ class Lane:
             wire.cut()
         self._n_connections += 1
         since_s = time.monotonic()
-        reason = "closed"
+        reason = f"{self._name} lane: a bug"
         try:
             self._link.up()
             self._serve(wire, theirs)
+            reason = "closed"
         except (OSError, FrameError) as error:
             reason = f"{self._name} lane: {error}"
         finally:
@@ -225,12 +228,14 @@ class Lane:
 
     def _restart(self, theirs: Hello) -> None:
         """Drop what has arrived, and begin the rest again."""
-        if theirs.session == self.session:
-            for sequence in [s for s in self._unacked if any(a <= s <= b for a, b in theirs.have)]:
-                self._settle(sequence)
         with self._lock:
             self._inbox.clear()
             again = list(self._unacked.values())
+        if theirs.session == self.session:
+            arrived = {m.sequence for m in again if any(a <= m.sequence <= b for a, b in theirs.have)}
+            for sequence in arrived:
+                self._settle(sequence)
+            again = [message for message in again if message.sequence not in arrived]
         self._heap.clear()
         self._line.clear()
         for message in again:
@@ -248,6 +253,7 @@ class Lane:
         if message.payload is None:
             # Waits for the device where need be: here, not in send().
             message.payload = Payload([np.ascontiguousarray(leaf) for leaf in message.leaves])
+            message.leaves = ()
         message.ready_s = time.monotonic()
         heapq.heappush(self._heap, (message.priority, message.sequence, message))
 

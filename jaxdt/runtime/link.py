@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-OnLink = Callable[[int, str, str], None]
+OnLink = Callable[[int | None, str, str], None]
 
 
 class Link:
@@ -18,7 +18,7 @@ class Link:
         self._on_link = on_link
         self._lock = threading.RLock()
         self._n_connections = 0
-        self._state = ""
+        self._state = self._refusal = ""
         self._silent = False
 
     def up(self) -> None:
@@ -39,10 +39,11 @@ class Link:
                 self._tell("down", reason)
 
     def refused(self, reason: str) -> None:
-        """We or they say that the two do not belong together; told each time."""
+        """We or they say that the two, or a message, do not belong here; told once while it stays the same."""
         with self._lock:
-            self._state = ""
-            self._tell("refused", reason)
+            if reason != self._refusal and not self._silent:
+                self._refusal = reason
+                self._on_link(self._peer, "refused", reason)
 
     def silence(self) -> None:
         """The caller has dropped the peer. Without the lock: the caller may be inside on_link in another thread."""

@@ -48,7 +48,7 @@ from jaxdt.runtime.store import Store
 from jaxdt.runtime.transport import Transport
 
 CONGESTED_S = 0.002
-CLOSE_S = 2.0
+FLUSH_S = 1.0
 
 
 class Loop:
@@ -126,7 +126,7 @@ class Loop:
                 self._turn()
         finally:
             self._work.put(None)
-            self.transport.close(CLOSE_S)
+            self.transport.close(FLUSH_S if self._durable else 0.0)  # only a coordinator has last words
         return self._stop
 
     def _turn(self) -> None:

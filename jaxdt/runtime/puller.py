@@ -1,12 +1,14 @@
 """Opens the connections on which a peer sends to us: for a host that nobody can dial (NAT)."""
 
+import ssl
 import time
 from collections.abc import Callable
 
 from jaxdt.runtime.handshake import Dialler, Hello
 from jaxdt.runtime.inbound import Inbound
 from jaxdt.runtime.limits import Limits
-from jaxdt.runtime.wire import Address, Waker
+from jaxdt.runtime.link import Link
+from jaxdt.runtime.wire import Address, Waker, Wire
 
 
 class Puller:
@@ -16,9 +18,9 @@ class Puller:
         self,
         address: Address,
         hello: Callable[[int, int, list], Hello],
-        context,
+        context: ssl.SSLContext | None,
         inbound: Inbound,
-        link,
+        link: Link,
         limits: Limits,
     ):
         self._address = address
@@ -54,7 +56,7 @@ class Puller:
         self._dialler.cut()
         self._waker.wake()
 
-    def _receive(self, wire, theirs: Hello) -> None:
+    def _receive(self, wire: Wire, theirs: Hello) -> None:
         since_s = time.monotonic()
         self._inbound.serve(wire, theirs, self._link)
         if time.monotonic() - since_s > self._limits.backoff_s_max:

@@ -6,6 +6,7 @@ for sending. Callbacks come from these threads and must return soon: a receiver 
 
 import functools
 import ipaddress
+import ssl
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from jaxdt.core.errors import BadInput
 from jaxdt.runtime import frame, handshake
-from jaxdt.runtime.acceptor import UNKNOWN_PEER, Acceptor
+from jaxdt.runtime.acceptor import Acceptor
 from jaxdt.runtime.credential import Credential
 from jaxdt.runtime.handshake import LANES, Hello
 from jaxdt.runtime.inbound import Expect, Inbound, OnMessage
@@ -56,9 +57,11 @@ class Transport:
         connections of both directions itself.
     credential: None is plaintext, for loopback addresses only unless allow_plaintext.
     on_message(src, head, leaves): a whole message is there. Once per message, also over reconnects.
-    on_link(peer, state, reason): "up", "down" or "refused". `reason` is one line.
+    on_link(peer, state, reason): "up", "down" or "refused"; `reason` is one line. Peer is None for a connection that
+        was refused before it had said who it is.
     expect(src, head, table): the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None to
         drop the message; asked once per message, before anything is allocated for it.
+    BadInput from on_message or expect is taken as the sender's fault: the message is dropped, on_link told "refused".
     shape(dst): the link to emulate towards dst, or None.
     """
 
@@ -115,6 +118,8 @@ class Transport:
         """Remember where the peer is; lanes dial from their own threads. BadInput for plaintext off loopback."""
         self._check_address(f"peer {peer}", address)
         with self._lock:
+            if self._closing:
+                return
             known = self._peer(peer)
             known.address = address
             for dialling in (*known.lanes.values(), *known.pullers):
@@ -128,6 +133,7 @@ class Transport:
         Never blocks. `leaves` (numpy or jax arrays) are read later and, after a reconnect, again: they must not be
         changed or donated any more. A head's `view` is repeated in the frame header.
         """
+        leaves = tuple(leaves)
         table = frame.table_of(leaves, self._limits)
         raw_head = frame.pack_head(head, self._limits)
         with self._lock:
@@ -219,7 +225,7 @@ class Transport:
         self._spawn(f"pull-{name}-{peer}", puller.run, peer)
         return puller
 
-    def _spawn(self, name: str, target: Callable[[], None], peer: int = UNKNOWN_PEER) -> None:
+    def _spawn(self, name: str, target: Callable[[], None], peer: int | None = None) -> None:
         run = functools.partial(self._run_thread, target, peer)
         thread = threading.Thread(target=run, name=f"jaxdt-{self._me}-{name}", daemon=True)
         with self._lock:
@@ -228,11 +234,12 @@ class Transport:
 
     # What follows runs in the threads, without the lock.
 
-    def _run_thread(self, target: Callable[[], None], peer: int) -> None:
+    def _run_thread(self, target: Callable[[], None], peer: int | None) -> None:
         try:
             target()
         except Exception as error:
-            self._on_link(peer, "down", f"bug in {threading.current_thread().name}: {error!r}")
+            state = "refused" if peer is None else "down"
+            self._on_link(peer, state, f"bug in {threading.current_thread().name}: {error!r}")
             raise
         finally:
             with self._lock:
@@ -241,21 +248,21 @@ class Transport:
     def _welcome(self, wire: Wire, theirs: Hello) -> None:
         """Serve a connection whose greeting was heard: receive on it, or give it to the lane that sends on it."""
         with self._lock:
+            if self._closing:
+                wire.close()
+                return
             known = self._peer(theirs.me)
             inbound = self._inbound(theirs.me, theirs.lane)
-            closing = self._closing
-            if not theirs.sends and not closing:
+            if not theirs.sends:
                 lane = known.lanes.get(theirs.lane) or self._start_lane(theirs.me, known, theirs.lane)
         if theirs.sends:
             hello = functools.partial(Hello, self._run, self._me, theirs.me, theirs.lane, False, theirs.session, 0)
             inbound.serve(wire, theirs, known.link, lambda have: handshake.say(wire, frame.WELCOME, hello(have)))
-        elif closing:
-            wire.close()
         else:
             lane.take_over(wire, theirs)
 
     @property
-    def _client_context(self):
+    def _client_context(self) -> ssl.SSLContext | None:
         return self._credential.client_context if self._credential else None
 
     def _check_address(self, name: str, address: Address) -> None:

@@ -1,0 +1,96 @@
+"""The pictures of a run or a simulation, drawn from traces and metrics with matplotlib."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
+
+from jaxdt.core.events import parse_work  # noqa: E402
+from jaxdt.core.trace import bytes_per_link  # noqa: E402
+
+COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
+NAMES = {"F": "forward", "B": "backward", "E": "evaluate", "G": "gather", "U": "update"}
+
+
+def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
+    """report.png of a run: loss, the pipeline's timeline, bytes per link, predicted against measured step time."""
+    figure, axes = plt.subplots(2, 2, figsize=(14, 9), layout="constrained")
+    loss(axes[0, 0], metrics)
+    timeline(axes[0, 1], records, _middle_step(records))
+    link_bytes(axes[1, 0], records)
+    step_times(axes[1, 1], metrics, summary.get("step_s_predicted"))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def loss(axes: Axes, metrics: list[dict]) -> None:
+    """Loss against steps below and against time above."""
+    steps = [m["step"] for m in metrics]
+    axes.plot(steps, [m["loss"] for m in metrics], color=COLOURS["F"], label="training")
+    held_out = [m for m in metrics if "eval_loss" in m]
+    if held_out:
+        xs, ys = [m["step"] for m in held_out], [m["eval_loss"] for m in held_out]
+        axes.plot(xs, ys, "o", color=COLOURS["B"], label="held out")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
+    axes.legend()
+    if metrics:
+        seconds = sum(m["step_s"] for m in metrics) / len(metrics)
+        above = axes.secondary_xaxis("top", functions=(lambda x: x * seconds, lambda s: s / seconds))
+        above.set_xlabel("seconds, at the mean step time")
+
+
+def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
+    """The Work of one step: a row per peer."""
+    runs = [(r, parse_work(r["work"])) for r in records if r["what"] == "run"]
+    runs = [(r, work) for r, work in runs if work.step == step]
+    axes.set(title=f"Pipeline, step {step}", xlabel="seconds", ylabel="peer")
+    if not runs:
+        return
+    zero_s = min(r["t"] for r, _ in runs)
+    peers = sorted({r["peer"] for r, _ in runs}, key=lambda peer: _stage_and_peer(runs, peer))
+    for r, work in runs:
+        row = peers.index(r["peer"])
+        axes.barh(row, r["s"], left=r["t"] - zero_s, height=0.7, color=COLOURS[work.kind], edgecolor="white", lw=0.4)
+    axes.set_yticks(range(len(peers)), [f"p{p} (stage {_stage_and_peer(runs, p)[0]})" for p in peers])
+    axes.invert_yaxis()
+    kinds = sorted({work.kind for _, work in runs}, key="EFBGU".index)
+    axes.legend(handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds], fontsize=8, ncols=len(kinds))
+
+
+def link_bytes(axes: Axes, records: list[dict]) -> None:
+    """Payload bytes per directed link in the recorded steps."""
+    totals = sorted(bytes_per_link(records).items())
+    axes.bar([f"{src}→{dst}" for (src, dst), _ in totals], [n / 1e6 for _, n in totals], color=COLOURS["G"])
+    axes.set(title="Bytes per link in the recorded steps", ylabel="MB")
+    axes.tick_params(axis="x", rotation=60 if len(totals) > 12 else 0)
+
+
+def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None) -> None:
+    """Measured step times and the simulator's prediction."""
+    plain = [m for m in metrics if "eval_loss" not in m]
+    axes.plot([m["step"] for m in plain], [m["step_s"] for m in plain], ".", color=COLOURS["F"], label="measured")
+    if predicted_s:
+        axes.axhline(predicted_s, color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s")
+    axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def _middle_step(records: list[dict]) -> int | None:
+    """A step from the middle of the recording without evaluation: neither warm-up nor the end."""
+    kinds: dict[int, set[str]] = {}
+    for r in records:
+        if r["what"] == "run":
+            work = parse_work(r["work"])
+            kinds.setdefault(work.step, set()).add(work.kind)
+    steps = sorted(step for step, seen in kinds.items() if "E" not in seen) or sorted(kinds)
+    return steps[len(steps) // 2] if steps else None
+
+
+def _stage_and_peer(runs: list, peer: int) -> tuple[int, int]:
+    return next(work.stage for r, work in runs if r["peer"] == peer), peer
