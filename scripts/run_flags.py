@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxdt.core import config as configs
@@ -97,6 +97,7 @@ def run(main: Callable[[], int]) -> None:
     """Run a script: bad input is one line on standard error and exit code 2."""
 
     def guarded(_):
+        logging.set_verbosity(logging.WARNING)  # Orbax tells a story per checkpoint
         try:
             sys.exit(main())
         except BadInput as error:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -35,11 +34,11 @@ def main() -> int:
     tokenizer = load_tokenizer(run_flags.token_file(config.data.path).tokenizer)
     folder = Path(CHECKPOINT.value) if CHECKPOINT.value else newest(run_dir)
     params = {name: entry["params"] for name, entry in load_entries(folder).items()}
-    prompt = tokenizer.encode(PROMPT.value.encode())
-    if not len(prompt):
+    prompt = tokenizer.encode(PROMPT.value.encode()).tolist()
+    if not prompt:
         raise BadInput("--prompt: got an empty text, expected at least one token")
     tokens = generate(config.model, params, prompt, N_TOKENS.value, TEMPERATURE.value, SEED.value)
-    sys.stdout.write(tokenizer.decode(np.asarray(tokens)).decode(errors="replace") + "\n")
+    print(tokenizer.decode(np.array(prompt + tokens)).decode(errors="replace"))
     return 0
 
 

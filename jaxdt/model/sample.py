@@ -2,6 +2,7 @@
 
 T tokens (the window), V vocabulary."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -24,20 +25,23 @@ def assemble(config: GPTConfig, stages: list[dict]) -> dict:
     return params
 
 
-def generate(config: GPTConfig, params: dict, prompt: list[int], n_tokens: int, temperature: float, seed: int):
-    """The n_tokens token ids that follow `prompt`, as a list of int. temperature 0 takes the likeliest token. The model sees
-    the last seq_len tokens. One program of fixed shape serves every prompt and length. Raises BadInput."""
-    if not prompt or not all(0 <= token < config.vocab_size for token in prompt):
-        raise BadInput(f"prompt: got {prompt!r}, expected one or more token ids below {config.vocab_size}")
+def generate(
+    config: GPTConfig, params: dict, prompt: Sequence[int], n_tokens: int, temperature: float, seed: int
+) -> list[int]:
+    """The n_tokens token ids that follow `prompt`. Temperature 0 takes the likeliest token each time. The model sees
+    the last seq_len tokens; one program of that shape serves every prompt and length. Raises BadInput."""
+    tokens = [int(token) for token in prompt]
+    if not tokens or not all(0 <= token < config.vocab_size for token in tokens):
+        raise BadInput(f"prompt: got {tokens}, expected one or more token ids below {config.vocab_size}")
     if temperature < 0:
         raise BadInput(f"temperature: got {temperature!r}, expected a number >= 0")
-    key, tokens = jax.random.key(seed), list(prompt)
+    key, n_prompt = jax.random.key(seed), len(tokens)
     for i in range(n_tokens):
         seen = tokens[-config.seq_len :]
         window_T = np.zeros(config.seq_len, np.int32)
         window_T[: len(seen)] = seen
         tokens.append(int(_next_token(config, params, window_T, len(seen), temperature, jax.random.fold_in(key, i))))
-    return tokens[len(prompt) :]
+    return tokens[n_prompt:]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -112,6 +112,8 @@ class Acceptor:
         peer = None
         try:
             if self._context is not None:
+                if wire.first_byte() == frame.MAGIC[:1]:
+                    raise Refused("credential: got plaintext, expected TLS with the credential of this run")
                 wire.secure(self._context, server_side=True)
             theirs = handshake.hello_from(handshake.hear(wire, (frame.GREETING,)).head)
             peer = theirs.me

@@ -82,7 +82,8 @@ class Display:
                 print(f"step           {measured_s:.3f} s measured, {predicted_s:.3f} s predicted ({error:+.1f} %)")
                 print(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
             total = sum(summary["bytes_on_links"].values())
-            print(f"on the links   {total / 1e6:.1f} MB")
+            if total:
+                print(f"on the links   {total / 1e6:.1f} MB")
         sys.stdout.flush()
 
     def _line(self, fields: dict) -> str:

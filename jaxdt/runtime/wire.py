@@ -81,6 +81,11 @@ class Wire:
         self.deadline_s: float | None = None
         _tune(sock, limits)
 
+    def first_byte(self) -> bytes:
+        """What the next read begins with, left there; before `secure` only."""
+        self._sock.settimeout(_left_s(self.deadline_s))
+        return self._sock.recv(1, socket.MSG_PEEK)
+
     def secure(self, context: ssl.SSLContext, server_side: bool) -> None:
         """TLS handshake, within the deadline."""
         with self._lock:
