@@ -10,8 +10,8 @@ from jaxdt.sync.allreduce import AllReduce
 from jaxdt.wiring.fixed import FixedWiring
 
 
-def build_peer(config: RunConfig, plan: Plan, peer: int, run: str) -> Peer:
-    """The machines of one peer of the plan."""
+def build_peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version: int = 0) -> Peer:
+    """The machines of one peer of the plan, which begins with `start_version` updates seen."""
     check_plan(config, plan)
     stage, pipeline = plan.seat(peer)
     seat = Seat(
@@ -19,6 +19,7 @@ def build_peer(config: RunConfig, plan: Plan, peer: int, run: str) -> Peer:
         fingerprint=fingerprint(config, plan),
         peer=peer,
         stage=stage,
+        start_version=start_version,
         n_steps=config.train.steps,
         saves=pipeline == 0,
         checkpoint_every_steps=config.train.checkpoint_every_steps,
@@ -28,7 +29,7 @@ def build_peer(config: RunConfig, plan: Plan, peer: int, run: str) -> Peer:
     return Peer(Membership(seat), _wiring(config, plan, peer), _sync(config, plan, peer, stage))
 
 
-def build_coordinator(config: RunConfig, plan: Plan, run: str, reign: int = 1) -> Coordinator:
+def build_coordinator(config: RunConfig, plan: Plan, run: str, start_version: int = 0) -> Coordinator:
     """The coordinator of a run of this plan."""
     check_plan(config, plan)
     terms = Terms(
@@ -36,11 +37,11 @@ def build_coordinator(config: RunConfig, plan: Plan, run: str, reign: int = 1) -
         fingerprint=fingerprint(config, plan),
         stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
         n_stages=plan.n_stages,
+        start_version=start_version,
         n_steps=config.train.steps,
         tokens_per_sample=config.model.seq_len,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
-        reign=reign,
     )
     return Coordinator(terms)
 

@@ -18,12 +18,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the launcher itself computes no
 import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
+from jaxdt.core.config import RunConfig  # noqa: E402
 from jaxdt.core.errors import BadInput  # noqa: E402
 from jaxdt.core.plan import Plan  # noqa: E402
+from jaxdt.model.data import TokenFile  # noqa: E402
 from jaxdt.runtime import run_dir as run_dirs  # noqa: E402
+from jaxdt.runtime.checkpoint import about_run, check_resumable, newest  # noqa: E402
 from jaxdt.runtime.fleet import LocalFleet  # noqa: E402
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run left in run_dir.")
+RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest complete checkpoint of run_dir.")
 EMIT = flags.DEFINE_string("emit", None, "Write flag files, plan and credential for real hosts here, start nothing.")
 HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
 PORT = flags.DEFINE_integer("port", 7700, "With --emit: the coordinator's port, on the first host; then the peers'.")
@@ -33,7 +37,7 @@ SCRIPTS = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    config, plan, _ = run_flags.config_and_plan()
+    config, plan, data = run_flags.config_and_plan()
     run_flags.emulated(plan)
     if EMIT.value:
         run_dirs.clear(Path(EMIT.value), OVERWRITE.value)
@@ -41,16 +45,28 @@ def main() -> int:
         return 0
     run_flags.required("run_dir")
     run_dir = Path(run_flags.RUN_DIR.value)
-    run_dirs.clear(run_dir, OVERWRITE.value)
-    run_dirs.write_job(run_dir, config, plan)
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
+    if RESUME.value:
+        extra.append(f"--resume_from={resumable(run_dir, config, data)}")
+    else:
+        run_dirs.clear(run_dir, OVERWRITE.value)
+    run_dirs.write_job(run_dir, config, plan)
     code = LocalFleet(run_dir, plan, SCRIPTS, extra).run()
     if code == 0 and REPORT.value:
         subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"], check=True)
     return code
 
 
-def emit(folder: Path, config, plan: Plan) -> None:
+def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
+    """The newest complete checkpoint, if this config can go on from it."""
+    folder = newest(run_dir)
+    version = check_resumable(folder, about_run(config, data.checksum))
+    if version >= config.train.steps:
+        raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {version} of {folder}")
+    return folder
+
+
+def emit(folder: Path, config: RunConfig, plan: Plan) -> None:
     """coordinator.flags and one host_N.flags per peer, beside the files that they name."""
     peers = sorted(plan.peers)
     if len(HOSTS.value) != len(peers):

@@ -23,6 +23,7 @@ CREDENTIAL = flags.DEFINE_string("credential", None, "The run's credential file.
 EMULATE = flags.DEFINE_string("emulate", None, "A network.json whose links are emulated inside the transport.")
 RUN = flags.DEFINE_string("run", "local", "Name of the run, equal on all its processes.")
 PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Run without a credential outside of loopback.")
+RESUME = flags.DEFINE_string("resume_from", None, "Folder of a complete checkpoint to go on from.")
 STOP_WITH_PARENT = flags.DEFINE_bool("stop_with_parent", False, "End when standard input ends.")
 
 CORPUS_TOKENS = Path(__file__).resolve().parent.parent / "runs" / "data" / "corpus_bytes.tok"
@@ -81,6 +82,7 @@ def job():
         run_dir=run_dir,
         credential=credential,
         network=emulated(plan),
+        resume=Path(RESUME.value) if RESUME.value else None,
         allow_plaintext=PLAINTEXT.value,
     )
 

@@ -46,7 +46,7 @@ class DataConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     """`microbatch_size` in samples. Held-out loss every `eval_every_steps` (0: never) over `eval_microbatches`;
-    a checkpoint every `checkpoint_every_steps` (0: at the end only)."""
+    a checkpoint every `checkpoint_every_steps` (0: at the end only), of which the newest `keep_checkpoints` stay."""
 
     steps: int = 100
     seed: int = 0
@@ -54,6 +54,7 @@ class TrainConfig:
     eval_every_steps: int = 0
     eval_microbatches: int = 4
     checkpoint_every_steps: int = 0
+    keep_checkpoints: int = 2
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class RunConfig:
         _at_least("plan.pipelines", self.plan.pipelines, 1)
         _at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
         _one_of("plan.schedule", self.plan.schedule, SCHEDULES)
-        for name in ("steps", "microbatch_size", "eval_microbatches"):
+        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints"):
             _at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
             _at_least(f"train.{name}", getattr(self.train, name), 0)

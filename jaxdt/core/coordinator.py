@@ -18,6 +18,7 @@ from jaxdt.core.deadline import Deadline
 from jaxdt.core.events import (
     COORDINATOR,
     Action,
+    CheckpointComplete,
     Committed,
     Connect,
     Done,
@@ -28,6 +29,7 @@ from jaxdt.core.events import (
     Hello,
     Interrupted,
     LinkChanged,
+    MarkCheckpoint,
     Member,
     Message,
     Persist,
@@ -60,6 +62,7 @@ class Terms:
     fingerprint: str
     stage_of: Mapping[int, int]
     n_stages: int
+    start_version: int
     n_steps: int
     tokens_per_sample: int
     heartbeat_s: float
@@ -73,7 +76,7 @@ class Coordinator:
     def __init__(self, terms: Terms):
         self.terms = terms
         self.view: View | None = None
-        self.n_committed = 0
+        self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
         self._addresses: dict[int, str] = {}
         self._leases: dict[int, Deadline] = {}
@@ -116,8 +119,8 @@ class Coordinator:
                 return [pulse, Report("heartbeat", {"peer": src, **status})]
             case Hello():
                 return self._hello(src, body)
-            case Profiled(seconds):
-                return self._profiled(src, seconds)
+            case Profiled(seconds, version):
+                return self._profiled(src, seconds, version)
             case Prepared():
                 return self._on_prepared(src, body)
             case Saved(version, stage):
@@ -141,8 +144,10 @@ class Coordinator:
         self._addresses[src] = hello.address
         return [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
 
-    def _profiled(self, src: int, seconds: dict[str, float]) -> list[Action]:
+    def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
         """View 1 is made when the last member of the plan is ready to compute."""
+        if version != self.n_committed:
+            return self._end(2, f"{self._name(src)}: has version {version}, expected {self.n_committed}")
         self.profiles[src] = seconds
         missing = sorted(set(self.terms.stage_of) - set(self.profiles))
         if missing or self.view or "view" in self._pending:
@@ -224,7 +229,7 @@ class Coordinator:
         if len(stages) < self.terms.n_stages:
             return []
         del self._saved[version]
-        return [Report("checkpoint", {"version": version})]
+        return [MarkCheckpoint(version), *self._to_all(CheckpointComplete(version))]
 
     def _on_done(self, src: int, done: Done) -> list[Action]:
         self._done[src] = done

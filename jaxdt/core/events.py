@@ -146,9 +146,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Profiled:
-    """The peer's stage functions are compiled; their seconds per kind of Work."""
+    """The peer's stage functions are compiled; their seconds per kind of Work, and the version of its parameters."""
 
     seconds: dict[str, float]
+    version: int
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,13 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class CheckpointComplete:
+    """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
+
+    version: int
+
+
+@dataclass(frozen=True)
 class Done:
     """Member -> coordinator: all steps are applied; totals for the summary."""
 
@@ -269,6 +277,7 @@ Message = (
     | Prepared
     | Committed
     | Saved
+    | CheckpointComplete
     | Done
     | Suspect
     | Ended
@@ -487,6 +496,13 @@ class WriteCheckpoint:
 
 
 @dataclass(frozen=True)
+class MarkCheckpoint:
+    """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
+
+    version: int
+
+
+@dataclass(frozen=True)
 class Report:
     """Something for people: metrics of a step, a view, a dropped message. `kind` names the list of fields."""
 
@@ -521,4 +537,4 @@ Event = (
     | Wanted
     | Updated
 )
-Action = Send | Connect | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | Report | Stop
+Action = Send | Connect | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | MarkCheckpoint | Report | Stop

@@ -10,6 +10,7 @@ from jaxdt.core.deadline import Deadline
 from jaxdt.core.events import (
     COORDINATOR,
     Action,
+    CheckpointComplete,
     Connect,
     Done,
     Ended,
@@ -19,6 +20,7 @@ from jaxdt.core.events import (
     Hello,
     Interrupted,
     LinkChanged,
+    MarkCheckpoint,
     Message,
     Profiled,
     Pulse,
@@ -52,6 +54,7 @@ class Seat:
     fingerprint: str
     peer: int
     stage: int
+    start_version: int
     n_steps: int
     saves: bool
     checkpoint_every_steps: int
@@ -73,7 +76,7 @@ class Membership:
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
         self._clock = (float("inf"), 0.0)
-        self._version = 0
+        self._version = seat.start_version
 
     @property
     def header(self) -> Header:
@@ -102,11 +105,13 @@ class Membership:
             case Status():
                 self._status = event
             case Ready(seconds):
-                return [Send(COORDINATOR, Profiled(seconds))]
+                return [Send(COORDINATOR, Profiled(seconds, self._version))]
             case Received(_, View() as view):
                 return self._adopt(view)
             case Received(_, Pulse(count, coordinator_s)):
                 self._heard(now_s, count, coordinator_s)
+            case Received(_, CheckpointComplete(version)) if self.seat.saves:
+                return [MarkCheckpoint(version)]
             case Received(_, Ended(code, reason)):
                 return [Stop(code, reason)]
             case Interrupted():

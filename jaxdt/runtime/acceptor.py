@@ -77,14 +77,14 @@ class Acceptor:
     def _accept_one(self) -> None:
         try:
             sock, where = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
+            wire = Wire(sock, self._limits)
+        except (BlockingIOError, ConnectionError):
+            return  # gone before we came to it
         except OSError as error:
             self._refused(None, f"cannot accept: {error}")
             self._waker.wait(_FULL_S)
             return
         name = f"{where[0]}:{where[1]}"
-        wire = Wire(sock, self._limits)
         with self._lock:
             admitted = len(self._greeting) < self._limits.n_greeting_max and not self._closing
             if admitted:

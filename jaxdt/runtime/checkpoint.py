@@ -8,6 +8,7 @@ is not a checkpoint: a crash in the middle of writing never hides the last good 
 """
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxdt.core import plain
+from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
 from jaxdt.runtime.durable import write_durably
 
@@ -24,10 +27,12 @@ COMPLETE = "complete.json"
 
 
 class Checkpointer:
-    """Writes one stage's part on a thread of its own; the copy to host memory is taken before `save` returns."""
+    """Writes one stage's part on a thread of its own; the copy to host memory is taken before `save` returns.
 
-    def __init__(self, run_dir: Path, stage: int):
-        self._run_dir, self._stage = run_dir, stage
+    `about` says what the run's checkpoints belong to; the newest `keep` complete ones stay."""
+
+    def __init__(self, run_dir: Path, about: dict, keep: int, stage: int | None = None):
+        self._run_dir, self._about, self._keep, self._stage = run_dir, about, keep, stage
         self._thread: threading.Thread | None = None
 
     def save(self, version: int, store: Any, done: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
@@ -49,10 +54,51 @@ class Checkpointer:
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
+    def mark_complete(self, version: int) -> None:
+        """Every stage's part is durable: the checkpoint counts from now on, and older ones go."""
+        mark_complete(self._run_dir, version, self._about)
+        prune(self._run_dir, self._keep)
+
+
+def about_run(config: RunConfig, data_checksum: str) -> dict:
+    """What a checkpoint can only be resumed with: the model, the kind of optimizer, and the tokens."""
+    return {"model": plain.write(config.model), "optimizer": config.optim.name, "data": data_checksum}
+
+
+def check_resumable(folder: Path, about: dict) -> int:
+    """The version of a complete checkpoint; BadInput naming the first field in which it belongs to something else."""
+    stored = json.loads((folder / COMPLETE).read_text())
+    for name, expected in about.items():
+        got = stored.get(name)
+        if isinstance(expected, dict) and isinstance(got, dict):
+            field = next((f for f in sorted(expected | got) if got.get(f) != expected.get(f)), None)
+            if field is not None:
+                raise BadInput(
+                    f"{folder}: made with {name}.{field} {got.get(field)!r}, the config has {expected.get(field)!r}"
+                )
+        elif got != expected:
+            raise BadInput(f"{folder}: made with {name} {got!r}, this run has {expected!r}")
+    return stored["version"]
+
+
+def complete_checkpoints(run_dir: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(path.parent for path in run_dir.glob(f"checkpoints/*/{COMPLETE}"))
+
+
+def prune(run_dir: Path, keep: int) -> list[Path]:
+    """Delete all but the newest `keep` complete checkpoints, and what is older than those and was never completed."""
+    kept = complete_checkpoints(run_dir)[-keep:]
+    old = [path for path in sorted(run_dir.glob("checkpoints/*")) if kept and path < kept[0]]
+    for path in old:
+        (path / COMPLETE).unlink(missing_ok=True)  # first, so that a half-deleted one never counts
+        shutil.rmtree(path, ignore_errors=True)
+    return old
+
 
 def split_entries(params: dict, opt_state: Any) -> dict[str, dict]:
-    """{entry: {"params": tree, "optimizer": leaves}}: every subtree of the optimizer's state that mirrors the parameters
-    is cut like them; scalars such as step counts go into every entry."""
+    """{entry: {"params": tree, "optimizer": leaves}}: every subtree of the optimizer's state that mirrors the
+    parameters is cut like them; scalars such as step counts go into every entry."""
 
     def mirrors(tree: Any) -> bool:
         return isinstance(tree, dict) and set(tree) == set(params)
@@ -97,7 +143,7 @@ def mark_complete(run_dir: Path, version: int, about: dict) -> None:
 
 def newest(run_dir: Path) -> Path:
     """The newest complete checkpoint of a run; BadInput if there is none."""
-    complete = sorted(path.parent for path in run_dir.glob(f"checkpoints/*/{COMPLETE}"))
+    complete = complete_checkpoints(run_dir)
     if not complete:
         raise BadInput(f"{run_dir}: holds no complete checkpoint")
     return complete[-1]
@@ -110,6 +156,8 @@ def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(part.absolute()).item_metadata.tree
             wanted = {n: leaf for n, leaf in tree.items() if n not in entries and (names is None or n in names)}
+            if not wanted:
+                continue
             item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
             how = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)

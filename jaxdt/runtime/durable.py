@@ -29,7 +29,7 @@ class FileStore:
 
 def write_durably(path: Path, content: bytes) -> None:
     """The file holds either its old content or all of the new one, also after a crash."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # peers of one host may write the same file
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxdt.core.plan import Plan
 from jaxdt.runtime.run_dir import job_flags
 
+EXIT_CODES = (None, 0, 2, 3, 130)
 GRACE_S = 10.0
 POLL_S = 0.05
 ADDRESS_S = 60.0
@@ -43,6 +44,7 @@ class LocalFleet:
     def _start_coordinator(self) -> str:
         """Its address, or '' if it ended before it had one."""
         address_file = self._run_dir / "coordinator_address"
+        address_file.unlink(missing_ok=True)
         command = [sys.executable, str(self._scripts / "coordinate.py"), f"--address_file={address_file}", *self._flags]
         self._coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         deadline_s = time.monotonic() + ADDRESS_S
@@ -65,12 +67,21 @@ class LocalFleet:
         """Until the coordinator has ended, or a peer has ended that the coordinator never heard of."""
         while self._coordinator.poll() is None:
             time.sleep(POLL_S)
-            for peer, child in self._peers.items():
-                if child.poll() not in (None, 0) and not self._settles():
-                    log = (self._run_dir / "logs" / f"peer_{peer}.log").read_text().strip().splitlines()
-                    print(f"peer {peer}: ended with exit code {child.returncode}: {log[-1] if log else ''}")
-                    return child.returncode if child.returncode in (2, 130) else 3
+            ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
+            if ended and not self._settles():
+                self._explain(ended[0])
+                code = self._peers[ended[0]].returncode
+                return code if code in (2, 130) else 3
+        for peer, child in self._peers.items():
+            if child.poll() not in EXIT_CODES:
+                self._explain(peer)
         return self._coordinator.returncode
+
+    def _explain(self, peer: int) -> None:
+        """A peer that ended otherwise than by the protocol: how, and the last line of its log."""
+        log = self._run_dir / "logs" / f"peer_{peer}.log"
+        lines = log.read_text(errors="replace").strip().splitlines()
+        print(f"peer {peer}: exit code {self._peers[peer].returncode}, {log}: {lines[-1] if lines else 'empty'}")
 
     def _settles(self) -> bool:
         """Whether the coordinator notices a peer's end by itself in time."""

@@ -94,8 +94,9 @@ class Inbound:
 
     def have(self) -> list[list[int]]:
         """What has arrived of the last session."""
-        stream = self._streams.get(self.last_session)
-        return stream.ranges() if stream else []
+        with self._turn:
+            stream = self._streams.get(self.last_session)
+            return stream.ranges() if stream else []
 
     def serve(self, wire: Wire, theirs: Hello, link: Link, welcome: Callable[[list], None] | None = None) -> None:
         """Receive on a greeted connection until it ends. `welcome` answers a greeting with what we have already."""

@@ -12,7 +12,6 @@ from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import Report
 from jaxdt.core.network import Link
 from jaxdt.core.plan import Plan
-from jaxdt.runtime.checkpoint import mark_complete
 from jaxdt.runtime.display import Display
 from jaxdt.runtime.durable import FileStore, write_durably
 from jaxdt.sim.predict import Conditions, predict_step_s
@@ -36,8 +35,10 @@ class Journal:
     ):
         self._run_dir, self._config, self._plan = run_dir, config, plan
         self._machine, self._durable, self._link = machine, durable, link
+        self._steps = earlier_steps(run_dir / "metrics.jsonl", machine.n_committed)
+        self._n_resumed = len(self._steps)
         self._metrics = (run_dir / "metrics.jsonl").open("w")
-        self._steps: list[dict] = []
+        self._metrics.writelines(json.dumps(step) + "\n" for step in self._steps)
         self._predicted_s: float | None = None
         self._bytes: dict[str, int] = {}
         self._clocks: dict[str, float] = {}
@@ -61,7 +62,6 @@ class Journal:
                 self._display.say(f"all {len(fields['members'])} peers are ready")
                 self._display.say(f"predicted step time {self._predicted_s:.3f} s")
             case "checkpoint":
-                mark_complete(self._run_dir, fields["version"], self._about())
                 self._display.say(f"checkpoint of {fields['version']} steps is complete")
             case "done":
                 peer = fields["peer"]
@@ -88,11 +88,8 @@ class Journal:
         conditions = Conditions(self._machine.profiles, self._link, host_of, cores, self._durable.put_s)
         return predict_step_s(self._config, self._plan, conditions)
 
-    def _about(self) -> dict:
-        return {"fingerprint": self._config.fingerprint, "stages": [list(stage) for stage in self._plan.stages]}
-
     def _end(self, code: int, reason: str) -> None:
-        timed = [s["step_s"] for s in self._steps[WARM_UP_STEPS:] if "eval_loss" not in s]
+        timed = [s["step_s"] for s in self._steps[self._n_resumed + WARM_UP_STEPS :] if "eval_loss" not in s]
         measured_s = statistics.median(timed) if timed else None
         tokens = self._plan.n_microbatches * self._config.train.microbatch_size * self._config.model.seq_len
         evals = [s["eval_loss"] for s in self._steps if "eval_loss" in s]
@@ -112,6 +109,17 @@ class Journal:
         }
         write_durably(self._run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self._display.summary(summary)
+
+
+def earlier_steps(path: Path, n_committed: int) -> list[dict]:
+    """The metrics of the steps that a resumed run builds on; a last line that a crash cut off is left out."""
+    steps = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            steps.append(json.loads(line))
+        except ValueError:
+            break
+    return [step for step in steps if step["step"] < n_committed]
 
 
 def host_name(address: str) -> str:

@@ -22,6 +22,7 @@ from jaxdt.core.events import (
     Event,
     Free,
     LinkChanged,
+    MarkCheckpoint,
     Persist,
     Persisted,
     Ran,
@@ -52,8 +53,8 @@ FLUSH_S = 1.0
 
 
 class Loop:
-    """Drives `machine` until it stops. A coordinator has a `durable` store; a peer has a checkpointer, and
-    `tensors` once `prepare` has made them. `transport` is set before `run`.
+    """Drives `machine` until it stops. A coordinator has a `durable` store; a peer has `tensors` once
+    `prepare` has made them. `transport` is set before `run`.
 
     `report` is called with everything the machine says to people, on the loop's thread."""
 
@@ -63,7 +64,7 @@ class Loop:
         machine: Machine,
         trace: Trace,
         report: Callable[[Report], None],
-        checkpointer: Checkpointer | None = None,
+        checkpointer: Checkpointer,
         durable: FileStore | None = None,
         queue_bytes: int = 1 << 62,
     ):
@@ -185,6 +186,9 @@ class Loop:
                 self._handle(Persisted(name))
             case WriteCheckpoint(version):
                 self._checkpointer.save(version, self.tensors, lambda: self.post(WroteCheckpoint(version)), self.post)
+            case MarkCheckpoint(version):
+                self._checkpointer.mark_complete(version)
+                self._report(Report("checkpoint", {"version": version}))
             case Report():
                 if action.kind != "heartbeat":
                     self._trace.report(self._me, time.monotonic(), action)

@@ -20,7 +20,7 @@ from jaxdt.core.plan import Plan
 from jaxdt.core.profile import sync_groups
 from jaxdt.core.trace import Trace
 from jaxdt.model.data import TokenFile
-from jaxdt.runtime.checkpoint import Checkpointer
+from jaxdt.runtime.checkpoint import Checkpointer, about_run, check_resumable, load_entries
 from jaxdt.runtime.credential import load as load_credential
 from jaxdt.runtime.durable import FileStore
 from jaxdt.runtime.journal import Journal
@@ -35,7 +35,7 @@ from jaxdt.sim.predict import device_links
 @dataclass(frozen=True)
 class Job:
     """What every process of a run is given. `run` names the run on every connection; without a credential only
-    loopback addresses are allowed; `network` is emulated inside the transport."""
+    loopback addresses are allowed; `network` is emulated inside the transport; `resume` is a complete checkpoint."""
 
     config: RunConfig
     plan: Plan
@@ -44,8 +44,20 @@ class Job:
     run_dir: Path
     credential: Path | None = None
     network: Network | None = None
+    resume: Path | None = None
     trace_steps: int = 30
     allow_plaintext: bool = False
+
+    @property
+    def about(self) -> dict:
+        return about_run(self.config, self.data.checksum)
+
+    @property
+    def start_version(self) -> int:
+        return check_resumable(self.resume, self.about) if self.resume else 0
+
+    def checkpointer(self, stage: int | None) -> Checkpointer:
+        return Checkpointer(self.run_dir, self.about, self.config.train.keep_checkpoints, stage)
 
 
 def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 1, with_parent: bool = False) -> Stop:
@@ -53,17 +65,19 @@ def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 
     config, plan = job.config, job.plan
     stage, _ = plan.seat(peer)
     (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
-    machine = build_peer(config, plan, peer, job.run)
+    machine = build_peer(config, plan, peer, job.run, job.start_version)
     with (job.run_dir / "trace" / f"peer_{peer}.jsonl").open("w") as trace_file:
         trace = Trace(trace_file.write, job.trace_steps)
-        checkpointer = Checkpointer(job.run_dir, stage)
-        loop = Loop(peer, machine, trace, _say, checkpointer=checkpointer, queue_bytes=config.net.queue_bytes)
+        loop = Loop(peer, machine, trace, _say, job.checkpointer(stage), queue_bytes=config.net.queue_bytes)
         address = _open(job, loop, peer, listen)
         loop.transport.connect(COORDINATOR, parse_address("coordinator", coordinator))
 
         def prepare() -> Ready:
             functions = stage_functions(config, plan, stage, devices)
-            loop.tensors = Store(config, plan, peer, job.data, functions)
+            store = Store(config, plan, peer, job.data, functions)
+            if job.resume:
+                store.load(load_entries(job.resume, list(store.params)))
+            loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
             return Ready(time_stage(loop.tensors, peer, stage, groups, config.train.eval_every_steps > 0))
 
@@ -72,7 +86,7 @@ def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 
 
 def run_coordinator(job: Job, listen: str, started: Callable[[str], None], live: bool, with_parent: bool) -> Stop:
     """Be the coordinator: `started` is called with its address; writes metrics and summary, and shows the fleet."""
-    machine = build_coordinator(job.config, job.plan, job.run)
+    machine = build_coordinator(job.config, job.plan, job.run, job.start_version)
     (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
     durable = FileStore(job.run_dir / "coordinator")
     with (
@@ -80,7 +94,7 @@ def run_coordinator(job: Job, listen: str, started: Callable[[str], None], live:
         Journal(job.run_dir, job.config, job.plan, machine, durable, device_links(job.network), live) as journal,
     ):
         trace = Trace(trace_file.write)
-        loop = Loop(COORDINATOR, machine, trace, journal.report, durable=durable)
+        loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable=durable)
         address = _open(job, loop, COORDINATOR, listen)
         started(address)
         return _until_stopped(loop, address, None, with_parent)

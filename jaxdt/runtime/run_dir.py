@@ -25,13 +25,15 @@ def get_config():
 
 
 def write_job(folder: Path, config: RunConfig, plan: Plan) -> None:
-    """config.py, config.json, plan.json, run (its name) and credential: all that the processes of a run must share."""
+    """All that the processes of a run must share: config.py, config.json, plan.json, run (its name, new each time) and
+    the credential, which a resumed run keeps."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(plain.write(config), indent=1) + "\n")
     (folder / "config.py").write_text(CONFIG_PY)
     (folder / "plan.json").write_text(json.dumps(to_json(plan), indent=1) + "\n")
     (folder / "run").write_text(secrets.token_hex(6) + "\n")
-    credential.create(folder / "credential.pem")
+    if not (folder / "credential.pem").exists():
+        credential.create(folder / "credential.pem")
 
 
 def job_flags(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageFunctions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.runtime.buffer import aligned_empty
+from jaxdt.runtime.checkpoint import join_entries
 
 
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
@@ -50,6 +51,11 @@ class Store:
         self._n_evals = 1
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
+
+    def load(self, entries: dict[str, dict]) -> None:
+        """Take parameters and optimizer state from a checkpoint's entries."""
+        params, opt_state = join_entries(entries, self.params, self.opt_state)
+        self.params, self.opt_state = self.functions.place(params), self.functions.place(opt_state)
 
     # ------------------------------------------------------------------------------------------------------- compute
 

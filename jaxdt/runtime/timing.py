@@ -20,7 +20,8 @@ N_WARM_UP, N_TIMED = 2, 5
 def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool) -> dict[str, float]:
     """Median seconds per kind of Work, through the store's own code with inputs of zeros. `groups`: the run's names of
     this stage's sync groups and their sizes. Parameters and optimizer state are the same afterwards."""
-    params, functions = store.params, store.functions
+    params, opt_state, functions = store.params, store.opt_state, store.functions
+    store.opt_state = functions.init_optimizer(params)  # an update donates it
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -32,7 +33,7 @@ def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], eval
             store.run(work, 1.0)
             seconds[kind].append(clock() - start_s)
         store.free(0)
-    store.params, store.opt_state = params, functions.init_optimizer(params)
+    store.params, store.opt_state = params, opt_state
     return {kind: statistics.median(times[N_WARM_UP:]) for kind, times in seconds.items()}
 
 

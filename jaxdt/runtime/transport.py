@@ -115,7 +115,8 @@ class Transport:
         return self._acceptor.address
 
     def connect(self, peer: int, address: Address) -> None:
-        """Remember where the peer is; lanes dial from their own threads. BadInput for plaintext off loopback."""
+        """Remember where the peer is; lanes dial from their own threads. BadInput for what is no address, and for
+        plaintext off loopback."""
         self._check_address(f"peer {peer}", address)
         with self._lock:
             if self._closing:
@@ -266,8 +267,18 @@ class Transport:
         return self._credential.client_context if self._credential else None
 
     def _check_address(self, name: str, address: Address) -> None:
+        if not _is_host(address[0]) or not 0 <= address[1] < 1 << 16:
+            raise BadInput(f"{name}: got {address[0]!r}:{address[1]}, expected a host name or address and a port")
         if self._credential is None and not self._plaintext_anywhere and not _is_loopback(address[0]):
             raise BadInput(f"{name}: got {address[0]} without a credential, expected a loopback address")
+
+
+def _is_host(host: str) -> bool:
+    """Whether the resolver takes it: it raises other exceptions than OSError for the rest."""
+    try:
+        return bool(host.encode("idna")) and "\0" not in host
+    except UnicodeError:
+        return False
 
 
 def _is_loopback(host: str) -> bool:

@@ -79,7 +79,11 @@ class Wire:
         self._waits = select.poll()
         self._room = select.poll()
         self.deadline_s: float | None = None
-        _tune(sock, limits)
+        try:
+            _tune(sock, limits)
+        except OSError:
+            sock.close()
+            raise
 
     def first_byte(self) -> bytes:
         """What the next read begins with, left there; before `secure` only."""
