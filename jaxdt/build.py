@@ -29,7 +29,9 @@ def build_peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version
     return Peer(Membership(seat), _wiring(config, plan, peer), _sync(config, plan, peer, stage))
 
 
-def build_coordinator(config: RunConfig, plan: Plan, run: str, start_version: int = 0) -> Coordinator:
+def build_coordinator(
+    config: RunConfig, plan: Plan, run: str, start_version: int = 0, start_lineage: int = 0
+) -> Coordinator:
     """The coordinator of a run of this plan."""
     check_plan(config, plan)
     terms = Terms(
@@ -38,7 +40,9 @@ def build_coordinator(config: RunConfig, plan: Plan, run: str, start_version: in
         stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
         n_stages=plan.n_stages,
         start_version=start_version,
+        start_lineage=start_lineage,
         n_steps=config.train.steps,
+        on_nonfinite=config.train.on_nonfinite,
         tokens_per_sample=config.model.seq_len,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,

@@ -60,7 +60,7 @@ def main() -> int:
 def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
     """The newest complete checkpoint, if this config can go on from it."""
     folder = newest(run_dir)
-    version = check_resumable(folder, about_run(config, data.checksum))
+    version = check_resumable(folder, about_run(config, data.checksum)).version
     if version >= config.train.steps:
         raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {version} of {folder}")
     return folder

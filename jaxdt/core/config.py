@@ -20,6 +20,7 @@ SYNCS = ("allreduce",)
 CODECS = ("none",)
 DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
+ON_NONFINITE = ("stop", "skip", "rollback")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class DataConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     """`microbatch_size` in samples. Held-out loss every `eval_every_steps` (0: never) over `eval_microbatches`;
-    a checkpoint every `checkpoint_every_steps` (0: at the end only), of which the newest `keep_checkpoints` stay."""
+    a checkpoint every `checkpoint_every_steps` (0: at the end only), of which the newest `keep_checkpoints` stay.
+    `on_nonfinite`: what a step does whose gradient is not finite: stop the run, skip its update, or roll back to the
+    last complete checkpoint and draw other samples from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -55,6 +58,7 @@ class TrainConfig:
     eval_microbatches: int = 4
     checkpoint_every_steps: int = 0
     keep_checkpoints: int = 2
+    on_nonfinite: str = "stop"
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class RunConfig:
             _at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
             _at_least(f"train.{name}", getattr(self.train, name), 0)
+        _one_of("train.on_nonfinite", self.train.on_nonfinite, ON_NONFINITE)
         _one_of("wiring.kind", self.wiring.kind, WIRINGS)
         _one_of("sync.kind", self.sync.kind, SYNCS)
         _one_of("sync.delay", self.sync.delay, (0,))

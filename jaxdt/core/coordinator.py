@@ -11,7 +11,7 @@ record and a record needs everyone.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxdt.core import plain
 from jaxdt.core.deadline import Deadline
@@ -24,6 +24,7 @@ from jaxdt.core.events import (
     Done,
     Ended,
     Event,
+    GroupResult,
     Header,
     Heartbeat,
     Hello,
@@ -52,6 +53,7 @@ from jaxdt.core.events import (
 
 KEPT_RECORDS = 2
 RECONNECT_S = 1.5
+ROLLBACKS_MAX = 3
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,10 @@ class Terms:
     stage_of: Mapping[int, int]
     n_stages: int
     start_version: int
+    start_lineage: int
     n_steps: int
     tokens_per_sample: int
+    on_nonfinite: str
     heartbeat_s: float
     deadline_floor_s: float
     reign: int = 1
@@ -86,6 +90,8 @@ class Coordinator:
         self._pending: dict[str, Message] = {}
         self._saved: dict[int, set[int]] = {}
         self._done: dict[int, Done] = {}
+        self._checkpoint = terms.start_version
+        self._n_rollbacks = 0
         self._last_commit_s = 0.0
         self._ended = False
 
@@ -121,9 +127,9 @@ class Coordinator:
                 return self._hello(src, body)
             case Profiled(seconds, version):
                 return self._profiled(src, seconds, version)
-            case Prepared():
+            case Prepared() if header.lineage == self.view.lineage:
                 return self._on_prepared(src, body)
-            case Saved(version, stage):
+            case Saved(version, stage) if header.lineage == self.view.lineage:
                 return self._on_saved(version, stage)
             case Done():
                 return self._on_done(src, body)
@@ -155,7 +161,9 @@ class Coordinator:
         members = tuple(
             Member(peer, stage, 1, self._addresses.get(peer, "")) for peer, stage in sorted(self.terms.stage_of.items())
         )
-        view = View(1, self.terms.reign, 0, members, (1,) * self.terms.n_stages, self.n_committed)
+        view = View(
+            1, self.terms.reign, self.terms.start_lineage, members, (1,) * self.terms.n_stages, self.n_committed
+        )
         self._pending["view"] = view
         return [Persist("view", plain.write(view))]
 
@@ -177,26 +185,47 @@ class Coordinator:
         said[src] = prepared
         if set(said) != {member.peer for member in self.view.members} or "record" in self._pending:
             return []
-        results: dict[str, tuple] = {}
+        results: dict[str, GroupResult] = {}
         for peer, one in sorted(said.items()):
             for result in one.results:
-                if results.setdefault(result.round.group, result) != result:
-                    group = result.round.group
+                group = result.round.group
+                first = results.setdefault(group, result)
+                if (first.round, first.digest) != (result.round, result.digest):  # norms may be NaN, unequal to itself
                     return self._end(3, f"step {prepared.step}: peer {peer} holds another result of group {group}")
         counts = {result.n_samples for result in results.values()}
         if len(counts) != 1:
             return self._end(3, f"step {prepared.step}: the groups counted different numbers of samples {counts}")
         rounds = tuple(result.round for _, result in sorted(results.items()))
         sq_norm = math.fsum(result.sq_norm for result in results.values())
+        if not math.isfinite(sq_norm) and self.terms.on_nonfinite != "skip":
+            return self._not_finite(prepared.step)
         verdict = "apply" if math.isfinite(sq_norm) else "skip"
         record = Record(prepared.step, rounds, sq_norm, counts.pop(), verdict)
         self._pending["record"] = record
         return [Persist("record", plain.write(record))]
 
+    def _not_finite(self, step: int) -> list[Action]:
+        """Stop, or begin a new lineage at the last complete checkpoint."""
+        self._n_rollbacks += 1
+        if self.terms.on_nonfinite == "stop" or self._n_rollbacks > ROLLBACKS_MAX:
+            return self._end(4, f"step {step}: the gradient is not finite")
+        self._prepared.clear()
+        self._saved.clear()
+        back = replace(
+            self.view,
+            number=self.view.number + 1,
+            lineage=self.view.lineage + 1,
+            n_committed=self._checkpoint,
+            rolled_back=True,
+        )
+        self._pending["view"] = back
+        lost = {"step": step, "to": self._checkpoint, "lineage": back.lineage}
+        return [Report("rollback", lost), Persist("view", plain.write(back))]
+
     def _durable(self, now_s: float, name: str) -> list[Action]:
         value = self._pending.pop(name)
         if isinstance(value, View):
-            self.view = value
+            self.view, self.n_committed = value, value.n_committed
             self._last_commit_s = now_s
             members = {member.peer: member.stage for member in value.members}
             return [Report("view", {"view": value.number, "members": members}), *self._to_all(value)]
@@ -229,7 +258,8 @@ class Coordinator:
         if len(stages) < self.terms.n_stages:
             return []
         del self._saved[version]
-        return [MarkCheckpoint(version), *self._to_all(CheckpointComplete(version))]
+        self._checkpoint, self._n_rollbacks = version, 0
+        return [MarkCheckpoint(version, self.view.lineage), *self._to_all(CheckpointComplete(version))]
 
     def _on_done(self, src: int, done: Done) -> list[Action]:
         self._done[src] = done
@@ -247,7 +277,9 @@ class Coordinator:
         return [self._send(member.peer, body) for member in self.view.members]
 
     def _send(self, dst: int, body: Message) -> Send:
-        header = Header(self.terms.run, 0, self.view.number if self.view else 0, COORDINATOR)
+        header = Header(
+            self.terms.run, self.view.lineage if self.view else 0, self.view.number if self.view else 0, COORDINATOR
+        )
         return Send(dst, body, header=header)
 
     def _name(self, peer: int) -> str:

@@ -120,7 +120,8 @@ class Record:
 
 @dataclass(frozen=True)
 class View:
-    """Numbered membership; stage_views[s] is the view in which stage s last changed."""
+    """Numbered membership; stage_views[s] is the view in which stage s last changed. rolled_back: a lineage begins with
+    it, and every member goes back to the checkpoint of n_committed before it computes."""
 
     number: int
     reign: int
@@ -129,6 +130,7 @@ class View:
     stage_views: tuple[int, ...]
     n_committed: int
     records: tuple[Record, ...] = ()
+    rolled_back: bool = False
 
     def stage_peers(self, stage: int) -> tuple[int, ...]:
         return tuple(member.peer for member in self.members if member.stage == stage)
@@ -336,6 +338,13 @@ class WroteCheckpoint:
 
 
 @dataclass(frozen=True)
+class Restored:
+    """Parameters and optimizer state are those of `version` again."""
+
+    version: int
+
+
+@dataclass(frozen=True)
 class LinkChanged:
     """The transport to `peer` came up or went down."""
 
@@ -496,10 +505,20 @@ class WriteCheckpoint:
 
 
 @dataclass(frozen=True)
+class Restore:
+    """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `lineage` from now on. Restored
+    answers."""
+
+    version: int
+    lineage: int
+
+
+@dataclass(frozen=True)
 class MarkCheckpoint:
     """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
 
     version: int
+    lineage: int
 
 
 @dataclass(frozen=True)
@@ -512,7 +531,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Stop:
-    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 130 interrupted."""
+    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 130 interrupted."""
 
     code: int
     reason: str
@@ -525,6 +544,7 @@ Event = (
     | Woke
     | Persisted
     | WroteCheckpoint
+    | Restored
     | LinkChanged
     | Started
     | Ready
@@ -537,4 +557,6 @@ Event = (
     | Wanted
     | Updated
 )
-Action = Send | Connect | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | MarkCheckpoint | Report | Stop
+Action = (
+    Send | Connect | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | Restore | MarkCheckpoint | Report | Stop
+)

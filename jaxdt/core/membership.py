@@ -111,7 +111,7 @@ class Membership:
             case Received(_, Pulse(count, coordinator_s)):
                 self._heard(now_s, count, coordinator_s)
             case Received(_, CheckpointComplete(version)) if self.seat.saves:
-                return [MarkCheckpoint(version)]
+                return [MarkCheckpoint(version, self.lineage)]
             case Received(_, Ended(code, reason)):
                 return [Stop(code, reason)]
             case Interrupted():

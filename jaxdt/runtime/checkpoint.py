@@ -11,6 +11,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ class Checkpointer:
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
-    def mark_complete(self, version: int) -> None:
+    def mark_complete(self, version: int, lineage: int) -> None:
         """Every stage's part is durable: the checkpoint counts from now on, and older ones go."""
-        mark_complete(self._run_dir, version, self._about)
+        mark_complete(self._run_dir, version, self._about | {"lineage": lineage})
         prune(self._run_dir, self._keep)
 
 
@@ -65,8 +66,16 @@ def about_run(config: RunConfig, data_checksum: str) -> dict:
     return {"model": plain.write(config.model), "optimizer": config.optim.name, "data": data_checksum}
 
 
-def check_resumable(folder: Path, about: dict) -> int:
-    """The version of a complete checkpoint; BadInput naming the first field in which it belongs to something else."""
+@dataclass(frozen=True)
+class Stamp:
+    """Where a checkpoint stands: updates seen, and how often the run had been rolled back."""
+
+    version: int
+    lineage: int
+
+
+def check_resumable(folder: Path, about: dict) -> Stamp:
+    """The stamp of a complete checkpoint; BadInput naming the first field in which it belongs to something else."""
     stored = json.loads((folder / COMPLETE).read_text())
     for name, expected in about.items():
         got = stored.get(name)
@@ -78,7 +87,7 @@ def check_resumable(folder: Path, about: dict) -> int:
                 )
         elif got != expected:
             raise BadInput(f"{folder}: made with {name} {got!r}, this run has {expected!r}")
-    return stored["version"]
+    return Stamp(stored["version"], stored["lineage"])
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:

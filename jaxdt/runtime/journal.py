@@ -57,10 +57,12 @@ class Journal:
         match report.kind:
             case "step":
                 self._step(fields)
-            case "view":
+            case "view" if self._predicted_s is None:
                 self._predicted_s = self._predict()
                 self._display.say(f"all {len(fields['members'])} peers are ready")
                 self._display.say(f"predicted step time {self._predicted_s:.3f} s")
+            case "rollback":
+                self._roll_back(fields)
             case "checkpoint":
                 self._display.say(f"checkpoint of {fields['version']} steps is complete")
             case "done":
@@ -79,6 +81,15 @@ class Journal:
         self._metrics.write(json.dumps(fields) + "\n")
         self._metrics.flush()
         self._display.step(fields)
+
+    def _roll_back(self, fields: dict) -> None:
+        """The steps since the checkpoint are undone, so their metrics go too."""
+        self._metrics.close()
+        self._steps = [step for step in self._steps if step["step"] < fields["to"]]
+        self._metrics = (self._run_dir / "metrics.jsonl").open("w")
+        self._metrics.writelines(json.dumps(step) + "\n" for step in self._steps)
+        lost = f"{fields['to']}..{fields['step']}"
+        self._display.say(f"step {fields['step']}: not finite, back to step {fields['to']}; lost steps {lost}")
 
     def _predict(self) -> float:
         """The step that this plan should take, from the peers' own timings, on the emulated links."""

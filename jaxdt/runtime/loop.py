@@ -28,6 +28,8 @@ from jaxdt.core.events import (
     Ran,
     Received,
     Report,
+    Restore,
+    Restored,
     Run,
     Send,
     Started,
@@ -74,7 +76,7 @@ class Loop:
         self._events: SimpleQueue[Event | Stop | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Run] = deque()
-        self._work: SimpleQueue[Run | None] = SimpleQueue()
+        self._work: SimpleQueue[Run | Restore | None] = SimpleQueue()
         self._stop: Stop | None = None
         self._busy_s = 0.0
         self._last_step = 0
@@ -186,8 +188,10 @@ class Loop:
                 self._handle(Persisted(name))
             case WriteCheckpoint(version):
                 self._checkpointer.save(version, self.tensors, lambda: self.post(WroteCheckpoint(version)), self.post)
-            case MarkCheckpoint(version):
-                self._checkpointer.mark_complete(version)
+            case Restore():
+                self._work.put(action)
+            case MarkCheckpoint(version, lineage):
+                self._checkpointer.mark_complete(version, lineage)
                 self._report(Report("checkpoint", {"version": version}))
             case Report():
                 if action.kind != "heartbeat":
@@ -213,10 +217,14 @@ class Loop:
         try:
             if prepare:
                 self.post(prepare())
-            while (run := self._work.get()) is not None:
+            while (action := self._work.get()) is not None:
                 started_s = time.monotonic()
-                values = self.tensors.run(run.work, run.scale)
-                self.post(Ran(run.work, started_s, time.monotonic() - started_s, values))
+                if isinstance(action, Restore):
+                    self.tensors.restore(action.version, action.lineage)
+                    self.post(Restored(action.version))
+                else:
+                    values = self.tensors.run(action.work, action.scale)
+                    self.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
         except BaseException as error:
             self.post(error)
 

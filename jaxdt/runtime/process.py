@@ -1,5 +1,6 @@
 """One process of a run: a peer or the coordinator, from its job to its exit code."""
 
+import functools
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from jaxdt.core.plan import Plan
 from jaxdt.core.profile import sync_groups
 from jaxdt.core.trace import Trace
 from jaxdt.model.data import TokenFile
-from jaxdt.runtime.checkpoint import Checkpointer, about_run, check_resumable, load_entries
+from jaxdt.runtime.checkpoint import Checkpointer, Stamp, about_run, check_resumable, load_entries, step_folder
 from jaxdt.runtime.credential import load as load_credential
 from jaxdt.runtime.durable import FileStore
 from jaxdt.runtime.journal import Journal
@@ -52,9 +53,13 @@ class Job:
     def about(self) -> dict:
         return about_run(self.config, self.data.checksum)
 
-    @property
-    def start_version(self) -> int:
-        return check_resumable(self.resume, self.about) if self.resume else 0
+    @functools.cached_property
+    def start(self) -> Stamp:
+        return check_resumable(self.resume, self.about) if self.resume else Stamp(0, 0)
+
+    def load_entries(self, version: int, names: list[str]) -> dict[str, dict]:
+        resumed = self.resume and version == self.start.version
+        return load_entries(self.resume if resumed else step_folder(self.run_dir, version), names)
 
     def checkpointer(self, stage: int | None) -> Checkpointer:
         return Checkpointer(self.run_dir, self.about, self.config.train.keep_checkpoints, stage)
@@ -65,7 +70,7 @@ def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 
     config, plan = job.config, job.plan
     stage, _ = plan.seat(peer)
     (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
-    machine = build_peer(config, plan, peer, job.run, job.start_version)
+    machine = build_peer(config, plan, peer, job.run, job.start.version)
     with (job.run_dir / "trace" / f"peer_{peer}.jsonl").open("w") as trace_file:
         trace = Trace(trace_file.write, job.trace_steps)
         loop = Loop(peer, machine, trace, _say, job.checkpointer(stage), queue_bytes=config.net.queue_bytes)
@@ -74,9 +79,8 @@ def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 
 
         def prepare() -> Ready:
             functions = stage_functions(config, plan, stage, devices)
-            store = Store(config, plan, peer, job.data, functions)
-            if job.resume:
-                store.load(load_entries(job.resume, list(store.params)))
+            store = Store(config, plan, peer, job.data, functions, job.load_entries)
+            store.restore(job.start.version, job.start.lineage)
             loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
             return Ready(time_stage(loop.tensors, peer, stage, groups, config.train.eval_every_steps > 0))
@@ -86,7 +90,7 @@ def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 
 
 def run_coordinator(job: Job, listen: str, started: Callable[[str], None], live: bool, with_parent: bool) -> Stop:
     """Be the coordinator: `started` is called with its address; writes metrics and summary, and shows the fleet."""
-    machine = build_coordinator(job.config, job.plan, job.run, job.start_version)
+    machine = build_coordinator(job.config, job.plan, job.run, job.start.version, job.start.lineage)
     (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
     durable = FileStore(job.run_dir / "coordinator")
     with (

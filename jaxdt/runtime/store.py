@@ -5,6 +5,7 @@ called by one compute thread; `put` and `expect` by receiver threads; the rest b
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,11 +18,15 @@ from jaxdt.core.message import tensor_key
 from jaxdt.core.plan import Plan
 from jaxdt.core.profile import TIED
 from jaxdt.model.data import TokenFile
+from jaxdt.model.gpt import stage_entries
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageFunctions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.checkpoint import join_entries
+
+# Samples after a rollback are others than before: a lineage draws as a seed far away from those that people choose.
+LINEAGE_STRIDE = 1_000_003
 
 
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
@@ -34,10 +39,20 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
 
 
 class Store:
-    """See the module text. Parameters start as the config's seed says, until `load` replaces them."""
+    """See the module text. Parameters start as the config's seed says; `restore` takes those of a checkpoint, which it
+    reads with `load_entries(version, names)`."""
 
-    def __init__(self, config: RunConfig, plan: Plan, peer: int, data: TokenFile, functions: StageFunctions):
-        self.functions = functions
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        peer: int,
+        data: TokenFile,
+        functions: StageFunctions,
+        load_entries: Callable[[int, list[str]], dict[str, dict]] | None = None,
+    ):
+        self.functions, self._load_entries = functions, load_entries
+        self.lineage = 0
         self._config, self._plan, self._data = config, plan, data
         self._stage, _ = plan.seat(peer)
         self._peer = peer
@@ -52,8 +67,15 @@ class Store:
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
 
-    def load(self, entries: dict[str, dict]) -> None:
-        """Take parameters and optimizer state from a checkpoint's entries."""
+    def restore(self, version: int, lineage: int) -> None:
+        """Parameters and optimizer state of a checkpoint, or for version 0 the initial ones; samples of `lineage`."""
+        self.lineage = lineage
+        if version == 0:
+            self.params = self.functions.init(self._config.train.seed)
+            self.opt_state = self.functions.init_optimizer(self.params)
+            return
+        names = stage_entries(self._config.model, *self._plan.stages[self._stage])
+        entries = self._load_entries(version, names)
         params, opt_state = join_entries(entries, self.params, self.opt_state)
         self.params, self.opt_state = self.functions.place(params), self.functions.place(opt_state)
 
@@ -139,7 +161,8 @@ class Store:
         if work.kind == EVALUATE:
             return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, seq_len)
         n = self._plan.n_microbatches
-        return self._data.train_batch(train.seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
+        seed = train.seed + LINEAGE_STRIDE * self.lineage
+        return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
 
     def _key(self, kind: str, work: Work, offset: int = 0) -> Key:
         return Key(kind, work.step, work.stage + offset, work.microbatch)

@@ -22,6 +22,8 @@ from jaxdt.core.events import (
     Ready,
     Received,
     Report,
+    Restore,
+    Restored,
     Run,
     Send,
     SliceKey,
@@ -64,6 +66,9 @@ class Tensors(Protocol):
     def write_checkpoint(self, version: int) -> None:
         """Write this peer's part."""
 
+    def restore(self, version: int, lineage: int) -> None:
+        """Go back to a checkpoint."""
+
 
 class NoTensors:
     """Timing alone: no arithmetic, losses of zero."""
@@ -87,6 +92,9 @@ class NoTensors:
         return None
 
     def write_checkpoint(self, version: int) -> None:
+        return None
+
+    def restore(self, version: int, lineage: int) -> None:
         return None
 
 
@@ -175,6 +183,9 @@ class Simulation:
             case WriteCheckpoint(version):
                 self._seats[peer].tensors.write_checkpoint(version)
                 self._event(peer, WroteCheckpoint(version))
+            case Restore(version, lineage):
+                self._seats[peer].tensors.restore(version, lineage)
+                self._at(now_s, lambda: self._event(peer, Restored(version)))
             case Report():
                 self.outcome.reports.append((now_s, peer, action))
                 if self._trace and action.kind != "heartbeat":

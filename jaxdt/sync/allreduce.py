@@ -31,6 +31,8 @@ from jaxdt.core.events import (
     Received,
     Record,
     Reduced,
+    Restore,
+    Restored,
     Round,
     Run,
     Send,
@@ -103,7 +105,9 @@ class AllReduce:
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case ViewChanged(view):
-                self._view, self._version = view, view.n_committed
+                return self._adopt(view)
+            case Restored(version):
+                return [Updated(self._stage, version)]
             case Accumulated(step, stage, microbatch, n_samples, loss_sum):
                 self._ledger.add(step, (stage, microbatch), n_samples)
                 self._count(step, 0, loss_sum, n_samples)
@@ -124,6 +128,18 @@ class AllReduce:
             case Ran(Work(kind="U") as work):
                 return self._advance(work.step)
         return []
+
+    def _adopt(self, view: View) -> list[Action]:
+        """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
+        lost = range(view.n_committed, self._version + 2) if view.rolled_back else ()
+        self._view, self._version = view, view.n_committed
+        for step in lost:
+            self._ledger.free(step)
+            self._losses.pop(step, None)
+        if not view.rolled_back:
+            return []
+        self._exchanges.clear()
+        return [*(Free(step) for step in lost), Restore(view.n_committed, view.lineage)]
 
     def _count(self, step: int, at: int, loss_sum: float | None, n_samples: int) -> None:
         if loss_sum is not None:

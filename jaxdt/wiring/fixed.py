@@ -53,7 +53,9 @@ class FixedWiring:
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case ViewChanged(view):
-                return self._begin(view.n_committed)
+                self._arrived.clear()
+                self._work.clear()
+                return [] if view.rolled_back else self._begin(view.n_committed)
             case Updated(_, version):
                 return self._begin(version)
             case Received(_, Boundary(key)):
