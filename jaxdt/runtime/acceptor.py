@@ -49,6 +49,7 @@ class Acceptor:
         self._lock = threading.Lock()
         self._greeting: set[Wire] = set()
         self._closing = False
+        self._last_refusal: tuple[int | None, str] | None = None
         self._listener = _bind(address)
         self._waker = Waker()
         self.address: Address = self._listener.getsockname()[:2]
@@ -84,7 +85,7 @@ class Acceptor:
             self._refused(None, f"cannot accept: {error}")
             self._waker.wait(_FULL_S)
             return
-        name = f"{where[0]}:{where[1]}"
+        name = where[0]
         with self._lock:
             admitted = len(self._greeting) < self._limits.n_greeting_max and not self._closing
             if admitted:
@@ -132,8 +133,11 @@ class Acceptor:
         return None
 
     def _report(self, peer: int | None, name: str, reason: object) -> None:
-        if not self._closing:
-            self._refused(peer, f"{name}: {reason}")
+        # Someone who does not belong here knocks every few seconds; one line is enough.
+        said = (peer, f"{name}: {reason}")
+        if not self._closing and said != self._last_refusal:
+            self._last_refusal = said
+            self._refused(*said)
 
 
 def _bind(address: Address) -> socket.socket:

@@ -19,9 +19,10 @@ ADDRESS_S = 60.0
 class LocalFleet:
     """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py."""
 
-    def __init__(self, run_dir: Path, plan: Plan, scripts: Path, extra_flags: list[str]):
+    def __init__(self, run_dir: Path, plan: Plan, scripts: Path, extra_flags: list[str], n_threads: int = 0):
         self._run_dir, self._plan, self._scripts = run_dir, plan, scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
+        self._n_threads = n_threads or max(1, (os.cpu_count() or 1) // len(plan.peers))
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
         self._interrupted = False
@@ -34,9 +35,8 @@ class LocalFleet:
         try:
             address = self._start_coordinator()
             if address:
-                n_threads = max(1, (os.cpu_count() or 1) // len(self._plan.peers))
                 for peer in sorted(self._plan.peers):
-                    self._start_peer(peer, address, n_threads)
+                    self._start_peer(peer, address)
             return self._wait()
         finally:
             self._end()
@@ -52,8 +52,8 @@ class LocalFleet:
             time.sleep(POLL_S)
         return address_file.read_text() if address_file.exists() else ""
 
-    def _start_peer(self, peer: int, address: str, n_threads: int) -> None:
-        flags = [f"--peer={peer}", f"--coordinator={address}", f"--threads={n_threads}", *self._flags]
+    def _start_peer(self, peer: int, address: str) -> None:
+        flags = [f"--peer={peer}", f"--coordinator={address}", f"--threads={self._n_threads}", *self._flags]
         with (self._run_dir / "logs" / f"peer_{peer}.log").open("w") as log:
             self._peers[peer] = subprocess.Popen(
                 [sys.executable, str(self._scripts / "train.py"), *flags],

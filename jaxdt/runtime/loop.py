@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import (
+    UPDATE,
     Action,
     Connect,
     Event,
@@ -159,6 +160,9 @@ class Loop:
         if isinstance(event, Ran):
             self._busy_s += event.seconds
             self._last_step = event.work.step
+            if event.work.kind == UPDATE:
+                usage = {"step": event.work.step, "cpu_s": time.process_time()}
+                self._trace.report(self._me, time.monotonic(), Report("usage", usage))
             self._trace.run(self._me, event.started_s, event.seconds, event.work)
         elif isinstance(event, Received) and (key := tensor_key(event.body)):
             self._trace.recv(self._me, time.monotonic(), event.header.src, key)
