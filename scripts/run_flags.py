@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -95,13 +95,19 @@ def set_threads(n_threads: int) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ours}".strip()
 
 
-def run(main: Callable[[], int]) -> None:
-    """Run a script: bad input is one line on standard error and exit code 2."""
+def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
+    """Run a script: bad input is one line on standard error and exit code 2. With `commands`, main is given the one
+    that stands on the command line."""
 
-    def guarded(_):
+    def guarded(argv: list[str]):
         logging.set_verbosity(logging.WARNING)  # Orbax tells a story per checkpoint
         try:
-            sys.exit(main())
+            words = argv[1:]
+            if commands and (len(words) != 1 or words[0] not in commands):
+                raise BadInput(f"command: got {' '.join(words) or 'none'}, expected one of {', '.join(commands)}")
+            if words and not commands:
+                raise BadInput(f"argument: got {words[0]!r}, expected flags only")
+            sys.exit(main(*words))
         except BadInput as error:
             print(error, file=sys.stderr)
             sys.exit(2)

@@ -140,6 +140,11 @@ def _rebuilt(like: Any, leaves) -> Any:
     return jax.tree.map(lambda _: next(leaves), like)
 
 
+def leaves(entry: dict) -> list[np.ndarray]:
+    """All arrays of an entry."""
+    return jax.tree.leaves(entry)
+
+
 def step_folder(run_dir: Path, version: int) -> Path:
     """Where the checkpoint of `version` stands."""
     return run_dir / "checkpoints" / f"{version:08d}"
