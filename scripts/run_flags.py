@@ -39,7 +39,10 @@ def required(*names: str) -> None:
 def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
     """The checked config and plan of the flags, and the open token file."""
     required("config")
-    fields = CONFIG.value.to_dict()
+    try:
+        fields = CONFIG.value.to_dict()
+    except OSError as error:
+        raise BadInput(f"--config: {str(error).strip().splitlines()[-1].strip()}") from None
     data = token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
     plan = plans.load(PLAN.value) if PLAN.value else configs.default_plan(config)
@@ -112,4 +115,18 @@ def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
             print(error, file=sys.stderr)
             sys.exit(2)
 
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+    """The words that are no flags; a flag that is wrong is one line and exit code 2, like all bad input."""
+    try:
+        app.define_help_flags()
+        return FLAGS(argv)
+    except (flags.Error, KeyError, AttributeError, OSError) as error:
+        unknown = isinstance(error, KeyError | AttributeError)  # what ml_collections raises for --config.NO_SUCH_FIELD
+        while error.args and isinstance(error.args[0], Exception):
+            error = error.args[0]
+        reason = " ".join(str(error.args[-1] if error.args else error).split())
+        print(f"--config: unknown field {reason}" if unknown else reason, file=sys.stderr)
+        sys.exit(2)

@@ -4,7 +4,6 @@ Serves both drivers: the runtime's loop over sockets, and the simulator for real
 called by one compute thread; `put` and `expect` by receiver threads; the rest by the loop.
 """
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from jaxdt.model.stage import StageFunctions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.checkpoint import join_entries
+from jaxdt.runtime.slices import Slices
 
 # Samples after a rollback are others than before: a lineage draws as a seed far away from those that people choose.
 LINEAGE_STRIDE = 1_000_003
@@ -55,14 +55,12 @@ class Store:
         self.lineage = 0
         self._config, self._plan, self._data = config, plan, data
         self._stage, _ = plan.seat(peer)
-        self._peer = peer
         self.params = functions.init(config.train.seed)
         self.opt_state = functions.init_optimizer(self.params)
         self._accumulators: dict[int, Any] = {}
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
-        self._vectors: dict[tuple[int, str], np.ndarray] = {}
-        self._slices: dict[SliceKey, np.ndarray] = {}
+        self._slices = Slices(peer)
         self._n_evals = 1
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
@@ -133,22 +131,16 @@ class Store:
 
     def _gather(self, step: int) -> dict[str, float]:
         for name, vector in self.functions.gradient_vectors(self._accumulators[step]).items():
-            self._vectors[step, self._group(name)] = np.asarray(vector)
+            self._slices.offer(step, self._group(name), np.asarray(vector))
         return {}
 
     def _update(self, step: int, scale: float) -> dict[str, float]:
         groups = {self._group(name): name for name in self.functions.group_sizes}
-        vectors = {name: self._result(step, group) for group, name in groups.items()}
+        vectors = {name: self._slices.result(step, group) for group, name in groups.items()}
         self.params, self.opt_state = jax.block_until_ready(
             self.functions.update(self.params, self.opt_state, vectors, np.float32(scale))
         )
         return {}
-
-    def _result(self, step: int, group: str) -> np.ndarray:
-        """The group's summed gradient from its slices, in a buffer of its own that jax may keep."""
-        keys = sorted(k for k in self._slices if k.src is None and (k.round.step, k.round.group) == (step, group))
-        out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
-        return np.concatenate([self._slices[key] for key in keys], out=out)
 
     def _input(self, work: Work, kind: str = "act"):
         if self.functions.first:
@@ -178,16 +170,14 @@ class Store:
         key = tensor_key(body)
         if isinstance(key, Key):
             return self._boundaries.pop(key)
-        if key.src is None:
-            return self._slices[key]
-        return self._vectors[key.round.step, key.round.group][key.lo : key.hi]
+        return self._slices.take(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
         """Keep the tensor that came with a message."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
         else:
-            self._slices[tensor_key(body)] = tensor
+            self._slices.put(tensor_key(body), tensor)
 
     def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
         """Buffers for the tensors that are announced beside a message; BadInput if they are not what it must carry."""
@@ -202,19 +192,8 @@ class Store:
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        """Add up the members' slices in their order; the digest (CRC-32) and squared norm of the sum."""
-        round_ = key.round
-        own = self._vectors[round_.step, round_.group][key.lo : key.hi]
-        parts = [
-            own if member == self._peer else self._slices.pop(SliceKey(round_, key.lo, key.hi, member))
-            for member in members
-        ]
-        total = aligned_empty(own.shape, own.dtype)
-        np.copyto(total, parts[0])
-        for part in parts[1:]:
-            np.add(total, part, out=total)
-        self._slices[key] = total
-        return zlib.crc32(total), float(np.dot(total, total))
+        """Add up a slice; its digest and squared norm."""
+        return self._slices.sum(key, members)
 
     def free(self, step: int) -> None:
         """Forget what is kept for a step."""
@@ -222,10 +201,7 @@ class Store:
         for kept in (self._residuals, self._boundaries):
             for key in [key for key in kept if key.step == step]:
                 del kept[key]
-        for at in [at for at in self._vectors if at[0] == step]:
-            del self._vectors[at]
-        for key in [key for key in self._slices if key.round.step == step]:
-            del self._slices[key]
+        self._slices.free(step)
 
     def write_checkpoint(self, version: int) -> None:
         """Under the simulator nothing is written; the runtime's loop has a Checkpointer for it."""

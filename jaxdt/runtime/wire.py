@@ -105,7 +105,9 @@ class Wire:
         while got < len(buffer):
             try:
                 n = self._recv_into(buffer[got:])
-            except TimeoutError:
+            except TimeoutError as error:
+                if error.errno is not None:
+                    raise  # the system's: the link is dead
                 if may_wait and not got:
                     continue
                 raise TimeoutError(f"{got} of {len(buffer)} expected bytes came in time") from None

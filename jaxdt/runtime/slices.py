@@ -1,0 +1,66 @@
+"""The gradient vectors of a peer's groups while they are averaged: own contributions, what came, and the sums.
+
+The own vector is never written to, so that a round which was broken off can be done again.
+"""
+
+import zlib
+
+import numpy as np
+
+from jaxdt.core.events import SliceKey
+from jaxdt.runtime.buffer import aligned_empty
+
+
+class Slices:
+    """fp32 vectors by (step, group) and parts of them by SliceKey."""
+
+    def __init__(self, peer: int):
+        self._peer = peer
+        self._own: dict[tuple[int, str], np.ndarray] = {}
+        self._slices: dict[SliceKey, np.ndarray] = {}
+
+    def offer(self, step: int, group: str, vector: np.ndarray) -> None:
+        """This peer's contribution to the group's round of the step."""
+        self._own[step, group] = vector
+
+    def take(self, key: SliceKey) -> np.ndarray:
+        """The part to send: a piece of the own vector, or a sum."""
+        return self._own_part(key) if key.src is not None else self._slices[key]
+
+    def put(self, key: SliceKey, part: np.ndarray) -> None:
+        """Keep a part that came."""
+        self._slices[key] = part
+
+    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+        """Add up the members' parts in their order; the digest (CRC-32) and squared norm of the sum."""
+        parts = [
+            self._own_part(key)
+            if member == self._peer
+            else self._slices.pop(SliceKey(key.round, key.lo, key.hi, member))
+            for member in members
+        ]
+        total = aligned_empty(parts[0].shape, parts[0].dtype)
+        if len(parts) == 1:
+            np.copyto(total, parts[0])
+        else:
+            np.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
+            np.add(total, part, out=total)
+        self._slices[key] = total
+        return zlib.crc32(total), float(np.dot(total, total))
+
+    def result(self, step: int, group: str) -> np.ndarray:
+        """The whole sum, joined from its slices in a buffer of its own that jax may keep."""
+        keys = sorted(k for k in self._slices if k.src is None and (k.round.step, k.round.group) == (step, group))
+        out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
+        return np.concatenate([self._slices[key] for key in keys], out=out)
+
+    def free(self, step: int) -> None:
+        """Forget a step."""
+        for at in [at for at in self._own if at[0] == step]:
+            del self._own[at]
+        for key in [key for key in self._slices if key.round.step == step]:
+            del self._slices[key]
+
+    def _own_part(self, key: SliceKey) -> np.ndarray:
+        return self._own[key.round.step, key.round.group][key.lo : key.hi]

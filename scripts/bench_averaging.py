@@ -1,0 +1,200 @@
+"""Times one averaging round of a vector among local peers, through the real machines, loop and sockets; prints JSON.
+
+    python scripts/bench_averaging.py [--n_peers=4] [--n_elements=25000000] [--tls] [--rival "CMD"]
+
+  allreduce_s   from a peer's frozen vector to its whole averaged result: the slowest peer of a round, median of rounds
+  rival_s       with --rival: the median of what CMD's last line of JSON says under --rival_key, alternated with ours
+
+Quote it from an otherwise idle machine only.
+"""
+
+import json
+import multiprocessing
+import os
+import shlex
+import statistics
+import subprocess
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import numpy as np  # noqa: E402
+from absl import app, flags  # noqa: E402
+
+from jaxdt.core.coordinator import Coordinator, Terms  # noqa: E402
+from jaxdt.core.events import COORDINATOR, Accumulated, Drained, Ready, Updated, ViewChanged  # noqa: E402
+from jaxdt.core.membership import Membership, Seat  # noqa: E402
+from jaxdt.core.message import tensor_key  # noqa: E402
+from jaxdt.core.peer import Peer  # noqa: E402
+from jaxdt.core.profile import Group  # noqa: E402
+from jaxdt.core.trace import Trace  # noqa: E402
+from jaxdt.runtime import credential  # noqa: E402
+from jaxdt.runtime.buffer import aligned_empty  # noqa: E402
+from jaxdt.runtime.durable import FileStore  # noqa: E402
+from jaxdt.runtime.loop import Loop  # noqa: E402
+from jaxdt.runtime.slices import Slices  # noqa: E402
+from jaxdt.runtime.transport import Transport  # noqa: E402
+from jaxdt.sync.allreduce import AllReduce  # noqa: E402
+
+N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.")
+N_ELEMENTS = flags.DEFINE_integer("n_elements", 25_000_000, "fp32 numbers of the vector.")
+N_ROUNDS = flags.DEFINE_integer("rounds", 6, "Rounds of one start; the first is not counted.")
+N_STARTS = flags.DEFINE_integer("starts", 3, "How often all processes are started, in turn with the rival.")
+SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 20, "Unit of the exchange.")
+TLS = flags.DEFINE_bool("tls", False, "With mutual TLS, as runs have by default.")
+RIVAL = flags.DEFINE_string("rival", None, "Command of another system's all-reduce of the same vector.")
+RIVAL_KEY = flags.DEFINE_string("rival_key", "allreduce_s_median", "Where its JSON says the seconds of a round.")
+
+LEASE_S = 60.0
+
+
+class AlwaysReady:
+    """A wiring that has nothing to compute: each step is one sample, at once."""
+
+    def __init__(self, peer: int, n_steps: int):
+        self._peer, self._n_steps = peer, n_steps
+
+    def handle(self, now_s: float, event) -> list:
+        match event:
+            case ViewChanged():
+                return self._begin(0)
+            case Updated(_, version):
+                return self._begin(version)
+        return []
+
+    def _begin(self, step: int) -> list:
+        return [Accumulated(step, 0, self._peer, 1, None), Drained(step)] if step < self._n_steps else []
+
+
+class Vectors:
+    """A peer's tensors: one vector, and the instants at which a round begins and its result is whole."""
+
+    def __init__(self, peer: int, n_elements: int):
+        self._vector = np.random.default_rng(peer).standard_normal(n_elements, dtype=np.float32)
+        self._before = zlib.crc32(self._vector)
+        self._slices = Slices(peer)
+        self.began_s: list[float] = []
+        self.ended_s: list[float] = []
+
+    def run(self, work, scale: float) -> dict:
+        if work.kind == "G":
+            self._slices.offer(work.step, "stage0", self._vector)
+            self.began_s.append(time.monotonic())
+        return {}
+
+    def take(self, body):
+        return self._slices.take(tensor_key(body))
+
+    def put(self, body, src, part) -> None:
+        self._slices.put(tensor_key(body), part)
+        self._touched()
+
+    def expect(self, body, table):
+        key = tensor_key(body)
+        return [aligned_empty((key.hi - key.lo,), np.dtype(np.float32))]
+
+    def sum(self, key, members):
+        result = self._slices.sum(key, members)
+        self._touched()
+        return result
+
+    def free(self, step: int) -> None:
+        self._slices.free(step)
+        if zlib.crc32(self._vector) != self._before:
+            raise RuntimeError("the exchange wrote into its input")
+
+    def _touched(self) -> None:
+        """The last slice that comes or is added up makes the result whole."""
+        del self.ended_s[len(self.began_s) - 1 :]
+        self.ended_s.append(time.monotonic())
+
+
+def open_loop(me: int, machine, secret: str | None, durable: FileStore | None = None) -> tuple[Loop, str]:
+    """A loop with its transport, and the address that it listens on."""
+    loop = Loop(me, machine, Trace(lambda line: None, 0), lambda report: None, None, durable)
+    loaded = credential.load(secret) if secret else None
+    callbacks = {"on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
+    loop.transport = Transport(me, "bench", ("127.0.0.1", 0), loaded, **callbacks)
+    host, port = loop.transport.start()
+    return loop, f"{host}:{port}"
+
+
+def be_peer(peer: int, options: dict, coordinator: tuple[str, int], results) -> None:
+    """One process: its round times go into the queue."""
+    seat = Seat("bench", "", peer, 0, 0, options["rounds"], False, 0, 1.0, LEASE_S)
+    group = Group("stage0", (0,), options["n_elements"])
+    sync = AllReduce(peer, 0, (group,), options["n_peers"], options["slice_bytes"], 0.0)
+    machine = Peer(Membership(seat), AlwaysReady(peer, options["rounds"]), sync)
+    loop, address = open_loop(peer, machine, options["secret"])
+    loop.tensors = Vectors(peer, options["n_elements"])
+    loop.transport.connect(COORDINATOR, coordinator)
+    loop.run(address, lambda: Ready({}))
+    results.put((peer, loop.tensors.began_s, loop.tensors.ended_s))
+
+
+def rounds_s(options: dict) -> list[float]:
+    """Seconds of each counted round of one start."""
+    terms = Terms(
+        run="bench",
+        fingerprint="",
+        stage_of=dict.fromkeys(range(options["n_peers"]), 0),
+        n_stages=1,
+        start_version=0,
+        start_lineage=0,
+        n_steps=options["rounds"],
+        tokens_per_sample=1,
+        on_nonfinite="stop",
+        heartbeat_s=1.0,
+        deadline_floor_s=LEASE_S,
+    )
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        loop, address = open_loop(COORDINATOR, Coordinator(terms), options["secret"], FileStore(Path(folder)))
+        host, _, port = address.rpartition(":")
+        peers = [
+            context.Process(target=be_peer, args=(peer, options, (host, int(port)), results))
+            for peer in range(options["n_peers"])
+        ]
+        for process in peers:
+            process.start()
+        loop.run(address)
+        times = [results.get() for _ in peers]
+        for process in peers:
+            process.join()
+    return [
+        max(ended[r] for _, _, ended in times) - max(began[r] for _, began, _ in times)
+        for r in range(1, options["rounds"])
+    ]
+
+
+def main(_) -> None:
+    ours, rival = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        secret = None
+        if TLS.value:
+            secret = str(Path(folder) / "credential.pem")
+            credential.create(secret)
+        options = {
+            "n_peers": N_PEERS.value,
+            "n_elements": N_ELEMENTS.value,
+            "rounds": N_ROUNDS.value,
+            "slice_bytes": SLICE_BYTES.value,
+            "secret": secret,
+        }
+        for _ in range(N_STARTS.value):
+            ours.append(statistics.median(rounds_s(options)))
+            if RIVAL.value:
+                done = subprocess.run(shlex.split(RIVAL.value), check=True, stdout=subprocess.PIPE, text=True)
+                rival.append(float(json.loads(done.stdout.strip().splitlines()[-1])[RIVAL_KEY.value]))
+    result = {"allreduce_s": statistics.median(ours), "starts": ours, "tls": TLS.value}
+    if rival:
+        result |= {"rival_s": statistics.median(rival), "rival_starts": rival}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    app.run(main)
