@@ -1,0 +1,177 @@
+"""Real processes over real sockets: the same losses as one process, and what happens when some of them are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = """
+from jaxdt.config_file import base_config
+
+
+def get_config():
+    config = base_config("debug")
+    config.model.n_layers = 2
+    config.model.d_model = 32
+    config.model.n_heads = 2
+    config.model.d_ff = 64
+    config.model.seq_len = 16
+    config.model.tied_head = True
+    config.plan.stages = 2
+    config.plan.pipelines = 2
+    config.plan.microbatches = 3
+    config.train.microbatch_size = 2
+    config.train.steps = 6
+    config.train.checkpoint_every_steps = 2
+    config.remat = "dots"
+    return config
+"""
+
+
+class Launched:
+    """A local fleet as a user starts it; leaves nothing behind."""
+
+    def __init__(self, tmp_path: Path, *flags: str, run_dir: str = "run"):
+        self.run_dir = tmp_path / run_dir
+        config = tmp_path / "config.py"
+        config.write_text(CONFIG)
+        command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={config}", f"--run_dir={self.run_dir}"]
+        self.process = subprocess.Popen(
+            [*command, "--report=false", *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def ended(self, timeout_s: float = 120) -> int:
+        self.output = self.process.communicate(timeout=timeout_s)[0]
+        return self.process.returncode
+
+    def children(self) -> dict[int, int]:
+        """peer -> pid of the launcher's children."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+            peer = next((word for word in words if word.startswith("--peer=")), None)
+            if parent == self.process.pid and peer:
+                found[int(peer.removeprefix("--peer="))] = int(entry.name)
+        return found
+
+    def wait_for_step(self, n: int, timeout_s: float = 120) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.losses()) < n:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+    def losses(self) -> list[float]:
+        path = self.run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line)["loss"] for line in lines if line.endswith("}")]
+
+    def last_line(self, peer: int) -> str:
+        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().strip().splitlines()[-1]
+
+
+def alive(pids) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_four_processes_over_tls_train_as_one_process_does(tmp_path):
+    one = Launched(tmp_path, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
+    assert one.ended() == 0, one.output
+    four = Launched(tmp_path, run_dir="four")
+    assert four.ended() == 0, four.output
+    assert four.losses() == pytest.approx(one.losses(), rel=1e-5)
+    assert len(four.losses()) == 6
+    summary = json.loads((four.run_dir / "summary.json").read_text())
+    assert summary["steps"] == 6
+    assert summary["loss_last"] == four.losses()[-1]
+    assert {"step_s_predicted", "step_s_measured", "tokens_per_s", "bytes_on_links", "loss_first"} <= set(summary)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_killed_peer_ends_the_run_everywhere_with_code_3(tmp_path, seed):
+    chance = random.Random(seed)
+    fleet = Launched(tmp_path, "--config.train.steps=100000")
+    fleet.wait_for_step(chance.randint(1, 30))
+    pids = fleet.children()
+    assert sorted(pids) == [0, 1, 2, 3]
+    victim = chance.choice(sorted(pids))
+    os.kill(pids[victim], signal.SIGKILL)
+    assert fleet.ended(timeout_s=20) == 3, fleet.output
+    assert f"peer {victim} (stage {victim % 2}): lost" in fleet.output
+    for peer in set(pids) - {victim}:
+        assert f"peer {victim} (stage {victim % 2}): lost" in fleet.last_line(peer)
+    assert not alive(pids.values())
+
+
+def test_an_interrupt_ends_the_run_with_code_130(tmp_path):
+    fleet = Launched(tmp_path, "--config.train.steps=100000")
+    fleet.wait_for_step(1)
+    pids = fleet.children()
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.ended(timeout_s=20) == 130, fleet.output
+    assert not alive(pids.values())
+
+
+def test_a_killed_launcher_takes_its_children_along(tmp_path):
+    fleet = Launched(tmp_path, "--config.train.steps=100000")
+    fleet.wait_for_step(1)
+    pids = fleet.children()
+    fleet.process.kill()
+    deadline_s = time.monotonic() + 20
+    while alive(pids.values()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not alive(pids.values())
+    fleet.ended()
+
+
+def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(tmp_path):
+    whole = Launched(tmp_path, "--config.train.steps=8", run_dir="whole")
+    assert whole.ended() == 0, whole.output
+    cut = Launched(tmp_path, "--config.train.steps=100000", run_dir="cut")
+    cut.wait_for_step(5)
+    for pid in (*cut.children().values(), cut.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    cut.ended(timeout_s=20)
+    flags = ("--resume", "--config.train.steps=100000", "--config.plan.stages=1", "--config.plan.pipelines=1")
+    resumed = Launched(tmp_path, *flags, run_dir="cut")
+    resumed.wait_for_step(8)
+    resumed.process.send_signal(signal.SIGINT)
+    assert resumed.ended(timeout_s=20) == 130, resumed.output
+    assert resumed.losses()[:8] == pytest.approx(whole.losses(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--config.train.stpes=3"], "stpes"),
+        (["--config.train.steps=x"], "train.steps"),
+        (["--config.plan.layers=3,2"], "plan.layers: 3,2 covers 5 layers, expected 2"),
+        (["--config.data.path=/nowhere/a.tok"], "/nowhere/a.tok"),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(tmp_path, flags, expected):
+    fleet = Launched(tmp_path, *flags)
+    assert fleet.ended() == 2
+    assert expected in fleet.output
+    assert len(fleet.output.strip().splitlines()) == 1
+    assert not fleet.run_dir.exists()
+
+
+def test_a_folder_in_use_is_not_overwritten(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("years of work")
+    fleet = Launched(tmp_path, "--overwrite")
+    assert fleet.ended() == 2
+    assert "not a run's folder" in fleet.output
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "years of work"
