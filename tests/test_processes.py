@@ -175,3 +175,22 @@ def test_a_folder_in_use_is_not_overwritten(tmp_path):
     assert fleet.ended() == 2
     assert "not a run's folder" in fleet.output
     assert (tmp_path / "run" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_peer_with_another_credential_is_refused_and_harms_nobody(tmp_path):
+    from jaxdt.runtime import credential
+    from jaxdt.runtime.run_dir import job_flags
+
+    fleet = Launched(tmp_path, "--config.train.steps=100000")
+    fleet.wait_for_step(1)
+    credential.create(tmp_path / "other.pem")
+    address = (fleet.run_dir / "coordinator_address").read_text()
+    flags = [*job_flags(fleet.run_dir), f"--credential={tmp_path / 'other.pem'}", f"--run_dir={tmp_path / 'intruder'}"]
+    command = [sys.executable, str(ROOT / "scripts/train.py"), "--peer=1", f"--coordinator={address}", *flags]
+    intruder = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert intruder.returncode == 2, intruder.stdout
+    assert "coordinator: " in intruder.stdout.strip().splitlines()[-1]
+    fleet.wait_for_step(len(fleet.losses()) + 2)
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.ended(timeout_s=20) == 130
+    assert "refused" in fleet.output

@@ -33,6 +33,7 @@ from jaxdt.core.events import (
     MarkCheckpoint,
     Member,
     Message,
+    NotSaved,
     Persist,
     Persisted,
     Prepared,
@@ -40,6 +41,7 @@ from jaxdt.core.events import (
     Pulse,
     Received,
     Record,
+    Refused,
     Report,
     Saved,
     Send,
@@ -103,6 +105,8 @@ class Coordinator:
                 return self._check_leases(now_s) + [WakeAt(now_s + self.terms.heartbeat_s, "tick")]
             case Persisted(name):
                 return self._durable(now_s, name)
+            case Refused(_, reason):
+                return [Report("refused", {"reason": reason})]
             case Interrupted():
                 return self._end(130, "interrupted")
             case LinkChanged(peer, up):
@@ -131,6 +135,8 @@ class Coordinator:
                 return self._on_prepared(src, body)
             case Saved(version, stage) if header.lineage == self.view.lineage:
                 return self._on_saved(version, stage)
+            case NotSaved(version, reason):
+                return self._end(2, f"{self._name(src)}: checkpoint of {version} steps: {reason}")
             case Done():
                 return self._on_done(src, body)
             case Suspect(peer, reason):

@@ -236,6 +236,14 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class NotSaved:
+    """Member -> coordinator: this member's part of the checkpoint of `version` could not be written."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class CheckpointComplete:
     """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
 
@@ -279,6 +287,7 @@ Message = (
     | Prepared
     | Committed
     | Saved
+    | NotSaved
     | CheckpointComplete
     | Done
     | Suspect
@@ -338,6 +347,14 @@ class WroteCheckpoint:
 
 
 @dataclass(frozen=True)
+class CheckpointFailed:
+    """This peer's part of the checkpoint of `version` could not be written."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Restored:
     """Parameters and optimizer state are those of `version` again."""
 
@@ -358,6 +375,14 @@ class Started:
     """The first event of every machine; `address` (host:port) is where this process listens."""
 
     address: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A connection with `peer` (None: it never said who it is) was refused by one of its ends."""
+
+    peer: int | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -544,8 +569,10 @@ Event = (
     | Woke
     | Persisted
     | WroteCheckpoint
+    | CheckpointFailed
     | Restored
     | LinkChanged
+    | Refused
     | Started
     | Ready
     | Status

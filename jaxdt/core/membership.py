@@ -11,6 +11,7 @@ from jaxdt.core.events import (
     COORDINATOR,
     Action,
     CheckpointComplete,
+    CheckpointFailed,
     Connect,
     Done,
     Ended,
@@ -22,10 +23,12 @@ from jaxdt.core.events import (
     LinkChanged,
     MarkCheckpoint,
     Message,
+    NotSaved,
     Profiled,
     Pulse,
     Ready,
     Received,
+    Refused,
     Report,
     Saved,
     Send,
@@ -114,6 +117,10 @@ class Membership:
                 return [MarkCheckpoint(version, self.lineage)]
             case Received(_, Ended(code, reason)):
                 return [Stop(code, reason)]
+            case Refused(peer, reason):
+                if peer == COORDINATOR and self.view is None:
+                    return [Stop(2, f"coordinator: {reason}")]
+                return [Report("refused", {"reason": reason})]
             case Interrupted():
                 return [Stop(130, "interrupted")]
             case LinkChanged(peer, up):
@@ -123,6 +130,8 @@ class Membership:
                     self._down_since_s.setdefault(peer, now_s)
             case Updated(_, version):
                 return self._updated(version)
+            case CheckpointFailed(version, reason):
+                return [Send(COORDINATOR, NotSaved(version, reason))]
             case WroteCheckpoint(version):
                 saved = Send(COORDINATOR, Saved(version, self.seat.stage))
                 return [saved, *self._done()] if version == self.seat.n_steps else [saved]

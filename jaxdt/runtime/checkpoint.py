@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from jaxdt.core import plain
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
+from jaxdt.core.events import CheckpointFailed, WroteCheckpoint
 from jaxdt.runtime.durable import write_durably
 
 COMPLETE = "complete.json"
@@ -36,8 +37,8 @@ class Checkpointer:
         self._run_dir, self._about, self._keep, self._stage = run_dir, about, keep, stage
         self._thread: threading.Thread | None = None
 
-    def save(self, version: int, store: Any, done: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Write store.params and store.opt_state as `version`; `done` or `failed` is called on the writing thread."""
+    def save(self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed], None]) -> None:
+        """Write store.params and store.opt_state as `version`; `post` is called on the writing thread."""
         parts = jax.tree.map(np.array, split_entries(store.params, store.opt_state))
         folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
         earlier = self._thread
@@ -48,9 +49,10 @@ class Checkpointer:
             try:
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                     checkpointer.save(folder.absolute(), parts, force=True)
-                done()
-            except BaseException as error:
-                failed(error)
+            except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
+                post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
+            else:
+                post(WroteCheckpoint(version))
 
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()

@@ -28,6 +28,7 @@ from jaxdt.core.events import (
     Persisted,
     Ran,
     Received,
+    Refused,
     Report,
     Restore,
     Restored,
@@ -41,7 +42,6 @@ from jaxdt.core.events import (
     WakeAt,
     Woke,
     WriteCheckpoint,
-    WroteCheckpoint,
 )
 from jaxdt.core.message import from_plain, tensor_key, to_plain
 from jaxdt.core.peer import Machine
@@ -91,29 +91,28 @@ class Loop:
         self._events.put(event)
 
     def on_message(self, src: int, head: dict, leaves: Sequence[np.ndarray]) -> None:
-        """A whole message; its tensor is kept before its event can be seen."""
+        """A whole message; its tensor is kept before its event can be seen. BadInput tells the transport that the sender
+        is wrong: the message is dropped and counted."""
         event = from_plain(head)
         if event.header.src != src:
-            raise BadInput(f"message: says it is from peer {event.header.src}, came from peer {src}")
+            raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
+        if tensor_key(event.body) and len(leaves) != 1:
+            raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
         if self.tensors and tensor_key(event.body):
             self.tensors.put(event.body, src, leaves[0])
         self._events.put(event)
 
-    def expect(self, src: int, head: dict, table: list) -> list[np.ndarray] | None:
-        """Where to receive the tensors of a message, or None if it does not fit."""
-        try:
-            event = from_plain(head)
-            if self.tensors is None:
-                raise BadInput(f"{type(event.body).__name__}: brings a tensor to a coordinator")
-            return self.tensors.expect(event.body, table)
-        except BadInput as error:
-            self._events.put(Report("refused", {"reason": f"peer {src}: {error}"}))
-            return None
+    def expect(self, src: int, head: dict, table: list) -> list[np.ndarray]:
+        """Where to receive the tensors of a message; BadInput if it does not fit."""
+        event = from_plain(head)
+        if self.tensors is None:
+            raise BadInput(f"message.{type(event.body).__name__}: brings a tensor to one who holds none")
+        return self.tensors.expect(event.body, table)
 
     def on_link(self, peer: int, state: str, reason: str) -> None:
         """The transport's word on a connection."""
         if state == "refused":
-            self._events.put(Report("refused", {"reason": reason}))
+            self._events.put(Refused(peer, reason))
         else:
             self._events.put(LinkChanged(peer, state == "up", reason))
 
@@ -191,7 +190,7 @@ class Loop:
                 self._durable.put(name, value)
                 self._handle(Persisted(name))
             case WriteCheckpoint(version):
-                self._checkpointer.save(version, self.tensors, lambda: self.post(WroteCheckpoint(version)), self.post)
+                self._checkpointer.save(version, self.tensors, self.post)
             case Restore():
                 self._work.put(action)
             case MarkCheckpoint(version, lineage):

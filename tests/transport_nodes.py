@@ -1,0 +1,141 @@
+"""What the transport's tests share: nodes whose callbacks fill queues, raw senders, and the check for leaks."""
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+
+import pytest
+
+from jaxdt.runtime import credential, frame, handshake
+from jaxdt.runtime.buffer import aligned_empty
+from jaxdt.runtime.frame import Payload
+from jaxdt.runtime.handshake import Hello
+from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.transport import Transport
+from jaxdt.runtime.wire import Wire
+
+WAIT_S = 20.0
+LOOPBACK = ("127.0.0.1", 0)
+QUICK = Limits(backoff_s_min=0.01, backoff_s_max=0.05)
+MB = 1 << 20
+
+
+class Node:
+    """A Transport whose callbacks fill queues; `gate` holds up its receiver inside expect or on_message."""
+
+    def __init__(
+        self, me, cred=None, run="run", listen=LOOPBACK, limits=QUICK, on_message=None, expect=None, **options
+    ):
+        self.inbox, self.links, self.asked = queue.Queue(), queue.Queue(), queue.Queue()
+        self.gate = threading.Event()
+        self.gate.set()
+        self._on_message, self._expect = on_message, expect
+        callbacks = {"on_message": self._message, "on_link": lambda *link: self.links.put(link), "expect": self._asked}
+        self.transport = Transport(me, run, listen, cred, limits=limits, **callbacks, **options)
+        self.me, self.address = me, self.transport.start()
+
+    def _message(self, src, head, leaves):
+        if self._on_message:
+            self._on_message(src, head, leaves)
+        self.inbox.put((src, head, leaves))
+
+    def _asked(self, src, head, table):
+        self.asked.put((src, head, table))
+        assert self.gate.wait(WAIT_S)
+        if self._expect:
+            return self._expect(src, head, table)
+        return [aligned_empty(shape, dtype) for dtype, shape in table]
+
+    def connect(self, other):
+        self.transport.connect(other.me, other.address)
+
+    def next(self):
+        return self.inbox.get(timeout=WAIT_S)
+
+    def heads(self, n):
+        return [self.next()[1] for _ in range(n)]
+
+    def link(self, peer, state):
+        """The reason of the next such report; others are skipped."""
+        while True:
+            got = self.links.get(timeout=WAIT_S)
+            if got[:2] == (peer, state):
+                return got[2]
+
+    def lane(self, peer, name="data"):
+        return self.transport._peers[peer].lanes[name]
+
+    def cut(self, peer, name="data"):
+        """Break the connection under the lane."""
+        self.lane(peer, name)._wire.cut()
+
+    def stat(self, peer, name):
+        return self.transport.stats()[peer][name]
+
+
+def eventually(holds):
+    deadline_s, tick = time.monotonic() + WAIT_S, threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline_s, "did not come true"
+        tick.wait(0.002)
+
+
+def n_fds():
+    return len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
+
+
+@pytest.fixture
+def start():
+    """Makes Nodes; closes them at the end and looks for what they left behind."""
+    fds, nodes = n_fds(), []
+
+    def make(*args, **options):
+        nodes.append(Node(*args, **options))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.gate.set()
+        node.transport.close(0.0)
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxdt-")]
+    assert left == []
+    assert n_fds() == fds
+
+
+@pytest.fixture(scope="module")
+def run_credential(tmp_path_factory):
+    path = tmp_path_factory.mktemp("credential") / "run.pem"
+    credential.create(path)
+    return credential.load(path)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def cred(request, run_credential):
+    return run_credential if request.param == "tls" else None
+
+
+@contextlib.contextmanager
+def raw_connection(node):
+    with socket.create_connection(node.address, timeout=WAIT_S) as sock:
+        yield sock
+
+
+def greeted(node, sock, me=7, session=5, oldest=1, **changes):
+    """A raw sender that has been welcomed; returns its Wire and what the node has of the session."""
+    wire = Wire(sock, QUICK)
+    wire.deadline_s = time.monotonic() + WAIT_S
+    fields = {"run": "run", "me": me, "to": node.me, "lane": "data", "sends": True, "session": session}
+    hello = handshake.greet(wire, Hello(**{**fields, **changes}, oldest=oldest))
+    return wire, hello.have
+
+
+def message_bytes(sequence, head, leaves):
+    limits, payload = Limits(), Payload(leaves)
+    table = frame.table_of(leaves, limits)
+    total = sum(leaf.n_bytes for leaf in table)
+    sizes = {"sequence": sequence, "payload_bytes": total, "total_bytes": total}
+    control = frame.pack(frame.MESSAGE, frame.pack_head(head, limits), frame.pack_table(table), **sizes)
+    return control + b"".join(payload.part(0, total))
