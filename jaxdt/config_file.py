@@ -1,4 +1,4 @@
-"""What a configs/*.py file starts from: a ConfigDict with every field of a run, so that each is also a --config.* flag."""
+"""What a configs/*.py file starts from: a ConfigDict with every field of a run, each of them a --config.* flag too."""
 
 import dataclasses
 import typing

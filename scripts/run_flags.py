@@ -114,6 +114,11 @@ def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
         except BadInput as error:
             print(error, file=sys.stderr)
             sys.exit(2)
+        except OSError as error:  # a disk that is full or a folder that may not be written
+            if error.filename is None:
+                raise
+            print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+            sys.exit(2)
 
     app.run(guarded, flags_parser=_parse)
 

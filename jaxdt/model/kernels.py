@@ -1,16 +1,37 @@
-"""LayerNorm, GELU and causal softmax with hand-written backward passes.
+"""LayerNorm, GELU, causal softmax and the product with a weight, with hand-written backward passes.
 
 XLA on CPU copies cheap producers into every fusion that reads them; under plain autodiff a deep stage then computes
 the same normalisation many times. A custom_vjp fixes what is kept (about half of what autodiff keeps) and ends that.
-All three compute in fp32 and return the dtype of their input.
+Activations may be fp32 or bf16 and keep their dtype; parameters and their gradients, sums and exponentials are fp32.
 
-B samples, T tokens, D width, H heads."""
+B samples, T tokens, D width, F another width, H heads."""
 
 import jax
 import jax.numpy as jnp
 
 LAYER_NORM_EPS = 1e-5
 GELU_SCALE, GELU_CUBIC = (2.0 / jnp.pi) ** 0.5, 0.044715  # the tanh form, Hendrycks and Gimpel 2016, Sec. 2
+
+
+@jax.custom_vjp
+def product(x_BTD, w_DF):
+    """x w, [B,T,F] in the dtype of x; w is fp32. Plain autodiff forms the gradient of w the other way round and turns
+    it over, and keeps three axes where XLA on CPU is faster with two: a layer costs 6 % more time."""
+    return _product_forward(x_BTD, w_DF)[0]
+
+
+def _product_forward(x_BTD, w_DF):
+    return x_BTD @ w_DF.astype(x_BTD.dtype), (x_BTD, w_DF)
+
+
+def _product_backward(kept, g_BTF):
+    x_BTD, w_DF = kept
+    x, g = x_BTD.reshape(-1, x_BTD.shape[-1]), g_BTF.reshape(-1, g_BTF.shape[-1])
+    gx_BTD = (g @ w_DF.T.astype(g.dtype)).reshape(x_BTD.shape)
+    return gx_BTD, jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 @jax.custom_vjp

@@ -91,8 +91,8 @@ class Loop:
         self._events.put(event)
 
     def on_message(self, src: int, head: dict, leaves: Sequence[np.ndarray]) -> None:
-        """A whole message; its tensor is kept before its event can be seen. BadInput tells the transport that the sender
-        is wrong: the message is dropped and counted."""
+        """A whole message; its tensor is kept before its event can be seen. BadInput tells the transport that the
+        sender is wrong: the message is dropped and counted."""
         event = from_plain(head)
         if event.header.src != src:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
