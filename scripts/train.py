@@ -8,7 +8,7 @@ from absl import flags
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
-LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port on which the other peers reach this one.")
+LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port on which others reach this peer; empty behind NAT.")
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices to spread the stage's microbatches over.")
 THREADS = flags.DEFINE_integer("threads", 0, "CPU threads for computing; 0 takes what there is.")
 CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled programs are kept.")

@@ -183,7 +183,7 @@ class Loop:
                 self.tensors.free(step)
             case Connect(peer, address):
                 host, _, port = address.rpartition(":")
-                self.transport.connect(peer, (host, int(port)))
+                self.transport.connect(peer, (host, int(port)) if address else None)
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):

@@ -113,7 +113,7 @@ def parse_address(name: str, address: str) -> tuple[str, int]:
 
 
 def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
-    """Start the loop's transport; the address under which others reach it."""
+    """Start the loop's transport; the address under which others reach it, '' for one that nobody can dial."""
     link = device_links(job.network)
 
     def shape(dst: int) -> Shape | None:
@@ -124,7 +124,7 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
     loop.transport = Transport(
         me,
         job.run,
-        parse_address("listen", listen),
+        parse_address("listen", listen) if listen else None,
         load_credential(job.credential) if job.credential else None,
         on_message=loop.on_message,
         on_link=loop.on_link,
@@ -132,8 +132,8 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
         shape=shape,
         allow_plaintext=job.allow_plaintext,
     )
-    host, port = loop.transport.start()
-    return f"{host}:{port}"
+    bound = loop.transport.start()
+    return "{}:{}".format(*bound) if bound else ""
 
 
 def _until_stopped(loop: Loop, address: str, prepare: Callable[[], Ready] | None, with_parent: bool) -> Stop:

@@ -114,14 +114,17 @@ class Transport:
         self._spawn("accept", self._acceptor.run)
         return self._acceptor.address
 
-    def connect(self, peer: int, address: Address) -> None:
-        """Remember where the peer is; lanes dial from their own threads. BadInput for what is no address, and for
-        plaintext off loopback."""
-        self._check_address(f"peer {peer}", address)
+    def connect(self, peer: int, address: Address | None) -> None:
+        """Remember where the peer is; lanes dial from their own threads. None: nobody can dial it, what is sent to it
+        waits until it has dialled. BadInput for what is no address, and for plaintext off loopback."""
+        if address is not None:
+            self._check_address(f"peer {peer}", address)
         with self._lock:
             if self._closing:
                 return
             known = self._peer(peer)
+            if address is None:
+                return
             known.address = address
             for dialling in (*known.lanes.values(), *known.pullers):
                 dialling.dial_to(address)
