@@ -1,0 +1,67 @@
+"""Traces as pictures: the Perfetto timeline and report.png, from a simulated run."""
+
+import json
+
+import pytest
+
+from jaxdt import plots
+from jaxdt.core import config as configs
+from jaxdt.core.network import Link
+from jaxdt.core.perfetto import chrome
+from jaxdt.core.trace import Trace, read
+from jaxdt.runtime.journal import earlier_steps
+from jaxdt.sim.predict import Conditions, simulate
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    fields = {
+        "model": {"preset": "debug"},
+        "plan": {"stages": 2, "pipelines": 2, "microbatches": 4},
+        "train": {"steps": 4, "eval_every_steps": 2},
+    }
+    config = configs.parse(fields)
+    plan = configs.default_plan(config)
+    seconds = {peer: {"F": 0.1, "B": 0.2, "E": 0.1, "G": 0.01, "U": 0.01} for peer in plan.peers}
+    conditions = Conditions(seconds, lambda a, b: Link(0.05, 0.1), dict.fromkeys(plan.peers, "h"), {"h": 2})
+    lines: list[str] = []
+    outcome = simulate(config, plan, conditions, Trace(lines.append))
+    return plan, read(lines), outcome.fields("step")
+
+
+def test_the_timeline_has_a_slice_per_work_and_an_arrow_per_message(simulated):
+    plan, records, _ = simulated
+    events = json.loads(json.dumps(chrome(records, {peer: plan.seat(peer)[0] for peer in plan.peers})))["traceEvents"]
+    runs = [record for record in records if record["what"] == "run"]
+    sends = [record for record in records if record["what"] == "send"]
+    compute = [event for event in events if event["ph"] == "X" and event["tid"] == 2]
+    assert len(compute) == len(runs)
+    assert sum(event["dur"] for event in compute) == pytest.approx(1e6 * sum(record["s"] for record in runs))
+    starts = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "f"}
+    assert len(starts) == len(ends) == len(sends)
+    assert all(starts[arrow] < ends[arrow] for arrow in starts)
+
+
+def test_slices_of_one_send_track_do_not_overlap(simulated):
+    _, records, _ = simulated
+    tracks: dict = {}
+    for event in chrome(records, {})["traceEvents"]:
+        if event["ph"] == "X" and event["tid"] >= 3:
+            tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        spans.sort()
+        assert all(end <= start + 1e-2 for (_, end), (start, _) in zip(spans[:-1], spans[1:], strict=True))
+
+
+def test_the_report_is_drawn(simulated, tmp_path):
+    _, records, metrics = simulated
+    plots.report(tmp_path / "report.png", metrics, records, {"step_s_predicted": 1.0})
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_metrics_of_an_interrupted_run_are_taken_up_to_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"ste')
+    assert earlier_steps(path, 2) == [{"step": 0}, {"step": 1}]
+    assert earlier_steps(tmp_path / "none", 2) == []
