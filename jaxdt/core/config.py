@@ -6,6 +6,7 @@ same names.
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 
 from jaxdt.core import plain
@@ -118,9 +119,13 @@ class RunConfig:
         _one_of("codec", self.codec, CODECS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("remat", self.remat, REMATS)
-        for name in ("heartbeat_s", "deadline_floor_s"):
-            if not getattr(self.net, name) > 0:
-                raise BadInput(f"net.{name}: got {getattr(self.net, name)}, expected a number > 0")
+        heartbeat_s, floor_s = self.net.heartbeat_s, self.net.deadline_floor_s
+        if not 0 < heartbeat_s < math.inf:
+            raise BadInput(f"net.heartbeat_s: got {heartbeat_s}, expected a finite number > 0")
+        if not 2 * heartbeat_s <= floor_s < math.inf:
+            raise BadInput(
+                f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
+            )
         _at_least("net.queue_bytes", self.net.queue_bytes, 1)
 
     @property
@@ -134,8 +139,8 @@ def parse(data: dict, vocab_size: int | None = None) -> RunConfig:
     `vocab_size`, that of the token file, and must not be smaller."""
     data = dict(data)
     unknown = set(data) - set(RunConfig.__dataclass_fields__)
-    for name in sorted(unknown):
-        raise BadInput(f"{name}: unknown field{nearest(name, RunConfig.__dataclass_fields__)}")
+    for name in sorted(unknown, key=str):
+        raise BadInput(f"{name}: unknown field{nearest(str(name), RunConfig.__dataclass_fields__)}")
     return plain.read(RunConfig, data | {"model": _model(data.get("model"), vocab_size)}, "")
 
 

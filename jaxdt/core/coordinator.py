@@ -122,18 +122,21 @@ class Coordinator:
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
-        self._leases.setdefault(src, Deadline(self.terms.deadline_floor_s)).arrived(now_s)
+        if isinstance(body, Hello):
+            return self._hello(now_s, src, body)
+        if src not in self._leases:  # not let in, or not yet
+            return []
+        self._leases[src].arrived(now_s)
+        lineage = self.view.lineage if self.view else None
         match body:
             case Heartbeat(count, status):
                 pulse = self._send(src, Pulse(count, now_s))
                 return [pulse, Report("heartbeat", {"peer": src, **status})]
-            case Hello():
-                return self._hello(src, body)
             case Profiled(seconds, version):
                 return self._profiled(src, seconds, version)
-            case Prepared() if header.lineage == self.view.lineage:
+            case Prepared() if header.lineage == lineage:
                 return self._on_prepared(src, body)
-            case Saved(version, stage) if header.lineage == self.view.lineage:
+            case Saved(version, stage) if header.lineage == lineage:
                 return self._on_saved(version, stage)
             case NotSaved(version, reason):
                 return self._end(2, f"{self._name(src)}: checkpoint of {version} steps: {reason}")
@@ -145,7 +148,7 @@ class Coordinator:
 
     # -------------------------------------------------------------------------------------------------- membership
 
-    def _hello(self, src: int, hello: Hello) -> list[Action]:
+    def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
         expected = self.terms.stage_of[src]
         if (hello.peer, hello.stage, hello.fingerprint) != (src, expected, self.terms.fingerprint):
             reason = (
@@ -154,6 +157,7 @@ class Coordinator:
             )
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         self._addresses[src] = hello.address
+        self._leases.setdefault(src, Deadline(self.terms.deadline_floor_s)).arrived(now_s)
         return [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
 
     def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:

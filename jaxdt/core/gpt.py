@@ -120,8 +120,10 @@ FIELDS = tuple(field.name for field in fields(GPTConfig))
 
 def gpt_config(preset: str, **overrides) -> GPTConfig:
     """The preset with the given fields replaced; a changed d_model moves an unset d_ff to 4 d_model."""
-    if preset not in PRESETS:
-        raise BadInput(f"model.preset: got {preset!r}, expected one of {', '.join(PRESETS)}{nearest(preset, PRESETS)}")
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise BadInput(
+            f"model.preset: got {preset!r}, expected one of {', '.join(PRESETS)}{nearest(str(preset), PRESETS)}"
+        )
     for name in overrides:
         if name not in FIELDS:
             raise BadInput(f"model.{name}: unknown field{nearest(name, FIELDS)}; known: {', '.join(FIELDS)}")

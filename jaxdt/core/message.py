@@ -18,7 +18,7 @@ def from_plain(data: dict) -> Received:
     """The event that a frame's head stands for; BadInput for anything else than a message."""
     if not isinstance(data, dict) or set(data) != {"head", "kind", "body"}:
         raise BadInput("message: expected an object with head, kind and body")
-    if data["kind"] not in MESSAGES:
+    if not isinstance(data["kind"], str) or data["kind"] not in MESSAGES:
         raise BadInput(f"message.kind: got {str(data['kind'])[:40]!r}, expected one of {', '.join(MESSAGES)}")
     header = plain.read(Header, data["head"], "message.head")
     return Received(header, plain.read(MESSAGES[data["kind"]], data["body"], f"message.{data['kind']}"))

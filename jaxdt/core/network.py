@@ -6,6 +6,7 @@ messages in a row share one latency. A bandwidth of zero means that there is no 
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,8 @@ def load(path: str | Path) -> Network:
 
 def to_json(network: Network) -> dict:
     """The content of network.json; links without a limit have no JSON number and are refused."""
+    if any(math.isinf(gbps) for row in network.bandwidth_gbps for gbps in row):
+        raise BadInput("network: bandwidth_gbps: got a link without a limit, which a file cannot hold")
     devices = [{k: v for k, v in vars(device).items() if v not in ("", None)} for device in network.devices]
     return {
         "name": network.name,
@@ -110,10 +113,10 @@ def _devices(data: dict, source: str) -> tuple[Device, ...]:
         raise BadInput(f"{source}: devices: got {type(entries).__name__}, expected a list of at least one device")
     devices = []
     for i, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
             raise BadInput(f"{source}: devices[{i}]: expected an object with a name, got {entry!r}")
         memory_bytes = entry.get("memory_bytes")
-        if memory_bytes is not None and (not isinstance(memory_bytes, int) or memory_bytes <= 0):
+        if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes <= 0):
             raise BadInput(f"{source}: devices[{i}].memory_bytes: got {memory_bytes!r}, expected a positive integer")
         fields = {k: str(entry.get(k) or "") for k in ("name", "region", "kind", "host")}
         devices.append(Device(**fields, memory_bytes=memory_bytes))
@@ -135,6 +138,6 @@ def _matrix(data: dict, field: str, n: int, source: str) -> tuple[tuple[float, .
             raise BadInput(f"{source}: {field}[{i}]: got {got}, expected {n} numbers")
         for j, value in enumerate(row):
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if i != j and (not number or not math.isfinite(value) or value < 0):
+            if i != j and (not number or not 0 <= value <= sys.float_info.max):
                 raise BadInput(f"{source}: {field}[{i}][{j}]: got {value!r}, expected a finite number >= 0")
     return tuple(tuple(0.0 if i == j else float(v) for j, v in enumerate(row)) for i, row in enumerate(rows))

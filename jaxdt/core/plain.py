@@ -6,6 +6,7 @@ keys. `read` never builds an object from data of the wrong shape: it raises BadI
 
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from typing import Any
@@ -41,6 +42,8 @@ def read(kind: Any, data: Any, where: str) -> Any:
     if kind is Any or (kind is types.NoneType and data is None):
         return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        if abs(data) > sys.float_info.max:
+            raise BadInput(f"{where}: got {_short(data)}, expected a number that fits a float")
         return float(data)
     if kind is dict and isinstance(data, dict):
         return data

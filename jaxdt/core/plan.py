@@ -31,7 +31,7 @@ class Plan:
     in_flight: tuple[int, ...] | None = None
     codec: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
-    found: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         check_stages(self.stages, self.n_layers)
@@ -130,7 +130,7 @@ def to_json(plan: Plan) -> dict:
     """The content of plan.json; what a solver found stands beside the plan's own fields."""
     own = plain.write(plan)
     found = own.pop("found")
-    return {"format": FORMAT, **own, "microbatches": plan.n_microbatches, **found}
+    return {**found, "format": FORMAT, **own, "microbatches": plan.n_microbatches}
 
 
 def parse(text: str, source: str) -> Plan:

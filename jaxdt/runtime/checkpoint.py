@@ -1,6 +1,7 @@
 """Checkpoints: Orbax arrays per layer, so that a run resumes on another cut of the model.
 
   <run_dir>/checkpoints/00000050/stage_0/     the part of one stage: {entry: {"params": ..., "optimizer": [leaves]}}
+  <run_dir>/checkpoints/00000050/stage_0.json   a digest per entry, checked when it is read
   <run_dir>/checkpoints/00000050/complete.json  written last, by the coordinator, when every stage's part is durable
 
 An entry is a global name (tok, pos, block_007, head), the same whatever the stages are. A folder without complete.json
@@ -10,7 +11,8 @@ is not a checkpoint: a crash in the middle of writing never hides the last good 
 import json
 import shutil
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,8 @@ class Checkpointer:
             try:
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                     checkpointer.save(folder.absolute(), parts, force=True)
+                digests = {name: digest(entry) for name, entry in parts.items()}
+                write_durably(folder.with_suffix(".json"), json.dumps(digests).encode())
             except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
                 post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
             else:
@@ -168,17 +172,40 @@ def newest(run_dir: Path) -> Path:
 def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
     """Entries of a complete checkpoint as numpy arrays, all or the named ones."""
     entries: dict[str, dict] = {}
-    for part in sorted(folder.glob("stage_*")):
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            tree = checkpointer.metadata(part.absolute()).item_metadata.tree
-            wanted = {n: leaf for n, leaf in tree.items() if n not in entries and (names is None or n in names)}
-            if not wanted:
-                continue
-            item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-            how = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
-            entries |= checkpointer.restore(part.absolute(), args=how)
+    for part in sorted(path for path in folder.glob("stage_*") if path.is_dir()):
+        entries |= _load_part(part, names, entries)
     missing = sorted(set(names or []) - set(entries))
     if missing:
         raise BadInput(f"{folder}: holds no {missing[0]}, expected all of {', '.join(names)}")
     return entries
+
+
+def _load_part(part: Path, names: list[str] | None, known: Collection[str]) -> dict[str, dict]:
+    """The wanted entries of one stage's part that are not known yet, each compared with its digest."""
+    try:
+        digests = json.loads(part.with_suffix(".json").read_text())
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            about = checkpointer.metadata(part.absolute()).item_metadata
+            if about is None:
+                raise BadInput(f"{part}: its metadata cannot be read")
+            wanted = {n: leaf for n, leaf in about.tree.items() if n not in known and (names is None or n in names)}
+            if not wanted:
+                return {}
+            item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+            how = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
+            entries = checkpointer.restore(part.absolute(), args=how)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{part}: cannot be read ({str(error).splitlines()[0]})") from None
+    for name, entry in entries.items():
+        if digest(entry) != digests.get(name):
+            raise BadInput(f"{part}: {name} has digest {digest(entry)}, expected {digests.get(name)}")
+    return entries
+
+
+def digest(entry: dict) -> int:
+    """CRC-32 over an entry's arrays, in the order of their names."""
+    total = 0
+    for leaf in leaves(entry):
+        total = zlib.crc32(np.ascontiguousarray(leaf), total)
+    return total

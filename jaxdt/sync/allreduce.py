@@ -65,7 +65,6 @@ class Exchange:
             end = (rank + 1) * group.n_elements // len(self.members)
             for start in range(lo, end, slice_elements):
                 self.owner_of[start, min(start + slice_elements, end)] = owner
-        self.frozen = False
         self.parts: dict[tuple[int, int], dict[int, tuple[tuple[Item, ...], int]]] = {}
         self.sums: dict[tuple[int, int], tuple[int, float]] = {}
         self.n_samples = 0
@@ -101,6 +100,7 @@ class AllReduce:
         self._exchanges: dict[tuple[int, str], Exchange] = {}
         self._losses: dict[int, list[float]] = {}
         self._version = 0
+        self._updating = False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -116,7 +116,9 @@ class AllReduce:
             case Drained(step):
                 return [Run(Work(self._stage, GATHER, None, self._peer, step))]
             case Ran(Work(kind="G") as work):
-                return [action for group in self._groups for action in self._freeze(self._exchange(work.step, group))]
+                exchanges = [self._exchange(work.step, group) for group in self._groups]
+                sends = [send for exchange in exchanges for send in self._freeze(exchange)]
+                return sends + [a for exchange in exchanges for a in self._offer(exchange)]
             case Received(header, Shard() as shard):
                 return self._on_shard(header.src, shard)
             case Summed(key, digest, sq_norm):
@@ -164,22 +166,24 @@ class AllReduce:
     # ---------------------------------------------------------------------------------------------------- exchange
 
     def _freeze(self, exchange: Exchange) -> list[Action]:
-        """Our set is final and our vector is there: send every other owner its slices, and offer our own."""
+        """Our set is final and our vector is there: keep our own shard, send every other owner its slices."""
         step = exchange.round.step
         items, n_samples = self._ledger.items(step), self._ledger.n_samples(step)
-        exchange.frozen = True
-        sends, own = [], []
+        sends = []
         for bounds, owner in exchange.owner_of.items():
             if owner == self._peer:
                 exchange.parts.setdefault(bounds, {})[self._peer] = (items, n_samples)
-                own.append(bounds)
             else:
                 shard = Shard(exchange.key(bounds, self._peer), items, n_samples)
                 sends.append((bounds, Send(owner, shard, FLOAT_BYTES * (bounds[1] - bounds[0]), BULK)))
         # Owners in turn rather than one after the other, so that all links are busy from the start.
         rank = {b: i for owner in exchange.members for i, b in enumerate(exchange.slices(owner))}
         sends.sort(key=lambda pair: (rank[pair[0]], pair[0]))
-        return [send for _, send in sends] + [a for bounds in own for a in self._try_sum(exchange, bounds)]
+        return [send for _, send in sends]
+
+    def _offer(self, exchange: Exchange) -> list[Action]:
+        """Add up what is complete in our own shard, once all groups' shards are on their way: others wait for those."""
+        return [a for bounds in exchange.slices(self._peer) for a in self._try_sum(exchange, bounds)]
 
     def _on_shard(self, src: int, shard: Shard) -> list[Action]:
         exchange = self._find(shard.key)
@@ -191,7 +195,7 @@ class AllReduce:
 
     def _try_sum(self, exchange: Exchange, bounds: tuple[int, int]) -> list[Action]:
         parts = exchange.parts.get(bounds, {})
-        if not exchange.frozen or set(parts) != set(exchange.members):
+        if set(parts) != set(exchange.members):
             return []
         problem = self._problem(exchange, {src: items for src, (items, _) in parts.items()})
         return problem or [Sum(exchange.key(bounds), exchange.members)]
@@ -234,14 +238,19 @@ class AllReduce:
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_committed(self, record: Record) -> list[Action | Event]:
-        if record.step != self._version:
+        if record.step != self._version or self._updating:
             return []
+        mine = [self._exchange(record.step, group) for group in self._groups]
+        if not all(exchange.complete and exchange.round in record.rounds for exchange in mine):
+            problem = f"the record of step {record.step} names a round that it is not prepared for"
+            return [Send(COORDINATOR, Suspect(self._peer, problem))]
         if record.verdict == "skip":
             return self._advance(record.step)
+        self._updating = True
         return [Run(Work(self._stage, UPDATE, None, self._peer, record.step), update_scale(record, self._clip_norm))]
 
     def _advance(self, step: int) -> list[Action | Event]:
-        self._version = step + 1
+        self._version, self._updating = step + 1, False
         self._ledger.free(step)
         for group in self._groups:
             self._exchanges.pop((step, group.name), None)

@@ -1,0 +1,239 @@
+import json
+import queue
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdt.core.errors import BadInput
+from jaxdt.core.events import CheckpointFailed, WroteCheckpoint
+from jaxdt.core.gpt import GPTConfig
+from jaxdt.core.optim import OptimConfig
+from jaxdt.model.gpt import init_stage, stage_entries
+from jaxdt.model.optim import optimizer
+from jaxdt.runtime.checkpoint import (
+    Checkpointer,
+    Stamp,
+    check_resumable,
+    complete_checkpoints,
+    join_entries,
+    load_entries,
+    mark_complete,
+    newest,
+    prune,
+    split_entries,
+    step_folder,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = GPTConfig(n_layers=3, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=12, tied_head=True)
+OPTIMIZERS = [
+    OptimConfig("adamw", weight_decay=0.1, lr_schedule="cosine", decay_steps=9),
+    OptimConfig("lamb", weight_decay=0.1),
+    OptimConfig("sgd", weight_decay=0.1),
+]
+ABOUT = {"model": {"n_layers": 3, "d_model": 8}, "optimizer": "adamw", "data": "abc"}
+
+
+def blank(lo, hi, optim):
+    """Parameters and optimizer state of a stage as they are before training."""
+    params = init_stage(MODEL, lo, hi, 0)
+    return params, optimizer(optim).init(params)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """(optim) -> parameters and state of the whole model with a different number everywhere, counts at 7."""
+
+    def of(optim):
+        tree = blank(0, MODEL.n_layers, optim)
+        rng = np.random.default_rng(0)
+        fill = lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) if leaf.ndim else np.int32(7)  # noqa: E731
+        return jax.tree.map(fill, tree)
+
+    return of
+
+
+def assert_equal(got, expected):
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+
+
+def stage_of(entries, lo, hi, optim):
+    return join_entries({name: entries[name] for name in stage_entries(MODEL, lo, hi)}, *blank(lo, hi, optim))
+
+
+def save_stages(run_dir, cuts, version, params, opt_state, optim):
+    """Each stage writes its part of the whole model's state; the events that come of it."""
+    entries, told = split_entries(params, opt_state), queue.SimpleQueue()
+    for stage, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        store = SimpleNamespace(**dict(zip(("params", "opt_state"), stage_of(entries, lo, hi, optim), strict=True)))
+        Checkpointer(run_dir, ABOUT, 2, stage).save(version, store, told.put)
+    return [told.get(timeout=60) for _ in cuts[1:]]
+
+
+# ------------------------------------------------------------------------------------------------------------ entries
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
+def test_join_is_the_inverse_of_split(optim, trained):
+    params, opt_state = trained(optim)
+    entries = split_entries(params, opt_state)
+    assert sorted(entries) == stage_entries(MODEL, 0, 3)
+    assert_equal(join_entries(entries, *blank(0, 3, optim)), (params, opt_state))
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
+def test_an_entry_does_not_depend_on_the_cut(optim, trained):
+    """Cut into stages, split there and joined again, the whole is what it was; a middle stage has one entry only."""
+    params, opt_state = trained(optim)
+    whole, again = split_entries(params, opt_state), {}
+    for lo, hi in ((0, 1), (1, 2), (2, 3)):
+        again |= split_entries(*stage_of(whole, lo, hi, optim))
+    assert_equal(again, whole)
+
+
+def test_moments_go_with_their_parameters(trained):
+    params, opt_state = trained(OPTIMIZERS[0])
+    entry = split_entries(params, opt_state)["tok"]
+    matrices = [leaf for leaf in entry["optimizer"] if leaf.ndim]
+    assert [leaf.shape for leaf in matrices] == [params["tok"].shape] * 2
+    np.testing.assert_array_equal(matrices[0], opt_state[0].mu["tok"])
+    assert all(leaf == 7 for leaf in entry["optimizer"] if not leaf.ndim)
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def test_two_stages_save_and_other_cuts_load(tmp_path, trained):
+    optim = OPTIMIZERS[0]
+    params, opt_state = trained(optim)
+    assert save_stages(tmp_path, [0, 1, 3], 5, params, opt_state, optim) == [WroteCheckpoint(5)] * 2
+    mark_complete(tmp_path, 5, ABOUT)
+    folder = newest(tmp_path)
+    assert_equal(join_entries(load_entries(folder), *blank(0, 3, optim)), (params, opt_state))
+    whole = split_entries(params, opt_state)
+    for lo, hi in ((0, 2), (2, 3), (1, 2)):
+        names = stage_entries(MODEL, lo, hi)
+        got = join_entries(load_entries(folder, names), *blank(lo, hi, optim))
+        assert_equal(got, stage_of(whole, lo, hi, optim))
+
+
+def test_an_entry_that_is_not_there_is_named(tmp_path, trained):
+    save_stages(tmp_path, [0, 1], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    with pytest.raises(BadInput, match="00000005: holds no block_002, expected all of block_000, block_002"):
+        load_entries(step_folder(tmp_path, 5), ["block_000", "block_002"])
+
+
+def test_the_state_is_copied_before_save_returns(tmp_path, trained):
+    """The training goes on and gives the buffers away while the thread still writes."""
+    optim = OPTIMIZERS[2]
+    params, opt_state = trained(optim)
+    expected = jax.tree.map(np.array, split_entries(params, opt_state))
+    told = queue.SimpleQueue()
+    Checkpointer(tmp_path, ABOUT, 2, 0).save(1, SimpleNamespace(params=params, opt_state=opt_state), told.put)
+    jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
+    assert told.get(timeout=60) == WroteCheckpoint(1)
+    assert_equal(load_entries(step_folder(tmp_path, 1)), expected)
+
+
+def test_a_disk_that_refuses_is_told_and_not_raised(tmp_path, trained):
+    (tmp_path / "checkpoints").write_text("a file where a folder must be")
+    (told,) = save_stages(tmp_path, [0, 3], 1, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    assert isinstance(told, CheckpointFailed) and told.version == 1
+
+
+LOAD_ALL = """
+import sys
+from pathlib import Path
+from jaxdt.core.errors import BadInput
+from jaxdt.runtime.checkpoint import load_entries
+for folder in sys.argv[1:]:
+    try:
+        print(len(load_entries(Path(folder))), "entries")
+    except BadInput as error:
+        print("refused", len(str(error).splitlines()))
+"""
+
+
+def test_no_numbers_come_out_of_a_damaged_part(tmp_path, trained):
+    """Versions: 1 whole, 2 with truncated data, 3 without, 4 with numbers that are not those of its digest. In a process
+    of its own: after a failed read tensorstore goes on to call into Orbax's closed event loop, when it comes to it."""
+    folders = [step_folder(tmp_path, version) for version in (1, 2, 3, 4)]
+    for version in (1, 2, 3, 4):
+        save_stages(tmp_path, [0, 3], version, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    for path in (folders[1] / "stage_0" / "d").iterdir():
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    shutil.rmtree(folders[2] / "stage_0" / "d")
+    digests = json.loads((folders[3] / "stage_0.json").read_text())
+    (folders[3] / "stage_0.json").write_text(json.dumps(digests | {"tok": digests["tok"] ^ 1}))
+    command = [sys.executable, "-c", LOAD_ALL, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    results = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert results[0] == [str(len(stage_entries(MODEL, 0, 3))), "entries"]
+    assert results[1:] == [["refused", "1"]] * 3
+
+
+# ------------------------------------------------------------------------------------------------ what counts as one
+
+
+def folder_of(run_dir, version, complete=True, **about):
+    folder = step_folder(run_dir, version)
+    (folder / "stage_0").mkdir(parents=True)
+    if complete:
+        mark_complete(run_dir, version, ABOUT | {"lineage": 0} | about)
+    return folder
+
+
+def test_newest_is_the_newest_complete_one(tmp_path):
+    with pytest.raises(BadInput, match="holds no complete checkpoint"):
+        newest(tmp_path)
+    folder_of(tmp_path, 3, complete=False)
+    with pytest.raises(BadInput, match="holds no complete checkpoint"):
+        newest(tmp_path)
+    folders = [folder_of(tmp_path, version) for version in (9, 100)]
+    (folder_of(tmp_path, 200, complete=False) / "complete.json.tmp").write_text("{")
+    assert newest(tmp_path) == folders[1]
+    assert complete_checkpoints(tmp_path) == folders
+
+
+def test_prune_keeps_the_newest_and_what_is_under_way(tmp_path):
+    old = [folder_of(tmp_path, 1), folder_of(tmp_path, 2, complete=False), folder_of(tmp_path, 3)]
+    kept = [folder_of(tmp_path, 4), folder_of(tmp_path, 5), folder_of(tmp_path, 6, complete=False)]
+    assert prune(tmp_path, 2) == old
+    assert sorted(tmp_path.glob("checkpoints/*")) == kept
+
+
+def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
+    folder_of(tmp_path, 1, complete=False)
+    assert prune(tmp_path, 1) == []
+
+
+def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
+    for version in (1, 2, 3):
+        folder_of(tmp_path, version, complete=version < 3)
+    Checkpointer(tmp_path, ABOUT, 2).mark_complete(3, 4)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000002", "00000003"]
+    assert check_resumable(newest(tmp_path), ABOUT) == Stamp(3, 4)
+    assert json.loads((newest(tmp_path) / "complete.json").read_text())["optimizer"] == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"model": {"n_layers": 3, "d_model": 16}}, "made with model.d_model 8, the config has 16"),
+        ({"model": {"n_layers": 3}}, "made with model.d_model 8, the config has None"),
+        ({"optimizer": "sgd"}, "made with optimizer 'adamw', this run has 'sgd'"),
+        ({"data": "xyz"}, "made with data 'abc', this run has 'xyz'"),
+    ],
+)
+def test_another_run_may_not_resume_it(tmp_path, about, message):
+    folder = folder_of(tmp_path, 1)
+    assert check_resumable(folder, ABOUT) == Stamp(1, 0)
+    with pytest.raises(BadInput, match=f"00000001: {message}"):
+        check_resumable(folder, ABOUT | about)

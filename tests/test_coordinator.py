@@ -1,0 +1,483 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from jaxdt.core.coordinator import RECONNECT_S, ROLLBACKS_MAX, Coordinator, Terms
+from jaxdt.core.events import (
+    COORDINATOR,
+    CheckpointComplete,
+    Committed,
+    Connect,
+    Done,
+    Ended,
+    GroupResult,
+    Header,
+    Heartbeat,
+    Hello,
+    Interrupted,
+    LinkChanged,
+    MarkCheckpoint,
+    Persist,
+    Persisted,
+    Prepared,
+    Profiled,
+    Pulse,
+    Received,
+    Report,
+    Round,
+    Saved,
+    Send,
+    Started,
+    Stop,
+    Suspect,
+    View,
+    WakeAt,
+    Woke,
+)
+
+# Two stages, two replicas each.
+STAGE_OF = {0: 0, 1: 1, 2: 0, 3: 1}
+TERMS = Terms(
+    run="r",
+    fingerprint="f",
+    stage_of=STAGE_OF,
+    n_stages=2,
+    start_version=0,
+    start_lineage=0,
+    n_steps=3,
+    tokens_per_sample=16,
+    on_nonfinite="stop",
+    heartbeat_s=0.5,
+    deadline_floor_s=4.0,
+)
+
+
+def header(peer, lineage=0, run="r"):
+    return Header(run, lineage, 1, peer)
+
+
+class Driver:
+    """A coordinator and all that it did, so far."""
+
+    def __init__(self, **terms):
+        self.machine = Coordinator(replace(TERMS, **terms))
+        self.actions = []
+
+    def event(self, event, now_s=0.0):
+        new = self.machine.handle(now_s, event)
+        self.actions += new
+        return new
+
+    def message(self, peer, body, now_s=0.0, **head):
+        return self.event(Received(header(peer, **head), body), now_s)
+
+    def join(self, peer, version=0):
+        return self.message(peer, Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1")) + self.message(
+            peer, Profiled({"F": 1.0}, version)
+        )
+
+    def begin(self, now_s=0.0):
+        for peer in STAGE_OF:
+            self.join(peer)
+        return self.event(Persisted("view"), now_s)
+
+    def prepare(self, step, peers=STAGE_OF, now_s=0.0, **changes):
+        """The actions after the last of them."""
+        actions = []
+        for peer in peers:
+            actions = self.message(peer, prepared(peer, step, **changes), now_s, lineage=self.machine.view.lineage)
+        return actions
+
+    def commit(self, step, now_s=0.0):
+        self.prepare(step, now_s=now_s)
+        return self.event(Persisted("record"), now_s)
+
+
+def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2), evals=(0.0, 0)):
+    """Losses are known on the last stage only."""
+    stage = STAGE_OF[peer]
+    result = GroupResult(Round(step, f"stage{stage}", 1), digest, sq_norm, n_samples)
+    counts = (*losses, *evals) if stage == 1 else (0.0, 0, 0.0, 0)
+    return Prepared(step, 1, (result,), *counts)
+
+
+def sent(actions, kind):
+    return {action.dst: action.body for action in actions if isinstance(action, Send) and isinstance(action.body, kind)}
+
+
+def of(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def reports(actions, kind):
+    return [action.fields for action in actions if isinstance(action, Report) and action.kind == kind]
+
+
+def assert_over(actions, code, reason):
+    """Everybody is told, and the coordinator stops."""
+    told = sent(actions, Ended)
+    assert set(told) == set(STAGE_OF) and set(told.values()) == {Ended(code, reason)}
+    assert of(actions, Stop) == [Stop(code, reason)]
+    assert reports(actions, "ended") == [{"code": code, "reason": reason}]
+
+
+# --------------------------------------------------------------------------------------------------------- beginning
+
+
+def test_the_first_view_waits_for_the_last_profile():
+    run = Driver()
+    for peer in (0, 1, 2):
+        actions = run.join(peer)
+        assert not of(actions, Persist)
+    assert reports(actions, "waiting") == [{"missing": [3]}]
+    run.message(3, Hello(3, 1, "f", "h3:1"))
+    assert not of(run.actions, Persist) and not sent(run.actions, View)
+    (persist,) = run.message(3, Profiled({}, 0))
+    assert persist.name == "view"
+
+
+def test_the_view_is_durable_before_it_is_sent():
+    run = Driver()
+    for peer in STAGE_OF:
+        run.join(peer)
+    assert not sent(run.actions, View) and run.machine.view is None
+    views = sent(run.event(Persisted("view")), View)
+    assert set(views) == set(STAGE_OF) and len(set(views.values())) == 1
+    view = views[0]
+    assert (view.number, view.lineage, view.stage_views, view.n_committed) == (1, 0, (1, 1), 0)
+    assert [(m.peer, m.stage, m.admission, m.address) for m in view.members] == [
+        (peer, stage, 1, f"h{peer}:1") for peer, stage in STAGE_OF.items()
+    ]
+
+
+def test_a_profile_that_comes_again_makes_no_second_view():
+    run = Driver()
+    run.begin()
+    assert not of(run.message(0, Profiled({}, 0)), Persist)
+
+
+def test_hello_opens_the_way_back():
+    assert of(Driver().message(2, Hello(2, 0, "f", "h2:1")), Connect) == [Connect(2, "h2:1")]
+
+
+@pytest.mark.parametrize("hello", [Hello(1, 1, "g", "h:1"), Hello(1, 0, "f", "h:1"), Hello(0, 0, "f", "h:1")])
+def test_hello_of_another_config_or_seat_is_refused(hello):
+    run = Driver()
+    actions = run.message(1, hello)
+    (told,) = sent(actions, Ended).items()
+    assert told[0] == 1 and told[1].code == 2
+    assert told[1].reason.startswith("peer 1: refused, it runs stage") and "expected stage 1 of config f" in str(told)
+    assert not of(run.actions, Stop) and not of(run.actions, Connect)
+
+
+def test_a_run_of_a_refused_peer_goes_on_without_it():
+    run = Driver()
+    for peer in (0, 2, 3):
+        run.join(peer)
+    run.message(1, Hello(1, 1, "g", "h:1"))
+    run.join(1)
+    assert set(sent(run.event(Persisted("view")), View)) == set(STAGE_OF)
+    assert not of(run.actions, Stop)
+
+
+def test_strangers_and_other_runs_are_dropped():
+    run = Driver()
+    assert of(run.message(9, Hello(9, 0, "f", "h:1")), Report) == [Report("dropped", {"src": 9, "run": "r"})]
+    assert run.message(0, Hello(0, 0, "f", "h:1"), run="other") == [Report("dropped", {"src": 0, "run": "other"})]
+
+
+def test_a_peer_with_another_version_ends_the_run_before_it_begins():
+    run = Driver()
+    run.join(0)
+    actions = run.join(1, version=7)
+    assert of(actions, Stop) == [Stop(2, "peer 1 (stage 1): has version 7, expected 0")]
+
+
+def test_a_resumed_run_begins_where_the_checkpoint_was():
+    run = Driver(start_version=2, start_lineage=1)
+    for peer in STAGE_OF:
+        run.join(peer, version=2)
+    view = sent(run.event(Persisted("view")), View)[0]
+    assert (view.n_committed, view.lineage) == (2, 1)
+    assert sent(run.commit(2), Committed)[0].record.step == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- commit
+
+
+def test_a_step_commits_when_every_member_is_prepared():
+    run = Driver()
+    run.begin()
+    assert run.prepare(0, peers=(0, 1, 2)) == []
+    (persist,) = run.prepare(0, peers=(3,))
+    assert persist.name == "record"
+    assert (persist.value["step"], persist.value["verdict"]) == (0, "apply")
+    assert (persist.value["sq_norm"], persist.value["n_samples"]) == (18.0, 4)
+
+
+def test_no_committed_before_the_record_is_durable():
+    run = Driver()
+    run.begin()
+    run.prepare(0)
+    assert not sent(run.actions, Committed) and run.machine.n_committed == 0
+    told = sent(run.event(Persisted("record")), Committed)
+    assert set(told) == set(STAGE_OF) and len(set(told.values())) == 1
+    assert [r.group for r in told[0].record.rounds] == ["stage0", "stage1"]
+    assert run.machine.n_committed == 1
+
+
+def test_prepared_that_is_repeated_is_not_two_members():
+    run = Driver()
+    run.begin()
+    assert run.prepare(0, peers=(0, 1, 2, 2, 0)) == []
+    assert len(of(run.prepare(0, peers=(3, 3)), Persist)) == 0  # the record is under way already
+    assert len(of(run.actions, Persist)) == 2
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_prepared_of_another_step_is_ignored(step):
+    run = Driver()
+    run.begin()
+    assert run.prepare(step) == []
+    assert len(of(run.prepare(0), Persist)) == 1
+
+
+def test_prepared_of_an_earlier_step_is_ignored():
+    run = Driver()
+    run.begin()
+    run.commit(0)
+    assert run.prepare(0) == []
+
+
+def test_unequal_results_of_replicas_end_the_run():
+    run = Driver()
+    run.begin()
+    run.prepare(0, peers=(0, 1, 3))
+    actions = run.prepare(0, peers=(2,), digest=6)
+    assert_over(actions, 3, "step 0: peer 2 holds another result of group stage0")
+    assert run.event(Persisted("record")) == []
+
+
+def test_replicas_in_different_rounds_end_the_run():
+    run = Driver()
+    run.begin()
+    run.prepare(0, peers=(0, 1, 3))
+    other = GroupResult(Round(0, "stage0", 2), 5, 9.0, 4)
+    assert_over(run.message(2, Prepared(0, 1, (other,))), 3, "step 0: peer 2 holds another result of group stage0")
+
+
+def test_unequal_sample_counts_end_the_run():
+    run = Driver()
+    run.begin()
+    run.prepare(0, peers=(0, 2))
+    actions = run.prepare(0, peers=(1, 3), n_samples=5)
+    assert of(actions, Stop)[0].code == 3
+    assert "the groups counted different numbers of samples" in of(actions, Stop)[0].reason
+
+
+def test_metrics_of_a_step():
+    run = Driver()
+    run.begin(now_s=10.0)
+    (fields,) = reports(run.commit(0, now_s=12.0), "step")
+    assert fields == {
+        "step": 0,
+        "loss": 1.0,  # two peers of the last stage, 2.0 over 2 samples each
+        "step_s": 2.0,
+        "tokens_per_s": 4 * 16 / 2.0,
+        "gradient_norm": math.sqrt(18.0) / 4,
+        "verdict": "apply",
+    }
+    run.prepare(1, now_s=15.0, evals=(6.0, 3))
+    (fields,) = reports(run.event(Persisted("record"), 15.5), "step")
+    assert (fields["step"], fields["step_s"], fields["eval_loss"]) == (1, 3.5, 2.0)
+
+
+@pytest.mark.parametrize("sq_norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_the_run(sq_norm):
+    run = Driver()
+    run.begin()
+    assert_over(run.prepare(0, sq_norm=sq_norm), 4, "step 0: the gradient is not finite")
+    assert not sent(run.actions, Committed)
+
+
+@pytest.mark.parametrize("sq_norm", [math.nan, math.inf])
+def test_or_its_update_is_skipped(sq_norm):
+    run = Driver(on_nonfinite="skip")
+    run.begin()
+    run.prepare(0, sq_norm=sq_norm)
+    told = sent(run.event(Persisted("record")), Committed)
+    assert set(told) == set(STAGE_OF) and told[0].record.verdict == "skip"
+    assert sent(run.commit(1), Committed)[0].record.verdict == "apply"
+
+
+def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    run.commit(0)
+    for peer in (0, 1):
+        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.commit(1)
+    actions = run.prepare(2, sq_norm=math.nan)
+    assert reports(actions, "rollback") == [{"step": 2, "to": 1, "lineage": 1}]
+    assert not sent(actions, View)
+    views = sent(run.event(Persisted("view")), View)
+    assert set(views) == set(STAGE_OF)
+    assert (views[0].number, views[0].lineage, views[0].n_committed, views[0].rolled_back) == (2, 1, 1, True)
+    assert sent(run.commit(1), Committed)[3].record.step == 1
+
+
+def test_what_was_said_before_the_rollback_does_not_count_after_it():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    run.prepare(0, sq_norm=math.nan)
+    run.event(Persisted("view"))
+    assert [run.message(peer, prepared(peer, 0), lineage=0) for peer in STAGE_OF] == [[]] * 4
+    assert run.message(0, Saved(1, 0), lineage=0) == []
+    assert len(of(run.prepare(0), Persist)) == 1
+
+
+def test_a_run_that_only_rolls_back_ends():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    for _ in range(ROLLBACKS_MAX):
+        run.prepare(0, sq_norm=math.nan)
+        assert sent(run.event(Persisted("view")), View)
+    assert_over(run.prepare(0, sq_norm=math.nan), 4, "step 0: the gradient is not finite")
+
+
+# ------------------------------------------------------------------------------------------------- leases and the end
+
+
+def test_the_coordinator_looks_at_leases_at_every_heartbeat():
+    assert Driver().event(Started(), 1.0) == [WakeAt(1.5, "tick")]
+    assert Driver().event(Woke("tick"), 2.0) == [WakeAt(2.5, "tick")]
+
+
+def test_a_heartbeat_is_answered_with_the_clock_and_shown():
+    run = Driver()
+    run.begin()
+    actions = run.message(2, Heartbeat(17, {"busy_s": 3.0}), now_s=1.25)
+    assert sent(actions, Pulse) == {2: Pulse(17, 1.25)}
+    assert reports(actions, "heartbeat") == [{"peer": 2, "busy_s": 3.0}]
+
+
+def test_a_silent_peer_ends_the_run_for_all():
+    run = Driver()
+    run.begin()
+    for now_s in (2.0, 4.0):
+        for peer in (0, 1, 3):
+            run.message(peer, Heartbeat(1, {}), now_s)
+    assert not of(run.event(Woke("tick"), 4.0), Stop)
+    assert_over(run.event(Woke("tick"), 4.1), 3, "peer 2 (stage 0): lost, silent for 4.1 s")
+
+
+def test_any_message_renews_the_lease():
+    run = Driver()
+    run.begin()
+    run.prepare(0, now_s=3.9)
+    assert not of(run.event(Woke("tick"), 7.8), Stop)
+
+
+def test_a_broken_connection_ends_the_run_unless_it_comes_back():
+    run = Driver()
+    run.begin()
+    run.event(LinkChanged(3, False, "reset"), 1.0)
+    assert not of(run.event(Woke("tick"), 1.0 + RECONNECT_S), Stop)
+    run.event(LinkChanged(3, True), 2.6)
+    assert not of(run.event(Woke("tick"), 3.0), Stop)
+    run.event(LinkChanged(3, False, "reset"), 3.0)
+    run.event(LinkChanged(3, False, "refused"), 3.5)  # the first loss counts
+    reason = "peer 3 (stage 1): lost, its connection broke and did not come back"
+    assert_over(run.event(Woke("tick"), 3.1 + RECONNECT_S), 3, reason)
+
+
+def test_a_connection_of_somebody_who_never_said_hello_is_nobodys_loss():
+    run = Driver()
+    run.join(0)
+    run.event(LinkChanged(3, False, "port scan"), 0.1)
+    assert not of(run.event(Woke("tick"), 3.0), Stop)
+
+
+def test_a_suspicion_ends_the_run_for_all():
+    run = Driver()
+    run.begin()
+    actions = run.message(0, Suspect(2, "no link for 4.5 s"))
+    assert_over(actions, 3, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0)")
+
+
+def test_interrupted_is_130_for_all():
+    run = Driver()
+    run.begin()
+    assert_over(run.event(Interrupted()), 130, "interrupted")
+
+
+def test_nothing_happens_after_the_end():
+    run = Driver()
+    run.begin()
+    run.event(Interrupted())
+    assert run.message(0, Heartbeat(1, {})) == [] and run.event(Woke("tick"), 99.0) == []
+
+
+def test_the_run_is_done_when_every_member_is():
+    run = Driver(n_steps=1)
+    run.begin()
+    run.commit(0)
+    for peer in (0, 1, 2):
+        actions = run.message(peer, Done(1, {"busy_s": 2.0}, {"1": 100}))
+        assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
+        assert not of(actions, Stop)
+    assert_over(run.message(3, Done(1, {}, {})), 0, "done: 1 steps")
+
+
+def test_a_checkpoint_is_complete_with_every_stages_part():
+    run = Driver()
+    run.begin()
+    assert run.message(0, Saved(1, 0)) == []
+    assert run.message(0, Saved(1, 0)) == []
+    assert run.message(1, Saved(2, 1)) == []
+    actions = run.message(1, Saved(1, 1))
+    assert actions[0] == MarkCheckpoint(1, 0)
+    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(1))
+
+
+def test_messages_of_the_coordinator_carry_its_run_and_view():
+    run = Driver()
+    run.join(0)
+    before = run.message(0, Heartbeat(1, {}))[0].header
+    assert before == Header("r", 0, 0, COORDINATOR)
+    for peer in (1, 2, 3):
+        run.join(peer)
+    run.event(Persisted("view"))
+    assert {action.header for action in run.commit(0) if isinstance(action, Send)} == {Header("r", 0, 1, COORDINATOR)}
+
+
+# ------------------------------------------------------------------------------------------------- those not let in
+
+
+def test_a_refused_hello_opens_no_lease():
+    run = Driver()
+    run.message(1, Hello(1, 1, "wrong", "h1:1"))
+    for peer in (0, 2, 3):
+        run.join(peer)
+    for now_s in (1.0, 2.0, 3.0, 4.0, 5.0):
+        for peer in (0, 2, 3):
+            run.message(peer, Heartbeat(1, {}), now_s)
+        assert not of(run.event(Woke("tick"), now_s), Stop)
+
+
+def test_a_refused_peer_cannot_complete_the_view_or_end_the_run():
+    run = Driver()
+    for peer in (0, 2, 3):
+        run.join(peer)
+    run.message(1, Hello(1, 1, "wrong", "h1:1"))
+    assert run.message(1, Profiled({}, 0)) == []
+    assert run.message(1, Profiled({}, 9)) == []
+    assert of(run.join(1), Persist)
+
+
+@pytest.mark.parametrize("body", [prepared(1, 0), Saved(1, 1)])
+def test_what_belongs_to_a_view_is_ignored_before_there_is_one(body):
+    run = Driver()
+    run.join(1)
+    assert run.message(1, body) == []

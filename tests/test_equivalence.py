@@ -1,0 +1,236 @@
+"""The central test: any cut, placement, schedule and rematerialisation trains the same model as one process does.
+
+The runs are the machines and the store under virtual time, with peers of unequal speed and links of unequal latency, so
+that results arrive in another order than they were asked for. The one process is plain code: the whole model in one
+`value_and_grad` over the mean loss of the whole batch, clipped by optax, updated by optax."""
+
+import functools
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import gpt_reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdt.build import build_coordinator, build_peer
+from jaxdt.core import config as run_config
+from jaxdt.core import plain
+from jaxdt.core.network import Link
+from jaxdt.core.optim import OptimConfig
+from jaxdt.core.plan import Plan
+from jaxdt.core.profile import KINDS
+from jaxdt.model.gpt import init_stage
+from jaxdt.runtime.store import Store, stage_functions
+from jaxdt.sim.cluster import Seating, Simulation
+
+N_STEPS = 20
+SEED = 3
+MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)
+BATCH = 2
+# The gradient of a key's bias is zero but for rounding (softmax forgets it); with a smaller eps Adam would turn that
+# noise into steps of full size, different in every program.
+ADAMW = OptimConfig("adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
+SGD = OptimConfig("sgd", lr=0.1, momentum=0.9, clip_norm=0.5)
+LAYERS = {1: "4", 2: "1,3", 3: "1,2,1", 4: "1,1,1,1"}
+# An odd number, so that replicas differ in their share of the samples.
+N_MICROBATCHES = 5
+
+GRID = [
+    pytest.param(*case, id="{}x{}-{}-{}-{}".format(*case))
+    for case in itertools.product((1, 2, 3, 4), (1, 2), ("gpipe", "1f1b"), ("recompute", "dots"), ("tied", "untied"))
+]
+
+
+class Tokens:
+    """Random text in which a token follows from the one before it more often than not, so that the loss falls."""
+
+    def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
+        rng = np.random.default_rng((seed, step, microbatch))
+        jumps = rng.integers(0, 64, (microbatch_size, seq_len + 1)) * (rng.random((microbatch_size, seq_len + 1)) < 0.3)
+        return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
+
+    def n_eval_batches(self, microbatch_size, seq_len):
+        return 3
+
+    def eval_batch(self, index, microbatch_size, seq_len):
+        return self.train_batch(99, 0, index, microbatch_size, seq_len, 3)
+
+
+def make_config(
+    stages, pipelines, schedule="1f1b", remat="recompute", head="untied", optim=ADAMW, layers=None, **options
+):
+    plan = dict(layers=layers or LAYERS[stages], schedule=schedule, microbatches=N_MICROBATCHES)
+    train = dict(steps=N_STEPS, seed=SEED, microbatch_size=BATCH)
+    return run_config.parse(
+        dict(
+            model=MODEL | {"tied_head": head == "tied"},
+            plan=plan | dict(stages=stages, pipelines=pipelines),
+            train=train | options,
+            optim=plain.write(optim),
+            sync=dict(slice_bytes=4096),
+            net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
+            remat=remat,
+        )
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- the two sides
+
+
+@pytest.fixture(scope="session")
+def functions_of():
+    """Stage functions by what they depend on, compiled once for all cases. Another rematerialisation changes forward
+    and backward only, another optimizer the update only, and just the ends of the model know of a tied head."""
+    cache = {}
+
+    def of(config, plan, stage):
+        ends = stage in (0, plan.n_stages - 1)
+        remat = "recompute" if stage == plan.n_stages - 1 else config.remat
+        key = (plan.stages[stage], config.model.tied_head if ends else None, config.optim, remat)
+        if key not in cache:
+            made = stage_functions(config, plan, stage)
+            if remat == "dots":
+                base = of(replace(config, remat="recompute"), plan, stage)
+                made = replace(base, forward=made.forward, backward=made.backward)
+            elif config.optim != ADAMW:
+                base = of(replace(config, optim=ADAMW), plan, stage)
+                made = replace(base, update=made.update, init_optimizer=made.init_optimizer)
+            cache[key] = made
+        return cache[key]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def one_process():
+    """(config) -> (losses, gradient norms, final parameters) of the plain run, once per model and optimizer."""
+    gradients = functools.cache(lambda model: jax.jit(jax.value_and_grad(partial(mean_loss, model))))
+    runs = functools.cache(lambda model, optim: train_in_one_process(model, optim, gradients(model)))
+    return lambda config: runs(config.model, config.optim)
+
+
+def plain_optimizer(optim):
+    """The same options, written with optax's own parts: decay on matrices, a linear warm-up, clipping first."""
+    matrices = partial(jax.tree.map, lambda leaf: leaf.ndim >= 2)
+    lr = lambda count: optim.lr * jnp.minimum(1.0, (jnp.float32(count) + 1.0) / max(1, optim.warmup_steps))  # noqa: E731
+    clip = optax.clip_by_global_norm(optim.clip_norm)
+    if optim.name == "sgd":
+        return optax.chain(clip, optax.sgd(lr, momentum=optim.momentum))
+    decay = dict(weight_decay=optim.weight_decay, mask=matrices)
+    return optax.chain(clip, optax.adamw(lr, optim.b1, optim.b2, optim.eps, **decay))
+
+
+def mean_loss(model, params, tokens_BT):
+    return gpt_reference.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / tokens_BT.shape[0]
+
+
+def train_in_one_process(model, optim, loss_and_gradient):
+    data, rule = Tokens(), plain_optimizer(optim)
+    params = init_stage(model, 0, model.n_layers, SEED)
+    state = rule.init(params)
+
+    @jax.jit
+    def update(params, state, gradient):
+        with jax.numpy_dtype_promotion("standard"):
+            change, state = rule.update(gradient, state, params)
+        return optax.tree.norm(gradient), optax.apply_updates(params, change), state
+
+    losses, norms = [], []
+    for step in range(N_STEPS):
+        parts = [data.train_batch(SEED, step, m, BATCH, model.seq_len, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
+        loss, gradient = loss_and_gradient(params, np.concatenate(parts))
+        norm, params, state = update(params, state, gradient)
+        losses.append(float(loss))
+        norms.append(float(norm))
+    return losses, norms, params
+
+
+def train_in_pieces(config, functions_of, plan=None):
+    """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits."""
+    plan = plan or run_config.default_plan(config)
+    stores = {
+        peer: Store(config, plan, peer, Tokens(), functions_of(config, plan, plan.seat(peer)[0])) for peer in plan.peers
+    }
+    seats = {
+        peer: Seating(build_peer(config, plan, peer, "r"), stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
+        for peer in plan.peers
+    }
+    link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
+    cores = {seat.host: 1 for seat in seats.values()}
+    outcome = Simulation(build_coordinator(config, plan, "r"), seats, link, cores).run()
+    assert {stop.code for stop in outcome.stopped.values()} == {0}
+    params = {}
+    for row in plan.placement:
+        replicas = [jax.device_get(stores[peer].params) for peer in row]
+        for other in replicas[1:]:
+            jax.tree.map(np.testing.assert_array_equal, replicas[0], other)
+        for name, value in replicas[0].items():
+            if name in params:
+                np.testing.assert_array_equal(params[name], value, err_msg=f"two copies of {name} drifted apart")
+            params[name] = value
+    steps = outcome.fields("step")
+    assert [fields["step"] for fields in steps] == list(range(config.train.steps))
+    return [f["loss"] for f in steps], [f["gradient_norm"] for f in steps], params, outcome
+
+
+def relative_l2(got, expected):
+    square = lambda tree: sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(tree))  # noqa: E731
+    difference = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), got, dict(expected))
+    return (square(difference) / square(expected)) ** 0.5
+
+
+def assert_same_training(config, functions_of, one_process, plan=None):
+    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan)
+    expected_losses, expected_norms, expected_params = one_process(config)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)
+    assert relative_l2(params, expected_params) < 1e-4
+    return outcome
+
+
+# ---------------------------------------------------------------------------------------------------------- the grid
+
+
+@pytest.mark.parametrize(("stages", "pipelines", "schedule", "remat", "head"), GRID)
+def test_every_cut_trains_as_one_process_does(stages, pipelines, schedule, remat, head, functions_of, one_process):
+    assert_same_training(make_config(stages, pipelines, schedule, remat, head), functions_of, one_process)
+
+
+def test_the_reference_run_learns_and_is_clipped(one_process):
+    """Without this the grid could agree on nothing."""
+    for head in ("tied", "untied"):
+        losses, norms, _ = one_process(make_config(1, 1, head=head))
+        assert losses[-1] < 0.9 * losses[0]
+        assert min(norms) > 0 and max(norms) > 2 * ADAMW.clip_norm
+
+
+def test_sgd_with_momentum(functions_of, one_process):
+    config = make_config(2, 2, head="tied", optim=SGD)
+    assert_same_training(config, functions_of, one_process)
+    assert max(one_process(config)[1]) > SGD.clip_norm
+
+
+def test_most_layers_on_the_first_stage(functions_of, one_process):
+    assert_same_training(make_config(2, 1, layers="3,1"), functions_of, one_process)
+
+
+def test_a_plan_with_very_unequal_shares_and_more_in_flight(functions_of, one_process):
+    """Pipelines weigh 4 to 1; peers sit anywhere; stage 0 runs as far ahead as it can."""
+    plan = Plan(4, ((0, 1), (1, 4)), ((3, 0), (1, 2)), (4, 1), in_flight=(4, 2))
+    assert_same_training(make_config(2, 2), functions_of, one_process, plan)
+
+
+def test_held_out_losses_equal_those_of_the_whole_model(functions_of, one_process):
+    """Measured before the update of every 8th step and of the last, over 5 microbatches of the 3 that there are."""
+    config = make_config(2, 2, head="tied", eval_every_steps=8, eval_microbatches=5)
+    outcome = assert_same_training(config, functions_of, one_process)
+    measured = {fields["step"]: fields["eval_loss"] for fields in outcome.fields("step") if "eval_loss" in fields}
+    assert list(measured) == [0, 8, 16, 19]
+    tokens_BT = np.concatenate([Tokens().eval_batch(m % 3, BATCH, config.model.seq_len) for m in range(5)])
+    expected = mean_loss(config.model, init_stage(config.model, 0, 4, SEED), tokens_BT)
+    assert measured[0] == pytest.approx(float(expected), rel=1e-5)
+    assert measured[19] < 0.9 * measured[0]

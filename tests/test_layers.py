@@ -1,0 +1,170 @@
+"""The import rule and the cheap half of the style, read off the source with ast."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Higher numbers may import lower ones; packages of one number may not import each other.
+LEVELS = {
+    "scripts": 6,
+    "jaxdt.runtime": 5,
+    "planner": 5,
+    "jaxdt.sim": 4,
+    "jaxdt.build": 3,
+    "jaxdt.wiring": 2,
+    "jaxdt.sync": 2,
+    "jaxdt.codec": 2,
+    "jaxdt.model": 2,
+    "jaxdt.core": 1,
+}
+# Top-level modules beside the layers: what each may import.
+BESIDE = {"jaxdt.config_file": {"jaxdt.core", "ml_collections"}, "jaxdt.plots": {"jaxdt.core", "matplotlib", "numpy"}}
+STANDARD_LIBRARY_ONLY = ("jaxdt.core", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim", "jaxdt.build")
+WITHOUT_JAX = (*STANDARD_LIBRARY_ONLY, "planner")
+ARRAYS = {"jax", "jaxlib", "flax", "optax", "orbax"}
+LONG_ON_PURPOSE = {"jaxdt/core/events.py"}
+MAX_LINES = 350
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources() -> dict[str, Path]:
+    folders = ("jaxdt", "planner", "scripts")
+    return {module_name(path): path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))}
+
+
+SOURCES = sources()
+
+
+def imports_of(module: str) -> set[str]:
+    """Full names of what a module imports anywhere in its text; `from package import module` gives the module."""
+    found = set()
+    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in SOURCES else node.module for name in whole}
+    return found
+
+
+IMPORTS = {module: imports_of(module) for module in SOURCES}
+
+
+def package_of(module: str) -> str:
+    """The layer that a module belongs to, '' for a package's own docstring file and for others' modules."""
+    return next((name for name in LEVELS if module == name or module.startswith(name + ".")), "")
+
+
+def is_ours(module: str) -> bool:
+    return module.split(".")[0] in ("jaxdt", "planner", "scripts")
+
+
+def in_packages(packages) -> list[str]:
+    return [module for module in SOURCES if package_of(module) in packages]
+
+
+def reachable(module: str) -> set[str]:
+    """Everything of other projects that a module's import brings in through ours."""
+    seen, found, queue = set(), set(), [module]
+    while queue:
+        for name in IMPORTS.get(queue.pop(), ()):
+            if name not in seen:
+                seen.add(name)
+                queue.append(name)
+                if not is_ours(name):
+                    found.add(name)
+    return found
+
+
+def test_every_module_has_a_place():
+    strays = [m for m in SOURCES if not package_of(m) and m not in BESIDE and m != "jaxdt"]
+    assert not strays, "a new top-level module needs a line in LEVELS or BESIDE"
+
+
+@pytest.mark.parametrize("module", [m for m in SOURCES if package_of(m)])
+def test_imports_only_go_down(module):
+    own = package_of(module)
+    for name in filter(is_ours, IMPORTS[module]):
+        other = package_of(name)
+        if other == own:
+            continue
+        if name in BESIDE:
+            assert own == "scripts", f"{module} imports {name}, which is for scripts and configs"
+            continue
+        assert other and LEVELS[other] < LEVELS[own], f"{module} imports {name}: sideways or up"
+
+
+@pytest.mark.parametrize("module", in_packages(STANDARD_LIBRARY_ONLY))
+def test_machines_use_the_standard_library_only(module):
+    others = {name for name in IMPORTS[module] if not is_ours(name)}
+    assert {name.split(".")[0] for name in others} <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("module", in_packages(WITHOUT_JAX))
+def test_no_jax_below_the_runtime(module):
+    assert not {name.split(".")[0] for name in reachable(module)} & ARRAYS
+
+
+@pytest.mark.parametrize("module", BESIDE)
+def test_modules_beside_the_layers(module):
+    allowed = BESIDE[module]
+    for name in IMPORTS[module]:
+        top = name.split(".")[0]
+        known = package_of(name) in allowed or top in allowed or top in sys.stdlib_module_names
+        assert known, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", ["jaxdt.sim.predict", "jaxdt.config_file"])
+def test_importing_it_leaves_jax_out(module):
+    code = f"import sys, {module}; print(sorted(set(sys.modules) & {{'jax', 'jaxlib', 'numpy'}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "jax" not in done.stdout
+    if module == "jaxdt.sim.predict":
+        assert done.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------------------------- style
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_no_star_imports(module):
+    nodes = ast.walk(ast.parse(SOURCES[module].read_text()))
+    stars = [n.lineno for n in nodes if isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names)]
+    assert not stars
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES.values() if p.name == "__init__.py"], ids=str)
+def test_package_files_hold_one_docstring(path):
+    body = ast.parse(path.read_text()).body
+    assert body and isinstance(body[0], ast.Expr) and isinstance(body[0].value.value, str)
+    assert len(body) == 1 or path.parent.name == "codec"
+
+
+@pytest.mark.parametrize("module", [m for m in SOURCES if m.split(".")[0] in ("jaxdt", "planner")])
+def test_files_stay_short(module):
+    path = SOURCES[module]
+    if str(path.relative_to(ROOT)) not in LONG_ON_PURPOSE:
+        assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_every_file_says_what_it_is_for(module):
+    assert ast.get_docstring(ast.parse(SOURCES[module].read_text()))
+
+
+@pytest.mark.parametrize("module", in_packages(("jaxdt.core", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim")))
+def test_machines_have_no_clock_socket_thread_or_global_dice(module):
+    banned = {"time", "socket", "threading", "asyncio", "secrets", "uuid", "multiprocessing", "subprocess"}
+    assert not {name.split(".")[0] for name in IMPORTS[module]} & banned
+    nodes = [node for node in ast.walk(ast.parse(SOURCES[module].read_text())) if isinstance(node, ast.Attribute)]
+    drawn = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "random"}
+    assert drawn <= {"Random"}, "chance comes in as a seeded random.Random"
