@@ -34,7 +34,9 @@ def main() -> int:
     )
     if stop.code:
         print(stop.reason, file=sys.stderr)
-    return stop.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(stop.code)  # the compute thread may be inside XLA, where the interpreter's own exit would abort it
 
 
 if __name__ == "__main__":

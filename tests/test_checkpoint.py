@@ -162,8 +162,8 @@ for folder in sys.argv[1:]:
 
 
 def test_no_numbers_come_out_of_a_damaged_part(tmp_path, trained):
-    """Versions: 1 whole, 2 with truncated data, 3 without, 4 with numbers that are not those of its digest. In a process
-    of its own: after a failed read tensorstore goes on to call into Orbax's closed event loop, when it comes to it."""
+    """Versions: 1 whole, 2 with truncated data, 3 without, 4 with numbers that are not those of its digest. In its own
+    process: after a failed read tensorstore goes on to call into Orbax's closed event loop, when it comes to it."""
     folders = [step_folder(tmp_path, version) for version in (1, 2, 3, 4)]
     for version in (1, 2, 3, 4):
         save_stages(tmp_path, [0, 3], version, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])

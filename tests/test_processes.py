@@ -81,14 +81,29 @@ class Launched:
         return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().strip().splitlines()[-1]
 
 
+@pytest.fixture
+def launched(tmp_path):
+    """Starts fleets; none outlives its test."""
+    fleets = []
+
+    def start(*flags, **options):
+        fleets.append(Launched(tmp_path, *flags, **options))
+        return fleets[-1]
+
+    yield start
+    for fleet in fleets:
+        fleet.process.kill()  # its children follow
+        fleet.process.communicate()
+
+
 def alive(pids) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_four_processes_over_tls_train_as_one_process_does(tmp_path):
-    one = Launched(tmp_path, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
+def test_four_processes_over_tls_train_as_one_process_does(launched):
+    one = launched("--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
     assert one.ended() == 0, one.output
-    four = Launched(tmp_path, run_dir="four")
+    four = launched(run_dir="four")
     assert four.ended() == 0, four.output
     assert four.losses() == pytest.approx(one.losses(), rel=1e-5)
     assert len(four.losses()) == 6
@@ -99,9 +114,9 @@ def test_four_processes_over_tls_train_as_one_process_does(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_killed_peer_ends_the_run_everywhere_with_code_3(tmp_path, seed):
+def test_a_killed_peer_ends_the_run_everywhere_with_code_3(launched, seed):
     chance = random.Random(seed)
-    fleet = Launched(tmp_path, "--config.train.steps=100000")
+    fleet = launched("--config.train.steps=100000")
     fleet.wait_for_step(chance.randint(1, 30))
     pids = fleet.children()
     assert sorted(pids) == [0, 1, 2, 3]
@@ -114,8 +129,8 @@ def test_a_killed_peer_ends_the_run_everywhere_with_code_3(tmp_path, seed):
     assert not alive(pids.values())
 
 
-def test_an_interrupt_ends_the_run_with_code_130(tmp_path):
-    fleet = Launched(tmp_path, "--config.train.steps=100000")
+def test_an_interrupt_ends_the_run_with_code_130(launched):
+    fleet = launched("--config.train.steps=100000")
     fleet.wait_for_step(1)
     pids = fleet.children()
     fleet.process.send_signal(signal.SIGINT)
@@ -123,8 +138,8 @@ def test_an_interrupt_ends_the_run_with_code_130(tmp_path):
     assert not alive(pids.values())
 
 
-def test_a_killed_launcher_takes_its_children_along(tmp_path):
-    fleet = Launched(tmp_path, "--config.train.steps=100000")
+def test_a_killed_launcher_takes_its_children_along(launched):
+    fleet = launched("--config.train.steps=100000")
     fleet.wait_for_step(1)
     pids = fleet.children()
     fleet.process.kill()
@@ -135,16 +150,16 @@ def test_a_killed_launcher_takes_its_children_along(tmp_path):
     fleet.ended()
 
 
-def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(tmp_path):
-    whole = Launched(tmp_path, "--config.train.steps=8", run_dir="whole")
+def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(launched):
+    whole = launched("--config.train.steps=8", run_dir="whole")
     assert whole.ended() == 0, whole.output
-    cut = Launched(tmp_path, "--config.train.steps=100000", run_dir="cut")
+    cut = launched("--config.train.steps=100000", run_dir="cut")
     cut.wait_for_step(5)
     for pid in (*cut.children().values(), cut.process.pid):
         os.kill(pid, signal.SIGKILL)
     cut.ended(timeout_s=20)
     flags = ("--resume", "--config.train.steps=100000", "--config.plan.stages=1", "--config.plan.pipelines=1")
-    resumed = Launched(tmp_path, *flags, run_dir="cut")
+    resumed = launched(*flags, run_dir="cut")
     resumed.wait_for_step(8)
     resumed.process.send_signal(signal.SIGINT)
     assert resumed.ended(timeout_s=20) == 130, resumed.output
@@ -160,28 +175,28 @@ def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(tmp_p
         (["--config.data.path=/nowhere/a.tok"], "/nowhere/a.tok"),
     ],
 )
-def test_bad_input_is_one_line_and_starts_nothing(tmp_path, flags, expected):
-    fleet = Launched(tmp_path, *flags)
+def test_bad_input_is_one_line_and_starts_nothing(launched, flags, expected):
+    fleet = launched(*flags)
     assert fleet.ended() == 2
     assert expected in fleet.output
     assert len(fleet.output.strip().splitlines()) == 1
     assert not fleet.run_dir.exists()
 
 
-def test_a_folder_in_use_is_not_overwritten(tmp_path):
+def test_a_folder_in_use_is_not_overwritten(launched, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("years of work")
-    fleet = Launched(tmp_path, "--overwrite")
+    fleet = launched("--overwrite")
     assert fleet.ended() == 2
     assert "not a run's folder" in fleet.output
     assert (tmp_path / "run" / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_peer_with_another_credential_is_refused_and_harms_nobody(tmp_path):
+def test_a_peer_with_another_credential_is_refused_and_harms_nobody(launched, tmp_path):
     from jaxdt.runtime import credential
     from jaxdt.runtime.run_dir import job_flags
 
-    fleet = Launched(tmp_path, "--config.train.steps=100000")
+    fleet = launched("--config.train.steps=100000")
     fleet.wait_for_step(1)
     credential.create(tmp_path / "other.pem")
     address = (fleet.run_dir / "coordinator_address").read_text()
