@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def run_ours(folder: Path, stages: int, tokens: Path) -> dict:
     """step_s, cpu_s a step, and ideal_s of one run."""
     command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={ROOT / 'configs/small.py'}", "--overwrite"]
-    command += [f"--run_dir={folder}", "--report=false", "--threads=1", f"--config.data.path={tokens}"]
+    command += [f"--run_dir={folder}", "--report=false", "--pin=1", f"--config.data.path={tokens}"]
     command += [f"--config.plan.stages={stages}", f"--config.train.steps={STEPS.value}"]
     command += EXTRA.value if stages > 1 else []
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -31,7 +31,7 @@ RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest complete chec
 EMIT = flags.DEFINE_string("emit", None, "Write flag files, plan and credential for real hosts here, start nothing.")
 HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
 PORT = flags.DEFINE_integer("port", 7700, "With --emit: the coordinator's port, on the first host; then the peers'.")
-THREADS = flags.DEFINE_integer("threads", 0, "Compute threads of each peer; 0 shares this machine's cores out.")
+PIN = flags.DEFINE_integer("pin", 0, "CPUs of each peer; 0 shares this machine's out if there are enough.")
 REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and report.png at the end.")
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -52,7 +52,7 @@ def main() -> int:
     else:
         run_dirs.clear(run_dir, OVERWRITE.value)
     run_dirs.write_job(run_dir, config, plan)
-    code = LocalFleet(run_dir, plan, SCRIPTS, extra, THREADS.value).run()
+    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value).run()
     if code == 0 and REPORT.value:
         subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"], check=True)
     return code

@@ -90,12 +90,19 @@ def job():
     )
 
 
-def set_threads(n_threads: int) -> None:
-    """Bound XLA's CPU threads; 0 leaves them alone. Must come before jax is imported."""
-    if n_threads:
-        eigen = "true" if n_threads > 1 else "false"
-        ours = f"--xla_cpu_multi_thread_eigen={eigen} intra_op_parallelism_threads={n_threads}"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ours}".strip()
+def set_cpus(cpus: list[str]) -> None:
+    """Confine this process to some CPUs, where the system can; before jax is imported, which counts them."""
+    if not cpus:
+        return
+    if not all(cpu.isdigit() for cpu in cpus):
+        raise BadInput(f"--cpus: got {','.join(cpus)}, expected numbers separated by commas")
+    if hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, {int(cpu) for cpu in cpus})
+        except OSError:
+            raise BadInput(f"--cpus: got {','.join(cpus)}, this machine has 0..{(os.cpu_count() or 1) - 1}") from None
+    if len(cpus) == 1:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
 
 
 def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:

@@ -18,14 +18,14 @@ PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port on which others reach this peer; empty behind NAT.")
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices to spread the stage's microbatches over.")
-THREADS = flags.DEFINE_integer("threads", 0, "CPU threads for computing; 0 takes what there is.")
+CPUS = flags.DEFINE_list("cpus", [], "Numbers of the CPUs that this process may use; XLA takes as many threads.")
 CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled programs are kept.")
 
 
 def main() -> int:
     run_flags.required("run_dir", "peer", "coordinator")
-    run_flags.set_threads(THREADS.value)
-    from jaxdt.runtime import process  # imports jax, which reads the thread settings
+    run_flags.set_cpus(CPUS.value)
+    from jaxdt.runtime import process  # imports jax, which counts the CPUs
 
     job = run_flags.job()
     process.set_up_jax(Path(CACHE_DIR.value).expanduser())

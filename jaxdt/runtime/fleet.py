@@ -19,10 +19,10 @@ ADDRESS_S = 60.0
 class LocalFleet:
     """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py."""
 
-    def __init__(self, run_dir: Path, plan: Plan, scripts: Path, extra_flags: list[str], n_threads: int = 0):
+    def __init__(self, run_dir: Path, plan: Plan, scripts: Path, extra_flags: list[str], n_cpus: int = 0):
         self._run_dir, self._plan, self._scripts = run_dir, plan, scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
-        self._n_threads = n_threads or max(1, (os.cpu_count() or 1) // len(plan.peers))
+        self._n_cpus = n_cpus or (os.cpu_count() or 1) // len(plan.peers)
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
         self._interrupted = False
@@ -53,7 +53,7 @@ class LocalFleet:
         return address_file.read_text() if address_file.exists() else ""
 
     def _start_peer(self, peer: int, address: str) -> None:
-        flags = [f"--peer={peer}", f"--coordinator={address}", f"--threads={self._n_threads}", *self._flags]
+        flags = [f"--peer={peer}", f"--coordinator={address}", *self._flags, *self._cpus(peer)]
         with (self._run_dir / "logs" / f"peer_{peer}.log").open("w") as log:
             self._peers[peer] = subprocess.Popen(
                 [sys.executable, str(self._scripts / "train.py"), *flags],
@@ -62,6 +62,12 @@ class LocalFleet:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _cpus(self, peer: int) -> list[str]:
+        """CPUs of its own for each peer, or none in particular if there are fewer CPUs than peers."""
+        first = sorted(self._plan.peers).index(peer) * self._n_cpus
+        own = range(first, first + self._n_cpus)
+        return [f"--cpus={','.join(map(str, own))}"] if own and own[-1] < (os.cpu_count() or 1) else []
 
     def _wait(self) -> int:
         """Until the coordinator has ended, or a peer has ended that the coordinator never heard of."""
