@@ -20,6 +20,8 @@ import zlib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.update(MALLOC_MMAP_THRESHOLD_="1073741824", MALLOC_TRIM_THRESHOLD_="2147483647", MALLOC_TOP_PAD_="67108864")
+os.environ.update(MALLOC_ARENA_MAX="1")  # what train.py sets for itself; the peers are started with it
 
 import numpy as np  # noqa: E402
 from absl import app, flags  # noqa: E402
@@ -43,7 +45,7 @@ N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.")
 N_ELEMENTS = flags.DEFINE_integer("n_elements", 25_000_000, "fp32 numbers of the vector.")
 N_ROUNDS = flags.DEFINE_integer("rounds", 6, "Rounds of one start; the first is not counted.")
 N_STARTS = flags.DEFINE_integer("starts", 3, "How often all processes are started, in turn with the rival.")
-SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 20, "Unit of the exchange.")
+SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 22, "Unit of the exchange.")
 TLS = flags.DEFINE_bool("tls", False, "With mutual TLS, as runs have by default.")
 RIVAL = flags.DEFINE_string("rival", None, "Command of another system's all-reduce of the same vector.")
 RIVAL_KEY = flags.DEFINE_string("rival_key", "allreduce_s_median", "Where its JSON says the seconds of a round.")

@@ -73,7 +73,7 @@ class SyncConfig:
 
     kind: str = "allreduce"
     delay: int = 0
-    slice_bytes: int = 1 << 20
+    slice_bytes: int = 1 << 22
 
 
 @dataclass(frozen=True)
