@@ -33,8 +33,8 @@ class Slices:
         self._slices[key] = part
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        """Add up the members' parts in their order; a digest and the squared norm of the sum. Members compare digests to
-        know that they hold the same sum, not whether a wire was true, so the norm's bits serve."""
+        """Add up the members' parts in their order; a digest and the squared norm of the sum. By digests members see
+        whether they hold the same sum, not whether a wire was true, so the norm's bits serve."""
         parts = [
             self._own_part(key)
             if member == self._peer

@@ -1,0 +1,104 @@
+"""Command line of the planner: solve, explain, plot, compare, network, bench. `python -m planner COMMAND --help`."""
+
+import argparse
+import importlib
+import sys
+
+from jaxdt.core.errors import BadInput
+
+SOLVERS = ("auto", "evolve", "types", "exact", "kl", "random")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m planner", description="Who should hold what on this network?")
+    commands = top.add_subparsers(dest="command", required=True)
+    _solve(commands.add_parser("solve", help="find a plan and say how far from the best possible it is"))
+    explain = commands.add_parser("explain", help="say in words what a plan's cost comes from and what would help")
+    explain.add_argument("plan")
+    plot = commands.add_parser("plot", help="draw a plan: devices by stage, pipelines as paths, costs as bars")
+    plot.add_argument("plan")
+    plot.add_argument("--out", help="a .png file (default: beside the plan)")
+    compare = commands.add_parser("compare", help="two plans side by side, on the second one's network and sizes")
+    compare.add_argument("a")
+    compare.add_argument("b")
+    for command in (explain, plot, compare):
+        command.add_argument("--network", help="network file, where it is not the one that the plan names")
+    _network(commands.add_parser("network", help="generate a network, or import measurements"))
+    _bench(commands.add_parser("bench", help="all solvers over networks: a table and cost against time"))
+    return top
+
+
+def _solve(solve: argparse.ArgumentParser):
+    solve.add_argument("--network", required=True, help="network.json")
+    solve.add_argument("--stages", type=int, required=True)
+    solve.add_argument("--pipelines", type=int, required=True)
+    _sizes(solve)
+    solve.add_argument("--solver", choices=SOLVERS, default="auto")
+    solve.add_argument("--time_limit_s", type=float, help="default 30, or none with --evaluations")
+    solve.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
+    solve.add_argument("--seed", type=int, default=0)
+    solve.add_argument("--out", help="where to write plan.json")
+
+
+def _sizes(command: argparse.ArgumentParser):
+    command.add_argument("--c_dp_bytes", type=float, help="bytes of gradients of one stage")
+    command.add_argument("--c_pp_bytes", type=float, help="bytes one pipeline sends over one boundary in a step")
+    command.add_argument("--layers", type=int, default=24, help="layers to cut when sizes are given in bytes")
+    command.add_argument(
+        "--microbatches", type=int, help="of a step when sizes are given in bytes (default: 8 a pipeline)"
+    )
+    command.add_argument("--model", help="a preset such as gpt3_1p3b, instead of byte counts")
+    command.add_argument("--global_batch", type=int, default=1024, help="sequences of a step")
+    command.add_argument("--sequence", type=int, help="tokens of a sequence (default: the preset's)")
+    command.add_argument("--microbatch_size", type=int, default=1, help="sequences of a microbatch")
+    command.add_argument("--dtype", default="bfloat16", help="what crosses a boundary: bfloat16 or float32")
+
+
+def _network(network: argparse.ArgumentParser):
+    ways = network.add_subparsers(dest="way", required=True)
+    generate = ways.add_parser("generate", help="a network from a seed")
+    generate.add_argument("--kind", required=True, help="homogeneous, datacenter, spot, multi_dc, regional, ...")
+    generate.add_argument("--devices", type=int, required=True)
+    generate.add_argument("--seed", type=int, default=0)
+    measured = ways.add_parser("import", help="rows of src,dst,latency_ms,bandwidth_gbps with a header line")
+    measured.add_argument("--csv", required=True)
+    for way in (generate, measured):
+        way.add_argument("--out", required=True, help="where to write network.json")
+
+
+def _bench(bench: argparse.ArgumentParser):
+    bench.add_argument(
+        "networks", nargs="+", help="network files; files of other sizes than stages x pipelines are skipped"
+    )
+    bench.add_argument("--stages", type=int, default=8)
+    bench.add_argument("--pipelines", type=int, default=8)
+    bench.add_argument("--c_dp_bytes", type=float, default=650_000_000)
+    bench.add_argument("--c_pp_bytes", type=float, default=471_249_220)
+    bench.add_argument("--solvers", default="auto,types,evolve,kl,random", help="comma-separated")
+    bench.add_argument("--time_limit_s", type=float, default=60.0)
+    bench.add_argument("--seed", type=int, default=0)
+    bench.add_argument("--out", required=True, help="folder for bench.md and bench.png")
+
+
+MODULES = {
+    "solve": "planner.run_solve",
+    "explain": "planner.explain",
+    "plot": "planner.plot",
+    "compare": "planner.compare",
+    "network": "planner.network_file",
+    "bench": "planner.bench",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; what is wrong with the input is one line and exit code 2."""
+    flags = parser().parse_args(arguments)
+    try:
+        return importlib.import_module(MODULES[flags.command]).run(flags)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

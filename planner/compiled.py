@@ -1,0 +1,39 @@
+"""The compiler decorator and the random numbers of compiled loops."""
+
+import numba
+import numpy as np
+
+
+def compiled(function):
+    """numba.njit without the interpreter lock; kept on disk, or in memory where no directory can be written."""
+    try:
+        return numba.njit(function, cache=True, nogil=True)
+    except RuntimeError:  # numba found no writable place for its cache
+        return numba.njit(function, nogil=True)
+
+
+def generator(seed: int) -> np.ndarray:
+    """State of `next_bits` (uint64 [1]); equal seeds give equal streams in every thread."""
+    return np.array([(seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64], dtype=np.uint64)
+
+
+@compiled
+def next_bits(state):
+    """64 random bits (splitmix64)."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = state[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@compiled
+def below(state, n):
+    """A random integer in 0..n-1."""
+    return np.int64((next_bits(state) >> np.uint64(32)) * np.uint64(n) >> np.uint64(32))
+
+
+@compiled
+def unit(state):
+    """A random number in [0, 1)."""
+    return np.float64(next_bits(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)

@@ -1,0 +1,52 @@
+"""What `solve` prints: a progress line while it works, a table at the end."""
+
+import sys
+
+from planner.board import Board
+from planner.plan_file import Planned
+from planner.recost import cost_of
+
+
+class Progress:
+    """One line on stderr: rewritten on a terminal, now and then elsewhere."""
+
+    def __init__(self, quiet_s: float = 5.0):
+        self.live = sys.stderr.isatty()
+        self.every_s = 0.2 if self.live else quiet_s
+        self.last_s = 0.0
+
+    def show(self, board: Board):
+        if board.elapsed_s - self.last_s < self.every_s:
+            return
+        self.last_s = board.elapsed_s
+        gap = (board.best_s - board.bound_s) / board.bound_s if board.bound_s > 0 else float("inf")
+        text = (
+            f"{board.elapsed_s:6.1f} s  best {board.best_s:.3f} s  bound {board.bound_s:.3f} s  gap {gap:7.2%}  "
+            f"{board.evaluations / max(board.elapsed_s, 1e-3):,.0f} plans/s"
+        )
+        print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+
+    def close(self):
+        if self.live:
+            print(file=sys.stderr)
+
+
+def row(name: str, total_s: float, datap_s: float, pipelinep_s: float) -> str:
+    return f"{name:<16}{total_s:>12.4f}{datap_s:>16.4f}{pipelinep_s:>12.4f}"
+
+
+def table(planned: Planned, block, random_s: tuple[float, float, float]) -> str:
+    """Costs of the plan beside those of the block layout and the mean of random placements (total, data, pipeline)."""
+    cost, found = planned.cost, planned.plan.found
+    other = cost_of(planned.network, block, planned.c_dp_bytes, planned.c_pp_bytes)
+    gap = "proved optimal" if found["proved"] else "no bound" if found["gap"] is None else f"gap {found['gap']:.2%}"
+    return "\n".join(
+        [
+            f"{'seconds, Eq. 1-4':<16}{'total':>12}{'data-parallel':>16}{'pipeline':>12}",
+            row("plan", cost.total_s, cost.datap_s, cost.pipelinep_s),
+            row("block layout", other.total_s, other.datap_s, other.pipelinep_s),
+            row("random (mean)", *random_s),
+            f"{'bound':<16}{found['bound_s']:>12.4f}  {gap}",
+            f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {found['time_s']:.1f} s",
+        ]
+    )
