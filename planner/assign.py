@@ -8,7 +8,7 @@ from planner.cost import hop_matrix, short_path
 from planner.problem import Problem
 from planner.types_sat import PER_SECOND
 
-CIRCUIT_LIMIT = 4.0
+CIRCUIT_LIMIT = 0.5
 
 
 def _perfect(weights: np.ndarray, limit: float) -> np.ndarray | None:

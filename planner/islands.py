@@ -14,7 +14,7 @@ from planner.compiled import generator
 from planner.problem import MISSING_S, Problem
 from planner.smooth import smooth
 
-SLICE_MOVES = 1_300_000
+SLICE_MOVES, SHORTEST_SLICE = 1_300_000, 5000
 N_ELITES = 4
 FIRST_CHAIN, CHAIN_GROWTH, LONGEST_CHAIN = 0.02, 1.4, 0.2
 
@@ -67,7 +67,7 @@ class Island:
         self.bits = generator(int(self.rng.integers(2**62)))
         self.elites: list[tuple[float, np.ndarray]] = []
         self.spent_moves = 0
-        self.slice_moves = max(1000, SLICE_MOVES // problem.n_devices)
+        self.slice_moves = max(SHORTEST_SLICE, SLICE_MOVES // problem.n_devices)
 
     def run(self, starts: list[tuple[float, np.ndarray]]):
         """Search until the budget is spent; `starts` are (cost, groups) known beforehand."""

@@ -209,3 +209,15 @@ def test_a_peer_with_another_credential_is_refused_and_harms_nobody(launched, tm
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended(timeout_s=20) == 130
     assert "refused" in fleet.output
+
+
+def test_a_peer_that_dies_before_anyone_knew_it_ends_the_run_with_one_line(launched):
+    fleet = launched("--config.train.steps=100000")
+    deadline_s = time.monotonic() + 60
+    while 2 not in (pids := fleet.children()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    os.kill(pids[2], signal.SIGKILL)
+    assert fleet.ended(timeout_s=40) == 3, fleet.output
+    assert "peer 2 (stage 0): lost" in fleet.output
+    for peer in (0, 1, 3):
+        assert "peer 2 (stage 0): lost" in fleet.last_line(peer)

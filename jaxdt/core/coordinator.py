@@ -107,8 +107,8 @@ class Coordinator:
                 return self._durable(now_s, name)
             case Refused(_, reason):
                 return [Report("refused", {"reason": reason})]
-            case Interrupted():
-                return self._end(130, "interrupted")
+            case Interrupted(code, reason):
+                return self._end(code, reason)
             case LinkChanged(peer, up):
                 if up or peer not in self._leases:
                     self._down_since_s.pop(peer, None)

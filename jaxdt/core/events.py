@@ -402,7 +402,10 @@ class Status:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A person or the system asked this process to end."""
+    """A person, the system or the launcher asked this process to end."""
+
+    code: int = 130
+    reason: str = "interrupted"
 
 
 # Between the machines of one peer.

@@ -121,8 +121,8 @@ class Membership:
                 if peer == COORDINATOR and self.view is None:
                     return [Stop(2, f"coordinator: {reason}")]
                 return [Report("refused", {"reason": reason})]
-            case Interrupted():
-                return [Stop(130, "interrupted")]
+            case Interrupted(code, reason):
+                return [Stop(code, reason)]
             case LinkChanged(peer, up):
                 if up:
                     self._down_since_s.pop(peer, None)

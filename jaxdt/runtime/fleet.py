@@ -1,5 +1,6 @@
 """A run's processes on this machine: the coordinator and every peer as children of the launcher."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 from jaxdt.core.plan import Plan
 from jaxdt.runtime.run_dir import job_flags
 
-EXIT_CODES = (None, 0, 2, 3, 130)
+EXPECTED_CODES = (None, 0, 2, 3, 4, 130, -signal.SIGKILL, -signal.SIGTERM)
+NOTICED_S = 5.0
 GRACE_S = 10.0
 POLL_S = 0.05
 ADDRESS_S = 60.0
@@ -46,7 +48,7 @@ class LocalFleet:
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
         command = [sys.executable, str(self._scripts / "coordinate.py"), f"--address_file={address_file}", *self._flags]
-        self._coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
         deadline_s = time.monotonic() + ADDRESS_S
         while not address_file.exists() and self._coordinator.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
@@ -58,6 +60,7 @@ class LocalFleet:
             self._peers[peer] = subprocess.Popen(
                 [sys.executable, str(self._scripts / "train.py"), *flags],
                 stdin=subprocess.PIPE,
+                bufsize=0,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -74,24 +77,37 @@ class LocalFleet:
         while self._coordinator.poll() is None:
             time.sleep(POLL_S)
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
-            if ended and not self._settles():
-                self._explain(ended[0])
-                code = self._peers[ended[0]].returncode
-                return code if code in (2, 130) else 3
+            if ended and not self._settles(NOTICED_S):
+                self._tell_all(ended[0])
+                self._settles(GRACE_S)
+                break
         for peer, child in self._peers.items():
-            if child.poll() not in EXIT_CODES:
+            if child.poll() not in EXPECTED_CODES:
                 self._explain(peer)
-        return self._coordinator.returncode
+        return 3 if self._coordinator.returncode is None else self._coordinator.returncode
+
+    def _tell_all(self, peer: int) -> None:
+        """A peer ended before the coordinator knew it: end the run for those who are there."""
+        code = self._peers[peer].returncode
+        reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): lost, its process ended with exit code {code}"
+        if code == 2:
+            reason = self._last_line(peer)
+        line = f"{2 if code == 2 else 3} {reason}\n".encode()
+        for child in (self._coordinator, *self._peers.values()):
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(line)
 
     def _explain(self, peer: int) -> None:
-        """A peer that ended otherwise than by the protocol: how, and the last line of its log."""
-        log = self._run_dir / "logs" / f"peer_{peer}.log"
-        lines = log.read_text(errors="replace").strip().splitlines()
-        print(f"peer {peer}: exit code {self._peers[peer].returncode}, {log}: {lines[-1] if lines else 'empty'}")
+        """A peer that crashed: how, and the last line of its log."""
+        print(f"peer {peer}: exit code {self._peers[peer].returncode}, in its log: {self._last_line(peer)}")
 
-    def _settles(self) -> bool:
-        """Whether the coordinator notices a peer's end by itself in time."""
-        deadline_s = time.monotonic() + GRACE_S
+    def _last_line(self, peer: int) -> str:
+        log = self._run_dir / "logs" / f"peer_{peer}.log"
+        return (log.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
+
+    def _settles(self, timeout_s: float) -> bool:
+        """Whether the coordinator ends by itself in time."""
+        deadline_s = time.monotonic() + timeout_s
         while self._coordinator.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
         return self._coordinator.poll() is not None

@@ -137,13 +137,19 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
 
 
 def _until_stopped(loop: Loop, address: str, prepare: Callable[[], Ready] | None, with_parent: bool) -> Stop:
-    """SIGINT, SIGTERM and, on request, the end of standard input (the launcher was killed) interrupt the run."""
+    """SIGINT and SIGTERM interrupt the run. With a launcher, so does a line "CODE REASON" on standard input, and its
+    end, which means that the launcher was killed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.post(Interrupted()))
 
     def watch():
-        while os.read(sys.stdin.fileno(), 1):  # not the buffered reader: a thread inside it breaks the exit
-            continue
+        said = b""
+        while chunk := os.read(sys.stdin.fileno(), 4096):  # not the buffered reader: a thread inside it breaks the exit
+            said += chunk
+            if b"\n" in said:
+                code, _, reason = said.decode().strip().partition(" ")
+                loop.post(Interrupted(int(code), reason))
+                return
         loop.post(Interrupted())
 
     if with_parent:
