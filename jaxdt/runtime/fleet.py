@@ -56,11 +56,15 @@ class LocalFleet:
 
     def _start_peer(self, peer: int, address: str) -> None:
         flags = [f"--peer={peer}", f"--coordinator={address}", *self._flags, *self._cpus(peer)]
+        # Peers that share CPUs compute on one thread each: the simulator counts on it, and more would only fight.
+        flag = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"
+        environment = os.environ | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + flag}
         with (self._run_dir / "logs" / f"peer_{peer}.log").open("w") as log:
             self._peers[peer] = subprocess.Popen(
                 [sys.executable, str(self._scripts / "train.py"), *flags],
                 stdin=subprocess.PIPE,
                 bufsize=0,
+                env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

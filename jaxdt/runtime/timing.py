@@ -14,11 +14,12 @@ from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Bound
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.store import Store
 
-N_WARM_UP, N_TIMED = 2, 5
+N_WARM_UP, N_TIMED = 2, 8
 
 
 def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool) -> dict[str, float]:
-    """Median seconds per kind of Work, through the store's own code with inputs of zeros. `groups`: the run's names of
+    """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
+    own code with inputs of zeros. `groups`: the run's names of
     this stage's sync groups and their sizes. Parameters and optimizer state are the same afterwards."""
     params, opt_state, functions = store.params, store.opt_state, store.functions
     store.opt_state = functions.init_optimizer(params)  # an update donates it
@@ -34,7 +35,7 @@ def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], eval
             seconds[kind].append(clock() - start_s)
         store.free(0)
     store.params, store.opt_state = params, opt_state
-    return {kind: statistics.median(times[N_WARM_UP:]) for kind, times in seconds.items()}
+    return {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
 
 
 def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:
