@@ -13,6 +13,7 @@ from planner.types_sat import TypesModel
 
 MAX_TYPES = 24
 LADDER = 12
+FAILURES = 2
 
 
 def enumerate_all(problem: Problem, board: Board):
@@ -73,11 +74,13 @@ def prove_types(problem: Problem, types: Types, board: Board, solver: cp_model.C
 
 def climb(problem: Problem, board: Board, time_s, work: float, seed: int):
     """Bounds from coarser problems: k clusters of devices whose links are as good as the best of their pairs, for
-    k = 2, 3, ... until one is not solved with this work. time_s() says how many seconds are left."""
+    k = 2, 3, ... until FAILURES of them are not solved with this work. time_s() says how many seconds are left."""
+    failures = 0
     for label in near_equal(problem, LADDER)[1:]:
-        solver = cp_sat(time_s(), work, seed, linear=True)
-        if time_s() <= 0 or board.done or not prove_types(problem, types_of(problem, label, np.min), board, solver):
+        if time_s() <= 0 or board.done or failures == FAILURES:
             return
+        solver = cp_sat(time_s(), work, seed, linear=True)
+        failures += not prove_types(problem, types_of(problem, label, np.min), board, solver)
 
 
 def start_from(problem: Problem, types: Types, board: Board, solver: cp_model.CpSolver):

@@ -26,7 +26,7 @@ from planner.problem import Problem, placement_s
 from planner.prover import climb, cp_sat, enumerate_all, exact_types, prove_types, start_from
 
 FIXED_ISLANDS = 4
-WARM_UP, CLIMB_SHARE, PROOF_SHARE = 0.05, 0.25, 0.75
+QUICK_SHARE, WARM_UP, CLIMB_SHARE, PROOF_SHARE = 0.3, 0.05, 0.2, 0.75
 HOPELESS_GAP = 0.15
 WORK_PER_EVALUATION, RUNG_WORK = 1e-6, 4.0
 QUICK_TRIES = [(True, 1.0), (False, 3.5)]
@@ -65,14 +65,18 @@ def anneal_on_all_cores(problem: Problem, board: Board, seed: int):
 
 
 def _auto(problem: Problem, board: Board, seed: int):
-    """Annealing everywhere; beside it one core proves. The layouts come first: on regular networks one is optimal."""
+    """Annealing everywhere; beside it one core proves. The layouts come first: on regular networks one is optimal, and
+    the proof is there before the annealing is even compiled."""
     _offer_layouts(problem, board)
     if board.limits.evaluations is not None:
         anneal_on_all_cores(problem, board, seed)
         _prove(problem, exact_types(problem), board, seed, lambda: np.inf, lambda: np.inf)
         return
-    with _beside(lambda: _prove_on_the_way(problem, board, seed), board):
-        anneal_on_all_cores(problem, board, seed)
+    types = exact_types(problem)
+    _try_quickly(problem, types, board, seed, QUICK_TRIES[:1])
+    if not board.done:
+        with _beside(lambda: _prove_on_the_way(problem, types, board, seed), board):
+            anneal_on_all_cores(problem, board, seed)
 
 
 def _offer_layouts(problem: Problem, board: Board):
@@ -80,14 +84,18 @@ def _offer_layouts(problem: Problem, board: Board):
         board.offer(plan, placement_s(problem, plan))
 
 
-def _prove_on_the_way(problem: Problem, board: Board, seed: int):
-    """A quick try against the layouts; then, against annealed plans, bounds and a proof within their share of time."""
-    types = exact_types(problem)
-    if types is not None:
-        _attempt(problem, types, board, seed, QUICK_TRIES, lambda: board.left_s)
+def _try_quickly(problem: Problem, types: Types | None, board: Board, seed: int, tries: list[tuple[bool, float]]):
+    if types is not None and problem.n_devices > MAX_DEVICES:
+        quick_s = QUICK_SHARE * board.limits.time_s
+        _attempt(problem, types, board, seed, tries, lambda: quick_s - board.elapsed_s)
+
+
+def _prove_on_the_way(problem: Problem, types: Types | None, board: Board, seed: int):
+    """Another quick try; then, against annealed plans, bounds and a proof within their share of time."""
+    _try_quickly(problem, types, board, seed, QUICK_TRIES[1:])
     while board.elapsed_s < WARM_UP * board.limits.time_s and not board.done:
         time.sleep(0.02)
-    climbing_s, proving_s = (share * board.limits.time_s for share in (CLIMB_SHARE, PROOF_SHARE))
+    climbing_s, proving_s = board.elapsed_s + CLIMB_SHARE * board.limits.time_s, PROOF_SHARE * board.limits.time_s
     _prove(problem, types, board, seed, lambda: climbing_s - board.elapsed_s, lambda: proving_s - board.elapsed_s)
 
 
@@ -181,8 +189,9 @@ def solve(problem: Problem, board: Board, solver: str, seed: int) -> Solution:
     board.raise_bound(floor_s(problem))
     SOLVERS[solver](problem, board, seed)
     groups = layouts.block(problem) if board.best is None else board.best
-    plans = [chain(problem, groups), placement_of(problem, groups)]
-    placement = min(plans, key=lambda plan: placement_s(problem, plan))
+    placement = chain(problem, groups)
+    if placement_s(problem, placement) - board.bound_s > PROOF_GAP_S:
+        placement = min(placement, placement_of(problem, groups), key=lambda plan: placement_s(problem, plan))
     cost_s = placement_s(problem, placement)
     bound_s = min(board.bound_s, cost_s)
     proved = cost_s - bound_s <= PROOF_GAP_S
