@@ -12,7 +12,7 @@ from absl import flags  # noqa: E402
 
 from jaxdt.core import config as configs  # noqa: E402
 from jaxdt.core.errors import BadInput  # noqa: E402
-from jaxdt.model.sample import generate  # noqa: E402
+from jaxdt.model.sample import assemble, generate  # noqa: E402
 from jaxdt.model.tokenizer import load_tokenizer  # noqa: E402
 from jaxdt.runtime.checkpoint import load_entries, newest  # noqa: E402
 
@@ -33,7 +33,7 @@ def main() -> int:
     config = configs.parse(fields)
     tokenizer = load_tokenizer(run_flags.token_file(config.data.path).tokenizer)
     folder = Path(CHECKPOINT.value) if CHECKPOINT.value else newest(run_dir)
-    params = {name: entry["params"] for name, entry in load_entries(folder).items()}
+    params = assemble(config.model, [{name: entry["params"]} for name, entry in load_entries(folder).items()])
     prompt = tokenizer.encode(PROMPT.value.encode()).tolist()
     if not prompt:
         raise BadInput("--prompt: got an empty text, expected at least one token")

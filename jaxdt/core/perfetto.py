@@ -9,7 +9,6 @@ from jaxdt.core.events import parse_work
 
 RECEIVE, COMPUTE, SEND = 1, 2, 3
 RECEIVE_US = 50.0
-NAMES = {"F": "forward", "B": "backward", "E": "evaluate", "G": "gather", "U": "update"}
 
 
 def chrome(records: list[dict], stage_of: dict[int, int]) -> dict:
