@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 from jaxdt.core.config import RunConfig
-from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.core.plan import Plan
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-KINDS = (FORWARD, BACKWARD, EVALUATE, GATHER, UPDATE)
 TIED = "tied"
 
 
