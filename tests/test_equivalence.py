@@ -19,16 +19,17 @@ import pytest
 from jaxdt.build import build_coordinator, build_peer
 from jaxdt.core import config as run_config
 from jaxdt.core import plain
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.core.network import Link
 from jaxdt.core.optim import OptimConfig
 from jaxdt.core.plan import Plan
-from jaxdt.core.profile import KINDS
 from jaxdt.model.gpt import init_stage
 from jaxdt.runtime.store import Store, stage_functions
 from jaxdt.sim.cluster import Seating, Simulation
 
 N_STEPS = 20
 SEED = 3
+KINDS = (FORWARD, BACKWARD, EVALUATE, GATHER, UPDATE)
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)
 BATCH = 2
 # The gradient of a key's bias is zero but for rounding (softmax forgets it); with a smaller eps Adam would turn that
