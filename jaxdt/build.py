@@ -5,7 +5,7 @@ from jaxdt.core.coordinator import Coordinator, Terms
 from jaxdt.core.membership import Membership, Seat
 from jaxdt.core.peer import Peer
 from jaxdt.core.plan import Plan
-from jaxdt.core.profile import boundary_bytes, sync_groups
+from jaxdt.core.sizes import boundary_bytes, sync_groups
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.wiring.fixed import FixedWiring
 

@@ -31,7 +31,7 @@ from jaxdt.core.events import COORDINATOR, Accumulated, Drained, Ready, Updated,
 from jaxdt.core.membership import Membership, Seat  # noqa: E402
 from jaxdt.core.message import tensor_key  # noqa: E402
 from jaxdt.core.peer import Peer  # noqa: E402
-from jaxdt.core.profile import Group  # noqa: E402
+from jaxdt.core.sizes import Group  # noqa: E402
 from jaxdt.core.trace import Trace  # noqa: E402
 from jaxdt.runtime import credential  # noqa: E402
 from jaxdt.runtime.buffer import aligned_empty  # noqa: E402

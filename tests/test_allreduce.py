@@ -40,7 +40,7 @@ from jaxdt.core.events import (
     ViewChanged,
     Work,
 )
-from jaxdt.core.profile import Group
+from jaxdt.core.sizes import Group
 from jaxdt.sync.allreduce import AllReduce, update_scale
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)

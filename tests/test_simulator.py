@@ -13,7 +13,7 @@ from jaxdt.core.config import default_plan
 from jaxdt.core.events import COORDINATOR, Committed, Run, Send, Stop
 from jaxdt.core.network import Link, uniform
 from jaxdt.core.plan import Plan
-from jaxdt.core.profile import sync_groups
+from jaxdt.core.sizes import sync_groups
 from jaxdt.core.trace import Trace
 from jaxdt.sim.cluster import NoTensors, Seating, Simulation
 from jaxdt.sim.hosts import SimulatedHost

@@ -1,36 +1,163 @@
-"""Sizes and seconds of a stage: bytes per boundary tensor, numbers per sync group, seconds per kind of Work."""
+"""profile.json: seconds of a model's parts on each kind of device, measured or derived from FLOP/s.
 
-from dataclasses import dataclass
+A stage's seconds are sums over its parts: layers, and the embedding on the first stage, head and loss on the last.
+`forward_s` and `backward_s` are for one microbatch, backward with the recomputation that `remat` asks for; `update_s`
+is the optimizer's step on the part's parameters, `gather_s` laying its gradient out for the exchange. A codec's seconds
+are for one boundary tensor of the full width. Kinds of devices that differ by a factor need one entry each.
+"""
 
-from jaxdt.core.config import RunConfig
-from jaxdt.core.plan import Plan
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-TIED = "tied"
+from jaxdt.core import plain
+from jaxdt.core.errors import BadInput, nearest
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.core.gpt import GPTConfig
+
+FORMAT = "jaxdt-profile-1"
+RECOMPUTE = {"recompute": 1.0, "dots": 0.0}
+UPDATE_BYTES_PER_NUMBER = 28  # Adam reads gradient, parameter and two moments, and writes the last three, fp32
+GATHER_BYTES_PER_NUMBER = 8
 
 
 @dataclass(frozen=True)
-class Group:
-    """Parameters that sync together: the group's name, the stages whose peers hold it, and how many numbers it has."""
+class Part:
+    """Seconds of one part of the model."""
 
-    name: str
-    stages: tuple[int, ...]
-    n_elements: int
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    gather_s: float = 0.0
+    update_s: float = 0.0
+
+    def __post_init__(self):
+        for name, value in plain.write(self).items():
+            if not 0 <= value < float("inf"):
+                raise BadInput(f"profile: {name}: got {value}, expected finite seconds >= 0")
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(*(a + b for a, b in zip(plain.write(self).values(), plain.write(other).values(), strict=True)))
+
+    def __mul__(self, factor: float) -> "Part":
+        return Part(*(factor * value for value in plain.write(self).values()))
 
 
-def boundary_bytes(config: RunConfig) -> int:
-    """Payload of one boundary tensor, each way: [microbatch_size, seq_len, d_model] in the compute dtype."""
-    return config.model.boundary_numbers(config.train.microbatch_size) * DTYPE_BYTES[config.dtype]
+@dataclass(frozen=True)
+class CodecTimes:
+    encode_s: float
+    decode_s: float
 
 
-def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
-    """One group per stage; a tied head over several stages adds one for the token table on the first and the last."""
-    model = config.model
-    tied = model.tied_head and plan.n_stages > 1
-    groups = []
-    for stage, (lo, hi) in enumerate(plan.stages):
-        shared = model.token_table_params if tied and (lo == 0 or hi == model.n_layers) else 0
-        groups.append(Group(f"stage{stage}", (stage,), model.stage_params(lo, hi) - shared))
-    if tied:
-        groups.append(Group(TIED, (0, plan.n_stages - 1), model.token_table_params))
-    return tuple(groups)
+@dataclass(frozen=True)
+class Kind:
+    """One kind of device. `work_s`: what each Work costs besides its maths. `spread_frac`: the middle half of repeated
+    timings over their median. `memory_bytes`: what a peer may use, None for unknown."""
+
+    layer: Part
+    embedding: Part = Part()
+    head: Part = Part()
+    work_s: float = 0.0
+    codecs: dict[str, CodecTimes] = field(default_factory=dict)
+    spread_frac: float = 0.0
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Kinds of devices and their seconds, for one model, microbatch size, dtype and rematerialisation mode."""
+
+    model: GPTConfig
+    microbatch_size: int
+    kinds: dict[str, Kind]
+    dtype: str = "float32"
+    remat: str = "recompute"
+    source: str = ""
+
+    def __post_init__(self):
+        if not self.kinds:
+            raise BadInput("profile.kinds: got none, expected at least one kind of device")
+
+    def kind(self, name: str) -> Kind:
+        """A kind by name; a network without kinds means the only one there is."""
+        if name in self.kinds:
+            return self.kinds[name]
+        if not name and len(self.kinds) == 1:
+            return next(iter(self.kinds.values()))
+        known = ", ".join(sorted(self.kinds))
+        raise BadInput(f"profile.kinds: no kind {name!r}{nearest(name, self.kinds)}; known: {known}")
+
+
+def stage_seconds(profile: Profile, kind: str, lo: int, hi: int) -> dict[str, float]:
+    """Seconds per kind of Work of a stage of layers lo..hi-1. The last stage's forward is fused into its backward, and
+    its forward Work only takes the input in."""
+    times = profile.kind(kind)
+    last = hi == profile.model.n_layers
+    total = times.layer * (hi - lo)
+    total += times.embedding if lo == 0 else Part()
+    total += times.head if last else Part()
+    forward_s, backward_s = total.forward_s, total.backward_s
+    return {
+        FORWARD: times.work_s + (0.0 if last else forward_s),
+        BACKWARD: times.work_s + backward_s + (forward_s if last else 0.0),
+        EVALUATE: times.work_s + forward_s,
+        GATHER: total.gather_s,
+        UPDATE: total.update_s,
+    }
+
+
+def from_flops(
+    model: GPTConfig,
+    microbatch_size: int,
+    flops: Mapping[str, float],
+    efficiency: float,
+    memory_gbps: float = 8000.0,
+    dtype: str = "float32",
+    remat: str = "recompute",
+) -> Profile:
+    """A profile for devices that one does not have: `flops[kind]` peak FLOP/s, of which the maths reaches the share
+    `efficiency`; the optimizer is bound by memory at `memory_gbps` (1e9 bit/s). Forward is 2 FLOP per parameter and
+    token, backward 4, recomputation 2 more (SWARM Sec. 3.1)."""
+    if not 0 < efficiency <= 1:
+        raise BadInput(f"efficiency: got {efficiency}, expected a share in (0, 1]")
+    n_tokens = microbatch_size * model.seq_len
+
+    def part(n_params: int, peak: float, recomputed: float) -> Part:
+        forward_s = 2.0 * n_params * n_tokens / (peak * efficiency)
+        bytes_per_s = memory_gbps * 1e9 / 8
+        moved_s = [n_params * n / bytes_per_s for n in (GATHER_BYTES_PER_NUMBER, UPDATE_BYTES_PER_NUMBER)]
+        return Part(forward_s, (2.0 + recomputed) * forward_s, *moved_s)
+
+    kinds = {}
+    for name, peak in flops.items():
+        if not 0 < peak < float("inf"):
+            raise BadInput(f"flops[{name}]: got {peak}, expected FLOP/s > 0")
+        table = part(model.token_table_params, peak, 0.0)
+        embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
+        kinds[name] = Kind(part(model.block_params, peak, RECOMPUTE[remat]), embedding, table)
+    source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"
+    return Profile(model, microbatch_size, kinds, dtype, remat, source)
+
+
+def to_json(profile: Profile) -> dict:
+    """The content of profile.json."""
+    return {"format": FORMAT, **plain.write(profile)}
+
+
+def parse(text: str, source: str) -> Profile:
+    """A profile from the text of a profile.json; `source` names it in errors."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{source}: not JSON ({error})") from None
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        raise BadInput(f'{source}: format: expected "{FORMAT}"')
+    return plain.read(Profile, data, f"{source}: profile")
+
+
+def load(path: str | Path) -> Profile:
+    """Read a profile.json."""
+    try:
+        return parse(Path(path).read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from None

@@ -18,7 +18,7 @@ from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Interrupted, Ready, Report, Stop
 from jaxdt.core.network import Network
 from jaxdt.core.plan import Plan
-from jaxdt.core.profile import sync_groups
+from jaxdt.core.sizes import sync_groups
 from jaxdt.core.trace import Trace
 from jaxdt.model.data import TokenFile
 from jaxdt.runtime.checkpoint import Checkpointer, Stamp, about_run, check_resumable, load_entries, step_folder

@@ -15,7 +15,7 @@ from jaxdt.core.errors import BadInput
 from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, Boundary, Key, Message, SliceKey, Work
 from jaxdt.core.message import tensor_key
 from jaxdt.core.plan import Plan
-from jaxdt.core.profile import TIED
+from jaxdt.core.sizes import TIED
 from jaxdt.model.data import TokenFile
 from jaxdt.model.gpt import stage_entries
 from jaxdt.model.optim import optimizer

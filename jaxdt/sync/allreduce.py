@@ -47,7 +47,7 @@ from jaxdt.core.events import (
     Work,
 )
 from jaxdt.core.ledger import Item, Ledger, cover_problem
-from jaxdt.core.profile import Group
+from jaxdt.core.sizes import Group
 
 FLOAT_BYTES = 4
 

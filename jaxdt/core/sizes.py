@@ -1,0 +1,36 @@
+"""Sizes that follow from config and plan: bytes of a boundary tensor, numbers of a sync group."""
+
+from dataclasses import dataclass
+
+from jaxdt.core.config import RunConfig
+from jaxdt.core.plan import Plan
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+TIED = "tied"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that sync together: the group's name, the stages whose peers hold it, and how many numbers it has."""
+
+    name: str
+    stages: tuple[int, ...]
+    n_elements: int
+
+
+def boundary_bytes(config: RunConfig) -> int:
+    """Payload of one boundary tensor, each way: [microbatch_size, seq_len, d_model] in the compute dtype."""
+    return config.model.boundary_numbers(config.train.microbatch_size) * DTYPE_BYTES[config.dtype]
+
+
+def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
+    """One group per stage; a tied head over several stages adds one for the token table on the first and the last."""
+    model = config.model
+    tied = model.tied_head and plan.n_stages > 1
+    groups = []
+    for stage, (lo, hi) in enumerate(plan.stages):
+        shared = model.token_table_params if tied and (lo == 0 or hi == model.n_layers) else 0
+        groups.append(Group(f"stage{stage}", (stage,), model.stage_params(lo, hi) - shared))
+    if tied:
+        groups.append(Group(TIED, (0, plan.n_stages - 1), model.token_table_params))
+    return tuple(groups)
