@@ -29,7 +29,7 @@ from absl import app, flags  # noqa: E402
 from jaxdt.core.coordinator import Coordinator, Terms  # noqa: E402
 from jaxdt.core.events import COORDINATOR, Accumulated, Drained, Ready, Updated, ViewChanged  # noqa: E402
 from jaxdt.core.membership import Membership, Seat  # noqa: E402
-from jaxdt.core.message import tensor_key  # noqa: E402
+from jaxdt.core.message import from_plain, tensor_key  # noqa: E402
 from jaxdt.core.peer import Peer  # noqa: E402
 from jaxdt.core.sizes import Group  # noqa: E402
 from jaxdt.core.trace import Trace  # noqa: E402
@@ -78,13 +78,13 @@ class Vectors:
         self._vector = np.random.default_rng(peer).standard_normal(n_elements, dtype=np.float32)
         self._before = zlib.crc32(self._vector)
         self._slices = Slices(peer)
-        self.began_s: list[float] = []
-        self.ended_s: list[float] = []
+        self.began_s: dict[int, float] = {}
+        self.ended_s: dict[int, float] = {}
 
     def run(self, work, scale: float) -> dict:
         if work.kind == "G":
             self._slices.offer(work.step, "stage0", self._vector)
-            self.began_s.append(time.monotonic())
+            self.began_s[work.step] = time.monotonic()
         return {}
 
     def take(self, body):
@@ -92,7 +92,7 @@ class Vectors:
 
     def put(self, body, src, part) -> None:
         self._slices.put(tensor_key(body), part)
-        self._touched()
+        self._touched(tensor_key(body))
 
     def expect(self, body, table):
         key = tensor_key(body)
@@ -100,7 +100,7 @@ class Vectors:
 
     def sum(self, key, members):
         result = self._slices.sum(key, members)
-        self._touched()
+        self._touched(key)
         return result
 
     def free(self, step: int) -> None:
@@ -108,17 +108,16 @@ class Vectors:
         if zlib.crc32(self._vector) != self._before:
             raise RuntimeError("the exchange wrote into its input")
 
-    def _touched(self) -> None:
-        """The last slice that comes or is added up makes the result whole."""
-        del self.ended_s[len(self.began_s) - 1 :]
-        self.ended_s.append(time.monotonic())
+    def _touched(self, key) -> None:
+        """The last slice that comes or is added up makes the step's result whole."""
+        self.ended_s[key.round.step] = time.monotonic()
 
 
 def open_loop(me: int, machine, secret: str | None, durable: FileStore | None = None) -> tuple[Loop, str]:
     """A loop with its transport, and the address that it listens on."""
     loop = Loop(me, machine, Trace(lambda line: None, 0), lambda report: None, None, durable)
     loaded = credential.load(secret) if secret else None
-    callbacks = {"on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
+    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
     loop.transport = Transport(me, "bench", ("127.0.0.1", 0), loaded, **callbacks)
     host, port = loop.transport.start()
     return loop, f"{host}:{port}"

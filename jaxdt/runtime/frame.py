@@ -41,6 +41,7 @@ DTYPES = {
     np.dtype(kind).name: np.dtype(kind)
     for kind in (ml_dtypes.bfloat16, "<f2", "<f4", "<f8", "<i1", "<u1", "<i4", "<i8", "?")
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class FrameError(Exception):
@@ -284,10 +285,10 @@ def _check_shape(i: int, leaf: Leaf, limits: Limits) -> None:
 
 
 def _dtype_name(i: int, dtype) -> str:
-    dtype = np.dtype(dtype)
-    if DTYPES.get(dtype.name) != dtype:
+    name = _DTYPE_NAMES.get(np.dtype(dtype))
+    if name is None:
         raise FrameError(f"leaf {i}: dtype: got {dtype}, expected one of {', '.join(DTYPES)}")
-    return dtype.name
+    return name
 
 
 def _at_most(name: str, got: int, limit: int) -> None:

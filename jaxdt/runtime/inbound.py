@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +23,16 @@ from jaxdt.runtime.wire import Wire
 _N_SESSIONS = 4  # remembered per lane: a late connection of an earlier one must not erase the present one
 _SCRATCH_BYTES = 1 << 16
 
-OnMessage = Callable[[int, dict, list[np.ndarray]], None]
-Expect = Callable[[int, dict, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
+Read = Callable[[dict], Any]
+OnMessage = Callable[[int, Any, list[np.ndarray]], None]
+Expect = Callable[[int, Any, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
 
 
 @dataclass(eq=False)
 class Assembly:
     """A message on its way in. `leaves` is None when nobody wants it: its bytes are read and dropped."""
 
-    head: dict
+    head: Any
     table: tuple[Leaf, ...]
     leaves: list[np.ndarray] | None
     payload: Payload | None
@@ -77,9 +79,10 @@ class Stream:
 class Inbound:
     """One lane from one peer, over all its connections; at most one of them is served at a time."""
 
-    def __init__(self, peer: int, lane: str, on_message: OnMessage, expect: Expect, limits: Limits):
+    def __init__(self, peer: int, lane: str, read: Read, on_message: OnMessage, expect: Expect, limits: Limits):
         self.peer = peer
         self._lane = lane
+        self._read_head = read
         self._on_message = on_message
         self._expect = expect
         self._limits = limits
@@ -209,19 +212,22 @@ class Inbound:
             return known
         if len(stream.partial) >= self._limits.partial_max:
             raise FrameError(f"message {part.sequence}: {len(stream.partial)} others begun and not ended")
-        leaves = self._leaves_for(part)
+        head, leaves = self._open(part)
         payload = None if leaves is None else Payload(leaves)
-        assembly = Assembly(part.head, part.table, leaves, payload, part.total_bytes)
+        assembly = Assembly(head, part.table, leaves, payload, part.total_bytes)
         stream.partial[part.sequence] = assembly
         return assembly
 
-    def _leaves_for(self, part: Frame) -> list[np.ndarray] | None:
+    def _open(self, part: Frame) -> tuple[Any, list[np.ndarray] | None]:
+        """What the head says, and where the leaves go: None for nowhere."""
         try:
-            buffers = self._expect(self.peer, part.head, [(DTYPES[leaf.dtype], leaf.shape) for leaf in part.table])
+            head = self._read_head(part.head)
+            table = [(DTYPES[leaf.dtype], leaf.shape) for leaf in part.table]
+            buffers = self._expect(self.peer, head, table) if table else []
         except BadInput as error:
             self._link.refused(str(error))
-            return None
-        return None if buffers is None else _checked(buffers, part.table)
+            return None, None
+        return head, None if buffers is None else _checked(buffers, part.table)
 
     def _discard(self, n_bytes: int) -> Iterable[memoryview]:
         while n_bytes > 0:
@@ -233,7 +239,7 @@ class Inbound:
         if stream.has(part.sequence):
             self.duplicates += part.offset == 0
         elif not part.table and not part.total_bytes:
-            self._deliver(stream, part.sequence, part.head, [])
+            self._deliver(stream, part.sequence, *self._open(part))
         else:
             assembly = stream.partial[part.sequence] if part.total_bytes else self._begin(stream, part)
             assembly.n_bytes += part.payload_bytes
@@ -244,7 +250,7 @@ class Inbound:
         if part.offset + part.payload_bytes == part.total_bytes:
             wire.write(frame.pack(frame.ACK, sequence=part.sequence))
 
-    def _deliver(self, stream: Stream, sequence: int, head: dict, leaves: list[np.ndarray] | None) -> None:
+    def _deliver(self, stream: Stream, sequence: int, head: Any, leaves: list[np.ndarray] | None) -> None:
         stream.add(sequence)
         if leaves is None:
             self.unwanted += 1

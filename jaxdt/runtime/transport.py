@@ -18,7 +18,7 @@ from jaxdt.runtime import frame, handshake
 from jaxdt.runtime.acceptor import Acceptor
 from jaxdt.runtime.credential import Credential
 from jaxdt.runtime.handshake import LANES, Hello
-from jaxdt.runtime.inbound import Expect, Inbound, OnMessage
+from jaxdt.runtime.inbound import Expect, Inbound, OnMessage, Read
 from jaxdt.runtime.lane import Lane
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.link import Link, OnLink
@@ -56,12 +56,13 @@ class Transport:
     listen: (host, port) to accept on, port 0 for any free one; None for a peer that nobody can dial: it opens the
         connections of both directions itself.
     credential: None is plaintext, for loopback addresses only unless allow_plaintext.
+    read(head): what a head stands for, made once per message; `on_message` and `expect` get that for `head`.
     on_message(src, head, leaves): a whole message is there. Once per message, also over reconnects.
     on_link(peer, state, reason): "up", "down" or "refused"; `reason` is one line. Peer is None for a connection that
         was refused before it had said who it is.
     expect(src, head, table): the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None to
-        drop the message; asked once per message, before anything is allocated for it.
-    BadInput from on_message or expect is taken as the sender's fault: the message is dropped, on_link told "refused".
+        drop the message; asked once per message with leaves, before anything is allocated for it.
+    BadInput from these three is taken as the sender's fault: the message is dropped, on_link told "refused".
     shape(dst): the link to emulate towards dst, or None.
     """
 
@@ -75,6 +76,7 @@ class Transport:
         on_message: OnMessage,
         on_link: OnLink,
         expect: Expect,
+        read: Read = lambda head: head,
         shape: Callable[[int], Shape | None] | None = None,
         limits: Limits = Limits(),
         allow_plaintext: bool = False,
@@ -84,6 +86,7 @@ class Transport:
         self._listen = listen
         self._credential = credential
         self._plaintext_anywhere = allow_plaintext
+        self._read = read
         self._on_message = on_message
         self._on_link = on_link
         self._expect = expect
@@ -210,7 +213,7 @@ class Transport:
 
     def _inbound(self, peer: int, name: str) -> Inbound:
         if (peer, name) not in self._inbounds:
-            self._inbounds[peer, name] = Inbound(peer, name, self._on_message, self._expect, self._limits)
+            self._inbounds[peer, name] = Inbound(peer, name, self._read, self._on_message, self._expect, self._limits)
         return self._inbounds[peer, name]
 
     def _start_lane(self, peer: int, known: _Peer, name: str) -> Lane:

@@ -9,6 +9,7 @@ import errno
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ _N_PIECES = 64  # of one sendmsg; the system's limit is 1024
 _TLS_BYTES = 1 << 18  # of one TLS write
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
 _READ_BYTES = 1 << 12
+_LOW_WATER_BYTES = 1 << 16
 
 
 class Waker:
@@ -78,6 +80,8 @@ class Wire:
         self._cut = False
         self._waits = select.poll()
         self._room = select.poll()
+        self._receive: Callable[[memoryview], int] = self._read_greeting
+        self._low_water = 1
         self.deadline_s: float | None = None
         try:
             _tune(sock, limits)
@@ -104,7 +108,7 @@ class Wire:
         got = 0
         while got < len(buffer):
             try:
-                n = self._recv_into(buffer[got:])
+                n = self._receive(buffer[got:])
             except TimeoutError as error:
                 if error.errno is not None:
                     raise  # the system's: the link is dead
@@ -125,6 +129,15 @@ class Wire:
         """From here on the owner is a receiver thread."""
         self.deadline_s = None
         self._sock.settimeout(self._limits.idle_s)
+        if isinstance(self._sock, ssl.SSLSocket):
+            self._receive = self._read_tls
+        else:
+            # The system's own timeout, so that one call may wait for a whole chunk.
+            self._sock.settimeout(None)
+            whole_s, rest_s = divmod(self._limits.idle_s, 1)
+            timeout = struct.pack("@ll", int(whole_s), int(rest_s * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self._receive = self._read_plain
 
     def unblock(self, waker: Waker) -> None:
         """From here on the owner is a sender thread, which `waker` wakes."""
@@ -146,8 +159,9 @@ class Wire:
 
     def push(self, pieces: Sequence, meanwhile: Callable[[], None]) -> None:
         """Write all pieces. While the socket has no room, `meanwhile` picks up acks: two full directions never meet."""
-        write = self._write_tls if isinstance(self._sock, ssl.SSLSocket) else self._write_plain
-        rest = _merged(pieces) if isinstance(self._sock, ssl.SSLSocket) else list(pieces)
+        tls = isinstance(self._sock, ssl.SSLSocket)
+        write = self._write_tls if tls else self._write_plain
+        rest = _merged(pieces) if tls else list(pieces)
         rest.reverse()
         while rest:
             try:
@@ -191,9 +205,23 @@ class Wire:
         with self._lock:
             self._sock.close()
 
-    def _recv_into(self, buffer: memoryview) -> int:
-        if self.deadline_s is not None:
-            self._sock.settimeout(_left_s(self.deadline_s))
+    def _read_greeting(self, buffer: memoryview) -> int:
+        self._sock.settimeout(_left_s(self.deadline_s))
+        return self._sock.recv_into(buffer)
+
+    def _read_plain(self, buffer: memoryview) -> int:
+        try:
+            return self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def _read_tls(self, buffer: memoryview) -> int:
+        """One record at most, as OpenSSL does it. While much is to come the system wakes us only for a good part of it:
+        waking for each record costs more than decrypting it."""
+        low_water = _LOW_WATER_BYTES if len(buffer) > 2 * _LOW_WATER_BYTES else 1
+        if low_water != self._low_water:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+            self._low_water = low_water
         return self._sock.recv_into(buffer)
 
     def _write_plain(self, rest: list) -> int:
