@@ -8,15 +8,29 @@ from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import boundary_bytes, sync_groups
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.swarm import SwarmWiring
 
 
-def build_peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version: int = 0) -> Peer:
+def build_peer(
+    config: RunConfig, plan: Plan, peer: int, run: str, start_version: int = 0, data_checksum: str = ""
+) -> Peer:
     """The machines of one peer of the plan, which begins with `start_version` updates seen."""
     check_plan(config, plan)
+    return _peer(config, plan, peer, run, start_version, fingerprint(config, plan, data_checksum))
+
+
+def build_peers(config: RunConfig, plan: Plan, run: str) -> dict[int, Peer]:
+    """All peers of the plan at its start, for a driver that runs them all: the plan is checked once."""
+    check_plan(config, plan)
+    mark = fingerprint(config, plan, "")
+    return {peer: _peer(config, plan, peer, run, 0, mark) for peer in plan.peers}
+
+
+def _peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version: int, mark: str) -> Peer:
     stage, pipeline = plan.seat(peer)
     seat = Seat(
         run=run,
-        fingerprint=fingerprint(config, plan),
+        fingerprint=mark,
         peer=peer,
         stage=stage,
         start_version=start_version,
@@ -30,13 +44,18 @@ def build_peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version
 
 
 def build_coordinator(
-    config: RunConfig, plan: Plan, run: str, start_version: int = 0, start_lineage: int = 0
+    config: RunConfig,
+    plan: Plan,
+    run: str,
+    start_version: int = 0,
+    start_lineage: int = 0,
+    data_checksum: str = "",
 ) -> Coordinator:
     """The coordinator of a run of this plan."""
     check_plan(config, plan)
     terms = Terms(
         run=run,
-        fingerprint=fingerprint(config, plan),
+        fingerprint=fingerprint(config, plan, data_checksum),
         stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
         n_stages=plan.n_stages,
         start_version=start_version,
@@ -50,15 +69,31 @@ def build_coordinator(
     return Coordinator(terms)
 
 
-def fingerprint(config: RunConfig, plan: Plan) -> str:
-    """What peers compare to know that they run the same thing."""
-    return f"{config.fingerprint}-{plan.fingerprint}"
+def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
+    """What peers compare to know that they run the same thing, as people read it."""
+    return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 
-def _wiring(config: RunConfig, plan: Plan, peer: int) -> FixedWiring:
-    n_boundaries = plan.n_stages - 1
+def _wiring(config: RunConfig, plan: Plan, peer: int) -> FixedWiring | SwarmWiring:
+    stage, pipeline = plan.seat(peer)
+    first, last = stage == 0, stage == plan.n_stages - 1
+    activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
+    gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)
     evals = (config.train.eval_every_steps, config.train.eval_microbatches)
-    return FixedWiring(plan, peer, config.train.steps, (boundary_bytes(config),) * n_boundaries, evals)
+    if config.wiring.kind == "fixed":
+        return FixedWiring(plan, peer, config.train.steps, (activation, gradient), evals)
+    return SwarmWiring(
+        peer,
+        stage,
+        plan.n_stages,
+        plan.n_microbatches,
+        config.train.steps,
+        (activation, gradient),
+        evals,
+        min(config.wiring.routers, len(plan.peers)),
+        config.wiring.window or 2 * len(plan.peers),
+        config.train.seed,
+    )
 
 
 def _sync(config: RunConfig, plan: Plan, peer: int, stage: int) -> AllReduce:

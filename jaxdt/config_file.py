@@ -13,7 +13,7 @@ from jaxdt.core.gpt import GPTConfig
 def base_config(preset: str = "debug") -> ConfigDict:
     """All fields at their defaults. Model fields are unset and then come from the preset; see jaxdt.core.config."""
     kinds = typing.get_type_hints(GPTConfig)
-    model = {"preset": preset} | {name: placeholder(kind) for name, kind in kinds.items()}
+    model = {"preset": preset} | {name: placeholder(typing.get_origin(kind) or kind) for name, kind in kinds.items()}
     fields: dict[str, object] = {"model": model}
     for field in dataclasses.fields(config.RunConfig):
         if field.name != "model":

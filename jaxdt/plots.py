@@ -22,8 +22,8 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
     figure, axes = plt.subplots(2, 2, figsize=(14, 9), layout="constrained")
     loss(axes[0, 0], metrics)
     timeline(axes[0, 1], records, _middle_step(records))
-    link_bytes(axes[1, 0], records)
-    step_times(axes[1, 1], metrics, summary.get("step_s_predicted"))
+    link_bytes(axes[1, 0], records, summary.get("codec_on_links", {}))
+    step_times(axes[1, 1], metrics, summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed"))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -62,23 +62,73 @@ def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
     axes.legend(handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds], fontsize=8, ncols=len(kinds))
 
 
-def link_bytes(axes: Axes, records: list[dict]) -> None:
-    """Payload bytes per directed link in the recorded steps."""
+def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
+    """Payload bytes per directed link in the recorded steps, and its codec where it has one."""
     totals = sorted(bytes_per_link(records).items())
-    axes.bar([f"{src}→{dst}" for (src, dst), _ in totals], [n / 1e6 for _, n in totals], color=COLOURS["G"])
+    named = {(src, dst): codecs.get(f"{src}->{dst}", "none") for (src, dst), _ in totals}
+    labels = [f"{src}→{dst}" + (f"\n{name}" if name != "none" else "") for (src, dst), name in named.items()]
+    axes.bar(labels, [n / 1e6 for _, n in totals], color=COLOURS["G"])
     axes.set(title="Bytes per link in the recorded steps", ylabel="MB")
     axes.tick_params(axis="x", rotation=60 if len(totals) > 12 else 0)
 
 
-def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None) -> None:
-    """Measured step times and the simulator's prediction."""
+def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None, uncompressed_s: float | None) -> None:
+    """Measured step times and the simulator's predictions: of this run, and of the same without its codecs."""
     plain = [m for m in metrics if "eval_loss" not in m]
     axes.plot([m["step"] for m in plain], [m["step_s"] for m in plain], ".", color=COLOURS["F"], label="measured")
     if predicted_s:
         axes.axhline(predicted_s, color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s")
+    if predicted_s and uncompressed_s:
+        ratio = predicted_s / uncompressed_s
+        label = f"predicted without codecs {uncompressed_s:.3f} s (with them {ratio:.2f} of it)"
+        axes.axhline(uncompressed_s, color=COLOURS["B"], ls="--", label=label)
     axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
     axes.set_ylim(bottom=0)
     axes.legend()
+
+
+PARTS = ("compute", "bubble", "transfer", "sync", "commit")
+PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
+
+
+def simulation(path: Path, records: list[dict], parts: dict[str, float], utilisation: dict[int, float]) -> None:
+    """simulation.png: the timeline of a step, its parts, how busy each peer is."""
+    figure, axes = plt.subplots(1, 3, figsize=(16, 5), layout="constrained", width_ratios=(3, 1, 1))
+    timeline(axes[0], records, _middle_step(records))
+    stacked(axes[1], ["step"], [parts])
+    axes[2].barh([f"p{peer}" for peer in utilisation], [100 * u for u in utilisation.values()], color=COLOURS["F"])
+    axes[2].set(title="Utilisation per peer", xlabel="%", xlim=(0, 100))
+    axes[2].invert_yaxis()
+    if len(utilisation) > 32:
+        for ax in (axes[0], axes[2]):
+            ax.set_yticks([])
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def stacked(axes: Axes, labels: list[str], parts: list[dict[str, float]]) -> None:
+    """Bars of step times, cut into their parts."""
+    below = [0.0] * len(labels)
+    for name, colour in zip(PARTS, PART_COLOURS, strict=True):
+        heights = [max(0.0, one[f"{name}_s"]) for one in parts]
+        axes.bar(labels, heights, bottom=below, color=colour, label=name)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    axes.set(title="Parts of a step", ylabel="seconds")
+    axes.legend(fontsize=8)
+
+
+def sweep(path: Path, name: str, points: list[dict]) -> None:
+    """sweep.png: step time in its parts, and utilisation, along one quantity."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    values = [point[name] for point in points]
+    heights = [[max(0.0, point["parts"][f"{part}_s"]) for point in points] for part in PARTS]
+    left.stackplot(values, heights, labels=PARTS, colors=PART_COLOURS)
+    left.set(title="Step time", ylabel="seconds", xlabel=name, xscale="log")
+    left.legend(fontsize=8)
+    right.plot(values, [100 * point["utilisation"] for point in points], "o-", color=COLOURS["F"])
+    right.set(title="Utilisation", ylabel="%", xlabel=name, xscale="log", ylim=(0, 100))
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def _middle_step(records: list[dict]) -> int | None:

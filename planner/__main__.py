@@ -6,6 +6,7 @@ import sys
 
 from jaxdt.core.errors import BadInput
 
+OBJECTIVES = ("comm_cost", "step_time")
 SOLVERS = ("auto", "evolve", "types", "exact", "kl", "random")
 
 
@@ -30,9 +31,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _solve(solve: argparse.ArgumentParser):
     solve.add_argument("--network", required=True, help="network.json")
-    solve.add_argument("--stages", type=int, required=True)
-    solve.add_argument("--pipelines", type=int, required=True)
+    solve.add_argument("--stages", type=_count, required=True, help="a number, or auto (decided by step time)")
+    solve.add_argument("--pipelines", type=_count, default=None, help="a number, or auto; default with --stages auto")
     _sizes(solve)
+    _step(solve)
     solve.add_argument("--solver", choices=SOLVERS, default="auto")
     solve.add_argument("--time_limit_s", type=float, help="default 30, or none with --evaluations")
     solve.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
@@ -43,15 +45,34 @@ def _solve(solve: argparse.ArgumentParser):
 def _sizes(command: argparse.ArgumentParser):
     command.add_argument("--c_dp_bytes", type=float, help="bytes of gradients of one stage")
     command.add_argument("--c_pp_bytes", type=float, help="bytes one pipeline sends over one boundary in a step")
-    command.add_argument("--layers", type=int, default=24, help="layers to cut when sizes are given in bytes")
+    command.add_argument(
+        "--layers", type=int, help="layers to cut when sizes are given in bytes (default: 24, or --stages if more)"
+    )
     command.add_argument(
         "--microbatches", type=int, help="of a step when sizes are given in bytes (default: 8 a pipeline)"
     )
     command.add_argument("--model", help="a preset such as gpt3_1p3b, instead of byte counts")
     command.add_argument("--global_batch", type=int, default=1024, help="sequences of a step")
     command.add_argument("--sequence", type=int, help="tokens of a sequence (default: the preset's)")
-    command.add_argument("--microbatch_size", type=int, default=1, help="sequences of a microbatch")
-    command.add_argument("--dtype", default="bfloat16", help="what crosses a boundary: bfloat16 or float32")
+    command.add_argument("--microbatch_size", type=int, help="sequences of a microbatch (default: the profile's, or 1)")
+    command.add_argument("--dtype", help="of the computation: bfloat16 or float32 (default: the profile's or bfloat16)")
+    command.add_argument("--remat", help="recompute or dots, for memory limits (default: the profile's, or recompute)")
+
+
+def _step(solve: argparse.ArgumentParser):
+    solve.add_argument(
+        "--objective", choices=OBJECTIVES, help="comm_cost: Eq. 1-4 (default); step_time: what the simulator says"
+    )
+    solve.add_argument("--profile", help="profile.json with the seconds of each kind of device")
+    solve.add_argument("--flops", help="without a profile: peak FLOP/s, as 125e12 or V100=125e12,T4=65e12")
+    solve.add_argument("--efficiency", type=float, default=0.35, help="share of --flops that the maths reaches")
+    solve.add_argument("--codec", default="none", help="what crosses a boundary: none, bf16, int8, ...")
+    solve.add_argument("--schedule", choices=("1f1b", "gpipe"), default="1f1b")
+
+
+def _count(text: str) -> int | str:
+    """A number, or the word auto."""
+    return text if text == "auto" else int(text)
 
 
 def _network(network: argparse.ArgumentParser):
@@ -91,13 +112,16 @@ MODULES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; what is wrong with the input is one line and exit code 2."""
+    """Run one command; what is wrong with the input is one line and exit code 2. An interrupted search ends with its
+    best plan and code 0, anything else that is interrupted with 130."""
     flags = parser().parse_args(arguments)
     try:
         return importlib.import_module(MODULES[flags.command]).run(flags)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 PROOF_GAP_S = 1e-3
+N_REMEMBERED = 6
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Limits:
 @dataclass(eq=False)
 class Board:
     """Thread-safe. A plan is groups [S, P] in stage order. Of equal costs the one from the lowest source wins, so that
-    the result does not depend on which thread came first."""
+    the result does not depend on which thread came first. `others` are the ends of independent searches, best first.
+    `part` is the board of a search inside this one, while it runs."""
 
     limits: Limits
     started_s: float = field(default_factory=time.monotonic)
@@ -31,6 +33,8 @@ class Board:
     bound_s: float = 0.0
     evaluations: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)
+    others: list[tuple[float, np.ndarray]] = field(default_factory=list)
+    part: "Board | None" = None
     _source: int = 0
     _stop: bool = False
     _calls: list = field(default_factory=list)
@@ -84,6 +88,13 @@ class Board:
                 if cost_s < self.best_s:
                     self.history.append((self.elapsed_s, cost_s))
                 self.best, self.best_s, self._source = np.array(groups), cost_s, source
+
+    def remember(self, groups: np.ndarray, cost_s: float):
+        """Report where a search ended: a good plan unlike the others."""
+        with self._lock:
+            if all(abs(cost_s - kept_s) > PROOF_GAP_S for kept_s, _ in self.others):
+                found = sorted([*self.others, (cost_s, np.array(groups))], key=lambda other: other[0])
+                self.others = found[:N_REMEMBERED]
 
     def count(self, evaluations: int):
         with self._lock:

@@ -158,5 +158,7 @@ class Island:
 
     def _keep(self, groups: np.ndarray, cost_s: float):
         """Elites have different costs: equal ones are mostly the same plan with devices of one type exchanged."""
+        if np.isfinite(cost_s):
+            self.board.remember(groups, cost_s)
         if all(abs(cost_s - kept_s) > 1e-9 for kept_s, _ in self.elites):
             self.elites = sorted([*self.elites, (cost_s, groups)], key=lambda elite: elite[0])[:N_ELITES]

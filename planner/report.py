@@ -1,7 +1,9 @@
 """What `solve` prints: a progress line while it works, a table at the end."""
 
+import math
 import sys
 
+from jaxdt.core.plan import Plan
 from planner.board import Board
 from planner.plan_file import Planned
 from planner.recost import cost_of
@@ -13,15 +15,16 @@ class Progress:
     def __init__(self, quiet_s: float = 5.0):
         self.live = sys.stderr.isatty()
         self.every_s = 0.2 if self.live else quiet_s
-        self.last_s = 0.0
+        self.last_s = -math.inf
 
     def show(self, board: Board):
-        if board.elapsed_s - self.last_s < self.every_s:
+        elapsed_s, board = board.elapsed_s, board.part or board
+        if board.best is None or elapsed_s - self.last_s < self.every_s:
             return
-        self.last_s = board.elapsed_s
-        gap = (board.best_s - board.bound_s) / board.bound_s if board.bound_s > 0 else float("inf")
+        self.last_s = elapsed_s
+        gap = (board.best_s - board.bound_s) / board.bound_s if board.bound_s > 0 else math.inf
         text = (
-            f"{board.elapsed_s:6.1f} s  best {board.best_s:.3f} s  bound {board.bound_s:.3f} s  gap {gap:7.2%}  "
+            f"{elapsed_s:6.1f} s  best {board.best_s:.3f} s  bound {board.bound_s:.3f} s  gap {gap:7.2%}  "
             f"{board.evaluations / max(board.elapsed_s, 1e-3):,.0f} plans/s"
         )
         print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
@@ -50,3 +53,32 @@ def table(planned: Planned, block, random_s: tuple[float, float, float]) -> str:
             f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {found['time_s']:.1f} s",
         ]
     )
+
+
+WHY_THEY_DIFFER = (
+    "Both costs are right about different things: Eq. 1-4 count communication alone, add up hops that microbatches\n"
+    "cross at the same time and let a device's exchanges wait for each other; the step also computes, overlaps, and\n"
+    "waits for the slowest device. The plan is the one with the shortest step."
+)
+
+
+def step_table(plan: Plan, finalists: list[tuple[str, float, float, float, float]], time_s: float) -> str:
+    """The simulated finalists (name, step, total, data-parallel, pipeline), what the plan chose, who is left out."""
+    found = plan.found
+    lines = [f"{'seconds':<26}{'step (simulated)':>17}{'Eq. 1-4: total':>16}{'data-parallel':>16}{'pipeline':>12}"]
+    for k, (name, step_s, total_s, datap_s, pipelinep_s) in enumerate(finalists):
+        label = f"plan ({name})" if k == 0 else name
+        lines.append(f"{label:<26.26}{step_s:>17.4f}{total_s:>16.4f}{datap_s:>16.4f}{pipelinep_s:>12.4f}")
+    sizes = [hi - lo for lo, hi in plan.stages]
+    lines += [
+        WHY_THEY_DIFFER,
+        f"{plan.n_stages} stages x {plan.n_pipelines} pipelines, layers {sizes}, microbatches {list(plan.shares)}, "
+        f"in flight {list(plan.in_flight) if plan.in_flight else 'all'}",
+    ]
+    if found["left_out"]:
+        whole_s = found["step_s_with_all"]
+        beside = f"; the best step found with all devices takes {whole_s:.4f} s" if whole_s else ""
+        lines += [f"left out, because the step is shorter without{beside}:"]
+        lines += [f"  {why}" for why in found["left_out_why"]]
+    lines.append(f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {time_s:.1f} s")
+    return "\n".join(lines)

@@ -1,28 +1,37 @@
 """`python -m planner solve`: read, search, re-cost, report, write."""
 
+import importlib
 import json
 import math
 import sys
 import threading
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from jaxdt.core import network as networks
 from jaxdt.core import plan as plans
 from jaxdt.core.errors import BadInput
 from jaxdt.core.network import Network
 from jaxdt.core.plan import Plan
-from planner import layers, layouts, sizes
+from jaxdt.core.profile import RECOMPUTE, from_flops
+from planner import layouts, sizes
 from planner.board import Board, Limits
+from planner.job import Job, refuse_memory, refuse_too_small
 from planner.plan_file import Planned, plan_of
-from planner.problem import Problem, asymmetric_links, problem_of
+from planner.problem import asymmetric_links, problem_of
 from planner.recost import cost_of
 from planner.report import Progress, table
 from planner.solve import Solution, solve
+from planner.tune import shallow
 
 DEFAULT_TIME_S = 30.0
+DEFAULT_LAYERS = 24
+DTYPE, REMAT = "bfloat16", "recompute"
 WARNINGS_SHOWN = 3
+Result = TypeVar("Result")
 
 
 def limits_of(time_limit_s: float | None, evaluations: int | None) -> Limits:
@@ -40,32 +49,27 @@ def workload_of(flags: Namespace) -> sizes.Workload:
     if any(given) and flags.model:
         raise BadInput("--model: got a model and byte counts, expected one of them")
     if flags.model:
-        return sizes.from_model(
-            flags.stages,
-            flags.pipelines,
-            flags.model,
-            flags.global_batch,
-            flags.sequence,
-            flags.dtype,
-            flags.microbatch_size,
-        )
+        model = sizes.model_of(flags.model, flags.sequence)
+        dtype, microbatch_size = flags.dtype or DTYPE, flags.microbatch_size or 1
+        return sizes.from_model(flags.stages, flags.pipelines, model, flags.global_batch, dtype, microbatch_size)
     if not all(given):
         raise BadInput("sizes: expected --c_dp_bytes and --c_pp_bytes, or --model")
+    n_layers = flags.layers or max(DEFAULT_LAYERS, flags.stages)
     shares = sizes.microbatch_shares(flags.microbatches or 8 * flags.pipelines, flags.pipelines)
-    return sizes.from_bytes(flags.stages, shares, flags.c_dp_bytes, flags.c_pp_bytes, flags.layers)
+    return sizes.from_bytes(flags.stages, shares, flags.c_dp_bytes, flags.c_pp_bytes, n_layers)
 
 
-def search(problem: Problem, board: Board, solver: str, seed: int, progress: Progress) -> Solution:
-    """Solve in a thread while this one shows progress; Ctrl-C ends the search with the best plan so far."""
+def search(work: Callable[[], Result], board: Board, progress: Progress) -> Result:
+    """Do the work in a thread while this one shows progress; Ctrl-C ends it with the best plan so far."""
     outcome: list = []
 
-    def work():
+    def guarded():
         try:
-            outcome.append(solve(problem, board, solver, seed))
+            outcome.append(work())
         except Exception as error:
             outcome.append(error)
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=guarded, daemon=True)
     thread.start()
     while thread.is_alive():
         try:
@@ -79,55 +83,80 @@ def search(problem: Problem, board: Board, solver: str, seed: int, progress: Pro
     return outcome[0]
 
 
-def cut_for_memory(network: Network, workload: sizes.Workload, solution: Solution) -> tuple[Solution, sizes.Workload]:
+def memory_job(flags: Namespace, network: Network, workload: sizes.Workload) -> Job | None:
+    """What devices can hold, where the model is known and somebody's memory is limited; speeds do not matter here."""
+    if workload.model is None or all(device.memory_bytes is None for device in network.devices):
+        return None
+    remat = flags.remat or REMAT
+    sizes.check_choice("remat", remat, tuple(RECOMPUTE))
+    flops = {device.kind: 1e12 for device in network.devices}
+    how = dict(dtype=flags.dtype or DTYPE, remat=remat)
+    profile = from_flops(workload.model, flags.microbatch_size or 1, flops, 1.0, **how)
+    job = Job(network, profile, sum(workload.shares))
+    refuse_too_small(job, len(workload.stages), len(workload.shares))
+    return job
+
+
+def cut_for_memory(
+    job: Job, workload: sizes.Workload, solution: Solution
+) -> tuple[Solution, sizes.Workload, tuple[int, ...]]:
     """Cut the layers for the memory of every stage's smallest device, with the stages in this order or reversed (which
-    costs the same). A smaller c_dp lowers every cost by at most its own factor, and so the bound."""
-    room = [device.memory_bytes or math.inf for device in network.devices]
-    if workload.model is None or min(room) == math.inf:
-        return solution, workload
-    placement = solution.placement
-    smallest = [min(room[d] for d in row) for row in placement.tolist()]
-    try:
-        stages = layers.split(workload.model, len(placement), smallest)
-    except BadInput:
-        placement = placement[::-1]
-        stages = layers.split(workload.model, len(placement), smallest[::-1])
-    recut = sizes.recut(workload, stages)
-    kept = min(1.0, recut.c_dp_bytes / workload.c_dp_bytes)
-    proved = solution.proved and recut.c_dp_bytes == workload.c_dp_bytes
-    return replace(solution, placement=placement, bound_s=solution.bound_s * kept, proved=proved), recut
-
-
-def refuse_too_small(network: Network, workload: sizes.Workload):
-    """Before any search: not even stages of the roomiest devices could hold the model."""
-    if workload.model is not None:
-        room = max(device.memory_bytes or math.inf for device in network.devices)
-        layers.split(workload.model, len(workload.stages), [room] * len(workload.stages))
+    costs the same), and with fewer forwards in flight if need be; these come third. A smaller c_dp lowers every cost by
+    at most its own factor, and so the bound."""
+    n_stages, share = len(solution.placement), workload.shares[0]
+    usual = tuple(n_stages - s for s in range(n_stages))
+    for depth in (usual, *shallow(n_stages, share)):
+        for placement in (solution.placement, solution.placement[::-1]):
+            stages = job.split(placement, depth)
+            if stages is not None:
+                recut = sizes.recut(workload, stages)
+                kept = min(1.0, recut.c_dp_bytes / workload.c_dp_bytes)
+                proved = solution.proved and recut.c_dp_bytes == workload.c_dp_bytes
+                found = replace(solution, placement=placement, bound_s=solution.bound_s * kept, proved=proved)
+                return found, recut, depth
+    return refuse_memory(job, n_stages)
 
 
 def run(flags: Namespace) -> int:
     network = networks.load(flags.network)
-    if flags.stages < 1 or flags.pipelines < 1:
-        raise BadInput(f"--stages, --pipelines: got {flags.stages} and {flags.pipelines}, expected integers >= 1")
+    for name in ("stages", "pipelines"):
+        count = getattr(flags, name)
+        if count is None and flags.stages != "auto":
+            raise BadInput(f"--{name}: missing, expected a number or auto")
+        if isinstance(count, int) and count < 1:
+            raise BadInput(f"--{name}: got {count}, expected an integer >= 1, or auto")
+    warn_asymmetric(network)
+    if flags.objective == "step_time" or "auto" in (flags.stages, flags.pipelines):
+        return importlib.import_module("planner.run_step").run(flags, network)
+    return run_by_cost(flags, network)
+
+
+def run_by_cost(flags: Namespace, network: Network) -> int:
+    """`--objective comm_cost`."""
     workload = workload_of(flags)
     problem = problem_of(network, flags.stages, flags.pipelines, workload.c_dp_bytes, workload.c_pp_bytes)
-    refuse_too_small(network, workload)
-    warn_asymmetric(network)
+    job = memory_job(flags, network, workload)
     board = Board(limits_of(flags.time_limit_s, flags.evaluations))
-    solution = search(problem, board, flags.solver, flags.seed, Progress())
-    solution, workload = cut_for_memory(network, workload, solution)
-    how = {"solver": flags.solver, "seed": flags.seed}
-    plan = plan_of(network, flags.network, workload, solution, how)
+    solution = search(lambda: solve(problem, board, flags.solver, flags.seed), board, Progress())
+    depth = None
+    if job is not None:
+        solution, workload, depth = cut_for_memory(job, workload, solution)
+    how = {"objective": "comm_cost", "solver": flags.solver, "seed": flags.seed}
+    plan = replace(plan_of(network, flags.network, workload, solution, how), in_flight=depth)
     refuse_missing(network, plan)
-    print(
-        table(
-            _planned(network, workload, plan), layouts.block(problem).tolist(), layouts.mean_random(problem, flags.seed)
-        )
-    )
-    if flags.out:
-        Path(flags.out).write_text(json.dumps(plans.to_json(plan), indent=1) + "\n")
-        print(f"wrote {flags.out}")
+    block, random_s = layouts.block(problem).tolist(), layouts.mean_random(problem, flags.seed)
+    print(table(_planned(network, workload, plan), block, random_s))
+    write(plan, flags.out)
     return 0
+
+
+def write(plan: Plan, out: str | None):
+    if out:
+        try:
+            Path(out).write_text(json.dumps(plans.to_json(plan), indent=1) + "\n")
+        except OSError as error:
+            raise BadInput(f"--out: {out} cannot be written ({error.strerror})") from None
+        print(f"wrote {out}")
 
 
 def _planned(network: Network, workload: sizes.Workload, plan: Plan) -> Planned:

@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 
 from jaxdt.core.errors import BadInput, nearest
 from jaxdt.core.gpt import GPTConfig, gpt_config
+from jaxdt.core.memory import FLOAT_BYTES
 from jaxdt.core.plan import even_shares, ranges
+from jaxdt.core.sizes import DTYPE_BYTES
 from planner import layers
-
-NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
-GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -29,21 +28,33 @@ def from_bytes(n_stages: int, shares: tuple[int, ...], c_dp_bytes: float, c_pp_b
     return Workload(n_layers, ranges(even_shares(n_layers, n_stages)), c_dp_bytes, c_pp_bytes, shares)
 
 
+def model_of(preset: str, sequence: int | None) -> GPTConfig:
+    return gpt_config(preset, **({"seq_len": sequence} if sequence else {}))
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]):
+    if value not in choices:
+        raise BadInput(f"--{name}: got {value!r}, expected one of {', '.join(choices)}{nearest(value, choices)}")
+
+
+def n_microbatches(global_batch: int, microbatch_size: int) -> int:
+    """Of one step over all pipelines."""
+    if microbatch_size < 1 or global_batch < 1 or global_batch % microbatch_size:
+        raise BadInput(f"--microbatch_size: got {microbatch_size}, expected a divisor of --global_batch {global_batch}")
+    return global_batch // microbatch_size
+
+
 def from_model(
-    n_stages: int, n_pipelines: int, preset: str, global_batch: int, sequence: int, dtype: str, microbatch_size: int
+    n_stages: int, n_pipelines: int, model: GPTConfig, global_batch: int, dtype: str, microbatch_size: int
 ) -> Workload:
     """c_dp: fp32 gradients of the largest stage. c_pp: what the pipeline with most samples sends over one boundary."""
-    model = gpt_config(preset, **({"seq_len": sequence} if sequence else {}))
-    if dtype not in NUMBER_BYTES:
-        raise BadInput(
-            f"--dtype: got {dtype!r}, expected one of {', '.join(NUMBER_BYTES)}{nearest(dtype, NUMBER_BYTES)}"
-        )
-    if microbatch_size < 1 or global_batch % microbatch_size:
-        raise BadInput(f"--microbatch_size: got {microbatch_size}, expected a divisor of --global_batch {global_batch}")
-    shares = microbatch_shares(global_batch // microbatch_size, n_pipelines)
-    stages = layers.split(model, n_stages)
-    c_dp_bytes = GRADIENT_BYTES * max(model.stage_params(lo, hi) for lo, hi in stages)
-    c_pp_bytes = NUMBER_BYTES[dtype] * shares[0] * model.boundary_numbers(microbatch_size)
+    check_choice("dtype", dtype, tuple(DTYPE_BYTES))
+    shares = microbatch_shares(n_microbatches(global_batch, microbatch_size), n_pipelines)
+    cuts = layers.cut_points(model)
+    layers.check_count(len(cuts) - 1, n_stages)
+    stages = layers.split(cuts, n_stages, layers.parameter_load(model), lambda stage, lo, hi: True)
+    c_dp_bytes = FLOAT_BYTES * max(model.stage_params(lo, hi) for lo, hi in stages)
+    c_pp_bytes = DTYPE_BYTES[dtype] * shares[0] * model.boundary_numbers(microbatch_size)
     return Workload(model.n_layers, stages, c_dp_bytes, c_pp_bytes, shares, model)
 
 
@@ -56,5 +67,5 @@ def microbatch_shares(n_microbatches: int, n_pipelines: int) -> tuple[int, ...]:
 
 def recut(workload: Workload, stages: tuple[tuple[int, int], ...]) -> Workload:
     """The workload with other layer ranges; the largest stage sets c_dp."""
-    c_dp_bytes = GRADIENT_BYTES * max(workload.model.stage_params(lo, hi) for lo, hi in stages)
+    c_dp_bytes = FLOAT_BYTES * max(workload.model.stage_params(lo, hi) for lo, hi in stages)
     return replace(workload, stages=stages, c_dp_bytes=c_dp_bytes)

@@ -5,7 +5,6 @@ python scripts/checkpoint.py verify --run_dir=runs/x      read every array of ev
 python scripts/checkpoint.py prune --run_dir=runs/x --keep=1
 """
 
-import json
 import os
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np  # noqa: E402
 import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
+from jaxdt.core import plain  # noqa: E402
 from jaxdt.core.errors import BadInput  # noqa: E402
 from jaxdt.core.gpt import GPTConfig  # noqa: E402
 from jaxdt.model.gpt import stage_entries  # noqa: E402
@@ -29,10 +29,13 @@ def inspect(run_dir: Path) -> int:
         if not (folder / checkpoint.COMPLETE).exists():
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  incomplete")
             continue
-        about = json.loads((folder / checkpoint.COMPLETE).read_text())
-        model = about["model"]
-        shape = f"{model['n_layers']} layers, d {model['d_model']}, vocabulary {model['vocab_size']}"
-        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, lineage {about['lineage']}, {shape}")
+        try:
+            model, lineage = model_of(folder), checkpoint.complete_record(folder)["lineage"]
+        except BadInput as error:
+            print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  damaged: {error}")
+            continue
+        shape = f"{model.n_layers} layers, d {model.d_model}, vocabulary {model.vocab_size}"
+        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, lineage {lineage}, {shape}")
     return 0
 
 
@@ -46,12 +49,17 @@ def verify(run_dir: Path) -> int:
     return 1 if bad else 0
 
 
+def model_of(folder: Path) -> GPTConfig:
+    """The model that a complete checkpoint holds; BadInput if that cannot be read."""
+    return plain.read(GPTConfig, checkpoint.complete_record(folder)["model"], f"{folder / checkpoint.COMPLETE}: model")
+
+
 def problem_of(folder: Path) -> str:
-    model = GPTConfig(**json.loads((folder / checkpoint.COMPLETE).read_text())["model"])
     try:
+        model = model_of(folder)
         entries = checkpoint.load_entries(folder, stage_entries(model, 0, model.n_layers))
-    except (BadInput, OSError, ValueError, KeyError, TypeError) as error:
-        return f"cannot be read: {str(error).splitlines()[0]}"
+    except BadInput as error:
+        return f"cannot be read: {error}"
     for name, entry in entries.items():
         for leaf in checkpoint.leaves(entry):
             if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():

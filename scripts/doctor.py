@@ -1,10 +1,12 @@
 """Look at this host before it joins a run: versions, devices, ports, clock, disk, and what its links need.
 
-    python scripts/doctor.py [--plan=P] [--network=N.json] [--listen=HOST:PORT] [--credential=F] [--config=C]
+    python scripts/doctor.py [--config=C] [--plan=P] [--network=N.json] [--listen=HOST:PORT] [--coordinator=HOST:PORT]
+        [--credential=F] [--run_dir=R]
 
 Exit code 1 if there is anything to mend; the command for it stands beside each finding.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import run_flags
@@ -12,35 +14,56 @@ from absl import flags
 
 from jaxdt.core import network as networks
 from jaxdt.core import plan as plans
+from jaxdt.core.errors import BadInput
 from jaxdt.runtime import doctor
 from jaxdt.runtime.credential import load as load_credential
+from jaxdt.runtime.process import parse_address
 
 NETWORK = flags.DEFINE_string("network", None, "A network.json: measured or planned links between the hosts.")
 LISTEN = flags.DEFINE_string("listen", None, "host:port that this peer will listen on.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, to be dialled.")
 FLOATS_PER_PARAMETER = 3  # the parameter and two moments
 
 
 def main() -> int:
-    findings = [*doctor.versions(), *doctor.devices()]
+    findings = [*doctor.versions(), *doctor.devices(), *doctor.clock(doctor.clock_error_s())]
     if LISTEN.value:
-        findings += doctor.port(LISTEN.value)
+        findings += doctor.port(*parse_address("--listen", LISTEN.value))
+    if COORDINATOR.value:
+        findings += doctor.reach(*parse_address("--coordinator", COORDINATOR.value))
     if run_flags.CREDENTIAL.value:
         load_credential(run_flags.CREDENTIAL.value)
-        findings += doctor.clock(Path(run_flags.CREDENTIAL.value))
-    n_bytes = 0
-    if run_flags.CONFIG.value is not None:
-        config, _, _ = run_flags.config_and_plan()
-        n_bytes = 4 * FLOATS_PER_PARAMETER * config.model.n_params
-    findings += doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_bytes)
-    if NETWORK.value:
-        network = networks.load(NETWORK.value)
-        peers = plans.load(run_flags.PLAN.value).peers if run_flags.PLAN.value else range(network.n_devices)
-        findings += doctor.links(network, peers, doctor.read_sysctl)
+        findings += doctor.validity(Path(run_flags.CREDENTIAL.value))
+    findings += of_config()
+    findings += of_links()
     for finding in findings:
         print(f"{'mend' if finding.mend else 'good'}  {finding.what:<24} {finding.seen}")
         if finding.mend:
             print(f"      {'':<24} {finding.mend}")
     return 1 if any(finding.mend for finding in findings) else 0
+
+
+def of_config() -> Iterable[doctor.Finding]:
+    """Tokens and disk; without a config only what is free."""
+    n_kept = n_bytes = 0
+    if run_flags.CONFIG.value is not None:
+        config, _, data = run_flags.config_and_plan()
+        yield from doctor.tokens(data)
+        n_kept = config.train.keep_checkpoints + 1  # the next one is written before the oldest goes
+        n_bytes = 4 * FLOATS_PER_PARAMETER * config.model.n_params
+    yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_kept, n_bytes)
+
+
+def of_links() -> Iterable[doctor.Finding]:
+    """The links of the network between the plan's peers, or between all of its devices."""
+    plan = plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None
+    if NETWORK.value is None:
+        return
+    network = networks.load(NETWORK.value)
+    peers = plan.peers if plan else range(network.n_devices)
+    if max(peers) >= network.n_devices:
+        raise BadInput(f"{NETWORK.value}: has {network.n_devices} devices, the plan uses device {max(peers)}")
+    yield from doctor.links(network, peers, doctor.read_sysctl)
 
 
 if __name__ == "__main__":

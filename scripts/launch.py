@@ -11,17 +11,20 @@ The coordinator and the peers are children of this process. Exit codes: 0 done, 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+BEGAN_S = time.monotonic()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the launcher itself computes nothing
 
+import codec_flags  # noqa: E402
 import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
 from jaxdt.core.config import RunConfig  # noqa: E402
 from jaxdt.core.errors import BadInput  # noqa: E402
 from jaxdt.core.plan import Plan  # noqa: E402
-from jaxdt.model.data import TokenFile  # noqa: E402
+from jaxdt.model.data import TokenFile, verify_checksum  # noqa: E402
 from jaxdt.runtime import run_dir as run_dirs  # noqa: E402
 from jaxdt.runtime.checkpoint import about_run, check_resumable, newest  # noqa: E402
 from jaxdt.runtime.fleet import LocalFleet  # noqa: E402
@@ -30,17 +33,24 @@ OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run le
 RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest complete checkpoint of run_dir.")
 EMIT = flags.DEFINE_string("emit", None, "Write flag files, plan and credential for real hosts here, start nothing.")
 HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
-PORT = flags.DEFINE_integer("port", 7700, "With --emit: the coordinator's port, on the first host; then the peers'.")
-PIN = flags.DEFINE_integer("pin", 0, "CPUs of each peer; 0 shares this machine's out if there are enough.")
+PORT = flags.DEFINE_integer(
+    "port", 7700, "With --emit: the coordinator's port, on the first host; then the peers'.", 1, 65535
+)
+PIN = flags.DEFINE_integer("pin", 0, "CPUs of each peer; 0 shares this machine's out if there are enough.", 0)
 REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and report.png at the end.")
 
+VERIFIED_BYTES_MAX = 1 << 30  # about a second; a longer look at the tokens is scripts/doctor.py's
 SCRIPTS = Path(__file__).resolve().parent
 
 
 def main() -> int:
     config, plan, data = run_flags.config_and_plan()
+    if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
+        verify_checksum(data)
     run_flags.emulated(plan)
+    plan = codec_flags.decided(config, plan)
     if EMIT.value:
+        check_hosts(plan)
         run_dirs.clear(Path(EMIT.value), OVERWRITE.value)
         emit(Path(EMIT.value), config, plan)
         return 0
@@ -48,13 +58,16 @@ def main() -> int:
     run_dir = Path(run_flags.RUN_DIR.value)
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
     if RESUME.value:
-        extra.append(f"--resume_from={resumable(run_dir, config, data)}")
+        newest(run_dir)  # no folder is made for a run that never was
     else:
         run_dirs.clear(run_dir, OVERWRITE.value)
+    lock = run_dirs.hold(run_dir)
+    if RESUME.value:
+        extra.append(f"--resume_from={resumable(run_dir, config, data)}")
     run_dirs.write_job(run_dir, config, plan)
-    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value).run()
+    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value, BEGAN_S, lock).run()
     if code == 0 and REPORT.value:
-        subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"], check=True)
+        code = subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]).returncode
     return code
 
 
@@ -67,11 +80,20 @@ def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
     return folder
 
 
-def emit(folder: Path, config: RunConfig, plan: Plan) -> None:
-    """coordinator.flags and one host_N.flags per peer, beside the files that they name."""
+def check_hosts(plan: Plan) -> None:
+    """BadInput unless every peer has a host and a port."""
     peers = sorted(plan.peers)
     if len(HOSTS.value) != len(peers):
         raise BadInput(f"--hosts: got {len(HOSTS.value)} addresses, expected {len(peers)}, one per peer {peers}")
+    if not all(HOSTS.value):
+        raise BadInput(f"--hosts: got {','.join(HOSTS.value)}, expected no empty address")
+    if PORT.value + len(peers) > 65535:
+        raise BadInput(f"--port: got {PORT.value}, expected at most {65535 - len(peers)} for {len(peers)} peers")
+
+
+def emit(folder: Path, config: RunConfig, plan: Plan) -> None:
+    """coordinator.flags and one host_N.flags per peer, beside the files that they name."""
+    peers = sorted(plan.peers)
     run_dirs.write_job(folder, config, plan)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
     coordinator = f"{HOSTS.value[0]}:{PORT.value}"

@@ -4,29 +4,32 @@ python scripts/report.py --run_dir=runs/x [--tensorboard]
 """
 
 import json
-import sys
 from pathlib import Path
 
-from absl import app, flags
+import run_flags
+from absl import flags
 
 from jaxdt import plots
 from jaxdt.core import plan as plans
 from jaxdt.core import trace
 from jaxdt.core.errors import BadInput
 from jaxdt.core.perfetto import chrome
+from jaxdt.core.plan import Plan
 
-RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of the run.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
 
 
 def main() -> int:
-    run_dir = Path(RUN_DIR.value or "")
+    run_dir = Path(run_flags.RUN_DIR.value or "")
     if not (run_dir / "summary.json").exists():
         raise BadInput(f"run_dir: {run_dir} has no summary.json, expected the folder of a run that has ended")
-    summary = json.loads((run_dir / "summary.json").read_text())
-    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     plan = plans.load(run_dir / "plan.json")
-    records = merged(run_dir, summary["clock_offset_s"])
+    try:
+        summary = read_summary(run_dir / "summary.json")
+        metrics = read_metrics(run_dir / "metrics.jsonl")
+        records = merged(run_dir, plan, summary["clock_offset_s"])
+    except UnicodeDecodeError as error:
+        raise BadInput(f"run_dir: {run_dir}: a file is damaged ({error}), expected what a run wrote") from None
     with (run_dir / "trace.jsonl").open("w") as file:
         file.writelines(json.dumps(record, sort_keys=True) + "\n" for record in records)
     stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers}
@@ -38,12 +41,39 @@ def main() -> int:
     return 0
 
 
-def merged(run_dir: Path, offsets_s: dict[str, float]) -> list[dict]:
-    """All records on the coordinator's clock, in order of time."""
+def read_summary(path: Path) -> dict:
+    """The summary with its clock offsets; BadInput if it is damaged."""
+    try:
+        summary = json.loads(path.read_text())
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON ({error}), expected what a run wrote") from None
+    offsets_s = summary.get("clock_offset_s") if isinstance(summary, dict) else None
+    if not isinstance(offsets_s, dict) or not all(isinstance(offset_s, float) for offset_s in offsets_s.values()):
+        raise BadInput(f"{path}: clock_offset_s: got {offsets_s!r:.40}, expected seconds per peer")
+    return summary
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The steps of metrics.jsonl; BadInput naming the first line that is none."""
+    steps = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            step = json.loads(line)
+        except ValueError:
+            step = None
+        if not isinstance(step, dict) or not {"step", "loss"} <= set(step):
+            raise BadInput(f"{path}: line {number}: got {line!r:.40}, expected a step")
+        steps.append(step)
+    return steps
+
+
+def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]:
+    """All records on the coordinator's clock, in order of time. Peers of an earlier run on another cut are left out."""
     records = []
-    for path in sorted((run_dir / "trace").glob("*.jsonl")):
-        offset_s = offsets_s.get(path.stem.removeprefix("peer_"), 0.0)
-        for record in trace.read(path.read_text().splitlines()):
+    for name in ("coordinator", *(f"peer_{peer}" for peer in sorted(plan.peers))):
+        path = run_dir / "trace" / f"{name}.jsonl"
+        offset_s = offsets_s.get(name.removeprefix("peer_"), 0.0)
+        for record in trace.read(path.read_text().splitlines(), str(path)) if path.exists() else []:
             record["t"] = round(record["t"] + offset_s, 6)
             records.append(record)
     return sorted(records, key=lambda record: record["t"])
@@ -64,13 +94,5 @@ def write_tensorboard(folder: Path, metrics: list[dict]) -> None:
                     writer.add_scalar(name, value, fields["step"])
 
 
-def guarded(_) -> None:
-    try:
-        sys.exit(main())
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    app.run(guarded)
+    run_flags.run(main)

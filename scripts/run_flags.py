@@ -1,12 +1,15 @@
 """The flags that launch.py, train.py and coordinate.py share, and the job that they describe."""
 
+import contextlib
+import itertools
 import os
 import sys
+import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from jaxdt.core import config as configs
 from jaxdt.core import network as networks
@@ -14,6 +17,7 @@ from jaxdt.core import plan as plans
 from jaxdt.core.errors import BadInput
 from jaxdt.model.data import TokenFile, open_data
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
+from jaxdt.runtime.durable import refusal
 
 FLAGS = flags.FLAGS
 CONFIG = config_flags.DEFINE_config_file("config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field.")
@@ -38,16 +42,27 @@ def required(*names: str) -> None:
 
 def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
     """The checked config and plan of the flags, and the open token file."""
-    required("config")
     try:
-        fields = CONFIG.value.to_dict()
+        config_dict = CONFIG.value
     except OSError as error:
         raise BadInput(f"--config: {str(error).strip().splitlines()[-1].strip()}") from None
+    if not isinstance(config_dict, ConfigDict):
+        got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {config_dict!r:.40}"
+        raise BadInput(f"--config: {got}, expected a file whose get_config() returns a ConfigDict")
+    fields = config_dict.to_dict()
     data = token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
     plan = plans.load(PLAN.value) if PLAN.value else configs.default_plan(config)
-    configs.check_plan(config, plan)
+    plan = configs.with_codec(config, plan)
+    try:
+        configs.check_plan(config, plan)
+    except BadInput as error:
+        raise BadInput(f"{PLAN.value or '--config'}: {error}") from None
     data.n_train_windows(config.model.seq_len)
+    if config.train.eval_every_steps:
+        data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
+    if config.train.eval_every_steps:
+        data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
     return config, plan, data
 
 
@@ -60,12 +75,18 @@ def token_file(path: str) -> TokenFile:
 
 
 def emulated(plan: plans.Plan) -> networks.Network | None:
-    """The network to emulate; it must have every device of the plan."""
-    if EMULATE.value is None:
-        return None
-    network = networks.load(EMULATE.value)
+    """The network to emulate."""
+    return None if EMULATE.value is None else network_of(EMULATE.value, plan)
+
+
+def network_of(path: str, plan: plans.Plan) -> networks.Network:
+    """A network from its file; it must have every device of the plan, and links between them."""
+    network = networks.load(path)
     if max(plan.peers) >= network.n_devices:
-        raise BadInput(f"{EMULATE.value}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
+        raise BadInput(f"{path}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
+    for src, dst in itertools.permutations(sorted(plan.peers), 2):
+        if network.link(src, dst).bandwidth_gbps == 0:
+            raise BadInput(f"{path}: bandwidth_gbps[{src}][{dst}]: got 0, expected more between two peers")
     return network
 
 
@@ -75,14 +96,12 @@ def job():
 
     config, plan, data = config_and_plan()
     credential = Path(CREDENTIAL.value) if CREDENTIAL.value else None
-    run_dir = Path(RUN_DIR.value)
-    run_dir.mkdir(parents=True, exist_ok=True)
     return Job(
         config=config,
         plan=plan,
         data=data,
         run=RUN.value,
-        run_dir=run_dir,
+        run_dir=Path(RUN_DIR.value),
         credential=credential,
         network=emulated(plan),
         resume=Path(RESUME.value) if RESUME.value else None,
@@ -110,7 +129,7 @@ def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
     that stands on the command line."""
 
     def guarded(argv: list[str]):
-        logging.set_verbosity(logging.WARNING)  # Orbax tells a story per checkpoint
+        logging.set_verbosity(logging.FATAL)  # Orbax tells a story per checkpoint, and what is wrong we say
         try:
             words = argv[1:]
             if commands and (len(words) != 1 or words[0] not in commands):
@@ -119,19 +138,25 @@ def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
                 raise BadInput(f"argument: got {words[0]!r}, expected flags only")
             sys.exit(main(*words))
         except BadInput as error:
-            print(error, file=sys.stderr)
-            sys.exit(2)
+            _refuse(str(error))
         except OSError as error:  # a disk that is full or a folder that may not be written
-            if error.filename is None:
+            if not (reason := refusal(error, RUN_DIR.value or "disk")):
                 raise
-            print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-            sys.exit(2)
+            _refuse(reason)
 
     app.run(guarded, flags_parser=_parse)
 
 
+def _refuse(reason: str) -> None:
+    with contextlib.suppress(OSError):  # the log may be on the disk that is full
+        sys.stdout.flush()
+        print(reason, file=sys.stderr, flush=True)
+    os._exit(2)  # another thread may be inside XLA, where the interpreter's own exit would abort it
+
+
 def _parse(argv: list[str]) -> list[str]:
     """The words that are no flags; a flag that is wrong is one line and exit code 2, like all bad input."""
+    logging.get_absl_logger().setLevel("ERROR")  # what a config file makes the flags' own library say, we say
     try:
         app.define_help_flags()
         return FLAGS(argv)
@@ -140,5 +165,10 @@ def _parse(argv: list[str]) -> list[str]:
         while error.args and isinstance(error.args[0], Exception):
             error = error.args[0]
         reason = " ".join(str(error.args[-1] if error.args else error).split())
-        print(f"--config: unknown field {reason}" if unknown else reason, file=sys.stderr)
-        sys.exit(2)
+        if "has no attribute 'get_config'" in reason:
+            _refuse("--config: the file has no function get_config(), expected one that returns a ConfigDict")
+        _refuse(f"--config: unknown field {reason}" if unknown else reason)
+    except Exception as error:  # a config file is a program, which may raise anything
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{at.filename}:{at.lineno}"
+        _refuse(f"--config: {where}: {type(error).__name__}: {' '.join(str(error).split())}")

@@ -27,10 +27,9 @@ def main() -> int:
     run_flags.required("run_dir")
     run_dir = Path(run_flags.RUN_DIR.value)
     try:
-        fields = json.loads((run_dir / "config.json").read_text())
-    except OSError as error:
-        raise BadInput(f"run_dir: {run_dir} holds no run ({error})") from None
-    config = configs.parse(fields)
+        config = configs.parse(json.loads((run_dir / "config.json").read_text()))
+    except (OSError, ValueError, TypeError, BadInput) as error:
+        raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
     tokenizer = load_tokenizer(run_flags.token_file(config.data.path).tokenizer)
     folder = Path(CHECKPOINT.value) if CHECKPOINT.value else newest(run_dir)
     params = assemble(config.model, [{name: entry["params"]} for name, entry in load_entries(folder).items()])

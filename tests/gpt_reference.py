@@ -1,7 +1,7 @@
 """The GPT written out once more, in plain jnp under autodiff, to hold the stage functions against; and the configs that
 between them use every option."""
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,11 @@ CONFIGS = {
     "plain": GPTConfig(**SIZES),
     "tied": GPTConfig(**SIZES, tied_head=True, positions="rotary", activation="geglu"),
     "shared": GPTConfig(**SIZES | {"n_layers": 4}, n_shared_blocks=2),
+    "bottleneck": GPTConfig(**SIZES, compression="bottleneck2", compression_after=(1, 2)),
+    "maxout": GPTConfig(**SIZES, tied_head=True, compression="maxout4", compression_after=(2,)),
+    "shared_maxout": GPTConfig(
+        **SIZES | {"n_layers": 4}, n_shared_blocks=2, compression="maxout2", compression_after=(1, 2)
+    ),
 }
 
 
@@ -24,6 +29,10 @@ def logits(config, params, tokens_BT):
         x = x + params["pos"][None]
     for layer in range(config.n_layers):
         x = _block(config, params[f"block_{config.block_of(layer):03d}"], x)
+        after = layer + 1
+        if after in config.compression_after:
+            narrow = _narrow(config.compression, params[f"sender_{after:03d}"], x)
+            x = _dense(params[f"receiver_{after:03d}"]["expand"], narrow)
     x = _norm(params["head"]["ln"], x)
     return x @ (params["tok"].T if config.tied_head else params["head"]["out"])
 
@@ -46,6 +55,15 @@ def _block(config, p, x):
     if config.activation == "gelu":
         return x + _dense(p["down"], jax.nn.gelu(up))
     return x + _dense(p["down"], jax.nn.gelu(up[..., : config.d_ff]) * up[..., config.d_ff :])
+
+
+def _narrow(compression, p, x):
+    """SWARM App. J, the sender's half. Where features tie, jnp.maximum halves the gradient: tests keep off ties."""
+    x = _norm(p["ln_wide"], x)
+    if compression.startswith("bottleneck"):
+        return _norm(p["ln_narrow"], _dense(p["compress"], x))
+    ratio = int(compression.removeprefix("maxout"))
+    return _norm(p["ln_narrow"], reduce(jnp.maximum, [x[..., i::ratio] for i in range(ratio)]))
 
 
 def _one_head(config, q_BTK, k_BTK, v_BTK):

@@ -37,6 +37,7 @@ OPTIMIZERS = [
     OptimConfig("lamb", weight_decay=0.1),
     OptimConfig("sgd", weight_decay=0.1),
 ]
+MARK = {"lineage": 0, "stages": 1}
 ABOUT = {"model": {"n_layers": 3, "d_model": 8}, "optimizer": "adamw", "data": "abc"}
 
 
@@ -113,8 +114,9 @@ def test_moments_go_with_their_parameters(trained):
 def test_two_stages_save_and_other_cuts_load(tmp_path, trained):
     optim = OPTIMIZERS[0]
     params, opt_state = trained(optim)
-    assert save_stages(tmp_path, [0, 1, 3], 5, params, opt_state, optim) == [WroteCheckpoint(5)] * 2
-    mark_complete(tmp_path, 5, ABOUT)
+    told = save_stages(tmp_path, [0, 1, 3], 5, params, opt_state, optim)
+    assert [(type(event), event.version) for event in told] == [(WroteCheckpoint, 5)] * 2
+    mark_complete(tmp_path, 5, ABOUT | MARK | {"stages": 2})
     folder = newest(tmp_path)
     assert_equal(join_entries(load_entries(folder), *blank(0, 3, optim)), (params, opt_state))
     whole = split_entries(params, opt_state)
@@ -126,6 +128,7 @@ def test_two_stages_save_and_other_cuts_load(tmp_path, trained):
 
 def test_an_entry_that_is_not_there_is_named(tmp_path, trained):
     save_stages(tmp_path, [0, 1], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    mark_complete(tmp_path, 5, ABOUT | MARK)
     with pytest.raises(BadInput, match="00000005: holds no block_002, expected all of block_000, block_002"):
         load_entries(step_folder(tmp_path, 5), ["block_000", "block_002"])
 
@@ -138,7 +141,8 @@ def test_the_state_is_copied_before_save_returns(tmp_path, trained):
     told = queue.SimpleQueue()
     Checkpointer(tmp_path, ABOUT, 2, 0).save(1, SimpleNamespace(params=params, opt_state=opt_state), told.put)
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
-    assert told.get(timeout=60) == WroteCheckpoint(1)
+    assert told.get(timeout=60).version == 1
+    mark_complete(tmp_path, 1, ABOUT | MARK)
     assert_equal(load_entries(step_folder(tmp_path, 1)), expected)
 
 
@@ -167,6 +171,7 @@ def test_no_numbers_come_out_of_a_damaged_part(tmp_path, trained):
     folders = [step_folder(tmp_path, version) for version in (1, 2, 3, 4)]
     for version in (1, 2, 3, 4):
         save_stages(tmp_path, [0, 3], version, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+        mark_complete(tmp_path, version, ABOUT | MARK)
     for path in (folders[1] / "stage_0" / "d").iterdir():
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     shutil.rmtree(folders[2] / "stage_0" / "d")
@@ -179,6 +184,26 @@ def test_no_numbers_come_out_of_a_damaged_part(tmp_path, trained):
     assert results[1:] == [["refused", "1"]] * 3
 
 
+def test_parts_of_an_earlier_attempt_on_another_cut_do_not_count(tmp_path, trained):
+    """A run of three stages was killed while it wrote: one part is whole, one begun. The next run has one stage."""
+    optim = OPTIMIZERS[2]
+    params, opt_state = trained(optim)
+    save_stages(tmp_path, [0, 1, 2, 3], 5, jax.tree.map(np.zeros_like, params), opt_state, optim)
+    folder = step_folder(tmp_path, 5)
+    (folder / "stage_1").rename(folder / "stage_1.orbax-checkpoint-tmp")
+    (folder / "stage_2.json").unlink()
+    save_stages(tmp_path, [0, 3], 5, params, opt_state, optim)
+    mark_complete(tmp_path, 5, ABOUT | MARK)
+    assert_equal(join_entries(load_entries(folder), *blank(0, 3, optim)), (params, opt_state))
+
+
+def test_what_is_written_again_does_not_count_until_it_is_whole(tmp_path, trained):
+    save_stages(tmp_path, [0, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    mark_complete(tmp_path, 5, ABOUT | MARK)
+    save_stages(tmp_path, [0, 1, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    assert complete_checkpoints(tmp_path) == []
+
+
 # ------------------------------------------------------------------------------------------------ what counts as one
 
 
@@ -186,7 +211,7 @@ def folder_of(run_dir, version, complete=True, **about):
     folder = step_folder(run_dir, version)
     (folder / "stage_0").mkdir(parents=True)
     if complete:
-        mark_complete(run_dir, version, ABOUT | {"lineage": 0} | about)
+        mark_complete(run_dir, version, ABOUT | MARK | about)
     return folder
 
 
@@ -217,10 +242,37 @@ def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
 def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
     for version in (1, 2, 3):
         folder_of(tmp_path, version, complete=version < 3)
-    Checkpointer(tmp_path, ABOUT, 2).mark_complete(3, 4)
+    Checkpointer(tmp_path, ABOUT | MARK, 2).mark_complete(3, 4)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000002", "00000003"]
     assert check_resumable(newest(tmp_path), ABOUT) == Stamp(3, 4)
     assert json.loads((newest(tmp_path) / "complete.json").read_text())["optimizer"] == "adamw"
+
+
+def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path):
+    """Its parts were marked, and newer ones too, before this process heard of it."""
+    folder_of(tmp_path, 3)
+    Checkpointer(tmp_path, ABOUT | MARK, 1).mark_complete(2, 0)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000003"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read"),
+        (b'{"version": 1, "linea', "cannot be read"),
+        (b"\xff\xfe{}", "cannot be read"),
+        (b"[1]", "version: got None, expected int"),
+        (b'{"version": 1, "lineage": 0, "stages": "1", "model": {}}', "stages: got '1', expected int"),
+        (b'{"version": 9, "lineage": 0, "stages": 1, "model": {}}', "version: got 9, expected the 00000001 of its"),
+    ],
+)
+def test_a_damaged_mark_is_named(tmp_path, content, message):
+    folder = folder_of(tmp_path, 1)
+    (folder / "complete.json").write_bytes(content)
+    for read in (lambda: check_resumable(folder, ABOUT), lambda: load_entries(folder)):
+        with pytest.raises(BadInput, match=f"00000001/complete.json: {message}") as caught:
+            read()
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jaxdt.core.errors import BadInput
 STABLE_NAMES = {
     "model": {
         "preset", "n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size", "positions", "activation",
-        "tied_head", "n_shared_blocks",
+        "tied_head", "n_shared_blocks", "compression", "compression_after",
     },
     "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight"},
     "data": {"path"},
@@ -28,6 +28,7 @@ STABLE_NAMES = {
     "sync": {"kind", "delay", "slice_bytes"},
     "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes"},
     "codec": None,
+    "error_feedback": None,
     "dtype": None,
     "remat": None,
 }  # fmt: skip

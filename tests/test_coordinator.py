@@ -11,6 +11,7 @@ from jaxdt.core.events import (
     Connect,
     Done,
     Ended,
+    Failed,
     GroupResult,
     Header,
     Heartbeat,
@@ -167,7 +168,7 @@ def test_hello_of_another_config_or_seat_is_refused(hello):
     actions = run.message(1, hello)
     (told,) = sent(actions, Ended).items()
     assert told[0] == 1 and told[1].code == 2
-    assert told[1].reason.startswith("peer 1: refused, it runs stage") and "expected stage 1 of config f" in str(told)
+    assert told[1].reason.startswith("peer 1: refused, it runs stage") and "expected stage 1 of f" in str(told)
     assert not of(run.actions, Stop) and not of(run.actions, Connect)
 
 
@@ -412,6 +413,12 @@ def test_interrupted_is_130_for_all():
     assert_over(run.event(Interrupted()), 130, "interrupted")
 
 
+def test_a_member_that_cannot_go_on_ends_the_run_with_its_reason():
+    run = Driver()
+    run.begin()
+    assert_over(run.message(1, Failed("disk: full")), 2, "peer 1 (stage 1): disk: full")
+
+
 def test_nothing_happens_after_the_end():
     run = Driver()
     run.begin()
@@ -433,11 +440,12 @@ def test_the_run_is_done_when_every_member_is():
 def test_a_checkpoint_is_complete_with_every_stages_part():
     run = Driver()
     run.begin()
-    assert run.message(0, Saved(1, 0)) == []
-    assert run.message(0, Saved(1, 0)) == []
+    assert run.message(0, Saved(1, 0, 0.3)) == []
+    assert run.message(0, Saved(1, 0, 0.2)) == []
     assert run.message(1, Saved(2, 1)) == []
     actions = run.message(1, Saved(1, 1))
     assert actions[0] == MarkCheckpoint(1, 0)
+    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2}]
     assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(1))
 
 

@@ -1,3 +1,4 @@
+import datetime
 import os
 import ssl
 
@@ -43,6 +44,22 @@ def test_a_wide_umask_changes_nothing(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "run.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_clock_that_jumped_keeps_nobody_out(tmp_path, monkeypatch):
+    """A host without a battery begins in 1970; whoever holds the key is a member all the same."""
+
+    class Ahead(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime(2100, 1, 1, tzinfo=tz)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(credential.datetime, "datetime", Ahead)
+        credential.create(tmp_path / "run.pem")
+    mine = credential.load(tmp_path / "run.pem")
+    server, client = shake_hands(mine, mine)
+    assert server.version() == client.version() == "TLSv1.3"
 
 
 def test_another_runs_credential_does_not_pass(path, tmp_path):
@@ -99,6 +116,19 @@ def test_broken_files_are_named(path, tmp_path):
     for data in (b"", b"hello", whole[:cut], whole[cut:], whole[:-100], whole.replace(b"M", b"!"), b"\xff" * 99):
         with pytest.raises(BadInput, match="broken.pem: broken, expected a credential"):
             credential.load(write_private(tmp_path / "broken.pem", data))
+
+
+def test_a_flipped_bit_is_bad_input_or_harmless(path, tmp_path):
+    """One bit in every seventh byte."""
+    whole, refused = path.read_bytes(), 0
+    for at in range(0, len(whole), 7):
+        bad = write_private(tmp_path / "bad.pem", whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+        try:
+            credential.load(bad)
+        except BadInput as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > len(whole) // 7 // 2
 
 
 def test_key_and_certificate_of_two_runs(path, tmp_path):

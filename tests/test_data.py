@@ -45,6 +45,23 @@ def test_header_survives_reopening(counted):
     verify_checksum(file)
 
 
+def test_a_token_outside_the_vocabulary_is_not_trained_on(counted):
+    """It would take the row of another token on a device, and nobody would be told."""
+    for part, batch in (
+        (0, lambda file: file.train_batch(0, 0, 0, 41, SEQ_LEN, 1)),
+        (N_TRAIN, lambda file: file.eval_batch(0, 1, SEQ_LEN)),
+    ):
+        content = bytearray(counted.path.read_bytes())
+        at = HEADER_BYTES + 2 * (part + 1)
+        content[at : at + 2] = b"\xff\xff"
+        other = counted.path.with_name(f"damaged_{part}.tok")
+        other.write_bytes(content)
+        with pytest.raises(
+            BadInput, match=f"damaged_{part}.tok: got token 65535, expected less than the vocabulary 500"
+        ):
+            batch(open_data(other))
+
+
 @pytest.mark.parametrize(("vocab_size", "token_bytes"), [(65536, 2), (65537, 4)])
 def test_widest_token_is_kept(tmp_path, vocab_size, token_bytes):
     train = np.array([0, vocab_size - 1])

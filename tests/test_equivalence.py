@@ -91,7 +91,8 @@ def functions_of():
     def of(config, plan, stage):
         ends = stage in (0, plan.n_stages - 1)
         remat = "recompute" if stage == plan.n_stages - 1 else config.remat
-        key = (plan.stages[stage], config.model.tied_head if ends else None, config.optim, remat)
+        layers = (config.model.compression, config.model.compression_after)
+        key = (plan.stages[stage], config.model.tied_head if ends else None, config.optim, remat, layers)
         if key not in cache:
             made = stage_functions(config, plan, stage)
             if remat == "dots":
@@ -201,6 +202,23 @@ def test_every_cut_trains_as_one_process_does(stages, pipelines, schedule, remat
     assert_same_training(make_config(stages, pipelines, schedule, remat, head), functions_of, one_process)
 
 
+@pytest.mark.parametrize(
+    ("stages", "schedule", "remat", "head", "compression", "after"),
+    [
+        pytest.param(2, "1f1b", "recompute", "tied", "bottleneck2", (1, 3), id="at-the-cut-and-off-it"),
+        pytest.param(2, "gpipe", "dots", "untied", "maxout4", (2,), id="off-the-cut"),
+        pytest.param(4, "1f1b", "dots", "untied", "bottleneck4", (1, 2, 3), id="at-every-cut"),
+        pytest.param(4, "gpipe", "recompute", "tied", "maxout2", (2,), id="at-one-cut-of-three"),
+    ],
+)
+def test_compression_layers_are_part_of_the_model(
+    stages, schedule, remat, head, compression, after, functions_of, one_process
+):
+    config = make_config(stages, 1, schedule, remat, head)
+    model = replace(config.model, compression=compression, compression_after=after)
+    assert_same_training(replace(config, model=model), functions_of, one_process)
+
+
 def test_the_reference_run_learns_and_is_clipped(one_process):
     """Without this the grid could agree on nothing."""
     for head in ("tied", "untied"):
@@ -235,3 +253,11 @@ def test_held_out_losses_equal_those_of_the_whole_model(functions_of, one_proces
     expected = mean_loss(config.model, init_stage(config.model, 0, 4, SEED), tokens_BT)
     assert measured[0] == pytest.approx(float(expected), rel=1e-5)
     assert measured[19] < 0.9 * measured[0]
+
+
+@pytest.mark.parametrize(("stages", "pipelines", "routers", "window"), [(1, 2, 1, 0), (2, 2, 2, 0), (3, 2, 6, 3)])
+def test_stochastic_wiring_trains_as_one_process_does(stages, pipelines, routers, window, functions_of, one_process):
+    """Whatever the routes: the update is the one of the whole batch. Held-out losses ride along."""
+    config = make_config(stages, pipelines, head="tied", eval_every_steps=8, eval_microbatches=5)
+    wiring = run_config.WiringConfig("swarm", routers, window)
+    assert_same_training(replace(config, wiring=wiring), functions_of, one_process)

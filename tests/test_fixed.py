@@ -24,12 +24,13 @@ from jaxdt.wiring.fixed import FixedWiring
 
 # Three stages; pipeline 0 is 0, 1, 2 with microbatches 0..2, pipeline 1 is 5, 4, 3 with 3 and 4.
 PLAN = Plan(3, ((0, 1), (1, 2), (2, 3)), ((0, 5), (1, 4), (2, 3)), (3, 2))
-BOUNDARY_BYTES = (100, 200)
+# Activations to the next stage, gradients to the one before.
+BOUNDARY_BYTES = {0: (100, 0), 1: (200, 110), 2: (0, 210)}
 VIEW = View(1, 1, 0, tuple(Member(p, PLAN.seat(p)[0], 1) for p in PLAN.peers), (1, 1, 1), 0)
 
 
 def wiring(peer, plan=PLAN, n_steps=5, evals=(0, 4)):
-    return FixedWiring(plan, peer, n_steps, BOUNDARY_BYTES, evals)
+    return FixedWiring(plan, peer, n_steps, BOUNDARY_BYTES[plan.seat(peer)[0]], evals)
 
 
 def arrival(kind, step, stage, microbatch, src=0):
@@ -130,8 +131,8 @@ def test_tensors_go_to_the_neighbours_in_the_same_pipeline():
     assert desk.sent() == [
         (3, Key("act", 0, 2, 3), 200),
         (3, Key("act", 0, 2, 4), 200),
-        (5, Key("grad", 0, 1, 3), 100),
-        (5, Key("grad", 0, 1, 4), 100),
+        (5, Key("grad", 0, 1, 3), 110),
+        (5, Key("grad", 0, 1, 4), 110),
     ]
 
 
@@ -143,7 +144,7 @@ def test_the_ends_send_one_way_only():
     last.finish()
     assert last.sent() == []
     last.finish(n_samples=2, loss_sum=3.0)
-    assert last.sent() == [(1, Key("grad", 0, 2, 0), 200)]
+    assert last.sent() == [(1, Key("grad", 0, 2, 0), 210)]
 
 
 def test_a_backward_is_accumulated_with_its_samples_and_only_the_last_stage_knows_a_loss():

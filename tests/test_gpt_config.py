@@ -6,6 +6,10 @@ from jaxdt.core.gpt import PRESETS, GPTConfig, gpt_config
 SIZES = dict(n_layers=4, d_model=8, n_heads=2, d_ff=16, seq_len=6, vocab_size=10)
 
 
+def pairs(compression="bottleneck2", after=(2,)):
+    return {"compression": compression, "compression_after": after}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -20,6 +24,18 @@ SIZES = dict(n_layers=4, d_model=8, n_heads=2, d_ff=16, seq_len=6, vocab_size=10
         ({"tied_head": 1}, "model.tied_head: got 1, expected true or false"),
         ({"n_shared_blocks": 3}, "model.n_shared_blocks: got 3, expected 0 or a divisor of n_layers 4"),
         ({"n_shared_blocks": -1}, "model.n_shared_blocks: got -1, expected 0 or a divisor"),
+        ({"compression": "maxout"}, "model.compression: got 'maxout', expected none, or bottleneckR or maxoutR"),
+        ({"compression": "maxout3"}, "model.compression: got 'maxout3', expected none, or bottleneckR or maxoutR"),
+        ({"compression": "maxout8"}, "model.compression: got 'maxout8', expected none, or bottleneckR or maxoutR"),
+        ({"compression": "maxout02"}, "model.compression: got 'maxout02', expected none, or bottleneckR or maxoutR"),
+        ({"compression": 2}, "model.compression: got 2, expected none, or bottleneckR or maxoutR"),
+        (pairs(after=()), "model.compression_after: got (), expected at least one layer index with compression"),
+        (pairs("none", (1,)), "model.compression_after: got (1,), expected none with compression 'none'"),
+        (pairs(after=(0,)), "model.compression_after: got (0,), expected layer indices from 1 to 3"),
+        (pairs(after=(4,)), "model.compression_after: got (4,), expected layer indices from 1 to 3"),
+        (pairs(after=(True,)), "model.compression_after: got (True,), expected layer indices from 1 to 3"),
+        (pairs(after=(2, 1)), "model.compression_after: got (2, 1), expected each layer index larger than the last"),
+        (pairs(after=(2, 2)), "model.compression_after: got (2, 2), expected each layer index larger than the last"),
     ],
 )
 def test_a_bad_field_is_named(change, message):
@@ -54,8 +70,10 @@ def test_unknown_names_point_to_the_nearest():
         GPTConfig(**SIZES, tied_head=True),
         GPTConfig(**SIZES, positions="rotary", activation="geglu"),
         GPTConfig(**SIZES, n_shared_blocks=2),
+        GPTConfig(**SIZES, **pairs()),
+        GPTConfig(**SIZES, **pairs("maxout4", (1, 3))),
     ],
-    ids=["plain", "tied", "rotary_geglu", "shared"],
+    ids=["plain", "tied", "rotary_geglu", "shared", "bottleneck", "maxout"],
 )
 def test_parameters_of_the_stages_add_up(config):
     """Counted by hand for one config, and by consistency for the others: a tied table is held twice when cut."""
@@ -74,6 +92,27 @@ def test_parameters_by_hand():
     assert GPTConfig(**SIZES, activation="geglu").block_params == block + 128 + 16
     assert GPTConfig(**SIZES, n_shared_blocks=2).n_params == 2 * block + 80 + 48 + 16 + 80
     assert config.train_flops(10) == 60.0 * (4 * block + 80)
+
+
+def test_compression_by_hand():
+    """Bottleneck 8 -> 4: LayerNorms 16 + 8, W_c 8x4+4, W_d 4x8+8. Maxout 8 -> 2: LayerNorms 16 + 4, W_d 2x8+8."""
+    plain, block = GPTConfig(**SIZES), GPTConfig(**SIZES).block_params
+    bottleneck, maxout = GPTConfig(**SIZES, **pairs()), GPTConfig(**SIZES, **pairs("maxout4", (1, 3)))
+    assert bottleneck.stage_params(1, 2) == block + 16 + 36 + 8
+    assert bottleneck.stage_params(2, 3) == block + 40
+    assert maxout.stage_params(1, 3) == 2 * block + (16 + 4) + (16 + 8)
+    assert maxout.n_params == plain.n_params + 2 * (20 + 24)
+    assert bottleneck.train_flops(10) - plain.train_flops(10) == 60.0 * 100
+
+
+def test_a_pair_narrows_the_boundary_behind_its_layer_only():
+    config = GPTConfig(**SIZES, **pairs("maxout4", (1, 3)))
+    assert [config.boundary_width(layer) for layer in (1, 2, 3)] == [2, 8, 2]
+    assert [config.boundary_numbers(3, layer) for layer in (1, 2)] == [3 * 6 * 2, 3 * 6 * 8]
+    assert config.boundary_numbers(3) == 3 * 6 * 8
+    assert (config.compression_kind, config.compression_ratio) == ("maxout", 4)
+    assert (config.senders_in(0, 1), config.receivers_in(0, 1)) == ([1], [])
+    assert (config.senders_in(1, 3), config.receivers_in(1, 3)) == ([3], [1])
 
 
 def test_the_blocks_that_layers_apply():

@@ -13,6 +13,7 @@ LEVELS = {
     "scripts": 6,
     "jaxdt.runtime": 5,
     "planner": 5,
+    "jaxdt.ablation": 5,
     "jaxdt.sim": 4,
     "jaxdt.build": 3,
     "jaxdt.wiring": 2,
@@ -159,6 +160,16 @@ def test_files_stay_short(module):
 @pytest.mark.parametrize("module", SOURCES)
 def test_every_file_says_what_it_is_for(module):
     assert ast.get_docstring(ast.parse(SOURCES[module].read_text()))
+
+
+def test_the_wall_clock_decides_nothing():
+    """It may jump. The credential's dates and the doctor's look at the clock are all that reads it."""
+    readers = {module for module in SOURCES if "datetime" in IMPORTS[module]}
+    assert readers <= {"jaxdt.runtime.credential", "jaxdt.runtime.doctor"}
+    for module, path in SOURCES.items():
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+        read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "time"}
+        assert not read & {"time", "time_ns", "gmtime", "localtime"}, f"{module} reads the wall clock"
 
 
 @pytest.mark.parametrize("module", in_packages(("jaxdt.core", "jaxdt.wiring", "jaxdt.sync", "jaxdt.sim")))

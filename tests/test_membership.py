@@ -6,10 +6,12 @@ from jaxdt.core.events import (
     COORDINATOR,
     Boundary,
     CheckpointComplete,
+    CheckpointFailed,
     Committed,
     Connect,
     Done,
     Ended,
+    Failed,
     Header,
     Heartbeat,
     Hello,
@@ -250,6 +252,15 @@ def test_the_coordinators_own_link_is_not_suspected():
 def test_ended_and_interrupted_stop_the_peer():
     assert member().handle(1.0, from_coordinator(Ended(3, "peer 0: lost"))) == [Stop(3, "peer 0: lost")]
     assert member().handle(1.0, Interrupted()) == [Stop(130, "interrupted")]
+
+
+def test_who_cannot_go_on_says_why():
+    """A full disk or a damaged file: the others end with the reason, and do not look for a lost peer."""
+    machine = member()
+    actions = machine.handle(1.0, Interrupted(2, "stage_0: damaged"))
+    assert bodies(actions) == [Failed("stage_0: damaged")] and actions[-1] == Stop(2, "stage_0: damaged")
+    (failed,) = bodies(machine.handle(2.0, CheckpointFailed(4, "stage_0: No space left on device")))
+    assert failed == Failed("checkpoint of 4 steps: stage_0: No space left on device")
 
 
 # --------------------------------------------------------------------------------------------- checkpoints and the end

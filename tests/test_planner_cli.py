@@ -1,6 +1,7 @@
 """The command line: a plan from start to picture, the errors people make, and what may be imported."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,14 @@ import pytest
 from planner_cases import NETWORKS, case
 
 from jaxdt.core import plan as plans
-from jaxdt.core.errors import BadInput
 from jaxdt.core.gpt import gpt_config
+from jaxdt.core.memory import stage_memory_bytes
 from jaxdt.core.network import parse, to_json
-from planner import layers
 from planner.__main__ import main
 from planner.generate import GENERATORS, generate
 from planner.recost import cost_of
 
+ROOT = Path(__file__).parents[1]
 SIZES = ["--c_dp_bytes", "65e7", "--c_pp_bytes", "471249220"]
 
 
@@ -182,22 +183,13 @@ def test_unequal_directions_are_averaged_with_a_warning(tmp_path, capsys):
     assert "averaged both directions of latency_s between london and frankfurt" in capsys.readouterr().err
 
 
-def test_a_split_balances_the_slowest_stage_within_memory():
-    model = gpt_config("small", n_layers=10, vocab_size=256)
-    even = layers.split(model, 2)
-    assert even in (((0, 5), (5, 10)), ((0, 6), (6, 10)))
-    room = [layers.STATE_BYTES * model.stage_params(0, 3), 1e12]
-    assert layers.split(model, 2, room) == ((0, 3), (3, 10))
-    with pytest.raises(BadInput, match="memory_bytes"):
-        layers.split(model, 2, [room[0]] * 2)
-    heavy_head = gpt_config("small", vocab_size=50257)
-    sizes = [hi - lo for lo, hi in layers.split(heavy_head, 4)]
-    assert sizes[-1] == min(sizes)
-
-
 def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     model = gpt_config("small")
-    room = layers.STATE_BYTES * model.stage_params(0, 3)
+
+    def needs(lo, hi, in_flight):
+        return stage_memory_bytes(model, lo, hi, 1, in_flight, 1, "bfloat16", "recompute")
+
+    room = needs(0, 3, 4)
 
     def shrink(n_bytes):
         def change(data):
@@ -212,9 +204,22 @@ def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     plan = plans.load(out)
     for stage, (lo, hi) in enumerate(plan.stages):
         if plan.placement[stage][0] < 2:
-            assert layers.STATE_BYTES * model.stage_params(lo, hi) <= room
+            assert needs(lo, hi, plan.depth(stage)) <= room
     assert solve(changed(tmp_path, shrink(1000)), *flags, stages=4, pipelines=1) == 2
     assert "memory_bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("objective", [SIZES, ["--model", "small", "--flops", "1e12", "--objective", "step_time"]])
+def test_an_interrupted_search_writes_its_best_plan(objective, tmp_path):
+    out = tmp_path / "plan.json"
+    shape = ["--network", str(NETWORKS / "small_random24.json"), "--stages", "4", "--pipelines", "6"]
+    flags = [*shape, *objective, "--solver", "random", "--time_limit_s", "3600", "--out", str(out)]
+    command = [sys.executable, "-m", "planner", "solve", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert "best" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert sorted(plans.load(out).peers) == list(range(24))
 
 
 def test_the_planner_imports_neither_jax_nor_the_runtime_and_help_imports_little():
@@ -227,4 +232,4 @@ def test_the_planner_imports_neither_jax_nor_the_runtime_and_help_imports_little
         "bad = [m for m in sys.modules if m == 'jax' or m.startswith(('jaxdt.runtime', 'jaxdt.model'))]\n"
         "assert not bad, bad\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

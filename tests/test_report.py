@@ -62,6 +62,12 @@ def test_the_report_is_drawn(simulated, tmp_path):
 
 def test_metrics_of_an_interrupted_run_are_taken_up_to_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"ste')
-    assert earlier_steps(path, 2) == [{"step": 0}, {"step": 1}]
+    steps = [{"step": k, "loss": 1.5} for k in range(3)]
+    lines = "".join(json.dumps(step) + "\n" for step in steps)
+    path.write_text(lines + '{"ste')
+    assert earlier_steps(path, 2) == steps[:2]
+    assert earlier_steps(path, 9) == steps
+    for damage in (b"7\n", b"\xff\x00\n", b'{"step": 5, "loss": 1.0}\n', b'{"step": 3}\n', b'["step"]\n'):
+        path.write_bytes(lines.encode() + damage + lines.encode())
+        assert earlier_steps(path, 9) == steps
     assert earlier_steps(tmp_path / "none", 2) == []

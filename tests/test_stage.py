@@ -90,6 +90,11 @@ def assert_trees_close(got, wanted, rtol=1e-4, atol=1e-6):
         ("tied", [0, 2, 3], "dots"),
         ("tied", [0, 1, 3], "recompute"),
         ("shared", [0, 2, 4], "dots"),
+        ("bottleneck", [0, 1, 3], "recompute"),
+        ("bottleneck", [0, 1, 2, 3], "dots"),
+        ("maxout", [0, 2, 3], "dots"),
+        ("maxout", [0, 1, 3], "recompute"),
+        ("shared_maxout", [0, 2, 4], "recompute"),
     ],
 )
 def test_stages_give_the_loss_and_gradient_of_the_reference(name, cuts, remat):
@@ -118,7 +123,8 @@ def test_a_stage_knows_its_place_and_its_boundary():
     assert [(stage.first, stage.last) for stage in stages] == [(True, False), (False, False), (False, True)]
     assert [stage.forward is None for stage in stages] == [False, False, True]
     assert [stage.loss_backward is None for stage in stages] == [True, True, False]
-    assert {(stage.boundary_shape, stage.boundary_dtype) for stage in stages} == {((2, 6, 16), jnp.dtype(jnp.bfloat16))}
+    assert {stage.in_shape for stage in stages} == {stage.out_shape for stage in stages} == {(2, 6, 16)}
+    assert {stage.boundary_dtype for stage in stages} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize(

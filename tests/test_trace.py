@@ -3,6 +3,7 @@ import json
 import pytest
 
 from jaxdt.core import trace
+from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Key, Report, Round, SliceKey, Work
 
 ACT = Key("act", 1, 2, 5)
@@ -66,6 +67,21 @@ def test_read_sorts_by_time_and_keeps_the_order_of_equal_times():
     records = trace.read(two_peers())
     assert [r["t"] for r in records] == sorted(r["t"] for r in records)
     assert [r["what"] for r in records if r["t"] == 2.5] == ["send", "send"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "7", "[]", "{}", '{"what": "run"}', '{"what": ["run"], "t": 1}', '{"what": "recv", "t": "x", "peer": 1}',
+     '{"what": "send", "t": 1.0, "peer": 0, "to": 1, "tensor": 5, "bytes": 1}', '{"what": "run", "t": 1.0'],
+)  # fmt: skip
+def test_a_line_that_is_no_record_is_named(line):
+    with pytest.raises(BadInput, match="peer_0.jsonl: line 2: got .* expected a record of a trace"):
+        trace.read([two_peers()[0], line, two_peers()[1]], "peer_0.jsonl")
+
+
+def test_a_last_line_that_a_crash_cut_off_is_left_out():
+    lines = two_peers()
+    assert trace.read([*lines, lines[0][:30]]) == trace.read(lines)
 
 
 def test_what_can_be_read_off():

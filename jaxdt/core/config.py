@@ -7,8 +7,9 @@ same names.
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from jaxdt.core import codec as codecs
 from jaxdt.core import plain
 from jaxdt.core.errors import BadInput, nearest
 from jaxdt.core.gpt import FIELDS as MODEL_FIELDS
@@ -16,9 +17,8 @@ from jaxdt.core.gpt import GPTConfig, gpt_config
 from jaxdt.core.optim import OptimConfig
 from jaxdt.core.plan import SCHEDULES, Plan, even_shares, ranges
 
-WIRINGS = ("fixed",)
+WIRINGS = ("fixed", "swarm")
 SYNCS = ("allreduce",)
-CODECS = ("none",)
 DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
@@ -64,7 +64,11 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class WiringConfig:
+    """`swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: two per peer)."""
+
     kind: str = "fixed"
+    routers: int = 1
+    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,11 @@ class NetConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that a run's result depends on; `fingerprint` of it is compared between peers."""
+    """Everything that a run's result depends on; `fingerprint` of it is compared between peers.
+
+    `codec`: how boundary tensors travel where no plan.json says otherwise (names: jaxdt.core.codec). In a config file
+    it may also name compression layers, as in maxout2 or maxout2+int8: `parse` moves those into the model.
+    `error_feedback`: what a codec loses of a tensor is added to the next one that crosses the same boundary."""
 
     model: GPTConfig
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -99,6 +107,7 @@ class RunConfig:
     sync: SyncConfig = field(default_factory=SyncConfig)
     net: NetConfig = field(default_factory=NetConfig)
     codec: str = "none"
+    error_feedback: bool = False
     dtype: str = "float32"
     remat: str = "recompute"
 
@@ -113,10 +122,12 @@ class RunConfig:
             _at_least(f"train.{name}", getattr(self.train, name), 0)
         _one_of("train.on_nonfinite", self.train.on_nonfinite, ON_NONFINITE)
         _one_of("wiring.kind", self.wiring.kind, WIRINGS)
+        _at_least("wiring.routers", self.wiring.routers, 1)
+        _at_least("wiring.window", self.wiring.window, 0)
         _one_of("sync.kind", self.sync.kind, SYNCS)
         _one_of("sync.delay", self.sync.delay, (0,))
         _at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
-        _one_of("codec", self.codec, CODECS)
+        codecs.parse(self.codec)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("remat", self.remat, REMATS)
         heartbeat_s, floor_s = self.net.heartbeat_s, self.net.deadline_floor_s
@@ -136,12 +147,28 @@ class RunConfig:
 
 def parse(data: dict, vocab_size: int | None = None) -> RunConfig:
     """A RunConfig from plain data. `model` is a preset and the fields that differ from it; the vocabulary defaults to
-    `vocab_size`, that of the token file, and must not be smaller."""
+    `vocab_size`, that of the token file, and must not be smaller. Compression layers that `codec` names stand
+    behind the stages of the default plan, unless model.compression_after says where."""
     data = dict(data)
     unknown = set(data) - set(RunConfig.__dataclass_fields__)
     for name in sorted(unknown, key=str):
         raise BadInput(f"{name}: unknown field{nearest(str(name), RunConfig.__dataclass_fields__)}")
-    return plain.read(RunConfig, data | {"model": _model(data.get("model"), vocab_size)}, "")
+    if not isinstance(data.get("codec", ""), str):
+        raise BadInput(f"codec: got {data['codec']!r}, expected a string")
+    layers, data["codec"] = codecs.split_compression(data.get("codec", codecs.NONE))
+    if layers == codecs.NONE:
+        return _read(data, data.get("model"), vocab_size)
+    model = dict(data.get("model") or {})
+    named, after = model.pop("compression", None), model.pop("compression_after", None)
+    if named not in (None, codecs.NONE, layers):
+        raise BadInput(f"codec: names {layers}, but model.compression is {named!r}, expected one of the two")
+    config = _read(data, model, vocab_size)
+    cuts = [hi for _, hi in default_plan(config).stages[:-1]]
+    return replace(config, model=replace(config.model, compression=layers, compression_after=tuple(after or cuts)))
+
+
+def _read(data: dict, model: dict | None, vocab_size: int | None) -> RunConfig:
+    return plain.read(RunConfig, data | {"model": _model(model, vocab_size)}, "")
 
 
 def default_plan(config: RunConfig) -> Plan:
@@ -175,8 +202,22 @@ def check_plan(config: RunConfig, plan: Plan) -> None:
     for stage, (lo, _) in enumerate(plan.stages):
         if lo % run:
             raise BadInput(f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {run} layers with one block")
-    for boundary, codec in enumerate(plan.codec):
-        _one_of(f"plan.codec[{boundary}]", codec, CODECS)
+    for boundary, entry in enumerate(plan.codec):
+        if "," in entry and config.wiring.kind != "fixed":
+            raise BadInput(
+                f"plan.codec[{boundary}]: got {entry!r}, a name per pipeline, expected one for all: with wiring "
+                f"{config.wiring.kind} a peer sends to any of the next stage"
+            )
+        for pipeline in range(plan.n_pipelines):
+            for forward in (True, False):
+                codecs.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
+
+
+def with_codec(config: RunConfig, plan: Plan) -> Plan:
+    """The plan with the config's codec at every boundary, if it says none everywhere and leaves the choice open."""
+    if config.codec in (codecs.NONE, codecs.AUTO) or any(entry != codecs.NONE for entry in plan.codec):
+        return plan
+    return replace(plan, codec=(config.codec,) * (plan.n_stages - 1))
 
 
 def _model(data: dict | None, vocab_size: int | None) -> dict:

@@ -24,6 +24,7 @@ from jaxdt.core.events import (
     Done,
     Ended,
     Event,
+    Failed,
     GroupResult,
     Header,
     Heartbeat,
@@ -33,7 +34,6 @@ from jaxdt.core.events import (
     MarkCheckpoint,
     Member,
     Message,
-    NotSaved,
     Persist,
     Persisted,
     Prepared,
@@ -90,7 +90,7 @@ class Coordinator:
         self._prepared: dict[int, dict[int, Prepared]] = {}
         self._records: list[Record] = []
         self._pending: dict[str, Message] = {}
-        self._saved: dict[int, set[int]] = {}
+        self._saved: dict[int, dict[int, float]] = {}
         self._done: dict[int, Done] = {}
         self._checkpoint = terms.start_version
         self._n_rollbacks = 0
@@ -136,10 +136,10 @@ class Coordinator:
                 return self._profiled(src, seconds, version)
             case Prepared() if header.lineage == lineage:
                 return self._on_prepared(src, body)
-            case Saved(version, stage) if header.lineage == lineage:
-                return self._on_saved(version, stage)
-            case NotSaved(version, reason):
-                return self._end(2, f"{self._name(src)}: checkpoint of {version} steps: {reason}")
+            case Saved() if header.lineage == lineage:
+                return self._on_saved(body)
+            case Failed(reason):
+                return self._end(2, f"{self._name(src)}: {reason}")
             case Done():
                 return self._on_done(src, body)
             case Suspect(peer, reason):
@@ -152,8 +152,8 @@ class Coordinator:
         expected = self.terms.stage_of[src]
         if (hello.peer, hello.stage, hello.fingerprint) != (src, expected, self.terms.fingerprint):
             reason = (
-                f"peer {src}: refused, it runs stage {hello.stage} of config {hello.fingerprint}, "
-                f"expected stage {expected} of config {self.terms.fingerprint}"
+                f"peer {src}: refused, it runs stage {hello.stage} of {hello.fingerprint}, "
+                f"expected stage {expected} of {self.terms.fingerprint}"
             )
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         self._addresses[src] = hello.address
@@ -262,14 +262,15 @@ class Coordinator:
 
     # --------------------------------------------------------------------------------------------------------- end
 
-    def _on_saved(self, version: int, stage: int) -> list[Action]:
-        stages = self._saved.setdefault(version, set())
-        stages.add(stage)
-        if len(stages) < self.terms.n_stages:
+    def _on_saved(self, saved: Saved) -> list[Action]:
+        version, blocked_s = saved.version, self._saved.setdefault(saved.version, {})
+        blocked_s[saved.stage] = saved.blocked_s
+        if len(blocked_s) < self.terms.n_stages:
             return []
         del self._saved[version]
         self._checkpoint, self._n_rollbacks = version, 0
-        return [MarkCheckpoint(version, self.view.lineage), *self._to_all(CheckpointComplete(version))]
+        report = Report("checkpoint", {"version": version, "save_s": max(blocked_s.values())})
+        return [MarkCheckpoint(version, self.view.lineage), report, *self._to_all(CheckpointComplete(version))]
 
     def _on_done(self, src: int, done: Done) -> list[Action]:
         self._done[src] = done

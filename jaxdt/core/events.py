@@ -9,8 +9,10 @@ driver (runtime or simulator) keeps them, moves them beside the messages that na
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from jaxdt.core.value import value
 
 COORDINATOR = -1
 
@@ -24,7 +26,7 @@ FORWARD, BACKWARD, EVALUATE, GATHER, UPDATE = "F", "B", "E", "G", "U"
 _WORK = re.compile(r"(?:(\d+):)?(\d+)([FBEGU])(\d+)?(?:@p(\d+))?")
 
 
-@dataclass(frozen=True, order=True)
+@value(order=True)
 class Work:
     """One computation of one stage. F and B: forward and backward of a microbatch; E: forward without gradient, for the
     held-out loss; G: the accumulated gradient as one vector per group; U: the optimizer update.
@@ -53,7 +55,7 @@ def parse_work(text: str) -> Work:
     return Work(int(stage), kind, number(microbatch), number(peer), number(step))
 
 
-@dataclass(frozen=True, order=True)
+@value(order=True)
 class Key:
     """A boundary tensor: what enters `stage` for one microbatch. kind "act": its input activation; "grad": the gradient
     of that input; "eval": the input of a held-out microbatch."""
@@ -64,7 +66,7 @@ class Key:
     microbatch: int
 
 
-@dataclass(frozen=True, order=True)
+@value(order=True)
 class Round:
     """One averaging exchange of one group for one step. `group_view` is the view in which the group last changed."""
 
@@ -74,7 +76,7 @@ class Round:
     attempt: int = 0
 
 
-@dataclass(frozen=True, order=True)
+@value(order=True)
 class SliceKey:
     """Elements lo..hi-1 of a group's gradient vector. `src` is the member whose contribution it is, None the sum."""
 
@@ -87,7 +89,7 @@ class SliceKey:
 # -------------------------------------------------------------------------------------------------------- messages
 
 
-@dataclass(frozen=True)
+@value
 class Header:
     """Stands on every message. A wrong run or lineage is dropped and counted, an old view dropped, a newer one held."""
 
@@ -97,7 +99,7 @@ class Header:
     src: int
 
 
-@dataclass(frozen=True)
+@value
 class Member:
     """One member of a view: `admission` grows each time the coordinator admits this peer_id. `address` is host:port."""
 
@@ -107,7 +109,7 @@ class Member:
     address: str = ""
 
 
-@dataclass(frozen=True)
+@value
 class Record:
     """A committed step. Squared norm of the summed gradient over all groups; verdict "apply" or "skip" (not finite)."""
 
@@ -118,7 +120,7 @@ class Record:
     verdict: str
 
 
-@dataclass(frozen=True)
+@value
 class View:
     """Numbered membership; stage_views[s] is the view in which stage s last changed. rolled_back: a lineage begins with
     it, and every member goes back to the checkpoint of n_committed before it computes."""
@@ -136,7 +138,7 @@ class View:
         return tuple(member.peer for member in self.members if member.stage == stage)
 
 
-@dataclass(frozen=True)
+@value
 class Hello:
     """A peer is here, listens at `address`, and runs the config and plan of this fingerprint."""
 
@@ -146,7 +148,7 @@ class Hello:
     address: str
 
 
-@dataclass(frozen=True)
+@value
 class Profiled:
     """The peer's stage functions are compiled; their seconds per kind of Work, and the version of its parameters."""
 
@@ -154,7 +156,7 @@ class Profiled:
     version: int
 
 
-@dataclass(frozen=True)
+@value
 class Heartbeat:
     """Peer -> coordinator, on the control lane; the status is for people only."""
 
@@ -162,7 +164,7 @@ class Heartbeat:
     status: dict[str, float]
 
 
-@dataclass(frozen=True)
+@value
 class Pulse:
     """Coordinator -> peer, the answer to a heartbeat; now_s is the coordinator's clock."""
 
@@ -170,14 +172,36 @@ class Pulse:
     now_s: float
 
 
-@dataclass(frozen=True)
+@value
+class Grant:
+    """Router -> first peer of the route: begin `microbatch`, a forward or an evaluation (kind). route[s] is the peer of
+    stage s, chosen beforehand, so that no hop waits for a choice."""
+
+    step: int
+    kind: str
+    microbatch: int
+    route: tuple[int, ...]
+
+
+@value
+class Progress:
+    """Peer -> the microbatch's router, and to the replicas of its stage when it counts there: the Work is done."""
+
+    step: int
+    kind: str
+    stage: int
+    microbatch: int
+
+
+@value
 class Boundary:
-    """Carries the tensor `key` over a stage boundary."""
+    """Carries the tensor `key` over a stage boundary; `route` as in Grant, empty where the plan says the way."""
 
     key: Key
+    route: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@value
 class Shard:
     """Member -> owner: the member's part of slice `key`, with the contributions that its vector holds."""
 
@@ -186,7 +210,7 @@ class Shard:
     n_samples: int
 
 
-@dataclass(frozen=True)
+@value
 class Reduced:
     """Owner -> members: the sum of slice `key`, the contributions of each member in it, its digest and squared norm."""
 
@@ -197,7 +221,7 @@ class Reduced:
     sq_norm: float
 
 
-@dataclass(frozen=True)
+@value
 class GroupResult:
     """One group's whole result as a member holds it."""
 
@@ -207,7 +231,7 @@ class GroupResult:
     n_samples: int
 
 
-@dataclass(frozen=True)
+@value
 class Prepared:
     """Member -> coordinator: I hold the whole result of each of my groups. Losses are sums over n_losses samples."""
 
@@ -220,37 +244,38 @@ class Prepared:
     n_evals: int = 0
 
 
-@dataclass(frozen=True)
+@value
 class Committed:
     """Coordinator -> all: the record is durable, apply it."""
 
     record: Record
 
 
-@dataclass(frozen=True)
+@value
 class Saved:
-    """Member -> coordinator: this stage's part of the checkpoint of `version` is durable."""
+    """Member -> coordinator: this stage's part of the checkpoint of `version` is durable; for `blocked_s` the member
+    did nothing else."""
 
     version: int
     stage: int
+    blocked_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class NotSaved:
-    """Member -> coordinator: this member's part of the checkpoint of `version` could not be written."""
+@value
+class Failed:
+    """Member -> coordinator: this member cannot go on, for something that a person has to mend: a full disk, a file."""
 
-    version: int
     reason: str
 
 
-@dataclass(frozen=True)
+@value
 class CheckpointComplete:
     """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
 
     version: int
 
 
-@dataclass(frozen=True)
+@value
 class Done:
     """Member -> coordinator: all steps are applied; totals for the summary."""
 
@@ -259,7 +284,7 @@ class Done:
     bytes_to: dict[str, int]
 
 
-@dataclass(frozen=True)
+@value
 class Suspect:
     """Member -> coordinator: `peer` has been out of my reach for longer than its deadline."""
 
@@ -267,7 +292,7 @@ class Suspect:
     reason: str
 
 
-@dataclass(frozen=True)
+@value
 class Ended:
     """Coordinator -> all: the run is over, with this exit code and one line for people."""
 
@@ -281,13 +306,15 @@ Message = (
     | Profiled
     | Heartbeat
     | Pulse
+    | Grant
+    | Progress
     | Boundary
     | Shard
     | Reduced
     | Prepared
     | Committed
     | Saved
-    | NotSaved
+    | Failed
     | CheckpointComplete
     | Done
     | Suspect
@@ -298,7 +325,7 @@ Message = (
 # ----------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True)
+@value
 class Received:
     """A message from header.src arrived; its tensor, if it names one, is in the driver's store."""
 
@@ -306,7 +333,7 @@ class Received:
     body: Message
 
 
-@dataclass(frozen=True)
+@value
 class Ran:
     """The Work of an earlier Run is done, which began at started_s. `values`: loss_sum, n_samples where it has them."""
 
@@ -316,7 +343,7 @@ class Ran:
     values: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value
 class Summed:
     """The driver added up a slice as Sum asked."""
 
@@ -325,28 +352,29 @@ class Summed:
     sq_norm: float
 
 
-@dataclass(frozen=True)
+@value
 class Woke:
     """The time of an earlier WakeAt came."""
 
     tag: str
 
 
-@dataclass(frozen=True)
+@value
 class Persisted:
     """The value of an earlier Persist is durable."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@value
 class WroteCheckpoint:
-    """This peer's part of the checkpoint of `version` is durable."""
+    """This peer's part of the checkpoint of `version` is durable; for `blocked_s` it did nothing else."""
 
     version: int
+    blocked_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@value
 class CheckpointFailed:
     """This peer's part of the checkpoint of `version` could not be written."""
 
@@ -354,14 +382,14 @@ class CheckpointFailed:
     reason: str
 
 
-@dataclass(frozen=True)
+@value
 class Restored:
     """Parameters and optimizer state are those of `version` again."""
 
     version: int
 
 
-@dataclass(frozen=True)
+@value
 class LinkChanged:
     """The transport to `peer` came up or went down."""
 
@@ -370,14 +398,14 @@ class LinkChanged:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@value
 class Started:
     """The first event of every machine; `address` (host:port) is where this process listens."""
 
     address: str = ""
 
 
-@dataclass(frozen=True)
+@value
 class Refused:
     """A connection with `peer` (None: it never said who it is) was refused by one of its ends."""
 
@@ -385,14 +413,14 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True)
+@value
 class Ready:
     """The peer's own stage is compiled and timed, seconds per kind of Work."""
 
     seconds: dict[str, float]
 
 
-@dataclass(frozen=True)
+@value
 class Status:
     """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done."""
 
@@ -400,7 +428,7 @@ class Status:
     bytes_to: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value
 class Interrupted:
     """A person, the system or the launcher asked this process to end."""
 
@@ -411,14 +439,14 @@ class Interrupted:
 # Between the machines of one peer.
 
 
-@dataclass(frozen=True)
+@value
 class ViewChanged:
     """membership -> wiring, sync: a view was adopted."""
 
     view: View
 
 
-@dataclass(frozen=True)
+@value
 class Accumulated:
     """wiring -> sync: B(step, stage, microbatch) is in this peer's accumulator, n_samples of it. Only the last stage
     knows the loss."""
@@ -430,7 +458,7 @@ class Accumulated:
     loss_sum: float | None
 
 
-@dataclass(frozen=True)
+@value
 class Evaluated:
     """wiring -> sync: a held-out microbatch's loss, measured with the parameters of `step`."""
 
@@ -439,21 +467,21 @@ class Evaluated:
     loss_sum: float
 
 
-@dataclass(frozen=True)
+@value
 class Drained:
     """wiring -> sync: nothing more of `step` will be granted to this peer."""
 
     step: int
 
 
-@dataclass(frozen=True)
+@value
 class Wanted:
     """wiring -> sync: this peer needs the parameters of `stage` (a joiner, a rebalanced peer, a pool worker)."""
 
     stage: int
 
 
-@dataclass(frozen=True)
+@value
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -467,7 +495,7 @@ INTERNAL = (ViewChanged, Accumulated, Evaluated, Drained, Wanted, Updated)
 # ---------------------------------------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True)
+@value
 class Send:
     """Send `body`, and the tensor that it names (n_bytes of payload), to peer `dst`. The peer fills in the header."""
 
@@ -478,7 +506,7 @@ class Send:
     header: Header | None = None
 
 
-@dataclass(frozen=True)
+@value
 class Connect:
     """From now on `peer` is reached at `address` (host:port)."""
 
@@ -486,7 +514,7 @@ class Connect:
     address: str
 
 
-@dataclass(frozen=True)
+@value
 class Run:
     """Do the Work on the compute thread; Ran answers. `scale` multiplies the gradient of a U."""
 
@@ -494,7 +522,7 @@ class Run:
     scale: float = 0.0
 
 
-@dataclass(frozen=True)
+@value
 class Sum:
     """Add up the members' slices of `key` in the order of `members`; Summed answers."""
 
@@ -502,14 +530,14 @@ class Sum:
     members: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@value
 class Free:
     """Forget what is kept for `step`: boundary tensors, accumulator, slices, result."""
 
     step: int
 
 
-@dataclass(frozen=True)
+@value
 class WakeAt:
     """Answer with Woke(tag) at at_s."""
 
@@ -517,7 +545,7 @@ class WakeAt:
     tag: str
 
 
-@dataclass(frozen=True)
+@value
 class Persist:
     """Make `value` (plain data) durable under `name`; Persisted answers."""
 
@@ -525,14 +553,14 @@ class Persist:
     value: Any
 
 
-@dataclass(frozen=True)
+@value
 class WriteCheckpoint:
     """Write this peer's part of the checkpoint of `version`; WroteCheckpoint answers."""
 
     version: int
 
 
-@dataclass(frozen=True)
+@value
 class Restore:
     """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `lineage` from now on. Restored
     answers."""
@@ -541,7 +569,7 @@ class Restore:
     lineage: int
 
 
-@dataclass(frozen=True)
+@value
 class MarkCheckpoint:
     """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
 
@@ -549,7 +577,7 @@ class MarkCheckpoint:
     lineage: int
 
 
-@dataclass(frozen=True)
+@value
 class Report:
     """Something for people: metrics of a step, a view, a dropped message. `kind` names the list of fields."""
 
@@ -557,7 +585,7 @@ class Report:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@value
 class Stop:
     """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 130 interrupted."""
 

@@ -4,7 +4,8 @@ An item is (stage, microbatch). A round's result is good if the sets of its memb
 item of every stage that the group covers.
 """
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Collection, Iterable, Mapping
 
 Item = tuple[int, int]
 
@@ -32,15 +33,22 @@ class Ledger:
         self._samples.pop(step, None)
 
 
-def cover_problem(sets: Mapping[int, Iterable[Item]], stages: Iterable[int], n_microbatches: int) -> str:
+@functools.lru_cache(maxsize=4)
+def _expected(stages: tuple[int, ...], n_microbatches: int) -> frozenset[Item]:
+    return frozenset((stage, m) for stage in stages for m in range(n_microbatches))
+
+
+def cover_problem(sets: Mapping[int, Collection[Item]], stages: Iterable[int], n_microbatches: int) -> str:
     """'' if the members' sets are disjoint and cover every microbatch of every stage; else what is wrong."""
+    expected = _expected(tuple(stages), n_microbatches)
+    if sum(map(len, sets.values())) == len(expected) and expected == set().union(*sets.values()):
+        return ""
     holder: dict[Item, int] = {}
     for member, items in sorted(sets.items()):
         for item in items:
             if item in holder:
                 return f"{item} is in the sets of members {holder[item]} and {member}"
             holder[item] = member
-    expected = {(stage, m) for stage in stages for m in range(n_microbatches)}
     missing, extra = sorted(expected - set(holder)), sorted(set(holder) - expected)
     if missing:
         return f"{len(missing)} items are missing, first {missing[0]}"

@@ -16,6 +16,7 @@ from jaxdt.core.events import (
     Done,
     Ended,
     Event,
+    Failed,
     Header,
     Heartbeat,
     Hello,
@@ -23,7 +24,6 @@ from jaxdt.core.events import (
     LinkChanged,
     MarkCheckpoint,
     Message,
-    NotSaved,
     Profiled,
     Pulse,
     Ready,
@@ -46,7 +46,9 @@ from jaxdt.core.events import (
 )
 
 FIRST_CONTACT_S = 120.0
+BAD_INPUT = 2
 TAKE, HOLD, DROP = "take", "hold", "drop"
+AT_ANY_TIME = frozenset({View, Pulse, Ended})
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Seat:
 class Membership:
     """See the module text. `view` is None until the coordinator has sent the first one."""
 
+    READS = frozenset(
+        {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
+        | {Updated, CheckpointFailed, WroteCheckpoint}
+    )
+
     def __init__(self, seat: Seat):
         self.seat = seat
         self.view: View | None = None
@@ -80,22 +87,18 @@ class Membership:
         self._status = Status({})
         self._clock = (float("inf"), 0.0)
         self._version = seat.start_version
-
-    @property
-    def header(self) -> Header:
-        """What this peer's messages say now."""
-        return Header(self.seat.run, self.lineage, self.view.number if self.view else 0, self.seat.peer)
+        self.header = Header(seat.run, 0, 0, seat.peer)  # what this peer's messages say now
 
     def admit(self, header: Header, body: Message) -> str:
         """TAKE, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2)."""
-        if header.run != self.seat.run:
+        mine = self.header
+        if header.run != mine.run:
             return DROP
-        if isinstance(body, View | Pulse | Ended) and header.src == COORDINATOR:
+        if header.src == COORDINATOR and type(body) in AT_ANY_TIME:
             return TAKE
-        mine = self.view.number if self.view else 0
-        if header.view > mine:
+        if header.view > mine.view:
             return HOLD
-        return TAKE if header.view == mine and header.lineage == self.lineage else DROP
+        return TAKE if header.view == mine.view and header.lineage == mine.lineage else DROP
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -122,7 +125,7 @@ class Membership:
                     return [Stop(2, f"coordinator: {reason}")]
                 return [Report("refused", {"reason": reason})]
             case Interrupted(code, reason):
-                return [Stop(code, reason)]
+                return [*([Send(COORDINATOR, Failed(reason))] if code == BAD_INPUT else []), Stop(code, reason)]
             case LinkChanged(peer, up):
                 if up:
                     self._down_since_s.pop(peer, None)
@@ -131,9 +134,9 @@ class Membership:
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason):
-                return [Send(COORDINATOR, NotSaved(version, reason))]
-            case WroteCheckpoint(version):
-                saved = Send(COORDINATOR, Saved(version, self.seat.stage))
+                return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
+            case WroteCheckpoint(version, blocked_s):
+                saved = Send(COORDINATOR, Saved(version, self.seat.stage, blocked_s))
                 return [saved, *self._done()] if version == self.seat.n_steps else [saved]
         return []
 
@@ -170,6 +173,7 @@ class Membership:
         if self.view and view.number <= self.view.number:
             return []
         self.view, self.lineage = view, view.lineage
+        self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
         links = [Connect(m.peer, m.address) for m in view.members if m.peer != self.seat.peer]
         return [report, *links, ViewChanged(view)]

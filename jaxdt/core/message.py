@@ -6,6 +6,7 @@ from jaxdt.core import events, plain
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import Header, Message, Received
 
+WITH_TENSOR = frozenset({events.Boundary, events.Shard, events.Reduced})
 MESSAGES = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
@@ -26,4 +27,4 @@ def from_plain(data: dict) -> Received:
 
 def tensor_key(body: Message) -> events.Key | events.SliceKey | None:
     """The key of the tensor that travels with the message, if one does."""
-    return body.key if isinstance(body, events.Boundary | events.Shard | events.Reduced) else None
+    return body.key if type(body) in WITH_TENSOR else None

@@ -1,7 +1,8 @@
 """Who holds which layers: stages, placement, microbatch shares, schedule. Everybody in a run reads one plan.
 
 placement[stage][pipeline] is a device index of the network, and that index is the peer_id. The microbatches of a step
-are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them.
+are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them. codec[boundary] says how
+tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline (jaxdt.core.codec).
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxdt.core import plain
+from jaxdt.core import codec, plain
 from jaxdt.core.errors import BadInput
 
 FORMAT = "jaxdt-plan-1"
@@ -48,6 +49,12 @@ class Plan:
         self._check_in_flight()
         if self.codec and len(self.codec) != self.n_stages - 1:
             raise BadInput(f"plan.codec: got {len(self.codec)} names, expected {self.n_stages - 1}, one per boundary")
+        for boundary, entry in enumerate(self.codec):
+            if entry.count(",") not in (0, n_pipelines - 1):
+                raise BadInput(
+                    f"plan.codec[{boundary}]: got {entry.count(',') + 1} names in {entry!r}, expected 1, or one for "
+                    f"each of {n_pipelines} pipelines"
+                )
 
     def _check_in_flight(self):
         if self.in_flight is None:
@@ -90,6 +97,20 @@ class Plan:
         """The microbatches of one step that a pipeline takes."""
         first = sum(self.shares[:pipeline])
         return range(first, first + self.shares[pipeline])
+
+    def codec_of(self, boundary: int, pipeline: int, forward: bool) -> str:
+        """The codec of a pipeline's activations (forward) or gradients over a boundary."""
+        return codec.of_link(self.codec[boundary], pipeline, forward) if self.codec else codec.NONE
+
+    @property
+    def codec_of_links(self) -> dict[tuple[int, int], str]:
+        """The codec of every (src, dst) over which boundary tensors go."""
+        found = {}
+        for boundary, (senders, receivers) in enumerate(zip(self.placement[:-1], self.placement[1:], strict=True)):
+            for pipeline, (src, dst) in enumerate(zip(senders, receivers, strict=True)):
+                found[src, dst] = self.codec_of(boundary, pipeline, forward=True)
+                found[dst, src] = self.codec_of(boundary, pipeline, forward=False)
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -145,7 +166,10 @@ def parse(text: str, source: str) -> Plan:
     own = {name: data.pop(name) for name in sorted(names & set(data))}
     total = data.pop("microbatches", None)
     own["codec"] = own.get("codec") or ()
-    plan = plain.read(Plan, own | {"found": data}, f"{source}: plan")
+    try:
+        plan = plain.read(Plan, own | {"found": data}, "plan")
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from None
     if total not in (None, plan.n_microbatches):
         raise BadInput(f"{source}: microbatches: got {total}, expected the sum of shares {plan.n_microbatches}")
     return plan

@@ -39,9 +39,6 @@ class Part:
     def __add__(self, other: "Part") -> "Part":
         return Part(*(a + b for a, b in zip(plain.write(self).values(), plain.write(other).values(), strict=True)))
 
-    def __mul__(self, factor: float) -> "Part":
-        return Part(*(factor * value for value in plain.write(self).values()))
-
 
 @dataclass(frozen=True)
 class CodecTimes:
@@ -89,20 +86,21 @@ class Profile:
 
 
 def stage_seconds(profile: Profile, kind: str, lo: int, hi: int) -> dict[str, float]:
-    """Seconds per kind of Work of a stage of layers lo..hi-1. The last stage's forward is fused into its backward, and
+    """Seconds per kind of Work of a stage of layers lo..hi-1; a block that several layers share is updated once. The
+    last stage's forward is fused into its backward, and
     its forward Work only takes the input in."""
     times = profile.kind(kind)
     last = hi == profile.model.n_layers
-    total = times.layer * (hi - lo)
-    total += times.embedding if lo == 0 else Part()
-    total += times.head if last else Part()
-    forward_s, backward_s = total.forward_s, total.backward_s
+    n_layers, n_blocks = hi - lo, len(profile.model.blocks_in(lo, hi))
+    ends = (times.embedding if lo == 0 else Part()) + (times.head if last else Part())
+    forward_s = n_layers * times.layer.forward_s + ends.forward_s
+    backward_s = n_layers * times.layer.backward_s + ends.backward_s
     return {
         FORWARD: times.work_s + (0.0 if last else forward_s),
         BACKWARD: times.work_s + backward_s + (forward_s if last else 0.0),
         EVALUATE: times.work_s + forward_s,
-        GATHER: total.gather_s,
-        UPDATE: total.update_s,
+        GATHER: n_blocks * times.layer.gather_s + ends.gather_s,
+        UPDATE: n_blocks * times.layer.update_s + ends.update_s,
     }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxdt.core import codec
 from jaxdt.core.config import RunConfig
 from jaxdt.core.plan import Plan
 
@@ -18,9 +19,13 @@ class Group:
     n_elements: int
 
 
-def boundary_bytes(config: RunConfig) -> int:
-    """Payload of one boundary tensor, each way: [microbatch_size, seq_len, d_model] in the compute dtype."""
-    return config.model.boundary_numbers(config.train.microbatch_size) * DTYPE_BYTES[config.dtype]
+def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:
+    """Payload of a tensor of a pipeline that crosses a boundary (between the stages `boundary` and boundary + 1) as an
+    activation (forward) or as its gradient: [microbatch_size, seq_len, boundary width], encoded as the plan says."""
+    spec = codec.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
+    _, layer = plan.stages[boundary]
+    n_numbers = config.model.boundary_numbers(config.train.microbatch_size, layer)
+    return codec.wire_bytes(spec, n_numbers, DTYPE_BYTES[config.dtype])
 
 
 def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:

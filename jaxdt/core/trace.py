@@ -9,8 +9,17 @@ report  what a machine told people:   peer, t, kind and the report's fields
 import json
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
+from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Key, Report, SliceKey, Work, parse_work
+
+FIELDS = {
+    "run": {"s": float, "work": str},
+    "send": {"to": int, "tensor": str, "bytes": int},
+    "recv": {"from": int, "tensor": str},
+    "report": {"kind": str, "fields": dict},
+}
 
 
 class Trace:
@@ -55,9 +64,28 @@ def name(key: Key | SliceKey) -> str:
     return f"{key.round.step}:{key.round.group}[{key.lo}:{key.hi}]{src}"
 
 
-def read(lines: Iterable[str]) -> list[dict]:
-    """The records of a trace, in order of time."""
-    return sorted((json.loads(line) for line in lines), key=lambda record: record["t"])
+def read(lines: Iterable[str], source: str = "trace") -> list[dict]:
+    """The records of a trace, in order of time. A last line that a crash cut off is left out; BadInput, which names
+    `source` and the line, for anything else that is no record."""
+    records, lines = [], list(lines)
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                break
+            record = None
+        if not _is_record(record):
+            raise BadInput(f"{source}: line {number}: got {line!r:.40}, expected a record of a trace")
+        records.append(record)
+    return sorted(records, key=lambda record: record["t"])
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or str(record.get("what")) not in FIELDS:
+        return False
+    kinds = {"t": float, "peer": int} | FIELDS[record["what"]]
+    return all(isinstance(record.get(name), (int, float) if kind is float else kind) for name, kind in kinds.items())
 
 
 def step_seconds(records: Iterable[dict]) -> list[float]:

@@ -106,7 +106,10 @@ class TokenFile:
 
     def _windows(self, start: int, windows: Iterable[int], seq_len: int) -> np.ndarray:
         firsts = [start + window * seq_len for window in windows]
-        return np.stack([self.tokens[first : first + seq_len + 1] for first in firsts]).astype(np.int32)
+        tokens = np.stack([self.tokens[first : first + seq_len + 1] for first in firsts])
+        if tokens.max() >= self.vocab_size:  # a gather on a device would take another token's row and say nothing
+            raise BadInput(f"{self.path}: got token {tokens.max()}, expected less than the vocabulary {self.vocab_size}")
+        return tokens.astype(np.int32)
 
 
 def window_of(seed: int, sample: int, n_windows: int) -> int:

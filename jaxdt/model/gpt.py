@@ -5,6 +5,9 @@ merge and re-cut by name:
   "pos" [T, D]            on the first stage, where positions are learned
   "block_000", ...        one per block that the stage's layers apply (with shared blocks, fewer than layers)
   "head"                  on the last stage: final LayerNorm "ln", and "out" [D, V] unless tied
+  "sender_006"            with compression behind the first 6 layers, the narrowing half: on the stage that holds
+                          layer 5, so that the stage which ends there sends the narrow tensor
+  "receiver_006"          its widening half: on the stage that holds layer 6
 
 B samples, T tokens, D width, H heads, K head width, F feed-forward width, V vocabulary."""
 
@@ -18,32 +21,12 @@ import numpy as np
 from jaxdt.core.errors import BadInput
 from jaxdt.core.gpt import GPTConfig
 from jaxdt.model import kernels
+from jaxdt.model.layers import INIT_STD, Dense, LayerNorm, Receiver, Sender
 
-INIT_STD = 0.02
 ROTARY_BASE = 10000.0
+# What tells the random numbers of one entry from those of another; blocks count on from theirs.
 _EMBEDDING_ID, _HEAD_ID, _FIRST_BLOCK_ID = 0, 1, 2
-
-
-class Dense(nn.Module):
-    """[B,T,D] -> [B,T,n_out] in the dtype of its input."""
-
-    n_out: int
-    std: float = INIT_STD
-
-    @nn.compact
-    def __call__(self, x_BTD):
-        kernel = self.param("kernel", nn.initializers.normal(self.std), (x_BTD.shape[-1], self.n_out), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.n_out,), jnp.float32)
-        return kernels.product(x_BTD, kernel) + bias.astype(x_BTD.dtype)[None, None]
-
-
-class LayerNorm(nn.Module):
-    @nn.compact
-    def __call__(self, x_BTD):
-        d = x_BTD.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (d,), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (d,), jnp.float32)
-        return kernels.layer_norm(x_BTD, scale, bias)
+_FIRST_SENDER_ID, _FIRST_RECEIVER_ID = 1 << 20, 1 << 21
 
 
 class Block(nn.Module):
@@ -58,9 +41,9 @@ class Block(nn.Module):
         # (Radford et al. 2019, GPT-2, Sec. 2.3).
         narrow = INIT_STD / (2 * c.n_layers) ** 0.5
         qkv = Dense(3 * c.d_model, name="qkv")(LayerNorm(name="ln1")(x_BTD))
-        x_BTD = x_BTD + Dense(c.d_model, narrow, name="proj")(_attend(c, qkv))
+        x_BTD = x_BTD + Dense(c.d_model, nn.initializers.normal(narrow), name="proj")(_attend(c, qkv))
         up = Dense(c.d_ff * (2 if c.activation == "geglu" else 1), name="up")(LayerNorm(name="ln2")(x_BTD))
-        return x_BTD + Dense(c.d_model, narrow, name="down")(_activate(c, up))
+        return x_BTD + Dense(c.d_model, nn.initializers.normal(narrow), name="down")(_activate(c, up))
 
 
 class Embedding(nn.Module):
@@ -144,10 +127,20 @@ def block_name(block: int) -> str:
     return f"block_{block:03d}"
 
 
+def sender_name(layer: int) -> str:
+    return f"sender_{layer:03d}"
+
+
+def receiver_name(layer: int) -> str:
+    return f"receiver_{layer:03d}"
+
+
 def stage_entries(config: GPTConfig, lo: int, hi: int) -> list[str]:
     """The top-level names of a stage's parameters, sorted."""
     check_range(config, lo, hi)
     names = {block_name(block) for block in config.blocks_in(lo, hi)}
+    names |= {sender_name(layer) for layer in config.senders_in(lo, hi)}
+    names |= {receiver_name(layer) for layer in config.receivers_in(lo, hi)}
     if lo == 0:
         names |= {"tok", "pos"} if config.positions == "learned" else {"tok"}
     if hi == config.n_layers:
@@ -156,22 +149,34 @@ def stage_entries(config: GPTConfig, lo: int, hi: int) -> list[str]:
 
 
 def apply_stage(config: GPTConfig, lo: int, hi: int, dtype, params: dict, x):
-    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,D] in `dtype`; returns logits [B,T,V] fp32
-    on the last stage, else [B,T,D] in `dtype`."""
+    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,boundary_width(lo)] in `dtype`; returns
+    logits [B,T,V] fp32 on the last stage, else [B,T,boundary_width(hi)] in `dtype`."""
     if lo == 0:
         tables = {name: params[name] for name in ("tok", "pos") if name in params}
         x = Embedding(config, dtype).apply({"params": tables}, x)
-    block = Block(config)
+    block, sender, receiver = Block(config), _sender(config), _receiver(config)
     for layer in range(lo, hi):
+        if layer in config.compression_after:
+            x = receiver.apply({"params": params[receiver_name(layer)]}, x)
         x = block.apply({"params": params[block_name(config.block_of(layer))]}, x)
+        if layer + 1 in config.compression_after:
+            x = sender.apply({"params": params[sender_name(layer + 1)]}, x)
     if hi == config.n_layers:
         x = Head(config).apply({"params": params["head"]}, x, params.get("tok"))
     return x
 
 
+def _sender(config: GPTConfig) -> Sender:
+    return Sender(config.compression_kind, config.compression_ratio)
+
+
+def _receiver(config: GPTConfig) -> Receiver:
+    return Receiver(config.d_model)
+
+
 def init_stage(config: GPTConfig, lo: int, hi: int, seed: int) -> dict:
     """Fresh fp32 parameters of layers lo..hi-1. Every entry depends on the seed and its global name only, so all
-    splits start from the same bits. Three small programs are compiled at most, however many layers there are."""
+    splits start from the same bits. Five small programs are compiled at most, however many layers there are."""
     names = stage_entries(config, lo, hi)
     key = jax.random.key(seed)
     params = {}
@@ -180,6 +185,10 @@ def init_stage(config: GPTConfig, lo: int, hi: int, seed: int) -> dict:
         params |= {name: table for name, table in tables.items() if name in names}
     for block in config.blocks_in(lo, hi):
         params[block_name(block)] = _init_block(config, jax.random.fold_in(key, _FIRST_BLOCK_ID + block))
+    for layer in config.senders_in(lo, hi):
+        params[sender_name(layer)] = _init_sender(config, jax.random.fold_in(key, _FIRST_SENDER_ID + layer))
+    for layer in config.receivers_in(lo, hi):
+        params[receiver_name(layer)] = _init_receiver(config, jax.random.fold_in(key, _FIRST_RECEIVER_ID + layer))
     if "head" in names:
         params["head"] = _init_head(config, jax.random.fold_in(key, _HEAD_ID))
     return params
@@ -194,6 +203,17 @@ def _init_embedding(config: GPTConfig, key) -> dict:
 @partial(jax.jit, static_argnums=0)
 def _init_block(config: GPTConfig, key) -> dict:
     return Block(config).init(key, jnp.zeros((1, 1, config.d_model)))["params"]
+
+
+@partial(jax.jit, static_argnums=0)
+def _init_sender(config: GPTConfig, key) -> dict:
+    return _sender(config).init(key, jnp.zeros((1, 1, config.d_model)))["params"]
+
+
+@partial(jax.jit, static_argnums=0)
+def _init_receiver(config: GPTConfig, key) -> dict:
+    narrow = config.d_model // config.compression_ratio
+    return _receiver(config).init(key, jnp.zeros((1, 1, narrow)))["params"]
 
 
 @partial(jax.jit, static_argnums=0)

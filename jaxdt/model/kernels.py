@@ -1,10 +1,12 @@
-"""LayerNorm, GELU, causal softmax and the product with a weight, with hand-written backward passes.
+"""LayerNorm, GELU, maxout, causal softmax and the product with a weight, with hand-written backward passes.
 
 XLA on CPU copies cheap producers into every fusion that reads them; under plain autodiff a deep stage then computes
 the same normalisation many times. A custom_vjp fixes what is kept (about half of what autodiff keeps) and ends that.
 Activations may be fp32 or bf16 and keep their dtype; parameters and their gradients, sums and exponentials are fp32.
 
-B samples, T tokens, D width, F another width, H heads."""
+B samples, T tokens, D width, F another width, N a narrower one, H heads."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +91,27 @@ def _gelu_backward(x, g):
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def maxout(x_BTD, ratio: int):
+    """Largest of each `ratio` adjacent features, [B,T,D] -> [B,T,D/ratio]. The gradient goes to the first of equals,
+    where jnp.max would share it out."""
+    return _maxout_forward(x_BTD, ratio)[0]
+
+
+def _maxout_forward(x_BTD, ratio: int):
+    x_BTNR = x_BTD.reshape(*x_BTD.shape[:-1], -1, ratio)
+    return jnp.max(x_BTNR, axis=-1), jnp.argmax(x_BTNR, axis=-1, keepdims=True)
+
+
+def _maxout_backward(ratio: int, winner_BTN1, g_BTN):
+    won_BTNR = winner_BTN1 == jnp.reshape(jnp.arange(ratio), (1, 1, 1, -1))
+    gx_BTNR = jnp.where(won_BTNR, g_BTN[..., None], jnp.zeros((), g_BTN.dtype))
+    return (gx_BTNR.reshape(*g_BTN.shape[:-1], -1),)
+
+
+maxout.defvjp(_maxout_forward, _maxout_backward)
 
 
 @jax.custom_vjp

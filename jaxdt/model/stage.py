@@ -28,8 +28,8 @@ DTYPES = {"float32": jnp.dtype(jnp.float32), "bfloat16": jnp.dtype(jnp.bfloat16)
 @dataclass(frozen=True)
 class StageFunctions:
     """Everything a peer computes. Parameters, their gradients and accumulators are fp32 trees of one structure (its
-    entries: jaxdt.model.gpt). x is tokens [B,T] int32 on the first stage, else an activation [B,T,D] in
-    `boundary_dtype`, as are y, gx and gy; targets are [B,T] int32. Inputs may be numpy arrays.
+    entries: jaxdt.model.gpt). x is tokens [B,T] int32 on the first stage, else an activation of `in_shape`, as is gx; y
+    and gy have `out_shape`, all in `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays.
 
     Donated, so not to be read after the call: `acc` of backward and loss_backward, `opt_state` of update. Parameters
     are never donated: an older version may still be serving its microbatches. A residual does not hold the weights:
@@ -39,7 +39,8 @@ class StageFunctions:
     lo: int
     hi: int
     microbatch_size: int
-    boundary_shape: tuple[int, int, int]  # [B,T,D], what crosses either boundary
+    in_shape: tuple[int, int, int]  # [B,T,boundary width], what crosses the boundary before the stage
+    out_shape: tuple[int, int, int]  # the same behind it; compression makes the two differ
     boundary_dtype: jnp.dtype
     group_sizes: dict[str, int]  # sync group -> how many numbers its vector has
 
@@ -108,7 +109,8 @@ def build_stage(
         lo=lo,
         hi=hi,
         microbatch_size=microbatch_size,
-        boundary_shape=(microbatch_size, config.seq_len, config.d_model),
+        in_shape=(microbatch_size, config.seq_len, config.boundary_width(lo)),
+        out_shape=(microbatch_size, config.seq_len, config.boundary_width(hi)),
         boundary_dtype=DTYPES[dtype],
         group_sizes=group_sizes(config, lo, hi),
         init=lambda seed: home.place(init_stage(config, lo, hi, seed)),

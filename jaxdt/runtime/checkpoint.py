@@ -5,12 +5,15 @@
   <run_dir>/checkpoints/00000050/complete.json  written last, by the coordinator, when every stage's part is durable
 
 An entry is a global name (tok, pos, block_007, head), the same whatever the stages are. A folder without complete.json
-is not a checkpoint: a crash in the middle of writing never hides the last good one.
+is not a checkpoint: a crash in the middle of writing never hides the last good one. complete.json says how many stages
+there were: parts that an earlier attempt at the same version left behind, on another cut of the model, do not count.
 """
 
+import contextlib
 import json
 import shutil
 import threading
+import time
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -41,6 +44,7 @@ class Checkpointer:
 
     def save(self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed], None]) -> None:
         """Write store.params and store.opt_state as `version`; `post` is called on the writing thread."""
+        start_s = time.monotonic()
         parts = jax.tree.map(np.array, split_entries(store.params, store.opt_state))
         folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
         earlier = self._thread
@@ -49,6 +53,7 @@ class Checkpointer:
             if earlier:
                 earlier.join()
             try:
+                (folder.parent / COMPLETE).unlink(missing_ok=True)  # what is written again counts when it is whole
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                     checkpointer.save(folder.absolute(), parts, force=True)
                 digests = {name: digest(entry) for name, entry in parts.items()}
@@ -56,14 +61,17 @@ class Checkpointer:
             except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
                 post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
             else:
-                post(WroteCheckpoint(version))
+                post(WroteCheckpoint(version, blocked_s))
 
         self._thread = threading.Thread(target=write, name="checkpoint")
+        blocked_s = time.monotonic() - start_s
         self._thread.start()
 
     def mark_complete(self, version: int, lineage: int) -> None:
-        """Every stage's part is durable: the checkpoint counts from now on, and older ones go."""
-        mark_complete(self._run_dir, version, self._about | {"lineage": lineage})
+        """Every stage's part is durable: the checkpoint counts from now on, and older ones go. One that is gone again
+        was marked and deleted by a process of this host that heard of newer ones first."""
+        with contextlib.suppress(FileNotFoundError):
+            mark_complete(self._run_dir, version, self._about | {"lineage": lineage})
         prune(self._run_dir, self._keep)
 
 
@@ -82,7 +90,7 @@ class Stamp:
 
 def check_resumable(folder: Path, about: dict) -> Stamp:
     """The stamp of a complete checkpoint; BadInput naming the first field in which it belongs to something else."""
-    stored = json.loads((folder / COMPLETE).read_text())
+    stored = complete_record(folder)
     for name, expected in about.items():
         got = stored.get(name)
         if isinstance(expected, dict) and isinstance(got, dict):
@@ -94,6 +102,23 @@ def check_resumable(folder: Path, about: dict) -> Stamp:
         elif got != expected:
             raise BadInput(f"{folder}: made with {name} {got!r}, this run has {expected!r}")
     return Stamp(stored["version"], stored["lineage"])
+
+
+def complete_record(folder: Path) -> dict:
+    """What complete.json says of a checkpoint; BadInput if it is damaged."""
+    path = folder / COMPLETE
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected what a run wrote") from None
+    kinds = {"version": int, "lineage": int, "stages": int, "model": dict}
+    for name, kind in kinds.items():
+        got = record.get(name) if isinstance(record, dict) else None
+        if type(got) is not kind:
+            raise BadInput(f"{path}: {name}: got {got!r:.60}, expected {kind.__name__}")
+    if folder.name != step_folder(folder, record["version"]).name:
+        raise BadInput(f"{path}: version: got {record['version']}, expected the {folder.name} of its folder")
+    return record
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
@@ -172,7 +197,8 @@ def newest(run_dir: Path) -> Path:
 def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
     """Entries of a complete checkpoint as numpy arrays, all or the named ones."""
     entries: dict[str, dict] = {}
-    for part in sorted(path for path in folder.glob("stage_*") if path.is_dir()):
+    parts = [folder / f"stage_{stage}" for stage in range(complete_record(folder)["stages"])]
+    for part in filter(Path.is_dir, parts):  # a host may hold the parts of its own peers only
         entries |= _load_part(part, names, entries)
     missing = sorted(set(names or []) - set(entries))
     if missing:
@@ -184,6 +210,8 @@ def _load_part(part: Path, names: list[str] | None, known: Collection[str]) -> d
     """The wanted entries of one stage's part that are not known yet, each compared with its digest."""
     try:
         digests = json.loads(part.with_suffix(".json").read_text())
+        if not isinstance(digests, dict):
+            raise ValueError(f"{part.name}.json: got {digests!r:.40}, expected a digest per entry")
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             about = checkpointer.metadata(part.absolute()).item_metadata
             if about is None:

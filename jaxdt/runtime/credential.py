@@ -18,7 +18,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from jaxdt.core.errors import BadInput
 
+EXPECTED = "expected a credential of this run: a PEM key and its certificate"
 _YEARS = 10
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL: who holds the key is a member, and a host whose clock jumps, or begins in 1970,
+# stays one. That the credential has expired is said once, when it is loaded.
+NO_CHECK_TIME = 0x200000
 _CLOCK_SKEW = datetime.timedelta(days=1)  # clocks of far-apart hosts disagree
 
 
@@ -59,8 +63,12 @@ def load(path: str | Path) -> Credential:
     for context in (server, client):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(path)
-        context.load_verify_locations(cadata=pem)
+        context.verify_flags |= NO_CHECK_TIME
+        try:
+            context.load_cert_chain(path)
+            context.load_verify_locations(cadata=pem)
+        except ssl.SSLError as error:
+            raise BadInput(f"{path}: broken ({error.reason or error}), {EXPECTED}") from None
     return Credential(server, client, certificate.fingerprint(hashes.SHA256()).hex())
 
 
@@ -106,14 +114,14 @@ def _read_private(path: str | Path) -> bytes:
 
 
 def _checked(path: str | Path, data: bytes) -> x509.Certificate:
-    expected = "expected a credential of this run: a PEM key and its certificate"
     try:
         key = serialization.load_pem_private_key(data, password=None)
         certificate = x509.load_pem_x509_certificate(data)
+        together = key.public_key() == certificate.public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise BadInput(f"{path}: broken, {expected}") from None
-    if key.public_key() != certificate.public_key():
-        raise BadInput(f"{path}: its key and certificate do not belong together, {expected}")
+        raise BadInput(f"{path}: broken, {EXPECTED}") from None
+    if not together:
+        raise BadInput(f"{path}: its key and certificate do not belong together, {EXPECTED}")
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
-        raise BadInput(f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}, {expected}")
+        raise BadInput(f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}, {EXPECTED}")
     return certificate

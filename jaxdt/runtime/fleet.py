@@ -11,7 +11,8 @@ from pathlib import Path
 from jaxdt.core.plan import Plan
 from jaxdt.runtime.run_dir import job_flags
 
-EXPECTED_CODES = (None, 0, 2, 3, 4, 130, -signal.SIGKILL, -signal.SIGTERM)
+RUN_CODES = (0, 2, 3, 4, 130)
+EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)
 NOTICED_S = 5.0
 GRACE_S = 10.0
 POLL_S = 0.05
@@ -19,15 +20,18 @@ ADDRESS_S = 60.0
 
 
 class LocalFleet:
-    """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py."""
+    """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py;
+    `began_s` is when the launcher began, on the monotonic clock; `lock` an open file that they all hold."""
 
-    def __init__(self, run_dir: Path, plan: Plan, scripts: Path, extra_flags: list[str], n_cpus: int = 0):
+    def __init__(
+        self, run_dir: Path, plan: Plan, scripts: Path, extra_flags: list[str], n_cpus: int, began_s: float, lock: int
+    ):
         self._run_dir, self._plan, self._scripts = run_dir, plan, scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
         self._n_cpus = n_cpus or (os.cpu_count() or 1) // len(plan.peers)
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
-        self._interrupted = False
+        self._began_s, self._lock = began_s, lock
 
     def run(self) -> int:
         """The run's exit code: the coordinator's, unless a peer could not even start."""
@@ -47,8 +51,11 @@ class LocalFleet:
         """Its address, or '' if it ended before it had one."""
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
-        command = [sys.executable, str(self._scripts / "coordinate.py"), f"--address_file={address_file}", *self._flags]
-        self._coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+        own = [f"--address_file={address_file}", f"--began_s={self._began_s}"]
+        command = [sys.executable, str(self._scripts / "coordinate.py"), *own, *self._flags]
+        self._coordinator = subprocess.Popen(
+            command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[self._lock]
+        )
         deadline_s = time.monotonic() + ADDRESS_S
         while not address_file.exists() and self._coordinator.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
@@ -68,6 +75,7 @@ class LocalFleet:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=[self._lock],
             )
 
     def _cpus(self, peer: int) -> list[str]:
@@ -88,7 +96,10 @@ class LocalFleet:
         for peer, child in self._peers.items():
             if child.poll() not in EXPECTED_CODES:
                 self._explain(peer)
-        return 3 if self._coordinator.returncode is None else self._coordinator.returncode
+        code = self._coordinator.returncode
+        if code is not None and code not in RUN_CODES:
+            print(f"coordinator: lost, its process ended with exit code {code}")
+        return code if code in RUN_CODES else 3
 
     def _tell_all(self, peer: int) -> None:
         """A peer ended before the coordinator knew it: end the run for those who are there."""

@@ -5,8 +5,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
+from jaxdt.core.codec import NONE
 from jaxdt.core.config import RunConfig
 from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import Report
@@ -21,7 +24,8 @@ LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 class Journal:
-    """`report` takes what the coordinator machine reports, on the loop's thread. A context manager."""
+    """`report` takes what the coordinator machine reports, on the loop's thread. A context manager. `began_s`: when the
+    launcher began, on this host's monotonic clock."""
 
     def __init__(
         self,
@@ -32,20 +36,25 @@ class Journal:
         durable: FileStore,
         link: Callable[[int, int], Link],
         live: bool,
+        began_s: float | None = None,
     ):
         self._run_dir, self._config, self._plan = run_dir, config, plan
         self._machine, self._durable, self._link = machine, durable, link
         self._steps = earlier_steps(run_dir / "metrics.jsonl", machine.n_committed)
         self._n_resumed = len(self._steps)
-        self._metrics = (run_dir / "metrics.jsonl").open("w")
-        self._metrics.writelines(json.dumps(step) + "\n" for step in self._steps)
+        self._metrics: TextIO | None = None
         self._predicted_s: float | None = None
+        self._uncompressed_s: float | None = None
+        self._start_s: float | None = None
+        self._save_s: list[float] = []
         self._bytes: dict[str, int] = {}
         self._clocks: dict[str, float] = {}
         self._started_s = time.monotonic()
+        self._began_s = self._started_s if began_s is None else began_s
         self._display = Display(plan, config.train.steps, live)
 
     def __enter__(self):
+        self._metrics = self._rewritten()
         return self
 
     def __exit__(self, *_):
@@ -58,12 +67,17 @@ class Journal:
             case "step":
                 self._step(fields)
             case "view" if self._predicted_s is None:
-                self._predicted_s = self._predict()
+                self._start_s = time.monotonic() - self._began_s
+                self._predicted_s = self._predict(self._plan)
+                if self._compresses:
+                    plain = replace(self._plan, codec=(NONE,) * (self._plan.n_stages - 1))
+                    self._uncompressed_s = self._predict(plain)
                 self._display.say(f"all {len(fields['members'])} peers are ready")
                 self._display.say(f"predicted step time {self._predicted_s:.3f} s")
             case "rollback":
                 self._roll_back(fields)
             case "checkpoint":
+                self._save_s.append(fields["save_s"])
                 self._display.say(f"checkpoint of {fields['version']} steps is complete")
             case "done":
                 peer = fields["peer"]
@@ -86,18 +100,29 @@ class Journal:
         """The steps since the checkpoint are undone, so their metrics go too."""
         self._metrics.close()
         self._steps = [step for step in self._steps if step["step"] < fields["to"]]
-        self._metrics = (self._run_dir / "metrics.jsonl").open("w")
-        self._metrics.writelines(json.dumps(step) + "\n" for step in self._steps)
+        self._metrics = self._rewritten()
         lost = f"{fields['to']}..{fields['step']}"
         self._display.say(f"step {fields['step']}: not finite, back to step {fields['to']}; lost steps {lost}")
 
-    def _predict(self) -> float:
-        """The step that this plan should take, from the peers' own timings, on the emulated links."""
+    def _rewritten(self) -> TextIO:
+        """metrics.jsonl with the steps that count, open for more; a crash leaves the old content or the new."""
+        path = self._run_dir / "metrics.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, "".join(json.dumps(step) + "\n" for step in self._steps).encode())
+        return path.open("a")
+
+    @property
+    def _compresses(self) -> bool:
+        return any(codec != NONE for codec in self._plan.codec_of_links.values())
+
+    def _predict(self, plan: Plan) -> float:
+        """The step that a plan should take, from the peers' own timings, on the emulated links. Of a plan without the
+        codecs it is a little too much: the timings hold their encoding and decoding."""
         host_of = {m.peer: host_name(m.address) for m in self._machine.view.members}
         hosts = list(host_of.values())
         cores = {host: os.cpu_count() if host == "here" else hosts.count(host) for host in hosts}
         conditions = Conditions(self._machine.profiles, self._link, host_of, cores, self._durable.put_s)
-        return predict_step_s(self._config, self._plan, conditions)
+        return predict_step_s(self._config, plan, conditions)
 
     def _end(self, code: int, reason: str) -> None:
         timed = [s["step_s"] for s in self._steps[self._n_resumed + WARM_UP_STEPS :] if "eval_loss" not in s]
@@ -112,9 +137,14 @@ class Journal:
             "loss_last": self._steps[-1]["loss"] if self._steps else None,
             "eval_loss_last": evals[-1] if evals else None,
             "step_s_predicted": self._predicted_s,
+            "step_s_predicted_uncompressed": self._uncompressed_s,
             "step_s_measured": measured_s,
             "tokens_per_s": tokens / measured_s if measured_s else None,
             "bytes_on_links": self._bytes,
+            "codec_on_links": {f"{src}->{dst}": name for (src, dst), name in self._plan.codec_of_links.items()},
+            "start_s": self._start_s,
+            "save_s_p50": statistics.median(self._save_s) if self._save_s else None,
+            "save_s_max": max(self._save_s, default=None),
             "wall_s": time.monotonic() - self._started_s,
             "clock_offset_s": self._clocks,
         }
@@ -123,14 +153,18 @@ class Journal:
 
 
 def earlier_steps(path: Path, n_committed: int) -> list[dict]:
-    """The metrics of the steps that a resumed run builds on; a last line that a crash cut off is left out."""
-    steps = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    """The metrics of the steps 0..n_committed-1 that a resumed run builds on. What a crash cut off or a disk damaged is
+    left out, and all after it: the steps stand in order."""
+    steps: list[dict] = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            steps.append(json.loads(line))
+            step = json.loads(line)
         except ValueError:
             break
-    return [step for step in steps if step["step"] < n_committed]
+        if not isinstance(step, dict) or step.get("step") != len(steps) or "loss" not in step:
+            break
+        steps.append(step)
+    return steps[:n_committed]
 
 
 def host_name(address: str) -> str:

@@ -22,6 +22,7 @@ from jaxdt.core.events import (
     Connect,
     Event,
     Free,
+    Interrupted,
     LinkChanged,
     MarkCheckpoint,
     Persist,
@@ -43,11 +44,11 @@ from jaxdt.core.events import (
     Woke,
     WriteCheckpoint,
 )
-from jaxdt.core.message import from_plain, tensor_key, to_plain
+from jaxdt.core.message import tensor_key, to_plain
 from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
 from jaxdt.runtime.checkpoint import Checkpointer
-from jaxdt.runtime.durable import FileStore
+from jaxdt.runtime.durable import FileStore, refusal
 from jaxdt.runtime.store import Store
 from jaxdt.runtime.transport import Transport
 
@@ -90,10 +91,9 @@ class Loop:
         """Hand in an event, a Stop from outside (a signal), or an exception that must end the process."""
         self._events.put(event)
 
-    def on_message(self, src: int, head: dict, leaves: Sequence[np.ndarray]) -> None:
+    def on_message(self, src: int, event: Received, leaves: Sequence[np.ndarray]) -> None:
         """A whole message; its tensor is kept before its event can be seen. BadInput tells the transport that the
         sender is wrong: the message is dropped and counted."""
-        event = from_plain(head)
         if event.header.src != src:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
         if tensor_key(event.body) and len(leaves) != 1:
@@ -102,9 +102,8 @@ class Loop:
             self.tensors.put(event.body, src, leaves[0])
         self._events.put(event)
 
-    def expect(self, src: int, head: dict, table: list) -> list[np.ndarray]:
+    def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
         """Where to receive the tensors of a message; BadInput if it does not fit."""
-        event = from_plain(head)
         if self.tensors is None:
             raise BadInput(f"message.{type(event.body).__name__}: brings a tensor to one who holds none")
         return self.tensors.expect(event.body, table)
@@ -120,17 +119,29 @@ class Loop:
 
     def run(self, address: str, prepare: Callable[[], Event] | None = None) -> Stop:
         """Start the machine, run `prepare` (compile and time the stage) on the compute thread, and go on until the
-        machine stops. The transport is closed when this returns."""
+        machine stops. The transport is closed when this returns, or raises BadInput or the OSError of a disk, of which
+        the others are told."""
         compute = threading.Thread(target=self._compute, args=(prepare,), name="compute", daemon=True)
         compute.start()
+        flush_s = FLUSH_S if self._durable else 0.0  # a coordinator has last words
         try:
             self._handle(Started(address))
             while self._stop is None:
                 self._turn()
+        except (BadInput, OSError) as error:
+            flush_s = FLUSH_S
+            self._tell(refusal(error, "run_dir") if isinstance(error, OSError) else str(error))
+            raise
         finally:
             self._work.put(None)
-            self.transport.close(FLUSH_S if self._durable else 0.0)  # only a coordinator has last words
+            self.transport.close(flush_s)
         return self._stop
+
+    def _tell(self, reason: str) -> None:
+        """The others hear why this process cannot go on; nothing else is done any more."""
+        for action in self._machine.handle(time.monotonic(), Interrupted(2, reason)):
+            if isinstance(action, Send):
+                self._send(action)
 
     def _turn(self) -> None:
         """Wait for one event, or for the next wake-up."""
@@ -195,7 +206,6 @@ class Loop:
                 self._work.put(action)
             case MarkCheckpoint(version, lineage):
                 self._checkpointer.mark_complete(version, lineage)
-                self._report(Report("checkpoint", {"version": version}))
             case Report():
                 if action.kind != "heartbeat":
                     self._trace.report(self._me, time.monotonic(), action)

@@ -1,5 +1,6 @@
 """One process of a run: a peer or the coordinator, from its job to its exit code."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -16,6 +17,7 @@ from jaxdt.build import build_coordinator, build_peer
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Interrupted, Ready, Report, Stop
+from jaxdt.core.message import from_plain
 from jaxdt.core.network import Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
@@ -23,7 +25,7 @@ from jaxdt.core.trace import Trace
 from jaxdt.model.data import TokenFile
 from jaxdt.runtime.checkpoint import Checkpointer, Stamp, about_run, check_resumable, load_entries, step_folder
 from jaxdt.runtime.credential import load as load_credential
-from jaxdt.runtime.durable import FileStore
+from jaxdt.runtime.durable import FileStore, LateFile
 from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.shaper import Shape
@@ -62,16 +64,16 @@ class Job:
         return load_entries(self.resume if resumed else step_folder(self.run_dir, version), names)
 
     def checkpointer(self, stage: int | None) -> Checkpointer:
-        return Checkpointer(self.run_dir, self.about, self.config.train.keep_checkpoints, stage)
+        about = self.about | {"stages": self.plan.n_stages}
+        return Checkpointer(self.run_dir, about, self.config.train.keep_checkpoints, stage)
 
 
 def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 1, with_parent: bool = False) -> Stop:
     """Be one peer of the plan until the run ends; `with_parent`: or until standard input does."""
     config, plan = job.config, job.plan
     stage, _ = plan.seat(peer)
-    (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
-    machine = build_peer(config, plan, peer, job.run, job.start.version)
-    with (job.run_dir / "trace" / f"peer_{peer}.jsonl").open("w") as trace_file:
+    machine = build_peer(config, plan, peer, job.run, job.start.version, job.data.checksum)
+    with contextlib.closing(LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl")) as trace_file:
         trace = Trace(trace_file.write, job.trace_steps)
         loop = Loop(peer, machine, trace, _say, job.checkpointer(stage), queue_bytes=config.net.queue_bytes)
         address = _open(job, loop, peer, listen)
@@ -88,20 +90,30 @@ def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 
         return _until_stopped(loop, address, prepare, with_parent)
 
 
-def run_coordinator(job: Job, listen: str, started: Callable[[str], None], live: bool, with_parent: bool) -> Stop:
-    """Be the coordinator: `started` is called with its address; writes metrics and summary, and shows the fleet."""
-    machine = build_coordinator(job.config, job.plan, job.run, job.start.version, job.start.lineage)
-    (job.run_dir / "trace").mkdir(parents=True, exist_ok=True)
+def run_coordinator(
+    job: Job,
+    listen: str,
+    started: Callable[[str], None],
+    live: bool,
+    with_parent: bool,
+    began_s: float | None = None,
+) -> Stop:
+    """Be the coordinator: `started` is called with its address; writes metrics and summary, and shows the fleet.
+    `began_s`: when the launcher began, on this host's monotonic clock."""
+    if not listen:
+        raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
+    start = job.start
+    machine = build_coordinator(job.config, job.plan, job.run, start.version, start.lineage, job.data.checksum)
     durable = FileStore(job.run_dir / "coordinator")
-    with (
-        (job.run_dir / "trace" / "coordinator.jsonl").open("w") as trace_file,
-        Journal(job.run_dir, job.config, job.plan, machine, durable, device_links(job.network), live) as journal,
-    ):
+    link = device_links(job.network)
+    journal = Journal(job.run_dir, job.config, job.plan, machine, durable, link, live, began_s)
+    with contextlib.closing(LateFile(job.run_dir / "trace" / "coordinator.jsonl")) as trace_file:
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable=durable)
         address = _open(job, loop, COORDINATOR, listen)
-        started(address)
-        return _until_stopped(loop, address, None, with_parent)
+        with journal:
+            started(address)
+            return _until_stopped(loop, address, None, with_parent)
 
 
 def parse_address(name: str, address: str) -> tuple[str, int]:
@@ -126,6 +138,7 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
         job.run,
         parse_address("listen", listen) if listen else None,
         load_credential(job.credential) if job.credential else None,
+        read=from_plain,
         on_message=loop.on_message,
         on_link=loop.on_link,
         expect=loop.expect,

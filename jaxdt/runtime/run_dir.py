@@ -1,8 +1,11 @@
 """The folder of one run, and what every process of the run reads from it."""
 
+import fcntl
 import json
+import os
 import secrets
 import shutil
+import time
 from pathlib import Path
 
 from jaxdt.core import plain
@@ -10,6 +13,9 @@ from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
 from jaxdt.core.plan import Plan, to_json
 from jaxdt.runtime import credential
+
+LOCK = "lock"
+POLL_S = 0.1
 
 CONFIG_PY = '''"""The resolved config of a run, as a config file: its fields stand in config.json."""
 
@@ -48,10 +54,36 @@ def job_flags(folder: Path) -> list[str]:
 
 def clear(run_dir: Path, overwrite: bool) -> None:
     """Refuse a folder in use; with `overwrite` delete it if it is a run's."""
-    if not run_dir.exists() or not any(run_dir.iterdir()):
+    if not run_dir.exists() or not _content(run_dir):
         return
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} is not empty and not a run's folder, expected a new or empty one")
     if not overwrite:
         raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one, or --overwrite")
-    shutil.rmtree(run_dir)
+    os.close(hold(run_dir))
+    for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):  # last: it marks a run's folder
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _content(run_dir: Path) -> list[Path]:
+    return [path for path in run_dir.iterdir() if path.name != LOCK]
+
+
+def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
+    """A file descriptor that keeps other runs out of the folder while this process, or a child that inherits it, lives.
+    Processes of a run whose launcher was killed need a moment to end: BadInput if they have not after timeout_s."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                os.close(lock)
+                raise BadInput(f"run_dir: {run_dir} is in use by a run that has not ended, expected another") from None
+        time.sleep(POLL_S)

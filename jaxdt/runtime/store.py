@@ -23,6 +23,7 @@ from jaxdt.model.stage import StageFunctions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.checkpoint import join_entries
+from jaxdt.runtime.crossing import Crossing
 from jaxdt.runtime.slices import Slices
 
 # Samples after a rollback are others than before: a lineage draws as a seed far away from those that people choose.
@@ -39,8 +40,8 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
 
 
 class Store:
-    """See the module text. Parameters start as the config's seed says; `restore` takes those of a checkpoint, which it
-    reads with `load_entries(version, names)`."""
+    """See the module text. Boundary tensors are kept as they travel: encoded. Parameters start as the config's seed
+    says; `restore` takes those of a checkpoint, which it reads with `load_entries(version, names)`."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Store:
         self.lineage = 0
         self._config, self._plan, self._data = config, plan, data
         self._stage, _ = plan.seat(peer)
+        self.crossing = Crossing(config, plan, peer, functions)
         self.params = functions.init(config.train.seed)
         self.opt_state = functions.init_optimizer(self.params)
         self._accumulators: dict[int, Any] = {}
@@ -68,6 +70,7 @@ class Store:
     def restore(self, version: int, lineage: int) -> None:
         """Parameters and optimizer state of a checkpoint, or for version 0 the initial ones; samples of `lineage`."""
         self.lineage = lineage
+        self.crossing.forget()
         if version == 0:
             self.params = self.functions.init(self._config.train.seed)
             self.opt_state = self.functions.init_optimizer(self.params)
@@ -97,7 +100,7 @@ class Store:
             x = self._input(work)
             y, residual = self.functions.forward(self.params, x)
             self._residuals[self._key("act", work)] = residual
-            self._boundaries[self._key("act", work, 1)] = jax.block_until_ready(y)
+            self._boundaries[self._key("act", work, 1)] = jax.block_until_ready(self.crossing.outgoing("act", y))
         return {}
 
     def _backward(self, work: Work) -> dict[str, float]:
@@ -111,28 +114,31 @@ class Store:
             loss, gx, accumulator = functions.loss_backward(self.params, self._input(work), targets, accumulator)
             values["loss_sum"] = float(loss)
         else:
-            gy = self._boundaries.pop(self._key("grad", work, 1))
+            gy = self.crossing.incoming("grad", self._boundaries.pop(self._key("grad", work, 1)))
             residual = self._residuals.pop(self._key("act", work))
             gx, accumulator = functions.backward(self.params, residual, gy, accumulator)
-        self._accumulators[step] = jax.block_until_ready(accumulator)
         if not functions.first:
-            self._boundaries[self._key("grad", work)] = gx
+            self._boundaries[self._key("grad", work)] = jax.block_until_ready(self.crossing.outgoing("grad", gx))
+        self._accumulators[step] = jax.block_until_ready(accumulator)
         return values
 
     def _evaluate(self, work: Work) -> dict[str, float]:
         x = self._input(work, "eval")
         if not self.functions.last:
-            self._boundaries[self._key("eval", work, 1)] = jax.block_until_ready(
-                self.functions.evaluate(self.params, x)
-            )
+            y = self.functions.evaluate(self.params, x)
+            self._boundaries[self._key("eval", work, 1)] = jax.block_until_ready(self.crossing.outgoing("eval", y))
             return {}
         loss = self.functions.eval_loss(self.params, x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
     def _gather(self, step: int) -> dict[str, float]:
-        for name, vector in self.functions.gradient_vectors(self._accumulators[step]).items():
+        for name, vector in self.functions.gradient_vectors(self._gradient_sum(step)).items():
             self._slices.offer(step, self._group(name), np.asarray(vector))
         return {}
+
+    def _gradient_sum(self, step: int):
+        """The step's accumulator; a peer that got no microbatch of it contributes zeros."""
+        return self._accumulators[step] if step in self._accumulators else self.functions.zeros()
 
     def _update(self, step: int, scale: float) -> dict[str, float]:
         groups = {self._group(name): name for name in self.functions.group_sizes}
@@ -145,7 +151,7 @@ class Store:
     def _input(self, work: Work, kind: str = "act"):
         if self.functions.first:
             return self._tokens(work)[:, :-1]
-        return self._boundaries.pop(self._key(kind, work))
+        return self.crossing.incoming(kind, self._boundaries.pop(self._key(kind, work)))
 
     def _tokens(self, work: Work) -> np.ndarray:
         """[microbatch_size, seq_len + 1] of a microbatch, a pure function of its name."""
@@ -184,8 +190,11 @@ class Store:
         key = tensor_key(body)
         wanted = []
         if isinstance(key, Key):
-            wanted = [(np.dtype(self.functions.boundary_dtype), self.functions.boundary_shape)]
+            wanted = [self.crossing.leaf(key.kind)]
         elif key is not None:
+            n = sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == key.round.group)
+            if not 0 <= key.lo <= key.hi <= n:
+                raise BadInput(f"{type(body).__name__} {key}: expected a slice of the {n} numbers that are held here")
             wanted = [(np.dtype(np.float32), (key.hi - key.lo,))]
         if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
             raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")

@@ -6,20 +6,43 @@ and the simulator models the sharing itself. On an accelerator it is the wall cl
 
 import statistics
 import time
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxdt.codec import decode, encode
+from jaxdt.core.codec import CodecSpec
 from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Boundary, Key, Reduced, Round, SliceKey, Work
+from jaxdt.core.profile import CodecTimes
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.store import Store
 
 N_WARM_UP, N_TIMED = 2, 8
+# What a Work takes in over a boundary: the kind of tensor, and the stage that its key names, counted from the Work's.
+INPUTS = {FORWARD: ("act", 0), BACKWARD: ("grad", 1), EVALUATE: ("eval", 0)}
+
+
+def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTimes:
+    """Median seconds of encoding and of decoding one tensor on this process's device."""
+    x = jax.device_put(np.random.default_rng(0).standard_normal(shape, np.float32).astype(jnp.dtype(dtype)))
+    wire = encode(spec, x)
+
+    def seconds(call: Callable[[], jax.Array]) -> float:
+        times = []
+        for _ in range(N_WARM_UP + N_TIMED):
+            start_s = time.perf_counter()
+            jax.block_until_ready(call())
+            times.append(time.perf_counter() - start_s)
+        return statistics.median(times[N_WARM_UP:])
+
+    return CodecTimes(seconds(lambda: encode(spec, x)), seconds(lambda: decode(spec, wire, shape, x.dtype)))
 
 
 def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool) -> dict[str, float]:
     """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
-    own code with inputs of zeros. `groups`: the run's names of
+    own code, decoding and encoding included, with inputs of zeros. `groups`: the run's names of
     this stage's sync groups and their sizes. Parameters and optimizer state are the same afterwards."""
     params, opt_state, functions = store.params, store.opt_state, store.functions
     store.opt_state = functions.init_optimizer(params)  # an update donates it
@@ -35,18 +58,17 @@ def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], eval
             seconds[kind].append(clock() - start_s)
         store.free(0)
     store.params, store.opt_state = params, opt_state
+    store.crossing.forget()
     return {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
 
 
 def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:
-    functions = store.functions
-    zeros = np.zeros(functions.boundary_shape, functions.boundary_dtype)
-    if work.kind == FORWARD:
-        store.put(Boundary(Key("act", 0, work.stage, 0)), 0, zeros)
-    elif work.kind == BACKWARD:
-        store.put(Boundary(Key("grad", 0, work.stage + 1, 0)), 0, zeros)
-    elif work.kind == EVALUATE:
-        store.put(Boundary(Key("eval", 0, work.stage, 0)), 0, zeros)
+    if work.kind in INPUTS:
+        kind, offset = INPUTS[work.kind]
+        at_the_end = store.functions.last if work.kind == BACKWARD else store.functions.first
+        if not at_the_end:
+            dtype, shape = store.crossing.leaf(kind)
+            store.put(Boundary(Key(kind, 0, work.stage + offset, 0)), 0, np.zeros(shape, dtype))
     elif work.kind == UPDATE:
         for name, n_elements in groups.items():
             total = aligned_empty((n_elements,), np.dtype(np.float32))

@@ -4,17 +4,19 @@ A heap of callbacks in virtual time; links and hosts as models; tensors by a `Te
 timing alone, the runtime's store for real arithmetic under virtual time. Equal inputs give equal traces, byte for byte.
 """
 
-import heapq
-import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from jaxdt.core.events import (
+    BULK,
     COORDINATOR,
-    Action,
+    URGENT,
     Event,
     Free,
+    Key,
     Message,
     Persist,
     Persisted,
@@ -41,8 +43,9 @@ from jaxdt.core.message import tensor_key
 from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
-from jaxdt.sim.hosts import SimulatedHost
-from jaxdt.sim.links import SimulatedLink
+from jaxdt.sim.calendar import Calendar
+from jaxdt.sim.hosts import host_of
+from jaxdt.sim.lines import Lines, LinkOptions
 
 
 class Tensors(Protocol):
@@ -121,8 +124,12 @@ class Outcome:
         return [report.fields for _, _, report in self.reports if report.kind == kind]
 
 
+LANES = {"transfer": URGENT, "sync": BULK}
+
+
 class Simulation:
-    """Runs peers and their coordinator until all have stopped or `until_s` has come."""
+    """Runs peers and their coordinator until all have stopped or `until_s` has come. Tensors of the lanes in `free`
+    (boundary tensors are "transfer", gradients "sync") arrive at once."""
 
     def __init__(
         self,
@@ -132,13 +139,28 @@ class Simulation:
         cores: Mapping[str, float],
         persist_s: float = 0.0,
         trace: Trace | None = None,
+        options: LinkOptions | None = None,
+        free: frozenset[str] = frozenset(),
     ):
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
-        self._seats, self._link, self._persist_s, self._trace = seats, link, persist_s, trace
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._links: dict[tuple[int, int], SimulatedLink] = {}
-        self._hosts = {name: SimulatedHost(n, self._at) for name, n in cores.items()}
+        self._seats, self._persist_s, self._trace = seats, persist_s, trace
+        self._free = {LANES[name] for name in free}
+        self._calendar = Calendar()
+        self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
+        n_on = Counter(seat.host for seat in seats.values())
+        self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
+        self._handlers: dict[type, Callable[[int, Any], None]] = {
+            Send: self._send,
+            Run: self._run,
+            Sum: self._sum,
+            Free: lambda peer, free: self._seats[peer].tensors.free(free.step),
+            WakeAt: self._wake_at,
+            Persist: self._persist,
+            WriteCheckpoint: self._write_checkpoint,
+            Restore: self._restore,
+            Report: self._report,
+            Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
+        }
         self.outcome = Outcome()
 
     def run(self, until_s: float = float("inf")) -> Outcome:
@@ -148,77 +170,74 @@ class Simulation:
         for peer, seat in self._seats.items():
             self._event(peer, Ready(dict(seat.seconds)))
         while len(self.outcome.stopped) < len(self._machines):
-            if not self._heap:
+            if not self._calendar:
                 raise RuntimeError(f"simulation: nothing left to happen at {self.outcome.now_s} s")
-            now_s, _, happen = heapq.heappop(self._heap)
+            now_s = self._calendar.next_s()
             if now_s > until_s:
                 break
             self.outcome.now_s = now_s
-            happen()
+            self._calendar.happen()
         return self.outcome
-
-    def _at(self, when_s: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (when_s, next(self._order), happen))
 
     def _event(self, peer: int, event: Event) -> None:
         if peer not in self.outcome.stopped:
             for action in self._machines[peer].handle(self.outcome.now_s, event):
-                self._act(peer, action)
+                handler = self._handlers.get(type(action))
+                if handler is not None:  # Connect and MarkCheckpoint mean nothing here
+                    handler(peer, action)
 
-    def _act(self, peer: int, action: Action) -> None:
-        now_s = self.outcome.now_s
-        match action:
-            case Send():
-                self._send(peer, action)
-            case Run(work, scale):
-                self._run(peer, work, scale)
-            case Sum(key, members):
-                self._event(peer, Summed(key, *self._seats[peer].tensors.sum(key, members)))
-            case Free(step):
-                self._seats[peer].tensors.free(step)
-            case WakeAt(at_s, tag):
-                self._at(at_s, lambda: self._event(peer, Woke(tag)))
-            case Persist(name):
-                self._at(now_s + self._persist_s, lambda: self._event(peer, Persisted(name)))
-            case WriteCheckpoint(version):
-                self._seats[peer].tensors.write_checkpoint(version)
-                self._event(peer, WroteCheckpoint(version))
-            case Restore(version, lineage):
-                self._seats[peer].tensors.restore(version, lineage)
-                self._at(now_s, lambda: self._event(peer, Restored(version)))
-            case Report():
-                self.outcome.reports.append((now_s, peer, action))
-                if self._trace and action.kind != "heartbeat":
-                    self._trace.report(peer, now_s, action)
-            case Stop():
-                self.outcome.stopped[peer] = action
+    def _sum(self, peer: int, action: Sum) -> None:
+        self._event(peer, Summed(action.key, *self._seats[peer].tensors.sum(action.key, action.members)))
+
+    def _wake_at(self, peer: int, wake: WakeAt) -> None:
+        self._calendar.at(wake.at_s, partial(self._event, peer, Woke(wake.tag)))
+
+    def _persist(self, peer: int, persist: Persist) -> None:
+        self._calendar.at(self.outcome.now_s + self._persist_s, partial(self._event, peer, Persisted(persist.name)))
+
+    def _write_checkpoint(self, peer: int, write: WriteCheckpoint) -> None:
+        self._seats[peer].tensors.write_checkpoint(write.version)
+        self._event(peer, WroteCheckpoint(write.version))
+
+    def _restore(self, peer: int, restore: Restore) -> None:
+        self._seats[peer].tensors.restore(restore.version, restore.lineage)
+        self._calendar.at(self.outcome.now_s, partial(self._event, peer, Restored(restore.version)))
+
+    def _report(self, peer: int, report: Report) -> None:
+        if report.kind != "heartbeat":
+            self.outcome.reports.append((self.outcome.now_s, peer, report))
+            if self._trace:
+                self._trace.report(peer, self.outcome.now_s, report)
 
     def _send(self, src: int, send: Send) -> None:
-        dst, key = send.dst, tensor_key(send.body)
-        tensor = self._seats[src].tensors.take(send.body) if key else None
-        if self._trace and key:
-            self._trace.send(src, self.outcome.now_s, dst, key, send.n_bytes)
-
-        def deliver():
-            if dst in self.outcome.stopped:
-                return
-            if key:
-                self._seats[dst].tensors.put(send.body, src, tensor)
-                if self._trace:
-                    self._trace.recv(dst, self.outcome.now_s, src, key)
-            self._event(dst, Received(send.header, send.body))
-
-        if (src, dst) not in self._links:
-            self._links[src, dst] = SimulatedLink(self._link(src, dst), self._at)
-        self._links[src, dst].offer(self.outcome.now_s, send.n_bytes, send.priority, deliver)
-
-    def _run(self, peer: int, work: Work, scale: float) -> None:
-        seat, start_s = self._seats[peer], self.outcome.now_s
-        values = seat.tensors.run(work, scale)
-
-        def finished(now_s: float):
+        key, tensor = tensor_key(send.body), None
+        if key is not None:
+            tensor = self._seats[src].tensors.take(send.body)
             if self._trace:
-                self._trace.run(peer, start_s, now_s - start_s, work)
-            self._event(peer, Ran(work, start_s, now_s - start_s, values))
+                self._trace.send(src, self.outcome.now_s, send.dst, key, send.n_bytes)
+        now_s, deliver = self.outcome.now_s, partial(self._deliver, src, send, key, tensor)
+        if key is not None and send.priority in self._free:
+            self._calendar.at(now_s, deliver)
+        else:
+            self._lines.line(src, send.dst).offer(now_s, send.n_bytes, send.priority, deliver)
 
-        self._hosts[seat.host].start(start_s, peer, seat.seconds[work.kind], finished)
+    def _deliver(self, src: int, send: Send, key: Key | SliceKey | None, tensor: Any) -> None:
+        dst = send.dst
+        if dst in self.outcome.stopped:
+            return
+        if key is not None:
+            self._seats[dst].tensors.put(send.body, src, tensor)
+            if self._trace:
+                self._trace.recv(dst, self.outcome.now_s, src, key)
+        self._event(dst, Received(send.header, send.body))
+
+    def _run(self, peer: int, run: Run) -> None:
+        seat, work, now_s = self._seats[peer], run.work, self.outcome.now_s
+        values = seat.tensors.run(work, run.scale)
+        finished = partial(self._finished, peer, work, now_s, values)
+        self._hosts[seat.host].start(now_s, peer, seat.seconds[work.kind], finished)
+
+    def _finished(self, peer: int, work: Work, start_s: float, values: dict[str, float], now_s: float) -> None:
+        if self._trace:
+            self._trace.run(peer, start_s, now_s - start_s, work)
+        self._event(peer, Ran(work, start_s, now_s - start_s, values))

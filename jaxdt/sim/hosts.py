@@ -1,12 +1,32 @@
 """Cores in virtual time: k peers that compute at once on a host of c cores each go at min(1, c / k)."""
 
 from collections.abc import Callable
+from functools import partial
+
+At = Callable[[float, Callable[[], None]], None]
+
+
+def host_of(n_cores: float, n_peers: int, at: At) -> "SimulatedHost | OwnCores":
+    """The host of so many peers."""
+    return OwnCores(at) if n_cores >= n_peers else SimulatedHost(n_cores, at)
+
+
+class OwnCores:
+    """A host on which no peer ever waits for a core."""
+
+    def __init__(self, at: At):
+        self._at = at
+
+    def start(self, now_s: float, peer: int, seconds: float, finished: Callable[[float], None]) -> None:
+        """Call finished(when) after `seconds`."""
+        when_s = now_s + seconds
+        self._at(when_s, partial(finished, when_s))
 
 
 class SimulatedHost:
     """Shares its cores evenly among the Works that run on it. A Work uses at most one core."""
 
-    def __init__(self, n_cores: float, at: Callable[[float, Callable[[], None]], None]):
+    def __init__(self, n_cores: float, at: At):
         self._n_cores, self._at = n_cores, at
         self._left_s: dict[int, float] = {}
         self._finished: dict[int, Callable[[float], None]] = {}

@@ -1,15 +1,18 @@
 """What a step will cost: the run's own machines simulated with measured seconds on a given network."""
 
+import contextlib
+import gc
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from jaxdt.build import build_coordinator, build_peer
+from jaxdt.build import build_coordinator, build_peers
 from jaxdt.core.config import RunConfig
 from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.trace import Trace
 from jaxdt.sim.cluster import NoTensors, Outcome, Seating, Simulation
+from jaxdt.sim.lines import LinkOptions
 
 WARM_UP_STEPS = 1
 
@@ -17,26 +20,40 @@ WARM_UP_STEPS = 1
 @dataclass(frozen=True)
 class Conditions:
     """Where a plan runs. `seconds[peer]`: per kind of Work on one core; `link(src, dst)` also knows the coordinator;
-    `host_of[peer]` and `cores[host]`; `persist_s`: making a record durable."""
+    `host_of[peer]` and `cores[host]`; `persist_s`: making a record durable; `free`: see Simulation."""
 
     seconds: Mapping[int, Mapping[str, float]]
     link: Callable[[int, int], Link]
     host_of: Mapping[int, str]
     cores: Mapping[str, float]
     persist_s: float = 0.0
+    options: LinkOptions = field(default_factory=LinkOptions)
+    free: frozenset[str] = frozenset()
 
 
 def simulate(config: RunConfig, plan: Plan, conditions: Conditions, trace: Trace | None = None) -> Outcome:
     """Run the config's steps in virtual time, without arithmetic."""
     tensors = NoTensors(config.train.microbatch_size)
     seats = {
-        peer: Seating(
-            build_peer(config, plan, peer, "sim"), tensors, conditions.host_of[peer], conditions.seconds[peer]
-        )
-        for peer in plan.peers
+        peer: Seating(machine, tensors, conditions.host_of[peer], conditions.seconds[peer])
+        for peer, machine in build_peers(config, plan, "sim").items()
     }
     coordinator = build_coordinator(config, plan, "sim")
-    return Simulation(coordinator, seats, conditions.link, conditions.cores, conditions.persist_s, trace).run()
+    how = conditions.cores, conditions.persist_s, trace, conditions.options, conditions.free
+    with _without_gc():
+        return Simulation(coordinator, seats, conditions.link, *how).run()
+
+
+@contextlib.contextmanager
+def _without_gc():
+    """Events form no cycles, and looking for some among a million messages in flight takes a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_steps: int = 4) -> float:

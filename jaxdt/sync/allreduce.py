@@ -10,6 +10,7 @@ A peer may be in two groups: the replicas of its stage, and, with a tied head, t
 first and last stage, whose two gradients are summed here and counted once in the norm.
 """
 
+import itertools
 import math
 import zlib
 
@@ -26,6 +27,7 @@ from jaxdt.core.events import (
     Event,
     Free,
     GroupResult,
+    Message,
     Prepared,
     Ran,
     Received,
@@ -50,6 +52,16 @@ from jaxdt.core.ledger import Item, Ledger, cover_problem
 from jaxdt.core.sizes import Group
 
 FLOAT_BYTES = 4
+Cover = tuple[tuple[int, tuple[Item, ...]], ...]
+
+
+def slices_of(n_elements: int, members: tuple[int, ...], slice_elements: int) -> dict[int, list[tuple[int, int]]]:
+    """Each member's shard, cut into slices."""
+    slices = {}
+    for rank, owner in enumerate(members):
+        lo, end = (r * n_elements // len(members) for r in (rank, rank + 1))
+        slices[owner] = [(start, min(start + slice_elements, end)) for start in range(lo, end, slice_elements)]
+    return slices
 
 
 class Exchange:
@@ -58,22 +70,27 @@ class Exchange:
     def __init__(self, group: Group, view: View, step: int, slice_elements: int):
         self.group = group
         self.members = tuple(sorted({peer for stage in group.stages for peer in view.stage_peers(stage)}))
+        self.member_set = frozenset(self.members)
         self.round = Round(step, group.name, max(view.stage_views[stage] for stage in group.stages))
-        self.owner_of: dict[tuple[int, int], int] = {}
-        for rank, owner in enumerate(self.members):
-            lo = rank * group.n_elements // len(self.members)
-            end = (rank + 1) * group.n_elements // len(self.members)
-            for start in range(lo, end, slice_elements):
-                self.owner_of[start, min(start + slice_elements, end)] = owner
+        self._slices = slices_of(group.n_elements, self.members, slice_elements)
+        self.owner_of = {bounds: owner for owner, slices in self._slices.items() for bounds in slices}
         self.parts: dict[tuple[int, int], dict[int, tuple[tuple[Item, ...], int]]] = {}
+        self.covers: dict[tuple[int, int], tuple[Cover, int]] = {}
         self.sums: dict[tuple[int, int], tuple[int, float]] = {}
         self.n_samples = 0
+        self.good_cover: Cover | None = None
 
     def key(self, bounds: tuple[int, int], src: int | None = None) -> SliceKey:
         return SliceKey(self.round, *bounds, src)
 
     def slices(self, owner: int) -> list[tuple[int, int]]:
-        return [bounds for bounds, holder in self.owner_of.items() if holder == owner]
+        return self._slices[owner]
+
+    @property
+    def in_turn(self) -> list[tuple[tuple[int, int], int]]:
+        """Slices and owners, owners in turn rather than one after the other: all links are busy from the start."""
+        turns = itertools.zip_longest(*self._slices.values())
+        return [(bounds, owner) for turn in turns for bounds, owner in zip(turn, self._slices, strict=True) if bounds]
 
     @property
     def complete(self) -> bool:
@@ -89,6 +106,8 @@ class Exchange:
 class AllReduce:
     """One peer's side of it: rounds, `prepared`, and the update when the record is committed."""
 
+    READS = frozenset({ViewChanged, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, Committed})
+
     def __init__(
         self, peer: int, stage: int, groups: tuple[Group, ...], n_microbatches: int, slice_bytes: int, clip_norm: float
     ):
@@ -103,6 +122,8 @@ class AllReduce:
         self._updating = False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        if type(event) is Received:
+            return self._received(event.header.src, event.body)
         match event:
             case ViewChanged(view):
                 return self._adopt(view)
@@ -119,16 +140,20 @@ class AllReduce:
                 exchanges = [self._exchange(work.step, group) for group in self._groups]
                 sends = [send for exchange in exchanges for send in self._freeze(exchange)]
                 return sends + [a for exchange in exchanges for a in self._offer(exchange)]
-            case Received(header, Shard() as shard):
-                return self._on_shard(header.src, shard)
             case Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
-            case Received(header, Reduced() as reduced):
-                return self._on_reduced(header.src, reduced)
-            case Received(_, Committed(record)):
-                return self._on_committed(record)
             case Ran(Work(kind="U") as work):
                 return self._advance(work.step)
+        return []
+
+    def _received(self, src: int, body: Message) -> list[Action | Event]:
+        match body:
+            case Shard():
+                return self._on_shard(src, body)
+            case Reduced():
+                return self._on_reduced(src, body)
+            case Committed(record):
+                return self._on_committed(record)
         return []
 
     def _adopt(self, view: View) -> list[Action]:
@@ -157,11 +182,16 @@ class AllReduce:
 
     def _find(self, key: SliceKey) -> Exchange | None:
         """The exchange that a message belongs to; None for a round that is over or not one of ours."""
-        group = next((group for group in self._groups if group.name == key.round.group), None)
-        if group is None or not self._version <= key.round.step <= self._version + 1:
-            return None
-        exchange = self._exchange(key.round.step, group)
-        return exchange if exchange.round == key.round and (key.lo, key.hi) in exchange.owner_of else None
+        step, name = key.round.step, key.round.group
+        exchange = self._exchanges.get((step, name))
+        if exchange is None:
+            group = next((group for group in self._groups if group.name == name), None)
+            if group is None or not self._version <= step <= self._version + 1:
+                return None
+            exchange = self._exchange(step, group)
+        mine, theirs = exchange.round, key.round  # of one step and group, by the look-up
+        same = mine.group_view == theirs.group_view and mine.attempt == theirs.attempt
+        return exchange if same and (key.lo, key.hi) in exchange.owner_of else None
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -169,17 +199,14 @@ class AllReduce:
         """Our set is final and our vector is there: keep our own shard, send every other owner its slices."""
         step = exchange.round.step
         items, n_samples = self._ledger.items(step), self._ledger.n_samples(step)
+        for bounds in exchange.slices(self._peer):
+            exchange.parts.setdefault(bounds, {})[self._peer] = (items, n_samples)
         sends = []
-        for bounds, owner in exchange.owner_of.items():
-            if owner == self._peer:
-                exchange.parts.setdefault(bounds, {})[self._peer] = (items, n_samples)
-            else:
-                shard = Shard(exchange.key(bounds, self._peer), items, n_samples)
-                sends.append((bounds, Send(owner, shard, FLOAT_BYTES * (bounds[1] - bounds[0]), BULK)))
-        # Owners in turn rather than one after the other, so that all links are busy from the start.
-        rank = {b: i for owner in exchange.members for i, b in enumerate(exchange.slices(owner))}
-        sends.sort(key=lambda pair: (rank[pair[0]], pair[0]))
-        return [send for _, send in sends]
+        for bounds, owner in exchange.in_turn:
+            if owner != self._peer:
+                shard = Shard(SliceKey(exchange.round, *bounds, self._peer), items, n_samples)
+                sends.append(Send(owner, shard, FLOAT_BYTES * (bounds[1] - bounds[0]), BULK))
+        return sends
 
     def _offer(self, exchange: Exchange) -> list[Action]:
         """Add up what is complete in our own shard, once all groups' shards are on their way: others wait for those."""
@@ -188,24 +215,28 @@ class AllReduce:
     def _on_shard(self, src: int, shard: Shard) -> list[Action]:
         exchange = self._find(shard.key)
         bounds = (shard.key.lo, shard.key.hi)
-        if exchange is None or exchange.owner_of[bounds] != self._peer or src not in exchange.members:
+        if exchange is None or exchange.owner_of[bounds] != self._peer or src not in exchange.member_set:
             return []
-        exchange.parts.setdefault(bounds, {})[src] = (shard.items, shard.n_samples)
-        return self._try_sum(exchange, bounds)
+        parts = exchange.parts.setdefault(bounds, {})
+        parts[src] = (shard.items, shard.n_samples)
+        return self._try_sum(exchange, bounds) if len(parts) == len(exchange.members) else []
 
     def _try_sum(self, exchange: Exchange, bounds: tuple[int, int]) -> list[Action]:
         parts = exchange.parts.get(bounds, {})
-        if set(parts) != set(exchange.members):
+        if len(parts) < len(exchange.members):
             return []
-        problem = self._problem(exchange, {src: items for src, (items, _) in parts.items()})
+        cover = tuple((src, items) for src, (items, _) in sorted(parts.items()))
+        problem = self._problem(exchange, cover)
+        if not problem:
+            n_samples = sum(n for _, n in parts.values()) // len(exchange.group.stages)
+            exchange.covers[bounds] = (cover, n_samples)
         return problem or [Sum(exchange.key(bounds), exchange.members)]
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
         exchange = self._find(key)
         bounds = (key.lo, key.hi)
-        parts = exchange.parts.pop(bounds)
-        cover = tuple((src, items) for src, (items, _) in sorted(parts.items()))
-        n_samples = sum(n for _, n in parts.values()) // len(exchange.group.stages)
+        del exchange.parts[bounds]
+        cover, n_samples = exchange.covers.pop(bounds)
         reduced = Reduced(key, cover, n_samples, digest, sq_norm)
         n_bytes = FLOAT_BYTES * (key.hi - key.lo)
         sends = [Send(member, reduced, n_bytes, BULK) for member in exchange.members if member != self._peer]
@@ -216,13 +247,18 @@ class AllReduce:
         bounds = (reduced.key.lo, reduced.key.hi)
         if exchange is None or exchange.owner_of[bounds] != src or bounds in exchange.sums:
             return []
-        problem = self._problem(exchange, dict(reduced.cover))
+        problem = self._problem(exchange, reduced.cover)
         return problem or self._hold(exchange, bounds, reduced.digest, reduced.sq_norm, reduced.n_samples)
 
-    def _problem(self, exchange: Exchange, sets: dict[int, tuple[Item, ...]]) -> list[Action]:
-        """A sum is accepted only with an exact cover (step protocol, Sec. 4.3)."""
-        problem = cover_problem(sets, exchange.group.stages, self._n_microbatches)
-        return [Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))] if problem else []
+    def _problem(self, exchange: Exchange, cover: Cover) -> list[Action]:
+        """A sum is accepted only with an exact cover (step protocol, Sec. 4.3). All slices of a round have one."""
+        if cover == exchange.good_cover:
+            return []
+        problem = cover_problem(dict(cover), exchange.group.stages, self._n_microbatches)
+        if problem:
+            return [Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))]
+        exchange.good_cover = cover
+        return []
 
     def _hold(self, exchange: Exchange, bounds, digest: int, sq_norm: float, n_samples: int) -> list[Action]:
         exchange.sums[bounds] = (digest, sq_norm)

@@ -29,26 +29,22 @@ from jaxdt.core.schedule import stage_order
 
 
 class FixedWiring:
-    """One peer's side. `boundary_bytes[b]` is the payload of a tensor that crosses boundary b (stage b to b + 1)."""
+    """One peer's side. `boundary_bytes`: payload of an activation that it sends, and of a gradient; `evals`: measure
+    the held-out loss every so many steps, on so many microbatches."""
 
-    def __init__(self, plan: Plan, peer: int, n_steps: int, boundary_bytes: tuple[int, ...], evals: tuple[int, int]):
+    READS = frozenset({ViewChanged, Updated, Boundary, Ran})
+
+    def __init__(self, plan: Plan, peer: int, n_steps: int, boundary_bytes: tuple[int, int], evals: tuple[int, int]):
         self._plan, self._peer, self._n_steps = plan, peer, n_steps
         self._stage, self._pipeline = plan.seat(peer)
-        self._boundary_bytes = boundary_bytes
+        self._first, self._last = self._stage == 0, self._stage == plan.n_stages - 1
+        self._activation_bytes, self._gradient_bytes = boundary_bytes
         self._eval_every_steps, self._n_evals = evals
         self._order = stage_order(plan, self._stage, self._pipeline)
         self._work: list[Work] = []
         self._arrived: set[Key] = set()
         self._step = -1
         self._running = False
-
-    @property
-    def _first(self) -> bool:
-        return self._stage == 0
-
-    @property
-    def _last(self) -> bool:
-        return self._stage == self._plan.n_stages - 1
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -82,20 +78,23 @@ class FixedWiring:
         return [Work(self._stage, EVALUATE, m) for m in range(self._pipeline, self._n_evals, self._plan.n_pipelines)]
 
     def _next(self) -> list[Action]:
-        if self._running or not self._work or not self._needs(self._work[0]) <= self._arrived:
+        if self._running or not self._work:
             return []
         work = self._work[0]
-        self._arrived -= self._needs(work)
+        key = self._need(work)
+        if key is not None:
+            if key not in self._arrived:
+                return []
+            self._arrived.remove(key)
         self._running = True
         return [Run(Work(work.stage, work.kind, work.microbatch, self._peer, self._step))]
 
-    def _needs(self, work: Work) -> set[Key]:
-        """Keys that must have come over a link before this Work may run."""
+    def _need(self, work: Work) -> Key | None:
+        """The tensor that must have come over a link before this Work may run."""
         stage, m = work.stage, work.microbatch
         if work.kind == BACKWARD:
-            return set() if self._last else {Key("grad", self._step, stage + 1, m)}
-        kind = "act" if work.kind == FORWARD else "eval"
-        return set() if self._first else {Key(kind, self._step, stage, m)}
+            return None if self._last else Key("grad", self._step, stage + 1, m)
+        return None if self._first else Key("act" if work.kind == FORWARD else "eval", self._step, stage, m)
 
     def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
         step, stage, m = self._step, work.stage, work.microbatch
@@ -113,5 +112,5 @@ class FixedWiring:
         return [self._send(Key(kind, step, stage + 1, m), stage + 1)]
 
     def _send(self, key: Key, stage: int) -> Send:
-        n_bytes = self._boundary_bytes[min(stage, self._stage)]
+        n_bytes = self._activation_bytes if stage > self._stage else self._gradient_bytes
         return Send(self._plan.placement[stage][self._pipeline], Boundary(key), n_bytes)

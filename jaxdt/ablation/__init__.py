@@ -1,0 +1,1 @@
+"""The ablation of what crosses a boundary (SWARM Tables 7, 8): grid, training in one process, measurements, report."""

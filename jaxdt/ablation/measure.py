@@ -1,0 +1,118 @@
+"""Seconds of the parts of a step, measured on this machine."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxdt.ablation.grid import LAYERS, Case, codec_of
+from jaxdt.ablation.train import Chain
+from jaxdt.codec import decode, encode
+from jaxdt.core.config import RunConfig
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.model.gpt import receiver_name, sender_name
+from jaxdt.model.layers import Receiver, Sender
+from jaxdt.model.stage import StageFunctions
+
+N_WARM_UP, N_TIMED = 3, 15
+
+
+def measure(config: RunConfig, case: Case) -> dict:
+    """`seconds`: per stage and kind of Work, without the codec. `encode_s`, `decode_s`: of one boundary tensor, by the
+    codec or by the halves of the compression layers, which are part of `seconds` already."""
+    chain = Chain(config, case)
+    encode_s, decode_s = _boundary_seconds(chain, case)
+    seconds = [_stage_seconds(chain, s) for s in range(case.stages)]
+    return {"seconds": seconds, "encode_s": encode_s, "decode_s": decode_s}
+
+
+def _stage_seconds(chain: Chain, s: int) -> dict[str, float]:
+    """Seconds per kind of Work of stage s; the last stage's forward is fused into its backward."""
+    stage, params = chain.stages[s], chain.params[s]
+    x = _tokens(stage) if stage.first else _noise(stage.in_shape, stage.boundary_dtype)
+    backward = _fused_call(stage, params, x) if stage.last else _backward_call(stage, params, x)
+    vectors = stage.gradient_vectors(stage.zeros())
+    return {
+        FORWARD: 0.0 if stage.last else _seconds(lambda: stage.forward(params, x)),
+        BACKWARD: backward,
+        EVALUATE: _seconds(lambda: stage.evaluate(params, x)),
+        GATHER: _seconds(lambda: stage.gradient_vectors(params)),
+        UPDATE: _update_call(stage, params, vectors),
+    }
+
+
+def _fused_call(stage: StageFunctions, params, x) -> float:
+    acc = [stage.zeros()]
+
+    def run():
+        loss, gx, acc[0] = stage.loss_backward(params, x, _tokens(stage), acc[0])
+        return loss, gx, acc[0]
+
+    return _seconds(run)
+
+
+def _backward_call(stage: StageFunctions, params, x) -> float:
+    _, residual = stage.forward(params, x)
+    gy, acc = _noise(stage.out_shape, stage.boundary_dtype), [stage.zeros()]
+
+    def run():
+        gx, acc[0] = stage.backward(params, residual, gy, acc[0])
+        return gx, acc[0]
+
+    return _seconds(run)
+
+
+def _update_call(stage: StageFunctions, params, vectors) -> float:
+    state = [stage.init_optimizer(params)]
+
+    def run():
+        moved, state[0] = stage.update(params, state[0], vectors, np.float32(1.0))
+        return moved, state[0]
+
+    return _seconds(run)
+
+
+def _boundary_seconds(chain: Chain, case: Case) -> tuple[float, float]:
+    """(encode, decode) of one tensor over the first boundary."""
+    stage = chain.stages[0]
+    if case.method in LAYERS:
+        return _layer_seconds(chain, case)
+    spec, x = codec_of(case), _noise(stage.out_shape, stage.boundary_dtype)
+    if spec.name == "none":
+        return 0.0, 0.0
+    wire = encode(spec, x)
+    return _seconds(lambda: encode(spec, x)), _seconds(lambda: decode(spec, wire, x.shape, x.dtype))
+
+
+def _layer_seconds(chain: Chain, case: Case) -> tuple[float, float]:
+    stage = chain.stages[0]
+    model, after = stage.config, stage.hi
+    send = jax.jit(Sender(model.compression_kind, model.compression_ratio).apply)
+    receive = jax.jit(Receiver(model.d_model).apply)
+    sender = {"params": chain.params[0][sender_name(after)]}
+    receiver = {"params": chain.params[1][receiver_name(after)]}
+    x = _noise((*stage.out_shape[:2], model.d_model), stage.boundary_dtype)
+    h = send(sender, x)
+    return _seconds(lambda: send(sender, x)), _seconds(lambda: receive(receiver, h))
+
+
+def _seconds(run: Callable) -> float:
+    """Median seconds of a call; on a CPU those of the processor, so that other programs count less."""
+    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
+    times = []
+    for _ in range(N_WARM_UP + N_TIMED):
+        start_s = clock()
+        jax.block_until_ready(run())
+        times.append(clock() - start_s)
+    return statistics.median(times[N_WARM_UP:])
+
+
+def _noise(shape: tuple[int, ...], dtype) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), shape, dtype)
+
+
+def _tokens(stage: StageFunctions) -> np.ndarray:
+    shape = (stage.microbatch_size, stage.config.seq_len)
+    return np.random.default_rng(0).integers(0, stage.config.vocab_size, shape, dtype=np.int32)

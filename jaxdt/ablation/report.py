@@ -1,0 +1,147 @@
+"""The ablation's results as rows, and rows as markdown. A spread is the standard deviation over seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxdt.ablation.grid import BASELINE, EIGHT_BIT, AblationConfig, Case, bytes_per_step, kinds
+from jaxdt.core.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of run over all its seeds. `loss_differences`: held-out loss minus that of the baseline of the same
+    seed. `steps_to_target`: None for a seed that did not get there. `step_s`: simulated, per entry of
+    `AblationConfig.gbps`; empty before the parts are measured."""
+
+    case: Case
+    perplexities: tuple[float, ...]
+    loss_differences: tuple[float, ...]
+    steps_to_target: tuple[float | None, ...]
+    step_bytes: int
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    step_s: tuple[float, ...] = ()
+
+    @property
+    def target_steps(self) -> float | None:
+        """Mean steps to the target; None if a seed did not get there."""
+        return None if None in self.steps_to_target else statistics.fmean(self.steps_to_target)
+
+
+def cut_cases(ablation: AblationConfig) -> list[Case]:
+    """Every case with seed 0, the baseline once for each number of stages."""
+    baseline = [Case(BASELINE, stages, 1) for stages in ablation.stages]
+    return baseline + [case for case in kinds(ablation) if case.method != BASELINE]
+
+
+def rows(
+    config: RunConfig, ablation: AblationConfig, finished: Mapping[Case, dict], parts: Mapping[Case, dict]
+) -> list[Row]:
+    """One row per cut case. `parts[case]`: encode_s, decode_s, step_s of measured cases."""
+    seeds = range(ablation.seeds)
+    baseline = [finished[Case(BASELINE, 1, 1, seed)]["eval"] for seed in seeds]
+    target = statistics.fmean(value_at(curve, ablation.target_frac * config.train.steps) for curve in baseline)
+    found = []
+    for case in cut_cases(ablation):
+        trained = replace(case, stages=1) if case.method == BASELINE else case
+        curves = [finished[replace(trained, seed=seed)]["eval"] for seed in seeds]
+        measured = parts.get(case, {})
+        found.append(
+            Row(
+                case=case,
+                perplexities=tuple(math.exp(curve[-1][1]) for curve in curves),
+                loss_differences=tuple(own[-1][1] - base[-1][1] for own, base in zip(curves, baseline, strict=True)),
+                steps_to_target=tuple(steps_to(curve, target) for curve in curves),
+                step_bytes=bytes_per_step(config, case),
+                encode_s=measured.get("encode_s", 0.0),
+                decode_s=measured.get("decode_s", 0.0),
+                step_s=tuple(measured.get("step_s", ())),
+            )
+        )
+    return found
+
+
+def value_at(curve: Sequence[Sequence[float]], step: float) -> float:
+    """The loss at `step`, on the straight line between two evaluations."""
+    for (a, loss_a), (b, loss_b) in zip(curve, curve[1:], strict=False):
+        if step <= b:
+            return loss_a + (loss_b - loss_a) * (step - a) / (b - a)
+    return curve[-1][1]
+
+
+def steps_to(curve: Sequence[Sequence[float]], target: float) -> float | None:
+    """Steps until the loss first is at most `target`, on the straight line between two evaluations."""
+    if curve[0][1] <= target:
+        return float(curve[0][0])
+    for (a, loss_a), (b, loss_b) in zip(curve, curve[1:], strict=False):
+        if loss_b <= target:
+            return a + (b - a) * (loss_a - target) / (loss_a - loss_b)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------- markdown
+
+
+def markdown(config: RunConfig, ablation: AblationConfig, found: list[Row]) -> str:
+    """The two tables."""
+    return f"{quality(ablation, found)}\n\n{cost(config, ablation, found)}\n"
+
+
+def quality(ablation: AblationConfig, found: list[Row]) -> str:
+    """Held-out perplexity as in SWARM's Table 8; a column per ratio and number of stages."""
+    columns = [(stages, ratio) for ratio in ablation.ratios for stages in ablation.stages]
+    head = ["held-out perplexity", *(f"{stages} stages {ratio}x" for stages, ratio in columns)]
+    lines = []
+    for method in ablation.methods:
+        own = {
+            (row.case.stages, row.case.ratio): spread(row.perplexities) for row in found if row.case.method == method
+        }
+        if method == BASELINE:
+            own = {column: own[column[0], 1] for column in columns}
+        lines.append([method, *(own.get(column, "-") for column in columns)])
+    note = "int8 is 2x against 16-bit boundaries, as the paper counts, and 4x against fp32."
+    return f"{table(head, lines)}\n\nMean +- standard deviation over {ablation.seeds} seeds. {note}"
+
+
+def cost(config: RunConfig, ablation: AblationConfig, found: list[Row]) -> str:
+    """A line per kind of run: quality against the baseline of the same seed, bytes, seconds, time to the target."""
+    speeds = [f"{gbps * 1e3:g} Mb/s" if math.isfinite(gbps) else "unlimited" for gbps in ablation.gbps]
+    head = ["boundary", "ratio", "stages", "loss - none", "steps to target", "MB/step", "encode ms", "decode ms"]
+    head += [f"step s, {speed}" for speed in speeds] + [f"target s, {speed}" for speed in speeds]
+    lines = []
+    for row in found:
+        steps, case = row.target_steps, row.case
+        n_reached = sum(step is not None for step in row.steps_to_target)
+        reached = spread(row.steps_to_target, 0) if steps is not None else f"{n_reached} of {ablation.seeds} seeds"
+        lines.append(
+            [
+                case.method,
+                "1x"
+                if case.method == BASELINE
+                else f"{case.ratio}x" + (" (16-bit)" if case.method in EIGHT_BIT else ""),
+                str(case.stages),
+                "-" if case.method == BASELINE else spread(row.loss_differences, 3, "+"),
+                reached,
+                f"{row.step_bytes / 1e6:.2f}",
+                f"{row.encode_s * 1e3:.2f}",
+                f"{row.decode_s * 1e3:.2f}",
+                *(f"{step_s:.3f}" for step_s in row.step_s),
+                *(f"{steps * step_s:.0f}" if steps is not None else "-" for step_s in row.step_s),
+            ]
+        )
+    goal = f"the baseline's mean held-out loss after {ablation.target_frac:.0%} of {config.train.steps} steps"
+    return f"{table(head, lines)}\n\nTarget: {goal}. Step and target seconds are simulated from measured parts."
+
+
+def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
+    """Mean +- standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):{sign}.{digits}f} +- {deviation:.{digits}f}"
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    """A markdown table."""
+    rule = ["---"] * len(head)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))

@@ -1,0 +1,51 @@
+"""The ablation's results file: one JSON line per finished run, so that an interrupted grid goes on where it stopped."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from jaxdt.ablation.grid import Case
+from jaxdt.core import plain
+from jaxdt.core.config import RunConfig
+from jaxdt.core.errors import BadInput
+
+
+def fingerprint(config: RunConfig, data_checksum: str) -> str:
+    """16 hex digits that agree between configs whose runs may stand in one table; the method and the seed are the
+    case's."""
+    train = {name: value for name, value in plain.write(config.train).items() if name != "seed"}
+    parts = [plain.write(config.model), train, plain.write(config.optim), config.plan.microbatches, config.dtype]
+    return hashlib.sha256(json.dumps([*parts, data_checksum], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def append(path: Path, record: dict) -> None:
+    """Add a line and make it durable. A torn last line of an earlier crash is cut off first."""
+    line = (json.dumps(record, sort_keys=True) + "\n").encode()
+    with path.open("ab+") as file:
+        file.seek(0)
+        whole_bytes = file.read().rfind(b"\n") + 1
+        file.truncate(whole_bytes)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load(path: Path, mark: str) -> dict[Case, dict]:
+    """The finished runs; a torn last line does not count. Runs with another fingerprint than `mark`
+    are refused."""
+    found: dict[Case, dict] = {}
+    text = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            case = Case(**record["case"])
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(f"{path}:{number}: got no result, expected a JSON object with a case") from None
+        if record.get("config") != mark:
+            raise BadInput(
+                f"{path}:{number}: made with config {record.get('config')}, this one is {mark}; "
+                "expected another --run_dir or the same config"
+            )
+        found[case] = record
+    return found

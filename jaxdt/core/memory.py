@@ -1,0 +1,81 @@
+"""What a stage's peer holds in memory at its worst moment, in bytes.
+
+Two moments count. While it computes: parameters, optimizer moments and the accumulator, for every microbatch between
+its forward and its backward a residual and the boundary tensors beside it, and what one backward needs while it runs.
+While it exchanges: the accumulator and the sum coexist, and a shard of each replica's is being added up.
+Per parameter the bytes are those of the step protocol's table (fp32 masters; 16 while computing with Adam, 20 and a
+shard while exchanging). A residual is what the backward reads besides the weights: the input under `recompute`; under
+`dots` also the results of the weight products, which `eval_shape` of the stage functions confirms to the byte. The
+working memory of a backward was read off XLA's own figures for fp32 on CPU; it is an estimate, good to a third.
+"""
+
+from jaxdt.core.gpt import GPTConfig
+from jaxdt.core.sizes import DTYPE_BYTES
+
+FLOAT_BYTES = 4
+MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1}
+TOKEN_BYTES = 4
+WORKING_WIDTHS, WORKING_UPS, WORKING_SCORES = 10, 2, 4 / 3  # of a layer's backward: per D, per up-projection, per H T
+
+
+def up_width(model: GPTConfig) -> int:
+    """Columns of a layer's up-projection."""
+    return model.d_ff * (2 if model.activation == "geglu" else 1)
+
+
+def state_bytes(model: GPTConfig, lo: int, hi: int, dtype: str = "float32", optimizer: str = "adamw") -> int:
+    """Parameters, moments and accumulator of layers lo..hi-1, and the weights cast for one Work in another dtype."""
+    cast_bytes = 0 if dtype == "float32" else DTYPE_BYTES[dtype]
+    return model.stage_params(lo, hi) * (FLOAT_BYTES * (2 + MOMENTS[optimizer]) + cast_bytes)
+
+
+def exchange_bytes(model: GPTConfig, lo: int, hi: int, n_replicas: int) -> int:
+    """What averaging adds to the state: the sum, and one shard from a member at a time; nothing without replicas."""
+    return FLOAT_BYTES * model.stage_params(lo, hi) * (n_replicas + 1) // n_replicas if n_replicas > 1 else 0
+
+
+def residual_bytes(model: GPTConfig, lo: int, hi: int, microbatch_size: int, dtype: str, remat: str) -> int:
+    """Of one microbatch, between its forward and its backward. The last stage runs both as one program."""
+    if hi == model.n_layers or remat == "recompute":
+        return input_bytes(model, lo, microbatch_size, dtype)
+    n_layers = hi - lo
+    kept = n_layers * (4 * model.d_model + up_width(model)) + (n_layers - 1) * model.d_model
+    kept_bytes = microbatch_size * model.seq_len * kept * DTYPE_BYTES[dtype]
+    return kept_bytes + input_bytes(model, lo, microbatch_size, dtype)
+
+
+def input_bytes(model: GPTConfig, lo: int, microbatch_size: int, dtype: str) -> int:
+    """A stage's input: tokens on the first stage, else a boundary tensor."""
+    if lo == 0:
+        return microbatch_size * (model.seq_len + 1) * TOKEN_BYTES
+    return model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
+
+
+def working_bytes(model: GPTConfig, lo: int, hi: int, microbatch_size: int, dtype: str) -> int:
+    """What one backward needs while it runs: values of all its layers at once; on the last stage also the logits in
+    fp32, once as logits and once as their gradient."""
+    a_token = WORKING_WIDTHS * model.d_model + WORKING_UPS * up_width(model)
+    a_token += WORKING_SCORES * model.n_heads * model.seq_len
+    numbers = microbatch_size * model.seq_len * a_token * (hi - lo)
+    logits = 2 * microbatch_size * model.seq_len * model.vocab_size if hi == model.n_layers else 0
+    return round(numbers * DTYPE_BYTES[dtype]) + logits * FLOAT_BYTES
+
+
+def stage_memory_bytes(
+    model: GPTConfig,
+    lo: int,
+    hi: int,
+    microbatch_size: int,
+    in_flight: int,
+    n_replicas: int = 1,
+    dtype: str = "float32",
+    remat: str = "recompute",
+    optimizer: str = "adamw",
+) -> int:
+    """The larger of both moments, for layers lo..hi-1 with `in_flight` microbatches between forward and backward, each
+    with one boundary tensor on its way in and one on its way out, and `n_replicas` peers in the stage's group."""
+    n_boundaries = (lo > 0) + (hi < model.n_layers)
+    boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
+    held = in_flight * (residual_bytes(model, lo, hi, microbatch_size, dtype, remat) + boundary_bytes)
+    computing = held + working_bytes(model, lo, hi, microbatch_size, dtype)
+    return state_bytes(model, lo, hi, dtype, optimizer) + max(computing, exchange_bytes(model, lo, hi, n_replicas))

@@ -1,0 +1,78 @@
+"""A peer's boundary tensors on their way out and in: the codec that the plan names for each link, and what error
+feedback remembers. Encoding is dispatched right behind the stage function that made the tensor, on its device; the copy
+to the host is the sender thread's, beside the next Work."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdt import codec
+from jaxdt.core import codec as codecs
+from jaxdt.core.codec import CodecSpec
+from jaxdt.core.config import RunConfig
+from jaxdt.core.errors import BadInput
+from jaxdt.core.plan import Plan
+from jaxdt.model.stage import StageFunctions
+
+ACTIVATION, GRADIENT, HELD_OUT = "act", "grad", "eval"
+
+
+class Direction(NamedTuple):
+    """Tensors of one kind over one boundary."""
+
+    spec: CodecSpec
+    shape: tuple[int, ...]
+    remembers: bool
+
+
+class Crossing:
+    """`outgoing` and `incoming` are called by the compute thread; `leaf` by anyone. Tensors are named by their kind."""
+
+    def __init__(self, config: RunConfig, plan: Plan, peer: int, functions: StageFunctions):
+        self._dtype = jnp.dtype(functions.boundary_dtype)
+        self._errors: dict[str, jax.Array] = {}
+        stage, pipeline = plan.seat(peer)
+
+        def direction(boundary: int, forward: bool, shape: tuple[int, ...], feeds_back: bool = False) -> Direction:
+            spec = codecs.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
+            loses = codecs.loses(spec, self._dtype.itemsize)
+            return Direction(spec, shape, feeds_back and config.error_feedback and loses)
+
+        self._out: dict[str, Direction] = {}
+        self._in: dict[str, Direction] = {}
+        if not functions.first:
+            self._in[ACTIVATION] = self._in[HELD_OUT] = direction(stage - 1, True, functions.in_shape)
+            self._out[GRADIENT] = direction(stage - 1, False, functions.in_shape, feeds_back=True)
+        if not functions.last:
+            self._in[GRADIENT] = direction(stage, False, functions.out_shape)
+            self._out[HELD_OUT] = direction(stage, True, functions.out_shape)
+            self._out[ACTIVATION] = direction(stage, True, functions.out_shape, feeds_back=True)
+
+    def outgoing(self, kind: str, tensor) -> jax.Array:
+        """What to send for a tensor; computed as soon as the tensor is."""
+        spec, shape, remembers = self._out[kind]
+        if not remembers:
+            return tensor if spec.name == codecs.NONE else codec.encode(spec, tensor)
+        error = self._errors.get(kind)
+        if error is None:
+            error = jnp.zeros(shape, jnp.float32)
+        wire, self._errors[kind] = codec.encode_with_feedback(spec, tensor, error)
+        return wire
+
+    def incoming(self, kind: str, wire):
+        """The tensor that came as `wire`."""
+        spec, shape, _ = self._in[kind]
+        return wire if spec.name == codecs.NONE else codec.decode(spec, wire, shape, self._dtype)
+
+    def leaf(self, kind: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """(dtype, shape) of the array that a tensor of this kind comes as; BadInput for one that nobody sends here."""
+        if kind not in self._in:
+            raise BadInput(f"boundary tensor: got kind {kind!r}, expected one of {', '.join(self._in) or 'none'}")
+        spec, shape, _ = self._in[kind]
+        return codec.wire_leaf(spec, shape, self._dtype)
+
+    def forget(self) -> None:
+        """Error feedback begins anew."""
+        self._errors.clear()

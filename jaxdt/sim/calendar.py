@@ -1,0 +1,42 @@
+"""Virtual time: what happens when, in the order of time and, at one instant, in the order in which it was asked for.
+
+Instants are dictionary keys and their happenings lists: on regular networks thousands of messages arrive at once,
+and the heap holds bare floats.
+"""
+
+import heapq
+from collections.abc import Callable
+
+Happening = Callable[[], None]
+
+
+class Calendar:
+    """`at` during an instant, for that instant, still takes part in it."""
+
+    def __init__(self):
+        self._instants_s: list[float] = []
+        self._happenings: dict[float, list[Happening]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._instants_s)
+
+    def at(self, when_s: float, happen: Happening) -> None:
+        """Call happen() at when_s."""
+        waiting = self._happenings.get(when_s)
+        if waiting is None:
+            self._happenings[when_s] = [happen]
+            heapq.heappush(self._instants_s, when_s)
+        else:
+            waiting.append(happen)
+
+    def next_s(self) -> float:
+        """The next instant."""
+        return self._instants_s[0]
+
+    def happen(self) -> None:
+        """Everything of the next instant."""
+        when_s = self._instants_s[0]
+        for happen in self._happenings[when_s]:
+            happen()
+        heapq.heappop(self._instants_s)
+        del self._happenings[when_s]

@@ -1,0 +1,152 @@
+"""What a simulation is made of, from the files that people hold: config, plan, profile and network."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from jaxdt.core.config import NetConfig, RunConfig
+from jaxdt.core.errors import BadInput
+from jaxdt.core.events import BACKWARD, COORDINATOR, FORWARD
+from jaxdt.core.memory import stage_memory_bytes
+from jaxdt.core.network import Link, Network
+from jaxdt.core.plan import Plan, even_shares
+from jaxdt.core.profile import CodecTimes, Profile, stage_seconds
+from jaxdt.sim.lines import LinkOptions
+from jaxdt.sim.predict import Conditions, device_links
+
+RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # without faults heartbeats change no step, and cost time here
+PERSIST_S = 0.002
+NO_CODEC = CodecTimes(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A plan on a network, with the seconds of a profile. Every peer has its own device; devices that the network puts
+    on one host share its access line, if `options` gives it one. The coordinator sits beside the plan's first peer."""
+
+    config: RunConfig
+    plan: Plan
+    profile: Profile
+    network: Network
+    persist_s: float = PERSIST_S
+    options: LinkOptions = field(default_factory=LinkOptions)
+
+    def __post_init__(self):
+        if max(self.plan.peers) >= self.network.n_devices:
+            raise BadInput(
+                f"network {self.network.name!r}: has {self.network.n_devices} devices, "
+                f"the plan uses device {max(self.plan.peers)}"
+            )
+        if self.profile.model != self.config.model:
+            raise BadInput("profile: was made for another model than the config's")
+        for src, dst in pairs(self.plan):
+            if self.network.link(src, dst).bandwidth_gbps == 0:
+                raise BadInput(f"network: bandwidth_gbps[{src}][{dst}]: got 0, but the plan sends over this link")
+
+    def conditions(self) -> Conditions:
+        """Seconds, links and hosts for the simulator."""
+        host_of = {peer: self.network.devices[peer].host or f"device{peer}" for peer in self.plan.peers}
+        hosts = list(host_of.values())
+        return Conditions(
+            seconds={peer: peer_seconds(self, peer) for peer in self.plan.peers},
+            link=device_links(self.network, self.plan.placement[0][0]),
+            host_of=host_of,
+            cores={host: hosts.count(host) for host in set(hosts)},
+            persist_s=self.persist_s,
+            options=self.options,
+        )
+
+    def quiet(self, n_steps: int) -> RunConfig:
+        """The config for n_steps plain steps: no evaluation, no checkpoint but the last, heartbeats next to never."""
+        train = replace(self.config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
+        return replace(self.config, train=train, net=RARE)
+
+
+def peer_seconds(scenario: Scenario, peer: int) -> dict[str, float]:
+    """Seconds per kind of Work of a peer, with encoding and decoding at its stage's boundaries."""
+    plan, profile = scenario.plan, scenario.profile
+    stage, pipeline = plan.seat(peer)
+    kind = scenario.network.devices[peer].kind
+    codecs = profile.kind(kind).codecs
+    times = lambda boundary, forward: codecs.get(plan.codec_of(boundary, pipeline, forward), NO_CODEC)  # noqa: E731
+    found = stage_seconds(profile, kind, *plan.stages[stage])
+    if stage > 0:
+        found[FORWARD] += times(stage - 1, True).decode_s
+        found[BACKWARD] += times(stage - 1, False).encode_s
+    if stage < plan.n_stages - 1:
+        found[FORWARD] += times(stage, True).encode_s
+        found[BACKWARD] += times(stage, False).decode_s
+    return found
+
+
+def memory_bytes(scenario: Scenario) -> dict[int, int]:
+    """What each peer holds at its worst moment (jaxdt.core.memory)."""
+    config, plan = scenario.config, scenario.plan
+    found = {}
+    for peer in plan.peers:
+        stage, pipeline = plan.seat(peer)
+        share = plan.shares[pipeline]
+        in_flight = share if plan.schedule == "gpipe" else min(share, plan.depth(stage))
+        found[peer] = stage_memory_bytes(
+            config.model,
+            *plan.stages[stage],
+            config.train.microbatch_size,
+            in_flight,
+            plan.n_pipelines,
+            config.dtype,
+            config.remat,
+            config.optim.name,
+        )
+    return found
+
+
+def pairs(plan: Plan) -> list[tuple[int, int]]:
+    """Ordered pairs of peers that exchange tensors: neighbours in a pipeline, replicas of a stage."""
+    found = [pair for row in plan.placement for pair in ((a, b) for a in row for b in row if a != b)]
+    for left, right in zip(plan.placement, plan.placement[1:], strict=False):
+        found += [pair for a, b in zip(left, right, strict=True) for pair in ((a, b), (b, a))]
+    return found
+
+
+def with_bandwidth_gbps(scenario: Scenario, gbps: float) -> Scenario:
+    """All links between hosts at one bandwidth."""
+    return _relinked(scenario, lambda link: replace(link, bandwidth_gbps=gbps))
+
+
+def with_latency_ms(scenario: Scenario, latency_ms: float) -> Scenario:
+    """All links between hosts at one latency, one way."""
+    return _relinked(scenario, lambda link: replace(link, latency_s=latency_ms / 1e3))
+
+
+def with_microbatches(scenario: Scenario, n_microbatches: float) -> Scenario:
+    """So many microbatches a step, evenly over the pipelines."""
+    n_pipelines = scenario.plan.n_pipelines
+    shares = even_shares(max(n_pipelines, round(n_microbatches)), n_pipelines)
+    return replace(scenario, plan=replace(scenario.plan, shares=shares))
+
+
+SWEEPS: dict[str, Callable[[Scenario, float], Scenario]] = {
+    "bandwidth_gbps": with_bandwidth_gbps,
+    "latency_ms": with_latency_ms,
+    "microbatches": with_microbatches,
+}
+
+
+def _relinked(scenario: Scenario, change: Callable[[Link], Link]) -> Scenario:
+    network = scenario.network
+    host = [device.host for device in network.devices]
+    apart = lambda i, j: i != j and (not host[i] or host[i] != host[j])  # noqa: E731
+    n = range(network.n_devices)
+    links = [[change(network.link(i, j)) if apart(i, j) else network.link(i, j) for j in n] for i in n]
+    rows = lambda name: tuple(tuple(getattr(link, name) for link in row) for row in links)  # noqa: E731
+    changed = replace(network, latency_s=rows("latency_s"), bandwidth_gbps=rows("bandwidth_gbps"))
+    return replace(scenario, network=changed)
+
+
+def without(conditions: Conditions, *names: str) -> Conditions:
+    """The conditions with the commit, the exchange of gradients or the boundary tensors ("commit", "sync", "transfer")
+    free of charge."""
+    link = conditions.link
+    if "commit" in names:
+        free = lambda src, dst: Link() if COORDINATOR in (src, dst) else link(src, dst)  # noqa: E731
+        conditions = replace(conditions, link=free, persist_s=0.0)
+    return replace(conditions, free=frozenset(names) & {"sync", "transfer"})

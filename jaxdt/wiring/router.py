@@ -1,0 +1,107 @@
+"""A router's choice of peers: interleaved weighted round-robin over measured speeds (SWARM Sec. 3.2, Algorithm 1).
+
+Each router keeps, per stage, a priority queue of peers: the one with the least priority is next, and its priority grows
+by what a microbatch takes there. So in the long run a peer's share goes with its speed. Near peers look faster, because
+the way to them counts, so the topology is learned too. Time and chance come in as arguments.
+"""
+
+import random
+
+GAMMA = 0.1
+UNKNOWN_S = 1.0
+BANNED = float("inf")
+
+
+class Ema:
+    """Exponential moving average, corrected for its start at zero."""
+
+    def __init__(self, gamma: float = GAMMA):
+        self._gamma, self._sum, self._weight = gamma, 0.0, 0.0
+
+    def add(self, value: float) -> None:
+        self._sum += self._gamma * (value - self._sum)
+        self._weight += self._gamma * (1.0 - self._weight)
+
+    @property
+    def value(self) -> float | None:
+        return self._sum / self._weight if self._weight else None
+
+
+class Measured:
+    """What one peer takes, as one router saw it: seconds per forward and per backward, apart. The clock of a Work
+    starts with its input, or with the peer's last completion if that was later: so a queue at the peer is not counted
+    once for each Work in it."""
+
+    def __init__(self):
+        self._emas: dict[str, Ema] = {}
+        self._last_s = float("-inf")
+
+    def add(self, kind: str, began_s: float, now_s: float) -> None:
+        self._emas.setdefault(kind, Ema()).add(now_s - max(began_s, self._last_s))
+        self._last_s = now_s
+
+    @property
+    def charge_s(self) -> float | None:
+        """Seconds of one microbatch, there and back; None before the first measurement."""
+        values = [ema.value for ema in self._emas.values()]
+        return sum(values) if values else None
+
+
+class StageQueue:
+    """The peers of one stage by priority. `rng` breaks ties."""
+
+    def __init__(self, rng: random.Random):
+        self._rng = rng
+        self._priority: dict[int, float] = {}
+        self._measured: dict[int, Measured] = {}
+
+    def add(self, peer: int) -> None:
+        """A newcomer enters at the least priority of those that are there, so that it is not flooded."""
+        live = [priority for priority in self._priority.values() if priority != BANNED]
+        self._priority[peer] = min(live, default=0.0)
+        self._measured.setdefault(peer, Measured())
+
+    def ban(self, peer: int) -> None:
+        """Not chosen again until it is added again; what was measured stays."""
+        if peer in self._priority:
+            self._priority[peer] = BANNED
+
+    def measured(self, peer: int, kind: str, began_s: float, now_s: float) -> None:
+        """A Work of this kind was done there."""
+        if peer in self._measured:
+            self._measured[peer].add(kind, began_s, now_s)
+
+    def choose(self) -> int | None:
+        """The next peer; None if all are banned or there is none."""
+        least = min(self._priority.values(), default=BANNED)
+        if least == BANNED:
+            return None
+        peer = self._rng.choice(sorted(p for p, priority in self._priority.items() if priority == least))
+        self._priority[peer] += self._charge_s(peer)
+        return peer
+
+    def _charge_s(self, peer: int) -> float:
+        """A peer that was never measured is charged the mean of its stage."""
+        own = self._measured[peer].charge_s
+        if own is not None:
+            return own
+        known = [charge for one in self._measured.values() if (charge := one.charge_s) is not None]
+        return sum(known) / len(known) if known else UNKNOWN_S
+
+    @property
+    def priorities(self) -> dict[int, float]:
+        return dict(self._priority)
+
+
+class Router:
+    """Routes of microbatches through the stages, chosen stage by stage."""
+
+    def __init__(self, n_stages: int, seed: str):
+        rng = random.Random(seed)
+        self.stages = [StageQueue(rng) for _ in range(n_stages)]
+
+    def route(self) -> tuple[int, ...] | None:
+        """One peer per stage; None while a stage has nobody."""
+        if any(min(stage.priorities.values(), default=BANNED) == BANNED for stage in self.stages):
+            return None
+        return tuple(stage.choose() for stage in self.stages)

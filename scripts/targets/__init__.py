@@ -1,0 +1,1 @@
+"""The papers' figures that reproduce.py knows, one module each."""

@@ -1,0 +1,233 @@
+"""What a person or a file got wrong is one line and exit code 2, and nothing is started or overwritten.
+
+The scripts run as a user starts them, except that each is imported once and then forked for every case."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxdt.core import plain
+from jaxdt.core import plan as plans
+from jaxdt.core.errors import BadInput
+from jaxdt.core.gpt import gpt_config
+from jaxdt.core.network import to_json, uniform
+from jaxdt.core.plan import Plan
+from jaxdt.model.data import HEADER_BYTES, open_data, write_tokens
+from jaxdt.runtime import credential
+from jaxdt.runtime.run_dir import clear, hold
+
+ROOT = Path(__file__).resolve().parent.parent
+FORKS = """
+import importlib, json, os, sys
+folder, name = sys.argv[1:]
+sys.path.insert(0, folder)
+script, run_flags = importlib.import_module(name), importlib.import_module("run_flags")
+results = []
+for arguments in json.load(sys.stdin):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        sys.argv = [f"{name}.py", *arguments]
+        run_flags.run(script.main)
+    os.close(write)
+    with os.fdopen(read) as said:
+        text = said.read()
+    results.append((os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text))
+print(json.dumps(results))
+"""
+CONFIG = """
+from jaxdt.config_file import base_config
+
+
+def get_config():
+    config = base_config("debug")
+    config.plan.stages = 2
+    config.data.path = {tokens!r}
+    return config
+"""
+PLAN = plans.to_json(Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (1,)))
+MODEL = plain.write(gpt_config("debug"))
+
+
+def network(n: int, gbps: float = 1.0) -> str:
+    return json.dumps(to_json(uniform(n, 0.01, gbps)))
+
+
+def tokens(folder: Path, name: str, n_eval: int = 2000, vocab_size: int = 256) -> bytes:
+    numbers = np.arange(5000) % vocab_size
+    return write_tokens(folder / name, "bytes", vocab_size, numbers, numbers[:n_eval]).path.read_bytes()
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+def checkpoint(folder: Path, data: str, **changes) -> None:
+    """A run's folder with the mark of a checkpoint of 7 steps."""
+    mark = {"version": 7, "lineage": 0, "stages": 1, "model": MODEL, "optimizer": "adamw", "data": data} | changes
+    (folder / "checkpoints/00000007").mkdir(parents=True)
+    (folder / "checkpoints/00000007/complete.json").write_text(json.dumps(mark))
+    (folder / "config.json").write_text("{}")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with one of everything that can be wrong."""
+    folder = tmp_path_factory.mktemp("files")
+    good = tokens(folder, "good.tok")
+    tokens(folder, "few.tok", n_eval=3)
+    tokens(folder, "wide.tok", vocab_size=300)
+    checksum = open_data(folder / "good.tok").checksum
+    config = CONFIG.format(tokens=str(folder / "good.tok"))
+    contents = {
+        "good.py": config,
+        "unknown.py": config.replace("plan.stages", "plan.stagse"),
+        "syntax.py": "def get_config(:",
+        "raises.py": "def get_config():\n    return 1 / 0",
+        "none.py": "def get_config():\n    return None",
+        "empty.py": "",
+        "cut.tok": good[:3000],
+        "header.tok": flipped(good, 20),
+        "payload.tok": flipped(good, HEADER_BYTES + 1000),
+        "gap.json": json.dumps(PLAN | {"stages": [[0, 1], [2, 3]]}),
+        "other.json": json.dumps(PLAN | {"n_layers": 3, "stages": [[0, 1], [1, 3]]}),
+        "cut.json": json.dumps(PLAN)[:50],
+        "noise.json": b"\xff\xfe\x00{",
+        "small.json": network(1),
+        "halted.json": network(2, 0.0),
+        "cut_network.json": network(2)[:80],
+        "file": "no folder",
+        "thesis/chapter.txt": "years of work",
+        "broken.pem": "hello",
+        "metrics.jsonl": '{"step": 0}\n',
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / "broken.pem").chmod(0o600)
+    checkpoint(folder / "done", checksum)
+    checkpoint(folder / "other_model", checksum, model=MODEL | {"d_model": 99})
+    checkpoint(folder / "other_tokens", "abc")
+    checkpoint(folder / "damaged", checksum, stages="two")
+    credential.create(folder / "open.pem")
+    (folder / "open.pem").chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (folder / "port").write_text(str(server.getsockname()[1]))
+        yield folder
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*.*") if path.is_file() and path.suffix != ".pyc"}
+
+
+def refused(files: Path, script: str, cases: dict[str, tuple[list[str], str]]) -> None:
+    """Each case ends with code 2 and one line that holds its words; the files are what they were."""
+    before = content_of(files)
+    values = {"dir": files, "port": (files / "port").read_text()}
+    config, run_dir = "--config={dir}/good.py", "--run_dir={dir}/run"
+    flags = [own if own[0].startswith("--config=") else [config, *own] for own, _ in cases.values()]
+    arguments = [[word.format(**values) for word in (run_dir, *own)] for own in flags]
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, str(ROOT / "scripts"), script]
+    done = subprocess.run(command, input=json.dumps(arguments), capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert done.returncode == 0, done.stderr
+    for (name, (_, words)), (code, text) in zip(cases.items(), json.loads(done.stdout), strict=True):
+        assert code == 2, (name, text)
+        assert len(text.splitlines()) == 1, (name, text)
+        assert words in text, (name, text)
+    assert content_of(files) == before
+    assert not (files / "run").exists()
+
+
+def test_launching(files):
+    cases = {
+        "unknown field": (["--config.train.stpes=3"], '"steps"'),
+        "unknown field in the file": (["--config={dir}/unknown.py"], "stagse"),
+        "out of range": (["--config.train.steps=0"], "train.steps: got 0, expected an integer >= 1"),
+        "type": (["--config.optim.lr=fast"], "config.optim.lr=fast"),
+        "not a program": (["--config={dir}/syntax.py"], "syntax.py:1: SyntaxError"),
+        "a program that fails": (["--config={dir}/raises.py"], "raises.py:2: ZeroDivisionError"),
+        "no config": (["--config={dir}/none.py"], "get_config() returned None"),
+        "no get_config": (["--config={dir}/empty.py"], "no function get_config()"),
+        "layers": (["--config.plan.layers=3,2"], "plan.layers: 3,2 covers 5 layers, expected 2"),
+        "plan with a gap": (["--plan={dir}/gap.json"], "gap.json: plan.stages[1]: got layers 2..2"),
+        "plan of another model": (["--plan={dir}/other.json"], "other.json: plan: made for 3 layers"),
+        "truncated plan": (["--plan={dir}/cut.json"], "cut.json: not JSON"),
+        "plan of noise": (["--plan={dir}/noise.json"], "noise.json: cannot be read"),
+        "network of another size": (["--emulate={dir}/small.json"], "small.json: has 1 devices"),
+        "network without a link": (["--emulate={dir}/halted.json"], "halted.json: bandwidth_gbps[0][1]: got 0"),
+        "truncated network": (["--emulate={dir}/cut_network.json"], "cut_network.json: not JSON"),
+        "truncated tokens": (["--config.data.path={dir}/cut.tok"], "cut.tok: got 3000 bytes"),
+        "damaged header": (["--config.data.path={dir}/header.tok"], "header.tok: got header CRC"),
+        "damaged tokens": (["--config.data.path={dir}/payload.tok"], "payload.tok: tokens have SHA256"),
+        "tokens of another tokenizer": (
+            ["--config.data.path={dir}/wide.tok", "--config.model.vocab_size=256"],
+            "model.vocab_size: got 256, expected at least the token file's 300",
+        ),
+        "too little held-out text": (
+            ["--config.data.path={dir}/few.tok", "--config.train.eval_every_steps=2"],
+            "few.tok: got 3 held-out tokens",
+        ),
+        "another's folder": (["--run_dir={dir}/thesis", "--overwrite"], "not a run's folder"),
+        "another run's folder": (["--run_dir={dir}/done"], "holds another run"),
+        "a file for a folder": (["--run_dir={dir}/file"], "file: Not a directory"),
+        "nothing to resume": (["--resume"], "holds no complete checkpoint"),
+        "nothing left to do": (["--resume", "--run_dir={dir}/done", "--config.train.steps=7"], "train.steps: got 7"),
+        "checkpoint of another model": (
+            ["--resume", "--run_dir={dir}/other_model"],
+            "made with model.d_model 99, the config has 64",
+        ),
+        "checkpoint of other tokens": (["--resume", "--run_dir={dir}/other_tokens"], "made with data 'abc'"),
+        "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json: stages: got 'two', expected int"),
+        "hosts": (["--emit={dir}/run", "--hosts=a"], "--hosts: got 1 addresses, expected 2"),
+        "no port left": (["--emit={dir}/run", "--hosts=a,b", "--port=65534"], "--port: got 65534"),
+        "unknown flag": (["--steps=3"], "steps"),
+        "a word": (["please"], "argument: got 'please'"),
+    }
+    refused(files, "launch", cases)
+
+
+def test_coordinating(files):
+    cases = {
+        "port in use": (["--listen=127.0.0.1:{port}", "--run_dir={dir}"], "listen: cannot bind 127.0.0.1:"),
+        "no address": (["--listen=here"], "listen: got 'here', expected host:port"),
+        "no address at all": (["--listen="], "listen: got no address"),
+        "no credential": (["--listen=0.0.0.0:0"], "listen: got 0.0.0.0 without a credential"),
+        "missing credential": (["--credential={dir}/none.pem"], "none.pem: cannot be read"),
+        "broken credential": (["--credential={dir}/broken.pem"], "broken.pem: broken"),
+        "credential for all": (["--credential={dir}/open.pem"], "open.pem: mode is 0644, expected 0600"),
+        "no checkpoint": (["--resume_from={dir}/thesis"], "thesis/complete.json: cannot be read"),
+        "network of another size": (["--emulate={dir}/small.json"], "small.json: has 1 devices"),
+    }
+    refused(files, "coordinate", cases)
+
+
+# --------------------------------------------------------------------------------------------------- the run's folder
+
+
+def test_a_folder_is_held_by_one_run(tmp_path):
+    """A lock is its open file's, so that killed processes leave none behind."""
+    first = hold(tmp_path / "run")
+    with pytest.raises(BadInput, match="run is in use by a run that has not ended"):
+        hold(tmp_path / "run", timeout_s=0.0)
+    os.close(first)
+    os.close(hold(tmp_path / "run", timeout_s=0.0))
+
+
+def test_overwriting_takes_everything_of_a_run(tmp_path):
+    run_dir = tmp_path / "run"
+    checkpoint(run_dir, "abc")
+    with contextlib.suppress(OSError):
+        (run_dir / "link").symlink_to(tmp_path)
+    clear(run_dir, overwrite=True)
+    assert [path.name for path in run_dir.iterdir()] == ["lock"]
+    assert tmp_path.exists()
+    clear(run_dir, overwrite=False)  # empty, as far as a run is concerned

@@ -1,0 +1,51 @@
+"""Bytes of a stage: residuals to the byte as jax would return them, the parts that add up, and what grows with what."""
+
+import jax
+import pytest
+
+from jaxdt.core.gpt import gpt_config
+from jaxdt.core.memory import exchange_bytes, residual_bytes, stage_memory_bytes, state_bytes, working_bytes
+from jaxdt.core.optim import OptimConfig
+from jaxdt.model.optim import optimizer
+from jaxdt.model.stage import build_stage
+
+SHAPE = dict(n_layers=5, d_model=32, n_heads=2, seq_len=16, vocab_size=64)
+
+
+@pytest.mark.parametrize("remat", ["recompute", "dots"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["gelu", "geglu"])
+@pytest.mark.parametrize(("lo", "hi"), [(1, 4), (2, 3)])
+def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype, remat):
+    model = gpt_config("small", activation=activation, **SHAPE)
+    stage = build_stage(model, lo, hi, 2, remat, dtype, optimizer(OptimConfig()))
+    params = jax.eval_shape(lambda: stage.init(0))
+    _, residual = jax.eval_shape(stage.forward, params, jax.ShapeDtypeStruct((2, 16, 32), stage.boundary_dtype))
+    n_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residual))
+    assert residual_bytes(model, lo, hi, 2, dtype, remat) == n_bytes
+
+
+def test_state_and_exchange_are_the_protocol_table():
+    """16 bytes a parameter with Adam in fp32, 18 with bf16 copies; 4 and a shard more while exchanging."""
+    model = gpt_config("small", **SHAPE)
+    n_params = model.stage_params(1, 3)
+    assert state_bytes(model, 1, 3) == 16 * n_params
+    assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
+    assert state_bytes(model, 1, 3, optimizer="sgd") == 12 * n_params
+    assert exchange_bytes(model, 1, 3, 4) == 5 * n_params
+    assert exchange_bytes(model, 1, 3, 1) == 0
+
+
+def test_the_last_stage_holds_logits_and_no_dots():
+    model = gpt_config("small", **(SHAPE | {"vocab_size": 50000}))
+    assert working_bytes(model, 3, 5, 1, "float32") - working_bytes(model, 2, 4, 1, "float32") == 8 * 16 * 50000
+    assert residual_bytes(model, 3, 5, 1, "float32", "dots") == residual_bytes(model, 3, 5, 1, "float32", "recompute")
+
+
+def test_memory_grows_with_what_is_held():
+    model = gpt_config("small", **SHAPE)
+    one = stage_memory_bytes(model, 1, 3, 1, 1)
+    assert stage_memory_bytes(model, 1, 3, 1, 4) - one == 3 * 3 * model.boundary_numbers(1) * 4
+    assert stage_memory_bytes(model, 1, 4, 1, 1) > one
+    assert stage_memory_bytes(model, 1, 3, 2, 1) > one
+    assert stage_memory_bytes(model, 1, 3, 1, 8, remat="dots") > stage_memory_bytes(model, 1, 3, 1, 8)
