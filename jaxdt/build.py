@@ -35,7 +35,6 @@ def _peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version: int
         stage=stage,
         start_version=start_version,
         n_steps=config.train.steps,
-        saves=pipeline == 0,
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
@@ -65,6 +64,7 @@ def build_coordinator(
         tokens_per_sample=config.model.seq_len,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
+        elastic=config.wiring.kind == "swarm",
     )
     return Coordinator(terms)
 

@@ -19,13 +19,14 @@ import pytest
 from jaxdt.build import build_coordinator, build_peer
 from jaxdt.core import config as run_config
 from jaxdt.core import plain
-from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+from jaxdt.core.events import BACKWARD, COORDINATOR, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.core.network import Link
 from jaxdt.core.optim import OptimConfig
 from jaxdt.core.plan import Plan
 from jaxdt.model.gpt import init_stage
 from jaxdt.runtime.store import Store, stage_functions
 from jaxdt.sim.cluster import Seating, Simulation
+from jaxdt.sim.faults import draw
 
 N_STEPS = 20
 SEED = 3
@@ -151,7 +152,7 @@ def train_in_one_process(model, optim, loss_and_gradient):
     return losses, norms, params
 
 
-def train_in_pieces(config, functions_of, plan=None):
+def train_in_pieces(config, functions_of, plan=None, faults=()):
     """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits."""
     plan = plan or run_config.default_plan(config)
     stores = {
@@ -163,10 +164,13 @@ def train_in_pieces(config, functions_of, plan=None):
     }
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     cores = {seat.host: 1 for seat in seats.values()}
-    outcome = Simulation(build_coordinator(config, plan, "r"), seats, link, cores).run()
-    assert {stop.code for stop in outcome.stopped.values()} == {0}
+    outcome = Simulation(build_coordinator(config, plan, "r"), seats, link, cores, faults=faults).run()
+    assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
+    alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0}
+    assert faults or len(alive) == len(seats) + 1
     params = {}
     for row in plan.placement:
+        row = [peer for peer in row if peer in alive]
         replicas = [jax.device_get(stores[peer].params) for peer in row]
         for other in replicas[1:]:
             jax.tree.map(np.testing.assert_array_equal, replicas[0], other)
@@ -185,8 +189,8 @@ def relative_l2(got, expected):
     return (square(difference) / square(expected)) ** 0.5
 
 
-def assert_same_training(config, functions_of, one_process, plan=None):
-    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan)
+def assert_same_training(config, functions_of, one_process, plan=None, faults=()):
+    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults)
     expected_losses, expected_norms, expected_params = one_process(config)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)
@@ -261,3 +265,14 @@ def test_stochastic_wiring_trains_as_one_process_does(stages, pipelines, routers
     config = make_config(stages, pipelines, head="tied", eval_every_steps=8, eval_microbatches=5)
     wiring = run_config.WiringConfig("swarm", routers, window)
     assert_same_training(replace(config, wiring=wiring), functions_of, one_process)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_peers_that_are_lost_change_nothing(seed, head, functions_of, one_process):
+    """Crashes and pauses at any moment, as long as each stage keeps a replica: the same losses, the same parameters."""
+    config = make_config(2, 3, head=head, eval_every_steps=8, eval_microbatches=5)
+    wiring = run_config.WiringConfig("swarm", routers=2)
+    config = replace(config, wiring=wiring, net=run_config.NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
+    faults = draw(seed, run_config.default_plan(config).placement, 3, 120.0, 20.0)
+    assert_same_training(config, functions_of, one_process, faults=faults)

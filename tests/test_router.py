@@ -5,6 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxdt.core.events import NOBODY
 from jaxdt.wiring.router import BANNED, Ema, Measured, Router, StageQueue
 
 costs = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=8)
@@ -103,7 +104,7 @@ def test_equal_seeds_and_events_give_equal_routes(seed, n_stages, n_peers):
         for s in range(n_stages):
             for p in range(n_peers):
                 router.stages[s].add(s * n_peers + p)
-        return [router.route() for _ in range(20)]
+        return [router.route(0, n_stages - 1) for _ in range(20)]
 
     assert routes() == routes()
     assert all(peer // n_peers == s for route in routes() for s, peer in enumerate(route))
@@ -112,7 +113,15 @@ def test_equal_seeds_and_events_give_equal_routes(seed, n_stages, n_peers):
 def test_no_route_while_a_stage_has_nobody_and_nothing_is_charged():
     router = Router(2, "0")
     router.stages[0].add(0)
-    assert router.route() is None
+    assert router.route(0, 1) is None
     assert router.stages[0].priorities == {0: 0.0}
     router.stages[1].add(1)
-    assert router.route() == (0, 1)
+    assert router.route(0, 1) == (0, 1)
+
+
+def test_a_route_of_some_stages_charges_only_them():
+    router = Router(3, "0")
+    for stage in (0, 1, 2):
+        router.stages[stage].add(10 + stage)
+    assert router.route(1, 1) == (NOBODY, 11, NOBODY)
+    assert [list(stage.priorities.values()) for stage in router.stages] == [[0.0], [1.0], [0.0]]

@@ -3,14 +3,15 @@
   WAITING   members say hello; when all of the plan are here, view 1 is made durable and sent
   RUNNING   a step is committed when every member of the view is prepared for the same rounds with equal digests:
             the record is made durable first, then announced (step protocol, Sec. 5)
-  ENDED     every member is done, or one was lost: everyone is told, with the exit code and one line
+  ENDED     every member is done, or one was lost that the run needs: everyone is told, with the exit code and one line
 
-Membership is the plan: who is lost ends the run with code 3, and no step is half applied, because an update needs the
-record and a record needs everyone.
+No step is half applied: an update needs the record, and a record needs everyone in the view. Who is lost leaves the
+view if the wiring can do without and its stage has another member; else the run ends with code 3. A view names the
+results that survivors hold, so that nothing is averaged twice (step protocol, Sec. 4.6).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.core import plain
@@ -43,11 +44,13 @@ from jaxdt.core.events import (
     Record,
     Refused,
     Report,
+    Round,
     Saved,
     Send,
     Started,
     Stop,
     Suspect,
+    Tally,
     View,
     WakeAt,
     Woke,
@@ -73,6 +76,7 @@ class Terms:
     on_nonfinite: str
     heartbeat_s: float
     deadline_floor_s: float
+    elastic: bool = False
     reign: int = 1
 
 
@@ -92,6 +96,8 @@ class Coordinator:
         self._pending: dict[str, Message] = {}
         self._saved: dict[int, dict[int, float]] = {}
         self._done: dict[int, Done] = {}
+        self._leaving: dict[int, str] = {}
+        self._gone: set[int] = set()
         self._checkpoint = terms.start_version
         self._n_rollbacks = 0
         self._last_commit_s = 0.0
@@ -122,6 +128,8 @@ class Coordinator:
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        if src in self._gone:
+            return [self._send(src, self.view)]  # so that it learns of it
         if isinstance(body, Hello):
             return self._hello(now_s, src, body)
         if src not in self._leases:  # not let in, or not yet
@@ -134,7 +142,7 @@ class Coordinator:
                 return [pulse, Report("heartbeat", {"peer": src, **status})]
             case Profiled(seconds, version):
                 return self._profiled(src, seconds, version)
-            case Prepared() if header.lineage == lineage:
+            case Prepared() if header.lineage == lineage and header.view == self.view.number:
                 return self._on_prepared(src, body)
             case Saved() if header.lineage == lineage:
                 return self._on_saved(body)
@@ -143,7 +151,7 @@ class Coordinator:
             case Done():
                 return self._on_done(src, body)
             case Suspect(peer, reason):
-                return self._end(3, f"{self._name(peer)}: lost, {reason} (said by peer {src})")
+                return self._lost(peer, f"{reason} (said by peer {src})")
         return []
 
     # -------------------------------------------------------------------------------------------------- membership
@@ -180,11 +188,57 @@ class Coordinator:
     def _check_leases(self, now_s: float) -> list[Action]:
         for peer, since_s in sorted(self._down_since_s.items()):
             if now_s - since_s > RECONNECT_S:
-                return self._end(3, f"{self._name(peer)}: lost, its connection broke and did not come back")
+                return self._lost(peer, "its connection broke and did not come back")
         for peer, lease in sorted(self._leases.items()):
             if lease.passed(now_s):
-                return self._end(3, f"{self._name(peer)}: lost, silent for {lease.silence_s(now_s):.1f} s")
+                return self._lost(peer, f"silent for {lease.silence_s(now_s):.1f} s")
         return []
+
+    def _lost(self, peer: int, reason: str) -> list[Action]:
+        """Go on without it, or end."""
+        reason = f"{self._name(peer)}: lost, {reason}"
+        stage = self.terms.stage_of.get(peer)
+        others = set(self.view.stage_peers(stage)) - {peer, *self._leaving} if self.view else set()
+        if not self.terms.elastic or not others:
+            return self._end(3, reason)
+        if peer not in self._leases:
+            return []
+        del self._leases[peer]
+        self._down_since_s.pop(peer, None)
+        self._leaving[peer] = reason
+        return [Report("lost", {"peer": peer, "reason": reason}), *self._leave()]
+
+    def _leave(self) -> list[Action]:
+        """A view without those who are lost, unless something is being made durable: then right after that."""
+        if self._pending or not self._leaving:
+            return []
+        number = self.view.number + 1
+        changed = {self.terms.stage_of[peer] for peer in self._leaving}
+        members = tuple(member for member in self.view.members if member.peer not in self._leaving)
+        view = replace(
+            self.view,
+            number=number,
+            members=members,
+            stage_views=tuple(number if s in changed else v for s, v in enumerate(self.view.stage_views)),
+            n_committed=self.n_committed,
+            records=tuple(self._records),
+            rolled_back=False,
+            results=self._held({member.peer for member in members}),
+        )
+        self._gone |= set(self._leaving)
+        self._leaving.clear()
+        self._prepared.clear()  # who is prepared says so again in the new view
+        self._pending["view"] = view
+        return [Persist("view", plain.write(view))]
+
+    def _held(self, members: set[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:
+        """Rounds of the step under way, and the members that hold their whole result."""
+        holders: dict[Round, list[int]] = {}
+        for peer, prepared in sorted(self._prepared.get(self.n_committed, {}).items()):
+            if peer in members:
+                for result in prepared.results:
+                    holders.setdefault(result.round, []).append(peer)
+        return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -235,29 +289,31 @@ class Coordinator:
     def _durable(self, now_s: float, name: str) -> list[Action]:
         value = self._pending.pop(name)
         if isinstance(value, View):
+            if value.number == 1 or value.rolled_back:
+                self._last_commit_s = now_s
             self.view, self.n_committed = value, value.n_committed
-            self._last_commit_s = now_s
             members = {member.peer: member.stage for member in value.members}
-            return [Report("view", {"view": value.number, "members": members}), *self._to_all(value)]
+            report = Report("view", {"view": value.number, "members": members})
+            return [report, *self._to_all(value), *self._settled(), *self._leave()]
         said = self._prepared.pop(value.step)
         self._records = [*self._records, value][-KEPT_RECORDS:]
         self.n_committed = value.step + 1
         step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
-        return [*self._to_all(Committed(value)), self._metrics(value, said.values(), step_s)]
+        return [*self._to_all(Committed(value)), self._metrics(value, said.values(), step_s), *self._leave()]
 
-    def _metrics(self, record: Record, said, step_s: float) -> Report:
-        n_losses = sum(one.n_losses for one in said)
+    def _metrics(self, record: Record, said: Iterable[Prepared], step_s: float) -> Report:
+        results = {result.round.group: result for one in said for result in one.results}
+        tally = sum((result.tally for result in results.values()), Tally())
         fields = {
             "step": record.step,
-            "loss": math.fsum(one.loss_sum for one in said) / n_losses if n_losses else math.nan,
+            "loss": tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
             "step_s": step_s,
             "tokens_per_s": record.n_samples * self.terms.tokens_per_sample / step_s if step_s > 0 else math.inf,
             "gradient_norm": math.sqrt(record.sq_norm) / record.n_samples,
             "verdict": record.verdict,
         }
-        n_evals = sum(one.n_evals for one in said)
-        if n_evals:
-            fields["eval_loss"] = math.fsum(one.eval_sum for one in said) / n_evals
+        if tally.n_evals:
+            fields["eval_loss"] = tally.eval_sum / tally.n_evals
         return Report("step", fields)
 
     # --------------------------------------------------------------------------------------------------------- end
@@ -270,14 +326,20 @@ class Coordinator:
         del self._saved[version]
         self._checkpoint, self._n_rollbacks = version, 0
         report = Report("checkpoint", {"version": version, "save_s": max(blocked_s.values())})
-        return [MarkCheckpoint(version, self.view.lineage), report, *self._to_all(CheckpointComplete(version))]
+        mark = MarkCheckpoint(version, self.view.lineage)
+        return [mark, report, *self._to_all(CheckpointComplete(version)), *self._settled()]
 
     def _on_done(self, src: int, done: Done) -> list[Action]:
         self._done[src] = done
         actions: list[Action] = [Report("done", {"peer": src, "bytes_to": done.bytes_to, **done.totals})]
-        if set(self._done) == set(self.terms.stage_of):
-            actions += self._end(0, f"done: {done.version} steps")
-        return actions
+        return actions + self._settled()
+
+    def _settled(self) -> list[Action]:
+        """Over once every member is done and the last checkpoint is complete."""
+        members = {member.peer for member in self.view.members}
+        if not members <= set(self._done) or self._checkpoint != self.terms.n_steps:
+            return []
+        return self._end(0, f"done: {self.terms.n_steps} steps")
 
     def _end(self, code: int, reason: str) -> list[Action]:
         self._ended = True

@@ -15,6 +15,7 @@ from typing import Any
 from jaxdt.core.value import value
 
 COORDINATOR = -1
+NOBODY = -2  # in a route
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
 URGENT, BULK = 0, 1
@@ -22,13 +23,14 @@ URGENT, BULK = 0, 1
 
 # ---------------------------------------------------------------------------------------------------- work and keys
 
-FORWARD, BACKWARD, EVALUATE, GATHER, UPDATE = "F", "B", "E", "G", "U"
-_WORK = re.compile(r"(?:(\d+):)?(\d+)([FBEGU])(\d+)?(?:@p(\d+))?")
+FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
+_WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGU])(\d+)?(?:@p(\d+))?")
 
 
 @value(order=True)
 class Work:
-    """One computation of one stage. F and B: forward and backward of a microbatch; E: forward without gradient, for the
+    """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that makes a lost input
+    gradient again and adds nothing to the accumulator; E: forward without gradient, for the
     held-out loss; G: the accumulated gradient as one vector per group; U: the optimizer update.
     The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
 
@@ -122,8 +124,10 @@ class Record:
 
 @value
 class View:
-    """Numbered membership; stage_views[s] is the view in which stage s last changed. rolled_back: a lineage begins with
-    it, and every member goes back to the checkpoint of n_committed before it computes."""
+    """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
+    committed. `results`: rounds of the step under way whose whole result some members hold, with those members: they
+    stay, all others of groups that changed begin anew. rolled_back: a lineage begins with it, and every member goes back
+    to the checkpoint of n_committed before it computes."""
 
     number: int
     reign: int
@@ -133,6 +137,7 @@ class View:
     n_committed: int
     records: tuple[Record, ...] = ()
     rolled_back: bool = False
+    results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
 
     def stage_peers(self, stage: int) -> tuple[int, ...]:
         return tuple(member.peer for member in self.members if member.stage == stage)
@@ -175,12 +180,38 @@ class Pulse:
 @value
 class Grant:
     """Router -> first peer of the route: begin `microbatch`, a forward or an evaluation (kind). route[s] is the peer of
-    stage s, chosen beforehand, so that no hop waits for a choice."""
+    stage s, chosen beforehand, so that no hop waits for a choice; NOBODY where nothing has to be done (again). The
+    stages in `regenerate` make lost tensors again, and count nothing."""
 
     step: int
     kind: str
     microbatch: int
     route: tuple[int, ...]
+    regenerate: tuple[int, ...] = ()
+
+
+@value
+class Resend:
+    """Router -> holder of a boundary tensor: send it again, to the peer of the route."""
+
+    key: Key
+    route: tuple[int, ...]
+    regenerate: tuple[int, ...] = ()
+
+
+@value
+class Have:
+    """Member -> all, after a view in mid-step: what it counted of the step (kind and microbatch)."""
+
+    step: int
+    counted: tuple[tuple[str, int], ...]
+
+
+@value
+class Take:
+    """Member -> holder of a round's whole result: send it to me."""
+
+    round: Round
 
 
 @value
@@ -195,30 +226,54 @@ class Progress:
 
 @value
 class Boundary:
-    """Carries the tensor `key` over a stage boundary; `route` as in Grant, empty where the plan says the way."""
+    """Carries the tensor `key` over a stage boundary; `route` and `regenerate` as in Grant, empty where the plan says
+    the way."""
 
     key: Key
     route: tuple[int, ...] = ()
+    regenerate: tuple[int, ...] = ()
+
+
+@value
+class Tally:
+    """Sums of losses over so many samples, of training microbatches and of held-out ones."""
+
+    loss_sum: float = 0.0
+    n_losses: int = 0
+    eval_sum: float = 0.0
+    n_evals: int = 0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            self.loss_sum + other.loss_sum,
+            self.n_losses + other.n_losses,
+            self.eval_sum + other.eval_sum,
+            self.n_evals + other.n_evals,
+        )
 
 
 @value
 class Shard:
-    """Member -> owner: the member's part of slice `key`, with the contributions that its vector holds."""
+    """Member -> owner: the member's part of slice `key`, with the contributions that its vector holds and their
+    losses."""
 
     key: SliceKey
     items: tuple[tuple[int, int], ...]
     n_samples: int
+    tally: Tally = Tally()
 
 
 @value
 class Reduced:
-    """Owner -> members: the sum of slice `key`, the contributions of each member in it, its digest and squared norm."""
+    """Owner -> members, or holder -> one who takes a result: the sum of slice `key`, the contributions of each member
+    in it and their losses, its digest and squared norm."""
 
     key: SliceKey
     cover: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
     n_samples: int
     digest: int
     sq_norm: float
+    tally: Tally = Tally()
 
 
 @value
@@ -229,19 +284,16 @@ class GroupResult:
     digest: int
     sq_norm: float
     n_samples: int
+    tally: Tally = Tally()
 
 
 @value
 class Prepared:
-    """Member -> coordinator: I hold the whole result of each of my groups. Losses are sums over n_losses samples."""
+    """Member -> coordinator: I hold the whole result of each of my groups."""
 
     step: int
     admission: int
     results: tuple[GroupResult, ...]
-    loss_sum: float = 0.0
-    n_losses: int = 0
-    eval_sum: float = 0.0
-    n_evals: int = 0
 
 
 @value
@@ -307,6 +359,9 @@ Message = (
     | Heartbeat
     | Pulse
     | Grant
+    | Resend
+    | Have
+    | Take
     | Progress
     | Boundary
     | Shard
@@ -538,6 +593,13 @@ class Free:
 
 
 @value
+class Forget:
+    """Forget the slices of a round that is void, those too that still come."""
+
+    round: Round
+
+
+@value
 class WakeAt:
     """Answer with Woke(tag) at at_s."""
 
@@ -616,5 +678,17 @@ Event = (
     | Updated
 )
 Action = (
-    Send | Connect | Run | Sum | Free | WakeAt | Persist | WriteCheckpoint | Restore | MarkCheckpoint | Report | Stop
+    Send
+    | Connect
+    | Run
+    | Sum
+    | Free
+    | Forget
+    | WakeAt
+    | Persist
+    | WriteCheckpoint
+    | Restore
+    | MarkCheckpoint
+    | Report
+    | Stop
 )

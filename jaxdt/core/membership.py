@@ -12,6 +12,7 @@ from jaxdt.core.events import (
     Action,
     CheckpointComplete,
     CheckpointFailed,
+    Committed,
     Connect,
     Done,
     Ended,
@@ -28,14 +29,17 @@ from jaxdt.core.events import (
     Pulse,
     Ready,
     Received,
+    Reduced,
     Refused,
     Report,
     Saved,
     Send,
+    Shard,
     Started,
     Status,
     Stop,
     Suspect,
+    Take,
     Updated,
     View,
     ViewChanged,
@@ -48,12 +52,14 @@ from jaxdt.core.events import (
 FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
 TAKE, HOLD, DROP = "take", "hold", "drop"
-AT_ANY_TIME = frozenset({View, Pulse, Ended})
+AT_ANY_TIME = frozenset({View, Pulse, Ended, Committed})  # from the coordinator: facts
+NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take})  # fenced by the round, which outlives views that do not touch it
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Who a peer is in its run, and what it owes: `saves` whether it writes its stage's part of checkpoints."""
+    """Who a peer is in its run, and what it owes. The member of a stage with the least id saves its part of
+    checkpoints."""
 
     run: str
     fingerprint: str
@@ -61,7 +67,6 @@ class Seat:
     stage: int
     start_version: int
     n_steps: int
-    saves: bool
     checkpoint_every_steps: int
     heartbeat_s: float
     deadline_floor_s: float
@@ -98,7 +103,8 @@ class Membership:
             return TAKE
         if header.view > mine.view:
             return HOLD
-        return TAKE if header.view == mine.view and header.lineage == mine.lineage else DROP
+        fits = header.view == mine.view or type(body) in NAMES_ITS_ROUND
+        return TAKE if fits and header.lineage == mine.lineage else DROP
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -116,7 +122,7 @@ class Membership:
                 return self._adopt(view)
             case Received(_, Pulse(count, coordinator_s)):
                 self._heard(now_s, count, coordinator_s)
-            case Received(_, CheckpointComplete(version)) if self.seat.saves:
+            case Received(_, CheckpointComplete(version)) if self._saves:
                 return [MarkCheckpoint(version, self.lineage)]
             case Received(_, Ended(code, reason)):
                 return [Stop(code, reason)]
@@ -172,16 +178,26 @@ class Membership:
     def _adopt(self, view: View) -> list[Action | Event]:
         if self.view and view.number <= self.view.number:
             return []
+        if self.seat.peer not in {member.peer for member in view.members}:
+            return [Stop(3, f"peer {self.seat.peer}: the run went on without it, it was taken for lost")]
+        saved_before = self.view is not None and self._saves
         self.view, self.lineage = view, view.lineage
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
         links = [Connect(m.peer, m.address) for m in view.members if m.peer != self.seat.peer]
-        return [report, *links, ViewChanged(view)]
+        told = [report, *links, ViewChanged(view)]
+        if self._version == self.seat.n_steps and self._saves and not saved_before and view.number > 1:
+            told.append(WriteCheckpoint(self._version))  # the one who should have written it is gone
+        return told
+
+    @property
+    def _saves(self) -> bool:
+        return self.view.stage_peers(self.seat.stage)[0] == self.seat.peer
 
     def _updated(self, version: int) -> list[Action]:
         self._version = version
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
-        if self.seat.saves and (last or (every and version % every == 0)):
+        if self._saves and (last or (every and version % every == 0)):
             return [WriteCheckpoint(version)]
         return self._done() if last else []
 

@@ -21,6 +21,7 @@ from jaxdt.core.events import (
     Action,
     Connect,
     Event,
+    Forget,
     Free,
     Interrupted,
     LinkChanged,
@@ -192,6 +193,8 @@ class Loop:
                 self._handle(Summed(key, *self.tensors.sum(key, members)))
             case Free(step):
                 self.tensors.free(step)
+            case Forget(round):
+                self.tensors.forget(round)
             case Connect(peer, address):
                 host, _, port = address.rpartition(":")
                 self.transport.connect(peer, (host, int(port)) if address else None)

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-from jaxdt.core.events import SliceKey
+from jaxdt.core.events import Round, SliceKey
 from jaxdt.runtime.buffer import aligned_empty
 
 
@@ -19,6 +19,7 @@ class Slices:
         self._peer = peer
         self._own: dict[tuple[int, str], np.ndarray] = {}
         self._slices: dict[SliceKey, np.ndarray] = {}
+        self._void: set[Round] = set()
 
     def offer(self, step: int, group: str, vector: np.ndarray) -> None:
         """This peer's contribution to the group's round of the step."""
@@ -29,8 +30,9 @@ class Slices:
         return self._own_part(key) if key.src is not None else self._slices[key]
 
     def put(self, key: SliceKey, part: np.ndarray) -> None:
-        """Keep a part that came."""
-        self._slices[key] = part
+        """Keep a part that came, unless its round is void."""
+        if key.round not in self._void:
+            self._slices[key] = part
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up the members' parts in their order; a digest and the squared norm of the sum. By digests members see
@@ -58,8 +60,15 @@ class Slices:
         out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
         return np.concatenate([self._slices[key] for key in keys], out=out)
 
+    def forget(self, round: Round) -> None:
+        """A round is void: forget what came for it, and what still comes."""
+        self._void.add(round)
+        for key in [key for key in self._slices if key.round == round]:
+            del self._slices[key]
+
     def free(self, step: int) -> None:
         """Forget a step."""
+        self._void = {round for round in self._void if round.step > step}
         for at in [at for at in self._own if at[0] == step]:
             del self._own[at]
         for key in [key for key in self._slices if key.round.step == step]:

@@ -12,7 +12,19 @@ import numpy as np
 
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
-from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, Boundary, Key, Message, SliceKey, Work
+from jaxdt.core.events import (
+    BACKWARD,
+    EVALUATE,
+    FORWARD,
+    GATHER,
+    REGENERATE,
+    Boundary,
+    Key,
+    Message,
+    Round,
+    SliceKey,
+    Work,
+)
 from jaxdt.core.message import tensor_key
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import TIED
@@ -63,6 +75,7 @@ class Store:
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
         self._slices = Slices(peer)
+        self._retains = config.wiring.kind == "swarm"
         self._n_evals = 1
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
@@ -88,6 +101,8 @@ class Store:
             return self._forward(work)
         if work.kind == BACKWARD:
             return self._backward(work)
+        if work.kind == REGENERATE:
+            return self._regenerate(work)
         if work.kind == EVALUATE:
             return self._evaluate(work)
         if work.kind == GATHER:
@@ -104,10 +119,20 @@ class Store:
         return {}
 
     def _backward(self, work: Work) -> dict[str, float]:
-        step, functions = work.step, self.functions
-        accumulator = self._accumulators.pop(step, None)
+        accumulator = self._accumulators.pop(work.step, None)
         if accumulator is None:
-            accumulator = functions.zeros()
+            accumulator = self.functions.zeros()
+        values, self._accumulators[work.step] = self._into(accumulator, work)
+        return values
+
+    def _regenerate(self, work: Work) -> dict[str, float]:
+        """The input gradient again; its parameter gradient is counted elsewhere already."""
+        self._into(self.functions.zeros(), work)
+        return {}
+
+    def _into(self, accumulator, work: Work) -> tuple[dict[str, float], Any]:
+        """A backward into an accumulator, which it donates."""
+        functions = self.functions
         values: dict[str, float] = {"n_samples": self._config.train.microbatch_size}
         if functions.last:
             targets = self._tokens(work)[:, 1:]
@@ -119,8 +144,7 @@ class Store:
             gx, accumulator = functions.backward(self.params, residual, gy, accumulator)
         if not functions.first:
             self._boundaries[self._key("grad", work)] = jax.block_until_ready(self.crossing.outgoing("grad", gx))
-        self._accumulators[step] = jax.block_until_ready(accumulator)
-        return values
+        return values, jax.block_until_ready(accumulator)
 
     def _evaluate(self, work: Work) -> dict[str, float]:
         x = self._input(work, "eval")
@@ -172,10 +196,11 @@ class Store:
     # ------------------------------------------------------------------------------------------------------- tensors
 
     def take(self, body: Message) -> Any:
-        """The tensor to send with a message; a boundary tensor is handed over, a slice stays."""
+        """The tensor to send with a message. A boundary tensor is handed over, or stays until its step is over where
+        it may have to be sent again; a slice stays."""
         key = tensor_key(body)
         if isinstance(key, Key):
-            return self._boundaries.pop(key)
+            return self._boundaries[key] if self._retains else self._boundaries.pop(key)
         return self._slices.take(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
@@ -203,6 +228,10 @@ class Store:
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice; its digest and squared norm."""
         return self._slices.sum(key, members)
+
+    def forget(self, round: Round) -> None:
+        """A round of averaging is void."""
+        self._slices.forget(round)
 
     def free(self, step: int) -> None:
         """Forget what is kept for a step."""

@@ -5,18 +5,22 @@ timing alone, the runtime's store for real arithmetic under virtual time. Equal 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from jaxdt.core.events import (
+    BACKWARD,
     BULK,
     COORDINATOR,
+    REGENERATE,
     URGENT,
     Event,
+    Forget,
     Free,
     Key,
+    LinkChanged,
     Message,
     Persist,
     Persisted,
@@ -26,6 +30,7 @@ from jaxdt.core.events import (
     Report,
     Restore,
     Restored,
+    Round,
     Run,
     Send,
     SliceKey,
@@ -44,6 +49,7 @@ from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
 from jaxdt.sim.calendar import Calendar
+from jaxdt.sim.faults import PAUSE, Fault
 from jaxdt.sim.hosts import host_of
 from jaxdt.sim.lines import Lines, LinkOptions
 
@@ -62,6 +68,9 @@ class Tensors(Protocol):
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice; its digest and squared norm."""
+
+    def forget(self, round: Round) -> None:
+        """A round of averaging is void."""
 
     def free(self, step: int) -> None:
         """Forget what is kept for a step."""
@@ -90,6 +99,9 @@ class NoTensors:
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         return 0, 0.0
+
+    def forget(self, round: Round) -> None:
+        return None
 
     def free(self, step: int) -> None:
         return None
@@ -125,6 +137,8 @@ class Outcome:
 
 
 LANES = {"transfer": URGENT, "sync": BULK}
+CRASHED = 137  # the exit code of a process that was killed
+CRASH_SEEN_S = 0.1  # until a broken connection is noticed
 
 
 class Simulation:
@@ -141,6 +155,7 @@ class Simulation:
         trace: Trace | None = None,
         options: LinkOptions | None = None,
         free: frozenset[str] = frozenset(),
+        faults: Sequence[Fault] = (),
     ):
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = seats, persist_s, trace
@@ -154,6 +169,7 @@ class Simulation:
             Run: self._run,
             Sum: self._sum,
             Free: lambda peer, free: self._seats[peer].tensors.free(free.step),
+            Forget: lambda peer, forget: self._seats[peer].tensors.forget(forget.round),
             WakeAt: self._wake_at,
             Persist: self._persist,
             WriteCheckpoint: self._write_checkpoint,
@@ -162,6 +178,9 @@ class Simulation:
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
         }
         self.outcome = Outcome()
+        self._paused: dict[int, list[Event]] = {}
+        for fault in faults:
+            self._calendar.at(fault.at_s, partial(self._fault, fault))
 
     def run(self, until_s: float = float("inf")) -> Outcome:
         """The outcome; raises RuntimeError if nothing can happen any more although somebody still runs."""
@@ -179,8 +198,28 @@ class Simulation:
             self._calendar.happen()
         return self.outcome
 
+    def _fault(self, fault: Fault) -> None:
+        peer = fault.peer
+        if peer in self.outcome.stopped:
+            return
+        if fault.kind == PAUSE:
+            self._paused.setdefault(peer, [])
+            self._calendar.at(self.outcome.now_s + fault.seconds, partial(self._resume, peer))
+            return
+        self.outcome.stopped[peer] = Stop(CRASHED, "crashed")
+        self._paused.pop(peer, None)
+        for other in self._machines:
+            broken = LinkChanged(peer, False, "crashed")
+            self._calendar.at(self.outcome.now_s + CRASH_SEEN_S, partial(self._event, other, broken))
+
+    def _resume(self, peer: int) -> None:
+        for event in self._paused.pop(peer, ()):
+            self._event(peer, event)
+
     def _event(self, peer: int, event: Event) -> None:
-        if peer not in self.outcome.stopped:
+        if peer in self._paused:
+            self._paused[peer].append(event)
+        elif peer not in self.outcome.stopped:
             for action in self._machines[peer].handle(self.outcome.now_s, event):
                 handler = self._handlers.get(type(action))
                 if handler is not None:  # Connect and MarkCheckpoint mean nothing here
@@ -235,7 +274,9 @@ class Simulation:
         seat, work, now_s = self._seats[peer], run.work, self.outcome.now_s
         values = seat.tensors.run(work, run.scale)
         finished = partial(self._finished, peer, work, now_s, values)
-        self._hosts[seat.host].start(now_s, peer, seat.seconds[work.kind], finished)
+        self._hosts[seat.host].start(
+            now_s, peer, seat.seconds[BACKWARD if work.kind == REGENERATE else work.kind], finished
+        )
 
     def _finished(self, peer: int, work: Work, start_s: float, values: dict[str, float], now_s: float) -> None:
         if self._trace:

@@ -6,13 +6,14 @@ all members' parts are here, in the order of the members, and sends the sum to a
 and every member ends with the same bits. Vectors hold sums over samples: dividing once, by the samples in the
 record, weighs peers with unequal shares of the microbatches rightly. The exchange never writes into the accumulator.
 
+A result is a value: when members are lost, the view names the rounds whose result somebody holds, and who lacks it
+takes it. Other groups that changed begin a new round, when the wiring has had the lost microbatches done again.
+
 A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on the
 first and last stage, whose two gradients are summed here and counted once in the norm.
 """
 
-import itertools
 import math
-import zlib
 
 from jaxdt.core.events import (
     BULK,
@@ -25,8 +26,8 @@ from jaxdt.core.events import (
     Drained,
     Evaluated,
     Event,
+    Forget,
     Free,
-    GroupResult,
     Message,
     Prepared,
     Ran,
@@ -43,70 +44,26 @@ from jaxdt.core.events import (
     Sum,
     Summed,
     Suspect,
+    Take,
+    Tally,
     Updated,
     View,
     ViewChanged,
     Work,
 )
-from jaxdt.core.ledger import Item, Ledger, cover_problem
+from jaxdt.core.ledger import Ledger, cover_problem
 from jaxdt.core.sizes import Group
+from jaxdt.sync.exchange import Bounds, Cover, Exchange, round_of
 
 FLOAT_BYTES = 4
-Cover = tuple[tuple[int, tuple[Item, ...]], ...]
-
-
-def slices_of(n_elements: int, members: tuple[int, ...], slice_elements: int) -> dict[int, list[tuple[int, int]]]:
-    """Each member's shard, cut into slices."""
-    slices = {}
-    for rank, owner in enumerate(members):
-        lo, end = (r * n_elements // len(members) for r in (rank, rank + 1))
-        slices[owner] = [(start, min(start + slice_elements, end)) for start in range(lo, end, slice_elements)]
-    return slices
-
-
-class Exchange:
-    """What one member knows of one group's round."""
-
-    def __init__(self, group: Group, view: View, step: int, slice_elements: int):
-        self.group = group
-        self.members = tuple(sorted({peer for stage in group.stages for peer in view.stage_peers(stage)}))
-        self.member_set = frozenset(self.members)
-        self.round = Round(step, group.name, max(view.stage_views[stage] for stage in group.stages))
-        self._slices = slices_of(group.n_elements, self.members, slice_elements)
-        self.owner_of = {bounds: owner for owner, slices in self._slices.items() for bounds in slices}
-        self.parts: dict[tuple[int, int], dict[int, tuple[tuple[Item, ...], int]]] = {}
-        self.covers: dict[tuple[int, int], tuple[Cover, int]] = {}
-        self.sums: dict[tuple[int, int], tuple[int, float]] = {}
-        self.n_samples = 0
-        self.good_cover: Cover | None = None
-
-    def key(self, bounds: tuple[int, int], src: int | None = None) -> SliceKey:
-        return SliceKey(self.round, *bounds, src)
-
-    def slices(self, owner: int) -> list[tuple[int, int]]:
-        return self._slices[owner]
-
-    @property
-    def in_turn(self) -> list[tuple[tuple[int, int], int]]:
-        """Slices and owners, owners in turn rather than one after the other: all links are busy from the start."""
-        turns = itertools.zip_longest(*self._slices.values())
-        return [(bounds, owner) for turn in turns for bounds, owner in zip(turn, self._slices, strict=True) if bounds]
-
-    @property
-    def complete(self) -> bool:
-        return len(self.sums) == len(self.owner_of)
-
-    def result(self) -> GroupResult:
-        """The digest covers the slices' digests, so it is equal iff all the sums are."""
-        sums = [self.sums[bounds] for bounds in sorted(self.sums)]
-        digest = zlib.crc32(b"".join(digest.to_bytes(4, "little") for digest, _ in sums))
-        return GroupResult(self.round, digest, math.fsum(sq_norm for _, sq_norm in sums), self.n_samples)
 
 
 class AllReduce:
     """One peer's side of it: rounds, `prepared`, and the update when the record is committed."""
 
-    READS = frozenset({ViewChanged, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, Committed})
+    READS = frozenset(
+        {ViewChanged, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, Take, Committed}
+    )
 
     def __init__(
         self, peer: int, stage: int, groups: tuple[Group, ...], n_microbatches: int, slice_bytes: int, clip_norm: float
@@ -117,9 +74,11 @@ class AllReduce:
         self._ledger = Ledger()
         self._view: View | None = None
         self._exchanges: dict[tuple[int, str], Exchange] = {}
-        self._losses: dict[int, list[float]] = {}
+        self._tallies: dict[int, Tally] = {}
         self._version = 0
         self._updating = False
+        self._drained = -1
+        self._n_gathers = 0
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         if type(event) is Received:
@@ -131,15 +90,13 @@ class AllReduce:
                 return [Updated(self._stage, version)]
             case Accumulated(step, stage, microbatch, n_samples, loss_sum):
                 self._ledger.add(step, (stage, microbatch), n_samples)
-                self._count(step, 0, loss_sum, n_samples)
+                self._count(step, Tally(loss_sum, n_samples) if loss_sum is not None else Tally())
             case Evaluated(step, n_samples, loss_sum):
-                self._count(step, 2, loss_sum, n_samples)
+                self._count(step, Tally(0.0, 0, loss_sum, n_samples))
             case Drained(step):
-                return [Run(Work(self._stage, GATHER, None, self._peer, step))]
+                return self._gather(step)
             case Ran(Work(kind="G") as work):
-                exchanges = [self._exchange(work.step, group) for group in self._groups]
-                sends = [send for exchange in exchanges for send in self._freeze(exchange)]
-                return sends + [a for exchange in exchanges for a in self._offer(exchange)]
+                return self._on_gathered(work.step)
             case Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
             case Ran(Work(kind="U") as work):
@@ -152,27 +109,71 @@ class AllReduce:
                 return self._on_shard(src, body)
             case Reduced():
                 return self._on_reduced(src, body)
+            case Take(round):
+                return self._on_take(src, round)
             case Committed(record):
                 return self._on_committed(record)
         return []
 
-    def _adopt(self, view: View) -> list[Action]:
+    # --------------------------------------------------------------------------------------------------------- views
+
+    def _adopt(self, view: View) -> list[Action | Event]:
+        if view.rolled_back:
+            return self._go_back(view)
+        if self._view is None:
+            self._view, self._version = view, view.n_committed
+            return []
+        # What is committed is applied before anything is given up because of the view (step protocol, Sec. 5.3).
+        told = [action for record in view.records for action in self._on_committed(record)]
+        self._view, self._drained = view, -1
+        held = {round.group: (round, holders) for round, holders in view.results}
+        for step, name in list(self._exchanges):
+            if step >= view.n_committed:
+                told += self._renew(step, name, held.get(name) if step == view.n_committed else None)
+        for group in self._groups:
+            if group.name in held:
+                told += self._take(view.n_committed, group, held[group.name])
+        return told + self._say_prepared(view.n_committed)
+
+    def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
-        lost = range(view.n_committed, self._version + 2) if view.rolled_back else ()
-        self._view, self._version = view, view.n_committed
+        lost = range(view.n_committed, self._version + 2)
+        self._view, self._version, self._drained = view, view.n_committed, -1
         for step in lost:
             self._ledger.free(step)
-            self._losses.pop(step, None)
-        if not view.rolled_back:
-            return []
+            self._tallies.pop(step, None)
         self._exchanges.clear()
         return [*(Free(step) for step in lost), Restore(view.n_committed, view.lineage)]
 
-    def _count(self, step: int, at: int, loss_sum: float | None, n_samples: int) -> None:
-        if loss_sum is not None:
-            counts = self._losses.setdefault(step, [0.0, 0, 0.0, 0])
-            counts[at] += loss_sum
-            counts[at + 1] += n_samples
+    def _renew(self, step: int, name: str, held: tuple[Round, tuple[int, ...]] | None) -> list[Action]:
+        """Give up an exchange whose round is void in the view; the next look makes a new one."""
+        exchange = self._exchanges[step, name]
+        good = held[0] if held else round_of(exchange.group, self._view, step)
+        if exchange.round == good:
+            return []
+        del self._exchanges[step, name]
+        return [Forget(exchange.round)]
+
+    def _take(self, step: int, group: Group, held: tuple[Round, tuple[int, ...]]) -> list[Action]:
+        """Ask for the result that others hold, unless we hold it too."""
+        exchange = self._exchanges.get((step, group.name))
+        if exchange and exchange.complete:
+            return []
+        self._exchanges[step, group.name] = Exchange(group, self._view, step, self._slice_elements, held)
+        return [Send(held[1][0], Take(held[0]))]
+
+    def _on_take(self, src: int, round: Round) -> list[Action]:
+        exchange = self._exchanges.get((round.step, round.group))
+        if exchange is None or exchange.round != round or not exchange.complete:
+            return []
+        cover, counts = exchange.good_cover, (exchange.n_samples, exchange.tally)
+        return [
+            self._reduced(src, exchange.key(bounds), cover, digest, sq_norm, *counts)
+            for bounds, (digest, sq_norm) in sorted(exchange.sums.items())
+        ]
+
+    def _count(self, step: int, tally: Tally) -> None:
+        self._tallies[step] = self._tallies.get(step, Tally()) + tally
 
     def _exchange(self, step: int, group: Group) -> Exchange:
         at = (step, group.name)
@@ -191,20 +192,40 @@ class AllReduce:
             exchange = self._exchange(step, group)
         mine, theirs = exchange.round, key.round  # of one step and group, by the look-up
         same = mine.group_view == theirs.group_view and mine.attempt == theirs.attempt
-        return exchange if same and (key.lo, key.hi) in exchange.owner_of else None
+        return exchange if same and (exchange.holders or (key.lo, key.hi) in exchange.owner_of) else None
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
+    def _gather(self, step: int) -> list[Action]:
+        """Nothing more will be added: lay the gradient out for the exchange, unless it was sent already."""
+        self._drained = step
+        if all(self._exchange(step, group).frozen for group in self._groups):
+            return []
+        self._n_gathers += 1
+        return [Run(Work(self._stage, GATHER, None, self._peer, step))]
+
+    def _on_gathered(self, step: int) -> list[Action]:
+        """A view in between may have asked for another gathering, with what was done again in it: the last counts."""
+        self._n_gathers -= 1
+        if self._n_gathers or self._drained != step:
+            return []
+        exchanges = [e for group in self._groups if not (e := self._exchange(step, group)).frozen]
+        sends = [send for exchange in exchanges for send in self._freeze(exchange)]
+        return sends + [a for exchange in exchanges for a in self._offer(exchange)]
+
     def _freeze(self, exchange: Exchange) -> list[Action]:
         """Our set is final and our vector is there: keep our own shard, send every other owner its slices."""
+        exchange.frozen = True
         step = exchange.round.step
-        items, n_samples = self._ledger.items(step), self._ledger.n_samples(step)
+        own_stage = exchange.group.stages == (self._stage,)  # losses are counted in one group only
+        tally = self._tallies.get(step, Tally()) if own_stage else Tally()
+        part = (self._ledger.items(step), self._ledger.n_samples(step), tally)
         for bounds in exchange.slices(self._peer):
-            exchange.parts.setdefault(bounds, {})[self._peer] = (items, n_samples)
+            exchange.parts.setdefault(bounds, {})[self._peer] = part
         sends = []
         for bounds, owner in exchange.in_turn:
             if owner != self._peer:
-                shard = Shard(SliceKey(exchange.round, *bounds, self._peer), items, n_samples)
+                shard = Shard(SliceKey(exchange.round, *bounds, self._peer), *part)
                 sends.append(Send(owner, shard, FLOAT_BYTES * (bounds[1] - bounds[0]), BULK))
         return sends
 
@@ -215,40 +236,54 @@ class AllReduce:
     def _on_shard(self, src: int, shard: Shard) -> list[Action]:
         exchange = self._find(shard.key)
         bounds = (shard.key.lo, shard.key.hi)
-        if exchange is None or exchange.owner_of[bounds] != self._peer or src not in exchange.member_set:
+        if exchange is None or exchange.owner_of.get(bounds) != self._peer or src not in exchange.member_set:
             return []
         parts = exchange.parts.setdefault(bounds, {})
-        parts[src] = (shard.items, shard.n_samples)
+        parts[src] = (shard.items, shard.n_samples, shard.tally)
         return self._try_sum(exchange, bounds) if len(parts) == len(exchange.members) else []
 
-    def _try_sum(self, exchange: Exchange, bounds: tuple[int, int]) -> list[Action]:
+    def _try_sum(self, exchange: Exchange, bounds: Bounds) -> list[Action]:
         parts = exchange.parts.get(bounds, {})
         if len(parts) < len(exchange.members):
             return []
-        cover = tuple((src, items) for src, (items, _) in sorted(parts.items()))
+        in_order = [(src, *part) for src, part in sorted(parts.items(), key=lambda item: item[0])]
+        cover = tuple((src, items) for src, items, _, _ in in_order)
         problem = self._problem(exchange, cover)
         if not problem:
-            n_samples = sum(n for _, n in parts.values()) // len(exchange.group.stages)
-            exchange.covers[bounds] = (cover, n_samples)
+            n_samples = sum(n for _, _, n, _ in in_order) // len(exchange.group.stages)
+            tally = sum((tally for _, _, _, tally in in_order), Tally())
+            exchange.covers[bounds] = (cover, n_samples, tally)
         return problem or [Sum(exchange.key(bounds), exchange.members)]
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
         exchange = self._find(key)
         bounds = (key.lo, key.hi)
+        if exchange is None or bounds not in exchange.covers:
+            return []  # of a round that is void by now
         del exchange.parts[bounds]
-        cover, n_samples = exchange.covers.pop(bounds)
-        reduced = Reduced(key, cover, n_samples, digest, sq_norm)
-        n_bytes = FLOAT_BYTES * (key.hi - key.lo)
-        sends = [Send(member, reduced, n_bytes, BULK) for member in exchange.members if member != self._peer]
-        return sends + self._hold(exchange, bounds, digest, sq_norm, n_samples)
+        cover, n_samples, tally = exchange.covers.pop(bounds)
+        sends = [
+            self._reduced(member, key, cover, digest, sq_norm, n_samples, tally)
+            for member in exchange.members
+            if member != self._peer
+        ]
+        return sends + self._hold(exchange, bounds, digest, sq_norm, n_samples, tally)
+
+    def _reduced(
+        self, dst: int, key: SliceKey, cover: Cover, digest: int, sq_norm: float, n_samples: int, tally: Tally
+    ) -> Send:
+        body = Reduced(key, cover, n_samples, digest, sq_norm, tally)
+        return Send(dst, body, FLOAT_BYTES * (key.hi - key.lo), BULK)
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
         exchange = self._find(reduced.key)
         bounds = (reduced.key.lo, reduced.key.hi)
-        if exchange is None or exchange.owner_of[bounds] != src or bounds in exchange.sums:
+        if exchange is None or not exchange.gives(src, bounds) or bounds in exchange.sums:
             return []
         problem = self._problem(exchange, reduced.cover)
-        return problem or self._hold(exchange, bounds, reduced.digest, reduced.sq_norm, reduced.n_samples)
+        return problem or self._hold(
+            exchange, bounds, reduced.digest, reduced.sq_norm, reduced.n_samples, reduced.tally
+        )
 
     def _problem(self, exchange: Exchange, cover: Cover) -> list[Action]:
         """A sum is accepted only with an exact cover (step protocol, Sec. 4.3). All slices of a round have one."""
@@ -260,16 +295,19 @@ class AllReduce:
         exchange.good_cover = cover
         return []
 
-    def _hold(self, exchange: Exchange, bounds, digest: int, sq_norm: float, n_samples: int) -> list[Action]:
-        exchange.sums[bounds] = (digest, sq_norm)
-        exchange.n_samples = n_samples
-        step = exchange.round.step
-        if not exchange.complete or not all(self._exchange(step, group).complete for group in self._groups):
+    def _hold(
+        self, exchange: Exchange, bounds: Bounds, digest: int, sq_norm: float, n_samples: int, tally: Tally
+    ) -> list[Action]:
+        exchange.hold(bounds, digest, sq_norm, n_samples, tally)
+        return self._say_prepared(exchange.round.step) if exchange.complete else []
+
+    def _say_prepared(self, step: int) -> list[Action]:
+        """Once the results of all groups are here; again in every view."""
+        mine = [self._exchanges.get((step, group.name)) for group in self._groups]
+        if not all(exchange and exchange.complete for exchange in mine):
             return []
-        results = tuple(self._exchange(step, group).result() for group in self._groups)
         admission = next(member.admission for member in self._view.members if member.peer == self._peer)
-        loss_sum, n_losses, eval_sum, n_evals = self._losses.pop(step, (0.0, 0, 0.0, 0))
-        return [Send(COORDINATOR, Prepared(step, admission, results, loss_sum, int(n_losses), eval_sum, int(n_evals)))]
+        return [Send(COORDINATOR, Prepared(step, admission, tuple(exchange.result() for exchange in mine)))]
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -288,6 +326,7 @@ class AllReduce:
     def _advance(self, step: int) -> list[Action | Event]:
         self._version, self._updating = step + 1, False
         self._ledger.free(step)
+        self._tallies.pop(step, None)
         for group in self._groups:
             self._exchanges.pop((step, group.name), None)
         return [Free(step), Updated(self._stage, self._version)]

@@ -7,6 +7,8 @@ the way to them counts, so the topology is learned too. Time and chance come in 
 
 import random
 
+from jaxdt.core.events import NOBODY
+
 GAMMA = 0.1
 UNKNOWN_S = 1.0
 BANNED = float("inf")
@@ -100,8 +102,10 @@ class Router:
         rng = random.Random(seed)
         self.stages = [StageQueue(rng) for _ in range(n_stages)]
 
-    def route(self) -> tuple[int, ...] | None:
-        """One peer per stage; None while a stage has nobody."""
-        if any(min(stage.priorities.values(), default=BANNED) == BANNED for stage in self.stages):
+    def route(self, lo: int, hi: int) -> tuple[int, ...] | None:
+        """One peer for each of the stages lo..hi, NOBODY for the others; None while one of them has nobody."""
+        wanted = self.stages[lo : hi + 1]
+        if any(min(stage.priorities.values(), default=BANNED) == BANNED for stage in wanted):
             return None
-        return tuple(stage.choose() for stage in self.stages)
+        chosen = [stage.choose() for stage in wanted]
+        return (NOBODY,) * lo + tuple(chosen) + (NOBODY,) * (len(self.stages) - hi - 1)

@@ -5,6 +5,10 @@ the whole route when a microbatch begins and sends it along, so no hop waits for
 to peer, and backward retraces the route. Each peer keeps a queue of what has arrived: a backward goes before a forward,
 then the oldest, so a device stays busy while others or the network are slow. The replicas of a stage tell one another
 which microbatches they counted: a stage's step is over when all are.
+
+A view in mid-step voids all routes (messages of old views are dropped): each member says what it has counted, and the
+routers have the rest done again, from tensors that their makers keep until the step is committed. A microbatch that a
+live member counted is never given out again; what a lost one counted left with its accumulator.
 """
 
 import heapq
@@ -13,6 +17,8 @@ from jaxdt.core.events import (
     BACKWARD,
     EVALUATE,
     FORWARD,
+    NOBODY,
+    REGENERATE,
     Accumulated,
     Action,
     Boundary,
@@ -20,10 +26,13 @@ from jaxdt.core.events import (
     Evaluated,
     Event,
     Grant,
+    Have,
     Key,
+    Message,
     Progress,
     Ran,
     Received,
+    Resend,
     Run,
     Send,
     Updated,
@@ -31,64 +40,18 @@ from jaxdt.core.events import (
     ViewChanged,
     Work,
 )
-from jaxdt.wiring.router import Router
+from jaxdt.wiring.steering import Steering, Task, redo
 
-Microbatch = tuple[str, int]
-
-
-class Steering:
-    """One router's side of a step: which of its microbatches wait, and which are on their way, on what route."""
-
-    def __init__(self, n_stages: int, seed: str, window: int):
-        self._router, self._window = Router(n_stages, seed), window
-        self._n_stages = n_stages
-        self._waiting: list[Microbatch] = []
-        self._open: dict[Microbatch, tuple[tuple[int, ...], float]] = {}
-
-    def adopt(self, view: View) -> None:
-        """The peers of a view; one who left is not chosen any more."""
-        for stage, queue in enumerate(self._router.stages):
-            here, known = set(view.stage_peers(stage)), set(queue.priorities)
-            for peer in sorted(here - known):
-                queue.add(peer)
-            for peer in known - here:
-                queue.ban(peer)
-
-    def begin(self, microbatches: list[Microbatch]) -> None:
-        """A step's microbatches of this router; what was under way is forgotten."""
-        self._waiting, self._open = list(reversed(microbatches)), {}
-
-    def grants(self, now_s: float, step: int) -> list[Grant]:
-        """Begin as many as the window allows."""
-        granted = []
-        while self._waiting and len(self._open) < self._window:
-            route = self._router.route()
-            if route is None:
-                break
-            kind, m = microbatch = self._waiting.pop()
-            self._open[microbatch] = route, now_s
-            granted.append(Grant(step, kind, m, route))
-        return granted
-
-    def progress(self, now_s: float, kind: str, stage: int, m: int) -> None:
-        """A Work of one of the microbatches is done: it measures the peer, and the last one makes room for another."""
-        microbatch = (EVALUATE if kind == EVALUATE else FORWARD, m)
-        if microbatch not in self._open:
-            return
-        route, since_s = self._open[microbatch]
-        if kind != EVALUATE:
-            self._router.stages[stage].measured(route[stage], kind, since_s, now_s)
-        if (kind, stage) in ((BACKWARD, 0), (EVALUATE, self._n_stages - 1)):
-            del self._open[microbatch]
-        else:
-            self._open[microbatch] = route, now_s
+Counted = tuple[str, int]
+COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)
+WORK_OF = {"act": FORWARD, "grad": BACKWARD, "eval": EVALUATE}
 
 
 class SwarmWiring:
     """One peer's side. `boundary_bytes` and `evals` as in FixedWiring; `n_routers` peers with the least ids steer, with
     `window` microbatches on their way in all."""
 
-    READS = frozenset({ViewChanged, Updated, Grant, Progress, Boundary, Ran})
+    READS = frozenset({ViewChanged, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
 
     def __init__(
         self,
@@ -110,15 +73,22 @@ class SwarmWiring:
         self._eval_every_steps, self._n_evals = evals
         self._n_routers = n_routers
         self._steering = Steering(n_stages, f"{seed} {peer}", max(1, window // n_routers))
+        self._view: View | None = None
+        self._members: tuple[int, ...] = ()
         self._routers: tuple[int, ...] = ()
         self._replicas: tuple[int, ...] = ()
         self._step = -1
         self._running: Work | None = None
         self._order = 0
-        self._ready: list[tuple[int, int, Work]] = []
+        self._ready: list[tuple[bool, int, Work]] = []
         self._later: list[Grant | Boundary] = []
-        self._routes: dict[tuple[int, Microbatch], tuple[int, ...]] = {}
-        self._counted: dict[int, set[Microbatch]] = {}
+        self._paths: dict[Counted, Grant | Boundary] = {}
+        self._forwarded: set[int] = set()
+        self._gradients: set[int] = set()
+        self._own: set[Counted] = set()
+        self._counted: dict[int, set[Counted]] = {}
+        self._haves: dict[int, frozenset[Counted]] | None = None
+        self._told = True
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -126,45 +96,71 @@ class SwarmWiring:
                 return self._adopt(now_s, view)
             case Updated(_, version):
                 return self._begin(now_s, version)
-            case Received(_, (Grant() | Boundary()) as given):
-                self._take(given)
-                return self._next()
-            case Received(_, Progress() as progress):
-                return self._on_progress(now_s, progress)
-            case Ran(work, _, _, values) if work.kind in (FORWARD, BACKWARD, EVALUATE):
+            case Received(header, body):
+                return self._received(now_s, header.src, body)
+            case Ran(work, _, _, values) if work.kind in COMPUTING:
                 self._running = None
-                return self._finished(now_s, work, values) + self._next()
+                return self._finished(now_s, work, values) + self._next() + self._tell(now_s)
         return []
 
+    def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
+        match body:
+            case Grant() | Boundary():
+                self._take(body)
+                return self._next()
+            case Resend(key, route, regenerate):
+                return [self._send(Boundary(key, route, regenerate))]
+            case Have():
+                return self._on_have(now_s, src, body)
+            case Progress():
+                return self._on_progress(now_s, body)
+        return []
+
+    # -------------------------------------------------------------------------------------------------------- steps
+
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
-        self._routers = tuple(sorted(member.peer for member in view.members))[: self._n_routers]
-        self._replicas = view.stage_peers(self._stage)
+        first, self._view = self._view is None, view
+        self._members = tuple(sorted(member.peer for member in view.members))
+        self._routers, self._replicas = self._members[: self._n_routers], view.stage_peers(self._stage)
         self._steering.adopt(view)
-        self._ready.clear()
-        self._later.clear()
-        self._routes.clear()
-        self._counted.clear()
+        for kept in (self._ready, self._later, self._paths, self._forwarded, self._gradients, self._counted):
+            kept.clear()
         if view.rolled_back:
-            self._step = -1
+            self._step, self._haves, self._told = -1, None, True
+            self._own.clear()
             return []
-        return self._begin(now_s, view.n_committed)
+        if first:
+            return self._begin(now_s, view.n_committed)
+        self._haves, self._told = {}, False
+        return self._tell(now_s)
 
     def _begin(self, now_s: float, step: int) -> list[Action | Event]:
         if step >= self._n_steps:
             return []
         self._step = step
+        self._own.clear()
+        self._forwarded.clear()
+        self._gradients.clear()
+        self._paths.clear()
         self._counted.pop(step - 1, None)
+        if self._view.n_committed < step:
+            self._haves = None  # what a view in mid-step asked for was of an earlier step
         later, self._later = self._later, []
         for given in later:
             self._take(given)
-        started: list[Action | Event] = []
+        if self._haves is not None:
+            return self._tell(now_s)
         if self._peer in self._routers:
-            rank = self._routers.index(self._peer)
-            evals = [(EVALUATE, m) for m in range(self._n_evaluations(step))]
-            all_of_step = [*evals, *((FORWARD, m) for m in range(self._n_microbatches))]
-            self._steering.begin([(kind, m) for kind, m in all_of_step if m % len(self._routers) == rank])
-            started = self._grant(now_s)
-        return started + self._next() + self._drained()
+            self._steering.begin([task for task in self._tasks(step) if self._mine(task.microbatch)])
+        return self._grant(now_s) + self._next() + self._drained()
+
+    def _tasks(self, step: int) -> list[Task]:
+        top = self._n_stages - 1
+        evals = [Task(EVALUATE, m, 0, top) for m in range(self._n_evaluations(step))]
+        return evals + [Task(FORWARD, m, 0, top) for m in range(self._n_microbatches)]
+
+    def _mine(self, microbatch: int) -> bool:
+        return self._routers[microbatch % len(self._routers)] == self._peer
 
     def _n_evaluations(self, step: int) -> int:
         every = self._eval_every_steps
@@ -178,21 +174,22 @@ class SwarmWiring:
         if step > self._step:
             self._later.append(given)
         elif step == self._step:
-            self._order += 1
-            work = self._work_of(given)
-            heapq.heappush(self._ready, (work.kind != BACKWARD, self._order, work))
+            kind, m = (given.kind, given.microbatch) if isinstance(given, Grant) else _work_of(given.key)
+            if kind == BACKWARD and m not in self._forwarded:
+                self._gradients.add(m)  # the forward is being made again, and not here yet
+                return
+            if kind != BACKWARD:
+                self._paths[kind, m] = given
+            if kind == FORWARD and self._last:
+                kind = BACKWARD  # which computes forward, loss and backward in one
+            self._queue(kind, m)
 
-    def _work_of(self, given: Grant | Boundary) -> Work:
-        if isinstance(given, Grant):
-            kind, m, step = given.kind, given.microbatch, given.step
-        else:
-            kind, m, step = given.key.kind, given.key.microbatch, given.key.step
-            kind = {"act": FORWARD, "grad": BACKWARD, "eval": EVALUATE}[kind]
-        if kind != BACKWARD:
-            self._routes[step, (kind, m)] = given.route
-        if kind == FORWARD and self._last:
-            kind = BACKWARD  # which computes forward, loss and backward in one
-        return Work(self._stage, kind, m, self._peer, step)
+    def _queue(self, kind: str, m: int) -> None:
+        if kind == BACKWARD and self._stage in self._paths[FORWARD, m].regenerate:
+            kind = REGENERATE
+        self._order += 1
+        work = Work(self._stage, kind, m, self._peer, self._step)
+        heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._order, work))
 
     def _next(self) -> list[Action]:
         if self._running or not self._ready:
@@ -201,26 +198,42 @@ class SwarmWiring:
         return [Run(self._running)]
 
     def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
-        step, stage, kind, m = work.step, work.stage, work.kind, work.microbatch
-        if step != self._step:
+        if work.step != self._step:
             return []  # of a lineage that was rolled back
-        route = self._routes[step, (EVALUATE if kind == EVALUATE else FORWARD, m)]
-        told: list[Action | Event] = []
+        step, kind, m = work.step, work.kind, work.microbatch
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
+        told: list[Action | Event] = []
         if kind == BACKWARD:
-            told.append(Accumulated(step, stage, m, n_samples, loss_sum))
-            if stage > 0:
-                told.append(self._send(route, Key("grad", step, stage, m), stage - 1))
-        elif not self._last:
-            name = "act" if kind == FORWARD else "eval"
-            told.append(self._send(route, Key(name, step, stage + 1, m), stage + 1))
-        else:
+            told.append(Accumulated(step, self._stage, m, n_samples, loss_sum))
+        if kind == EVALUATE and self._last:
             told.append(Evaluated(step, n_samples, loss_sum))
-        return told + self._tell_progress(now_s, Progress(step, kind, stage, m))
+        if self._counts(kind):
+            self._own.add((kind, m))
+        path = self._paths.get((EVALUATE if kind == EVALUATE else FORWARD, m))
+        if path is None:
+            return told  # of a view that is over; what it counted we shall say
+        if kind == FORWARD:
+            self._forwarded.add(m)
+            if m in self._gradients:
+                self._queue(BACKWARD, m)
+        return told + self._pass_on(work, path) + self._tell_progress(now_s, work)
 
-    def _send(self, route: tuple[int, ...], key: Key, stage: int) -> Send:
-        n_bytes = self._activation_bytes if stage > self._stage else self._gradient_bytes
-        return Send(route[stage], Boundary(key, route), n_bytes)
+    def _pass_on(self, work: Work, path: Grant | Boundary) -> list[Action]:
+        """The result goes to the next peer of the route, if there is one."""
+        stage, m = self._stage, work.microbatch
+        if work.kind in (BACKWARD, REGENERATE):
+            key, to = Key("grad", work.step, stage, m), stage - 1
+        else:
+            key, to = Key("act" if work.kind == FORWARD else "eval", work.step, stage + 1, m), stage + 1
+        if not 0 <= to < self._n_stages or path.route[to] == NOBODY:
+            return []
+        return [self._send(Boundary(key, path.route, path.regenerate))]
+
+    def _send(self, boundary: Boundary) -> Send:
+        key = boundary.key
+        back = key.kind == "grad"
+        n_bytes = self._gradient_bytes if back else self._activation_bytes
+        return Send(boundary.route[key.stage - back], boundary, n_bytes)
 
     # ----------------------------------------------------------------------------------------------------- progress
 
@@ -228,9 +241,10 @@ class SwarmWiring:
         """Whether the replicas of a stage wait for such a Work before the step is over there."""
         return kind == BACKWARD or (kind == EVALUATE and self._last)
 
-    def _tell_progress(self, now_s: float, progress: Progress) -> list[Action | Event]:
-        to = {self._routers[progress.microbatch % len(self._routers)]}
-        if self._counts(progress.kind):
+    def _tell_progress(self, now_s: float, work: Work) -> list[Action | Event]:
+        progress = Progress(work.step, work.kind, work.stage, work.microbatch)
+        to = {self._routers[work.microbatch % len(self._routers)]}
+        if self._counts(work.kind):
             to.update(self._replicas)
         own = self._on_progress(now_s, progress)
         return [Send(peer, progress) for peer in sorted(to - {self._peer})] + own
@@ -248,16 +262,78 @@ class SwarmWiring:
 
     def _drained(self) -> list[Event]:
         """Our stage's step is over when every microbatch is counted at one of its replicas."""
+        if self._haves is not None and not set(self._replicas) <= set(self._haves):
+            return []
         n_expected = self._n_microbatches + (self._n_evaluations(self._step) if self._last else 0)
         return [Drained(self._step)] if len(self._counted.get(self._step, ())) == n_expected else []
 
     def _grant(self, now_s: float) -> list[Action]:
-        """Send the grants; one to ourselves is taken at once."""
+        """Begin tasks: the first stage needs a grant, others the tensors that their neighbours keep."""
         sends: list[Action] = []
-        for grant in self._steering.grants(now_s, self._step):
-            if grant.route[0] == self._peer:
-                self._take(grant)
-                sends += self._next()
+        for task, route in self._steering.next(now_s):
+            kind, m, regenerate = task.kind, task.microbatch, task.regenerate
+            if task.lo == 0:
+                sends += self._post(route[0], Grant(self._step, kind, m, route, regenerate))
             else:
-                sends.append(Send(grant.route[0], grant))
+                key = Key("act", self._step, task.lo, m)
+                sends += self._post(self._holders(m)[task.lo - 1], Resend(key, route, regenerate))
+            if task.hi < self._n_stages - 1:
+                key = Key("grad", self._step, task.hi + 1, m)
+                sends += self._post(self._holders(m)[task.hi + 1], Resend(key, route, regenerate))
         return sends
+
+    def _post(self, dst: int, body: Grant | Resend) -> list[Action]:
+        """To another peer, or to ourselves at once."""
+        return [Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
+
+    # ------------------------------------------------------------------------------------- after a view in mid-step
+
+    def _tell(self, now_s: float) -> list[Action | Event]:
+        """Say what we counted, as soon as we are in the view's step and nothing runs that might still be counted."""
+        if self._told or self._running or self._step != self._view.n_committed:
+            return []
+        self._told = True
+        have = Have(self._step, tuple(sorted(self._own)))
+        sends = [Send(peer, have) for peer in self._members if peer != self._peer]
+        return sends + self._on_have(now_s, self._peer, have)
+
+    def _on_have(self, now_s: float, src: int, have: Have) -> list[Action | Event]:
+        if self._haves is None or have.step != self._view.n_committed:
+            return []
+        self._haves[src] = frozenset(have.counted)
+        if src in self._replicas:
+            self._counted.setdefault(have.step, set()).update(have.counted)
+        told: list[Action | Event] = []
+        if self._step == have.step:
+            if set(self._haves) == set(self._members) and self._peer in self._routers:
+                n = max(self._n_microbatches, self._n_evaluations(have.step))
+                self._steering.begin([task for m in range(n) for task in self._missing(m)])
+                told += self._grant(now_s)
+            told += self._next() + self._drained()
+        return told
+
+    def _missing(self, m: int) -> list[Task]:
+        """What of one microbatch is to be done again under this router; nothing at stages whose result is there."""
+        if not self._mine(m):
+            return []
+        held = {round.group for round, _ in self._view.results}
+        open_stages = [s for s in range(self._n_stages) if f"stage{s}" not in held]
+        top = self._n_stages - 1
+        tasks = []
+        if m < self._n_evaluations(self._step) and top in open_stages and not self._held_by(top, (EVALUATE, m)):
+            tasks.append(Task(EVALUATE, m, 0, top))
+        holders = self._holders(m)
+        missing = [s for s in open_stages if s not in holders] if m < self._n_microbatches else []
+        return tasks + ([redo(m, missing, holders, self._n_stages)] if missing else [])
+
+    def _holders(self, m: int) -> dict[int, int]:
+        """Stage -> the live member that counted a microbatch there."""
+        found = ((s, self._held_by(s, (BACKWARD, m))) for s in range(self._n_stages))
+        return {stage: peer for stage, peer in found if peer is not None}
+
+    def _held_by(self, stage: int, what: Counted) -> int | None:
+        return next((p for p in self._view.stage_peers(stage) if what in self._haves.get(p, ())), None)
+
+
+def _work_of(key: Key) -> Counted:
+    return WORK_OF[key.kind], key.microbatch

@@ -1,0 +1,86 @@
+"""What one member knows of one group's round: who is in it, which slices it has, and when its result is whole."""
+
+import itertools
+import math
+import zlib
+
+from jaxdt.core.events import GroupResult, Round, SliceKey, Tally, View
+from jaxdt.core.ledger import Item
+from jaxdt.core.sizes import Group
+
+Bounds = tuple[int, int]
+Cover = tuple[tuple[int, tuple[Item, ...]], ...]
+
+
+def round_of(group: Group, view: View, step: int) -> Round:
+    """The round that a view makes of a group's exchange: another one whenever the group's members change."""
+    return Round(step, group.name, max(view.stage_views[stage] for stage in group.stages))
+
+
+def slices_of(n_elements: int, members: tuple[int, ...], slice_elements: int) -> dict[int, list[Bounds]]:
+    """Each member's shard, cut into slices."""
+    slices = {}
+    for rank, owner in enumerate(members):
+        lo, end = (r * n_elements // len(members) for r in (rank, rank + 1))
+        slices[owner] = [(start, min(start + slice_elements, end)) for start in range(lo, end, slice_elements)]
+    return slices
+
+
+class Exchange:
+    """One round; or, with `held`, a round of an earlier view whose whole result those holders have: nothing is added
+    to it, and who lacks it takes it from them."""
+
+    def __init__(
+        self,
+        group: Group,
+        view: View,
+        step: int,
+        slice_elements: int,
+        held: tuple[Round, tuple[int, ...]] | None = None,
+    ):
+        self.group = group
+        self.members = tuple(sorted({peer for stage in group.stages for peer in view.stage_peers(stage)}))
+        self.member_set = frozenset(self.members)
+        self.round, self.holders = held or (round_of(group, view, step), ())
+        self.frozen = held is not None
+        self._slices = slices_of(group.n_elements, () if held else self.members, slice_elements)
+        self.owner_of = {bounds: owner for owner, slices in self._slices.items() for bounds in slices}
+        self.parts: dict[Bounds, dict[int, tuple[tuple[Item, ...], int, Tally]]] = {}
+        self.covers: dict[Bounds, tuple[Cover, int, Tally]] = {}
+        self.sums: dict[Bounds, tuple[int, float]] = {}
+        self.good_cover: Cover | None = None
+        self.n_samples, self.tally = 0, Tally()
+        self._n_held = 0
+
+    def key(self, bounds: Bounds, src: int | None = None) -> SliceKey:
+        return SliceKey(self.round, *bounds, src)
+
+    def slices(self, owner: int) -> list[Bounds]:
+        return self._slices.get(owner, [])
+
+    @property
+    def in_turn(self) -> list[tuple[Bounds, int]]:
+        """Slices and owners, owners in turn rather than one after the other: all links are busy from the start."""
+        turns = itertools.zip_longest(*self._slices.values())
+        return [(bounds, owner) for turn in turns for bounds, owner in zip(turn, self._slices, strict=True) if bounds]
+
+    def gives(self, src: int, bounds: Bounds) -> bool:
+        """Whether a sum of such a slice is `src`'s to give."""
+        return src in self.holders or self.owner_of.get(bounds) == src
+
+    def hold(self, bounds: Bounds, digest: int, sq_norm: float, n_samples: int, tally: Tally) -> None:
+        """A slice's sum is here."""
+        self.sums[bounds] = (digest, sq_norm)
+        self.n_samples, self.tally = n_samples, tally
+        self._n_held += bounds[1] - bounds[0]
+
+    @property
+    def complete(self) -> bool:
+        return self._n_held == self.group.n_elements
+
+    def result(self) -> GroupResult:
+        """The digest covers the slices' digests, so it is equal iff all the sums are."""
+        sums = [self.sums[bounds] for bounds in sorted(self.sums)]
+        digest = zlib.crc32(b"".join(digest.to_bytes(4, "little") for digest, _ in sums))
+        sq_norm = math.fsum(sq_norm for _, sq_norm in sums)
+        return GroupResult(self.round, digest, sq_norm, self.n_samples, self.tally)
