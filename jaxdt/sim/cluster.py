@@ -14,9 +14,11 @@ from jaxdt.core.events import (
     BULK,
     COORDINATOR,
     URGENT,
+    Connect,
     Event,
     Free,
     Key,
+    MarkCheckpoint,
     Message,
     Persist,
     Persisted,
@@ -149,7 +151,9 @@ class Simulation:
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
         n_on = Counter(seat.host for seat in seats.values())
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
-        self._handlers: dict[type, Callable[[int, Any], None]] = {
+        self._handlers: dict[type, Callable[[int, Any], None] | None] = {
+            Connect: None,
+            MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
             Sum: self._sum,
@@ -182,9 +186,9 @@ class Simulation:
     def _event(self, peer: int, event: Event) -> None:
         if peer not in self.outcome.stopped:
             for action in self._machines[peer].handle(self.outcome.now_s, event):
-                handler = self._handlers.get(type(action))
-                if handler is not None:  # Connect and MarkCheckpoint mean nothing here
-                    handler(peer, action)
+                handle = self._handlers[type(action)]
+                if handle is not None:
+                    handle(peer, action)
 
     def _sum(self, peer: int, action: Sum) -> None:
         self._event(peer, Summed(action.key, *self._seats[peer].tensors.sum(action.key, action.members)))

@@ -96,7 +96,18 @@ class Pipe:
 class SimulatedLink:
     """Messages without payload travel on the control lane: they only take the latency."""
 
-    __slots__ = ("_at", "_idle_s", "_jitter_s", "_latest_s", "_latency_s", "_pipe", "_plain", "_ramp", "_way_in", "_way_out")
+    __slots__ = (
+        "_at",
+        "_idle_s",
+        "_jitter_s",
+        "_latest_s",
+        "_latency_s",
+        "_pipe",
+        "_plain",
+        "_ramp",
+        "_way_in",
+        "_way_out",
+    )
 
     def __init__(
         self,
