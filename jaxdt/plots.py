@@ -121,9 +121,12 @@ def sweep(path: Path, name: str, points: list[dict]) -> None:
     """sweep.png: step time in its parts, and utilisation, along one quantity."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     values = [point[name] for point in points]
-    heights = [[max(0.0, point["parts"][f"{part}_s"]) for point in points] for part in PARTS]
-    left.stackplot(values, heights, labels=PARTS, colors=PART_COLOURS)
-    left.set(title="Step time", ylabel="seconds", xlabel=name, xscale="log")
+    left.plot(values, [point["step_s"] for point in points], "o-", color="black", label="step")
+    for part, colour in zip(PARTS, PART_COLOURS, strict=True):
+        left.plot(values, [max(1e-9, point["parts"][f"{part}_s"]) for point in points], color=colour, label=part)
+    longest_s = max(point["step_s"] for point in points)
+    left.set(title="Step time", ylabel="seconds", xlabel=name, xscale="log", yscale="log")
+    left.set_ylim(longest_s / 1e4, 1.5 * longest_s)
     left.legend(fontsize=8)
     right.plot(values, [100 * point["utilisation"] for point in points], "o-", color=COLOURS["F"])
     right.set(title="Utilisation", ylabel="%", xlabel=name, xscale="log", ylim=(0, 100))

@@ -58,6 +58,7 @@ def open_path(edge: np.ndarray) -> list[int]:
     model.minimize(sum(int(costs[a, b]) * used for a, b, used in arcs if n not in (a, b)))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # it would leave Ctrl-C killing the process
     solver.parameters.max_deterministic_time = CIRCUIT_LIMIT
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return start.tolist()

@@ -79,7 +79,7 @@ def draw(rows: list[Row], limit_s: float, out: Path):
         axes.legend(fontsize=7)
     for axes in panels.flat[len(names) :]:
         axes.set_visible(False)
-    figure.savefig(out, dpi=110)
+    figure.savefig(out, dpi=80)
     pyplot.close(figure)
 
 

@@ -104,16 +104,16 @@ class Settling:
         return allowed
 
 
-def evolve(problem: Problem, board: Board, seed: int, rule: int = DTFM):
-    """Run until the board is done or its evaluations are spent. A population that yields nothing new for a number of
-    broods starts again from its best member."""
+def evolve(problem: Problem, board: Board, seed: int, rule: int = DTFM, until_s: float = np.inf):
+    """Run until the board is done, until_s has come or the evaluations are spent. A population that yields nothing
+    new for a number of broods starts again from its best member."""
     rng, bits = np.random.default_rng(seed), generator(seed)
     n_groups = problem.n_stages
     population = Population(problem, board, POPULATION[rule])
     settling = Settling(problem, board, bits) if rule == DTFM else None
     best = np.empty(problem.n_devices, np.int64)
     stale = newcomers = 0
-    while not _spent(board):
+    while not _spent(board) and board.elapsed_s < until_s:
         if len(population.members) < population.size:
             population.enter(_newcomer(problem, rng, settling, newcomers % 2 == 1))
             newcomers += 1

@@ -56,6 +56,8 @@ def text_of(planned: Planned) -> str:
         f"{cost.total_s:.3f} s a step by Eq. 1-4, "
         f"{cost.datap_s:.3f} s of it data-parallel and {cost.pipelinep_s:.3f} s pipeline."
     ]
+    if "step_s" in found:
+        lines.append(f"Chosen by its step: {found['step_s']:.3f} s under the simulator, computing included.")
     if plan.n_pipelines > 1:
         lines.append(_slowest_group(planned))
     if plan.n_stages > 1:
@@ -69,7 +71,7 @@ def text_of(planned: Planned) -> str:
             f"No placement costs less than {bound_s:.3f} s: this one is at most {cost.total_s / bound_s - 1:.1%} above."
         )
     if found.get("left_out"):
-        lines.append(f"Left out: {', '.join(found['left_out'])}.")
+        lines.append(f"Left out: {'; '.join(found.get('left_out_why') or found['left_out'])}.")
     return "\n".join(lines)
 
 

@@ -47,6 +47,7 @@ def cp_sat(time_s: float, work: float, seed: int, linear: bool) -> cp_model.CpSo
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = seed % 2**31
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # it would leave Ctrl-C killing the process
     solver.parameters.linearization_level = 1 if linear else 0
     solver.parameters.max_deterministic_time = work
     if np.isfinite(time_s):

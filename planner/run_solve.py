@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import signal
 import sys
 import threading
 from argparse import Namespace
@@ -29,6 +30,7 @@ from planner.tune import shallow
 
 DEFAULT_TIME_S = 30.0
 DEFAULT_LAYERS = 24
+STATES_PER_GRADIENT = 4
 DTYPE, REMAT = "bfloat16", "recompute"
 WARNINGS_SHOWN = 3
 Result = TypeVar("Result")
@@ -70,13 +72,14 @@ def search(work: Callable[[], Result], board: Board, progress: Progress) -> Resu
             outcome.append(error)
 
     thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        try:
+    before = signal.signal(signal.SIGINT, lambda number, frame: board.stop())
+    try:
+        thread.start()
+        while thread.is_alive():
             thread.join(0.1)
             progress.show(board)
-        except KeyboardInterrupt:
-            board.stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
     progress.close()
     if isinstance(outcome[0], Exception):
         raise outcome[0]
@@ -95,6 +98,18 @@ def memory_job(flags: Namespace, network: Network, workload: sizes.Workload) -> 
     job = Job(network, profile, sum(workload.shares))
     refuse_too_small(job, len(workload.stages), len(workload.shares))
     return job
+
+
+def refuse_small_devices(network: Network, workload: sizes.Workload):
+    """With byte counts alone the layers cannot be cut to fit, and every device holds a stage: parameters, gradients and
+    two moments are four times c_dp."""
+    need = STATES_PER_GRADIENT * workload.c_dp_bytes
+    for d, device in enumerate(network.devices):
+        if device.memory_bytes is not None and device.memory_bytes < need:
+            raise BadInput(
+                f"{network.name}: devices[{d}].memory_bytes: {device.name} has {device.memory_bytes / 1e9:g} "
+                f"GB, its stage needs {need / 1e9:g} GB, four times c_dp: parameters, gradients, two moments"
+            )
 
 
 def cut_for_memory(
@@ -136,6 +151,8 @@ def run_by_cost(flags: Namespace, network: Network) -> int:
     workload = workload_of(flags)
     problem = problem_of(network, flags.stages, flags.pipelines, workload.c_dp_bytes, workload.c_pp_bytes)
     job = memory_job(flags, network, workload)
+    if workload.model is None:
+        refuse_small_devices(network, workload)
     board = Board(limits_of(flags.time_limit_s, flags.evaluations))
     solution = search(lambda: solve(problem, board, flags.solver, flags.seed), board, Progress())
     depth = None
@@ -174,7 +191,7 @@ def warn_asymmetric(network: Network):
 
 def refuse_missing(network: Network, plan: Plan):
     """A plan over a link that does not exist is no plan."""
-    if plan.found["cost"]["total_s"] == math.inf:
+    if not math.isfinite(plan.found["cost"]["total_s"] + plan.found.get("step_s", 0.0)):
         raise BadInput(
             f"{network.name or 'network'}: bandwidth_gbps: found no plan of {plan.n_stages} stages x "
             f"{plan.n_pipelines} pipelines that avoids the links of zero bandwidth"

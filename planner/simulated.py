@@ -1,9 +1,12 @@
 """A layout's step under the simulator: the run's own machines, virtual time, the network's directed links."""
 
+import math
+
 from jaxdt.core.config import NetConfig, RunConfig, SyncConfig, TrainConfig
 from jaxdt.core.plan import Plan, even_shares
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
 from planner.job import Job
+from planner.problem import MISSING_S
 from planner.tune import Layout, estimate_s
 
 MOST_WORKS = 4096
@@ -29,7 +32,10 @@ def plan_of_layout(job: Job, layout: Layout, shares: tuple[int, ...] | None = No
 
 def simulated_s(job: Job, layout: Layout) -> float:
     """Seconds of a step. Beyond MOST_WORKS forwards and backwards the simulator runs fewer microbatches, still enough
-    to fill the pipelines, and the estimate's difference is added: its recurrence is the simulator's."""
+    to fill the pipelines, and the estimate's difference is added: its recurrence is the simulator's. Infinite over a
+    link that does not exist, where a simulation would never end."""
+    if layout.step_s >= MISSING_S:
+        return math.inf
     shares = fewer(layout)
     plan = plan_of_layout(job, layout, shares)
     rest_s = 0.0 if shares == layout.shares else layout.step_s - estimate_s(job, layout, shares)

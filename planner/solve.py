@@ -19,6 +19,7 @@ from planner.assign import chain, placement_of
 from planner.board import PROOF_GAP_S, Board
 from planner.bounds import floor_s
 from planner.cluster import Types, interchangeable, near_equal, types_of
+from planner.cost import EXACT_PATH_STAGES
 from planner.evolve import evolve, kernighan_lin, random_search
 from planner.exact import MAX_DEVICES
 from planner.islands import Island
@@ -33,6 +34,7 @@ QUICK_TRIES = [(True, 1.0), (False, 3.5)]
 TRIES = [(linear, work) for work in (4.0, 16.0, 64.0, 256.0, 1024.0) for linear in (False, True)]
 CLUSTERS, CLUSTER_WORK = 8, 30.0
 LAST_WAIT_S = 1.0
+BREED_SHARE = 0.35
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +62,20 @@ def anneal_on_all_cores(problem: Problem, board: Board, seed: int):
     moves = None if limit is None else max(1, limit // n)
     islands = [Island(problem, kind_of, board, seed, index, moves) for index in range(n)]
     with ThreadPoolExecutor(min(n, n_cores())) as pool:
-        for run in [pool.submit(island.run, starts) for island in islands]:
-            run.result()
+        tasks = [pool.submit(island.run, starts) for island in islands[:-1]]
+        tasks.append(pool.submit(_last_island, islands[-1], starts, seed))
+        for task in tasks:
+            task.result()
+
+
+def _last_island(island: Island, starts: list[tuple[float, np.ndarray]], seed: int):
+    """Where the clock limits the search and several cores take part, one of them breeds at first: a population finds
+    good regions of an irregular network sooner, long chains go further from there."""
+    board = island.board
+    if board.limits.evaluations is None and island.index > 0 and island.problem.n_stages <= EXACT_PATH_STAGES:
+        evolve(island.problem, board, seed, until_s=BREED_SHARE * board.limits.time_s)
+        starts = [(board.best_s, board.best)]
+    island.run(starts)
 
 
 def _auto(problem: Problem, board: Board, seed: int):

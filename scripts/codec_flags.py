@@ -14,9 +14,7 @@ from jaxdt.core.plan import Plan
 from jaxdt.core.profile import CodecTimes
 
 NETWORK = flags.DEFINE_string("network", None, "Measured links of real hosts, for codec auto; else of --emulate.")
-PROFILE = flags.DEFINE_string(
-    "profile", None, "Seconds of int8 as in profile.json, for codec auto; else measured."
-)
+PROFILE = flags.DEFINE_string("profile", None, "Seconds of int8 as in profile.json, for codec auto; else measured.")
 
 
 def decided(config: RunConfig, plan: Plan) -> Plan:

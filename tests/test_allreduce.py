@@ -35,6 +35,7 @@ from jaxdt.core.events import (
     Sum,
     Summed,
     Suspect,
+    Tally,
     Updated,
     View,
     ViewChanged,
@@ -199,7 +200,7 @@ def test_a_single_member_is_prepared_at_once_and_sends_nothing():
     wire.compute(0, [0, 1, 2, 3], n_samples=3, loss=2.0)
     assert not wire.waiting
     (prepared,) = wire.prepared().values()
-    assert (prepared.loss_sum, prepared.n_losses, prepared.results[0].n_samples) == (8.0, 12, 12)
+    assert (prepared.results[0].tally, prepared.results[0].n_samples) == (Tally(8.0, 12), 12)
     assert wire.result(0, "stage0") == wire.expected(group)
 
 
@@ -229,7 +230,7 @@ def test_losses_travel_with_prepared_and_are_forgotten_with_the_step():
     wire.tell(0, Evaluated(STEP, 5, 7.5))
     wire.compute(0, [0, 1], n_samples=2, loss=1.5)
     (prepared,) = wire.prepared().values()
-    assert (prepared.loss_sum, prepared.n_losses, prepared.eval_sum, prepared.n_evals) == (3.0, 4, 7.5, 5)
+    assert prepared.results[0].tally == Tally(3.0, 4, 7.5, 5)
 
 
 def test_prepared_names_the_admission_of_the_view():

@@ -3,6 +3,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from jaxdt.core.gpt import GPTConfig
 from jaxdt.core.optim import OptimConfig
 from jaxdt.model.gpt import init_stage, stage_entries
 from jaxdt.model.optim import optimizer
+from jaxdt.runtime import checkpoint as checkpoint_module
 from jaxdt.runtime.checkpoint import (
     Checkpointer,
     Stamp,
@@ -133,17 +135,38 @@ def test_an_entry_that_is_not_there_is_named(tmp_path, trained):
         load_entries(step_folder(tmp_path, 5), ["block_000", "block_002"])
 
 
-def test_the_state_is_copied_before_save_returns(tmp_path, trained):
-    """The training goes on and gives the buffers away while the thread still writes."""
+def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
+    """The training goes on, and an update gives the buffers away while the thread still writes."""
     optim = OPTIMIZERS[2]
     params, opt_state = trained(optim)
     expected = jax.tree.map(np.array, split_entries(params, opt_state))
     told = queue.SimpleQueue()
-    Checkpointer(tmp_path, ABOUT, 2, 0).save(1, SimpleNamespace(params=params, opt_state=opt_state), told.put)
+    checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
+    checkpointer.wait()
+    checkpointer.save(1, SimpleNamespace(params=params, opt_state=opt_state), told.put)
+    checkpointer.wait()
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
     assert told.get(timeout=60).version == 1
     mark_complete(tmp_path, 1, ABOUT | MARK)
     assert_equal(load_entries(step_folder(tmp_path, 1)), expected)
+
+
+def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_path, trained, monkeypatch):
+    params, opt_state = trained(OPTIMIZERS[2])
+    store, told = SimpleNamespace(params=params, opt_state=opt_state), queue.SimpleQueue()
+    disk, updated = threading.Event(), threading.Event()
+    monkeypatch.setattr(checkpoint_module, "digest", lambda entry: (disk.wait(60), 0)[1])
+    checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
+    for version in (1, 2):
+        checkpointer.save(version, store, told.put)
+        checkpointer.wait()
+    checkpointer.save(3, store, told.put)
+    update = threading.Thread(target=lambda: (checkpointer.wait(), updated.set()))
+    update.start()
+    assert not updated.is_set() and told.empty()
+    disk.set()
+    assert [told.get(timeout=60).version for _ in range(3)] == [1, 2, 3]
+    update.join()
 
 
 def test_a_disk_that_refuses_is_told_and_not_raised(tmp_path, trained):

@@ -94,6 +94,10 @@ def test_compression_layers_in_a_codec_move_into_the_model():
     assert (config.model.compression, config.model.compression_after, config.codec) == ("maxout2", (2, 3), "int8")
     assert config_of("bottleneck4").codec == "none"
     assert config_of("maxout2", model={"compression_after": [1, 3]}).model.compression_after == (1, 3)
+    with pytest.raises(BadInput, match=r"model.compression_after: got 2, expected layer indices from 1 to 3"):
+        config_of("maxout2", model={"compression_after": 2})
+    with pytest.raises(BadInput, match=r"model.compression_after: got \(\), expected at least one layer index"):
+        config_of("maxout2", stages=1)
     with pytest.raises(BadInput, match="codec: names maxout2, but model.compression is 'bottleneck4'"):
         config_of("maxout2+int8", model={"compression": "bottleneck4", "compression_after": (2,)})
 

@@ -1,6 +1,5 @@
 """The compression pairs: their mathematics, their gradients, what they do to a boundary, and their checkpoints."""
 
-import json
 import math
 import queue
 import re
@@ -24,7 +23,16 @@ from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import build_stage
-from jaxdt.runtime.checkpoint import Checkpointer, about_run, check_resumable, join_entries, load_entries, newest
+from jaxdt.runtime.checkpoint import (
+    Checkpointer,
+    about_run,
+    check_resumable,
+    join_entries,
+    load_entries,
+    mark_complete,
+    newest,
+    step_folder,
+)
 
 D, RATIO = 8, 2
 SIZES = dict(n_layers=3, d_model=D, n_heads=2, d_ff=8, seq_len=4, vocab_size=12)
@@ -36,16 +44,30 @@ HALVES = {
 
 
 def drawn(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def made(name):
-    """A half with parameters away from their start, and an input for it."""
+    """Parameters of a half, none of them 0 or 1, and an input for it."""
     width = D // RATIO if name == "receiver" else D
-    params = HALVES[name].init(jax.random.key(0), jnp.zeros((1, 1, width)))["params"]
-    leaves, tree = jax.tree.flatten(params)
-    params = jax.tree.unflatten(tree, [leaf + 0.3 * drawn(leaf.shape, i) for i, leaf in enumerate(leaves)])
-    return params, drawn((2, 3, width), 9)
+    shapes = jax.eval_shape(HALVES[name].init, jax.random.key(0), jnp.zeros((1, 1, width)))["params"]
+    return filled(shapes), drawn((2, 3, width), 9)
+
+
+def filled(shapes):
+    """A tree of numbers around 0.7; drawing is cheaper than to compile what initialises."""
+    leaves, tree = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(tree, [0.7 + 0.3 * drawn(leaf.shape, i) for i, leaf in enumerate(leaves)])
+
+
+@partial(jax.jit, static_argnums=0)
+def half(name, params, x):
+    return HALVES[name].apply({"params": params}, x)
+
+
+@partial(jax.jit, static_argnums=0)
+def half_gradient(name, params, x, weights):
+    return jax.grad(lambda params, x: jnp.sum(half(name, params, x) * weights), argnums=(0, 1))(params, x)
 
 
 # ------------------------------------------------------------------------------------------------------------ the maths
@@ -71,19 +93,15 @@ def numpy_half(name, p, x):
 @pytest.mark.parametrize("name", HALVES)
 def test_a_half_is_what_the_paper_writes(name):
     params, x = made(name)
-    np.testing.assert_allclose(
-        HALVES[name].apply({"params": params}, x), numpy_half(name, params, x), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(half(name, params, x), numpy_half(name, params, x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", HALVES)
 def test_gradients_agree_with_finite_differences(name):
     """Central differences of the float64 form, in every direction of parameters and input."""
     params, x = made(name)
-    shape = HALVES[name].apply({"params": params}, x).shape
-    weights = np.asarray(drawn(shape, 5), np.float64)
-    loss = lambda params, x: jnp.sum(HALVES[name].apply({"params": params}, x) * weights.astype(np.float32))  # noqa: E731
-    gradient = jax.grad(loss, argnums=(0, 1))(params, x)
+    weights = drawn(numpy_half(name, params, x).shape, 5)
+    gradient = half_gradient(name, params, x, weights)
     leaves, tree = jax.tree.flatten(jax.tree.map(partial(np.array, dtype=np.float64), (params, x)))
     step = 1e-6
     for leaf, got in zip(leaves, jax.tree.leaves(gradient), strict=True):
@@ -111,9 +129,10 @@ def test_halves_start_within_the_bound_of_their_inputs():
 def test_a_pair_has_no_residual_around_it():
     """With weights and bias of the receiver at zero nothing of the layers below gets through."""
     config = GPTConfig(**SIZES, compression="bottleneck2", compression_after=(1,))
-    params = init_stage(config, 0, 3, 0)
+    params = filled(jax.eval_shape(lambda: init_stage(config, 0, 3, 0)))
     params["receiver_001"] = jax.tree.map(jnp.zeros_like, params["receiver_001"])
-    logits = apply_stage(config, 0, 3, jnp.float32, params, np.arange(4, dtype=np.int32)[None] % 3)
+    run = jax.jit(partial(apply_stage, config, 0, 3, jnp.float32))
+    logits = run(params, np.arange(4, dtype=np.int32)[None])
     np.testing.assert_array_equal(logits[0, 0], logits[0, -1])
 
 
@@ -173,9 +192,10 @@ def test_what_a_stage_sends_and_takes_is_narrow(compression, dtype, remat):
     rule = optimizer(OptimConfig())
     first, last = (build_stage(config, lo, hi, 2, remat, dtype, rule) for lo, hi in ((0, 1), (1, 3)))
     tokens_BT = np.arange(8, dtype=np.int32).reshape(2, 4)
-    y, residual = first.forward(first.init(0), tokens_BT)
-    _, gx, _ = last.loss_backward(last.init(0), y, tokens_BT, last.zeros())
-    gradient, acc = first.backward(first.init(0), residual, gx, first.zeros())
+    params, below = (filled(jax.eval_shape(stage.zeros)) for stage in (first, last))
+    y, residual = first.forward(params, tokens_BT)
+    _, gx, _ = last.loss_backward(below, y, tokens_BT, last.zeros())
+    gradient, acc = first.backward(params, residual, gx, first.zeros())
     narrow = (2, 4, D // config.compression_ratio)
     assert first.out_shape == last.in_shape == y.shape == gx.shape == narrow
     assert y.dtype == gx.dtype == first.boundary_dtype
@@ -191,7 +211,8 @@ def run_of(compression, after):
 
 
 def stage_state(config, lo, hi, rule):
-    params = init_stage(config.model, lo, hi, 7)
+    whole = filled(jax.eval_shape(lambda: init_stage(config.model, 0, 3, 0)))
+    params = {name: whole[name] for name in stage_entries(config.model, lo, hi)}
     return params, rule.init(params)
 
 
@@ -204,7 +225,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
         store = SimpleNamespace(params=params, opt_state=opt_state)
         Checkpointer(tmp_path, about_run(config, "abc"), 2, stage).save(4, store, told.put)
         told.get(timeout=60)
-    Checkpointer(tmp_path, about_run(config, "abc"), 2).mark_complete(4, 0)
+    mark_complete(tmp_path, 4, about_run(config, "abc") | {"lineage": 0, "stages": 2})
     names = stage_entries(config.model, 0, 2)
     assert {"sender_001", "receiver_001"} <= set(names)
     assert {"sender_001"} == set(stage_entries(config.model, 0, 1)) - {"tok", "pos", "block_000"}
@@ -223,10 +244,9 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     ],
 )
 def test_a_resume_that_would_add_or_remove_a_pair_is_refused(tmp_path, made_with, resumed_with, said):
-    (tmp_path / "checkpoints/00000004").mkdir(parents=True)
-    Checkpointer(tmp_path, about_run(run_of(*made_with), "abc"), 2).mark_complete(4, 0)
-    folder = newest(tmp_path)
+    folder = step_folder(tmp_path, 4)
+    folder.mkdir(parents=True)
+    mark_complete(tmp_path, 4, about_run(run_of(*made_with), "abc") | {"lineage": 0, "stages": 1})
     assert check_resumable(folder, about_run(run_of(*made_with), "abc")).version == 4
     with pytest.raises(BadInput, match=re.escape(said)):
         check_resumable(folder, about_run(run_of(*resumed_with), "abc"))
-    assert json.loads((folder / "complete.json").read_text())["model"]["compression"] == made_with[0]

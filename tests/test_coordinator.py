@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.core.coordinator import RECONNECT_S, ROLLBACKS_MAX, Coordinator, Terms
+from jaxdt.core.coordinator import ROLLBACKS_MAX, Coordinator, Terms
 from jaxdt.core.events import (
     COORDINATOR,
     CheckpointComplete,
@@ -32,10 +32,12 @@ from jaxdt.core.events import (
     Started,
     Stop,
     Suspect,
+    Tally,
     View,
     WakeAt,
     Woke,
 )
+from jaxdt.core.leases import RECONNECT_S
 
 # Two stages, two replicas each.
 STAGE_OF = {0: 0, 1: 1, 2: 0, 3: 1}
@@ -54,8 +56,8 @@ TERMS = Terms(
 )
 
 
-def header(peer, lineage=0, run="r"):
-    return Header(run, lineage, 1, peer)
+def header(peer, lineage=0, run="r", view=1):
+    return Header(run, lineage, view, peer)
 
 
 class Driver:
@@ -87,7 +89,9 @@ class Driver:
         """The actions after the last of them."""
         actions = []
         for peer in peers:
-            actions = self.message(peer, prepared(peer, step, **changes), now_s, lineage=self.machine.view.lineage)
+            view = self.machine.view
+            head = {"lineage": view.lineage, "view": view.number}
+            actions = self.message(peer, prepared(peer, step, **changes), now_s, **head)
         return actions
 
     def commit(self, step, now_s=0.0):
@@ -98,9 +102,8 @@ class Driver:
 def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2), evals=(0.0, 0)):
     """Losses are known on the last stage only."""
     stage = STAGE_OF[peer]
-    result = GroupResult(Round(step, f"stage{stage}", 1), digest, sq_norm, n_samples)
-    counts = (*losses, *evals) if stage == 1 else (0.0, 0, 0.0, 0)
-    return Prepared(step, 1, (result,), *counts)
+    tally = Tally(*losses, *evals) if stage == 1 else Tally()
+    return Prepared(step, 1, (GroupResult(Round(step, f"stage{stage}", 1), digest, sq_norm, n_samples, tally),))
 
 
 def sent(actions, kind):
@@ -430,6 +433,8 @@ def test_the_run_is_done_when_every_member_is():
     run = Driver(n_steps=1)
     run.begin()
     run.commit(0)
+    for peer in (0, 1):
+        run.message(peer, Saved(1, STAGE_OF[peer]))
     for peer in (0, 1, 2):
         actions = run.message(peer, Done(1, {"busy_s": 2.0}, {"1": 100}))
         assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
@@ -489,3 +494,97 @@ def test_what_belongs_to_a_view_is_ignored_before_there_is_one(body):
     run = Driver()
     run.join(1)
     assert run.message(1, body) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ losses
+
+
+def elastic():
+    run = Driver(elastic=True)
+    run.begin()
+    return run
+
+
+def lose(run, *peers, now_s=10.0):
+    """Their connections break and stay broken; the actions of the tick that notices."""
+    for peer in peers:
+        run.event(LinkChanged(peer, False), now_s)
+    return run.event(Woke("tick"), now_s + RECONNECT_S + 0.1)
+
+
+def test_a_lost_peer_leaves_the_view_if_its_stage_has_another():
+    run = elastic()
+    assert reports(lose(run, 2), "lost") == [
+        {"peer": 2, "reason": "peer 2 (stage 0): lost, its connection broke and did not come back"}
+    ]
+    views = sent(run.event(Persisted("view")), View)
+    assert set(views) == {0, 1, 3}
+    view = views[0]
+    assert (view.number, view.stage_views, view.n_committed, view.results) == (2, (2, 1), 0, ())
+    assert [member.peer for member in view.members] == [0, 1, 3]
+
+
+def test_the_last_of_a_stage_ends_the_run():
+    run = elastic()
+    lose(run, 2)
+    run.event(Persisted("view"))
+    actions = lose(run, 0, now_s=20.0)
+    assert [stop.code for stop in of(actions, Stop)] == [3]
+
+
+def test_who_left_learns_of_it():
+    run = elastic()
+    lose(run, 2)
+    run.event(Persisted("view"))
+    assert [type(action.body) for action in run.message(2, Heartbeat(9, {}))] == [View]
+
+
+def test_a_view_names_the_results_that_survivors_hold():
+    """Peers 0 and 1 hold their stages' results when 2 is lost: stage 0's round of view 1 stays, so does stage 1's."""
+    run = elastic()
+    for peer in (0, 1):
+        run.message(peer, prepared(peer, 0))
+    lose(run, 2)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.results == ((Round(0, "stage0", 1), (0,)), (Round(0, "stage1", 1), (1,)))
+
+
+def test_what_only_the_lost_one_held_is_not_named():
+    run = elastic()
+    run.message(2, prepared(2, 0))
+    lose(run, 2)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.results == ()
+
+
+def test_prepared_counts_only_when_it_was_said_in_the_view():
+    """What peer 0 said in view 1 may be of a round that view 2 has voided; it says it again if not."""
+    run = elastic()
+    lose(run, 2)
+    run.event(Persisted("view"))
+    for peer in (0, 1, 3):
+        run.message(peer, prepared(peer, 0), view=1)
+    assert run.machine.n_committed == 0 and not of(run.prepare(0, (0, 1)), Persist)
+    assert len(of(run.prepare(0, (3,)), Persist)) == 1
+
+
+def test_a_peer_lost_while_a_record_is_made_durable_leaves_after_it():
+    run = elastic()
+    run.prepare(0)
+    assert not of(lose(run, 2), Persist)
+    actions = run.event(Persisted("record"))
+    assert len(sent(actions, Committed)) == 4 and [p.name for p in of(actions, Persist)] == ["view"]
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.n_committed == 1 and [record.step for record in view.records] == [0]
+
+
+def test_a_rolled_back_view_carries_no_records_of_the_lost_lineage():
+    run = Driver(elastic=True, on_nonfinite="rollback")
+    run.begin()
+    run.commit(0)
+    run.prepare(1, sq_norm=math.nan)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.rolled_back and view.records == () and view.n_committed == 0
+    lose(run, 2)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.records == ()

@@ -52,7 +52,6 @@ SEAT = Seat(
     stage=1,
     start_version=0,
     n_steps=4,
-    saves=True,
     checkpoint_every_steps=2,
     heartbeat_s=0.5,
     deadline_floor_s=4.0,
@@ -74,6 +73,14 @@ def member(**seat):
     machine = Membership(replace(SEAT, **seat))
     machine.handle(0.0, Started("h1:1"))
     machine.handle(0.0, from_coordinator(VIEW))
+    return machine
+
+
+def follower():
+    """The same for peer 2, another replica of the stage: peer 1 writes the checkpoints."""
+    machine = Membership(replace(SEAT, peer=2))
+    machine.handle(0.0, Started("h2:1"))
+    machine.handle(0.0, from_coordinator(replace(VIEW, members=(*VIEW.members, Member(2, 1, 1, "h2:1")))))
     return machine
 
 
@@ -130,6 +137,8 @@ def test_a_view_that_is_not_newer_is_ignored(number):
         (Header("r", 0, 0, COORDINATOR), Ended(3, ""), TAKE),
         (Header("other", 0, 1, COORDINATOR), Ended(3, ""), DROP),
         (Header("r", 0, 2, 0), Ended(3, ""), HOLD),
+        (Header("r", 0, 0, COORDINATOR), Committed(Record(0, (), 0.0, 1, "apply")), TAKE),
+        (Header("r", 1, 1, COORDINATOR), Committed(Record(0, (), 0.0, 1, "apply")), DROP),
         (Header("r", 0, 2, COORDINATOR), Committed(Record(0, (), 0.0, 1, "apply")), HOLD),
     ],
 )
@@ -287,7 +296,7 @@ def test_done_waits_for_the_last_checkpoint():
 
 
 def test_who_saves_nothing_is_done_at_once():
-    machine = member(saves=False)
+    machine = follower()
     assert machine.handle(1.0, Updated(1, 2)) == []
     assert [type(body) for body in bodies(machine.handle(1.0, Updated(1, 4)))] == [Done]
     assert machine.handle(1.0, from_coordinator(CheckpointComplete(2))) == []
@@ -305,8 +314,7 @@ def test_a_complete_checkpoint_is_marked_by_those_who_save():
 
 def test_the_clock_offset_is_taken_from_the_shortest_round_trip():
     """Beats at 0, 10 and 20; the coordinator's clock is 100 s ahead. Round trips of 4, 1 (symmetric) and 6 s."""
-    machine = Membership(replace(SEAT, saves=False))
-    machine.handle(0.0, Started("h1:1"))
+    machine = follower()
     machine.handle(4.0, from_coordinator(Pulse(1, 103.0)))
     machine.handle(10.0, Woke("heartbeat"))
     machine.handle(11.0, from_coordinator(Pulse(2, 110.5)))

@@ -129,6 +129,7 @@ BAD_NETWORKS = {
     "rows": (put("latency_ms", value=[[0]]), "latency_ms"),
     "columns": (put("bandwidth_gbps", 1, value=[0, 1]), "bandwidth_gbps[1]"),
     "names": (put("devices", 1, "name", value="london"), "'london' occurs 2 times"),
+    "memory": (put("devices", 2, "memory_bytes", value=10**9), "devices[2].memory_bytes"),
     "no links": (put("bandwidth_gbps", value=[[0] * 4] * 4), "zero bandwidth"),
 }
 

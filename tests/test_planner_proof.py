@@ -85,6 +85,6 @@ def test_equal_links_are_proved_by_the_floors_alone():
 @pytest.mark.slow
 def test_case_5_is_proved():
     problem = problem_of(case("dtfm_case5_worldwide"), 8, 8, 650_000_000, 471_249_220)
-    found = solve(problem, Board(Limits(120.0)), "auto", 0)
+    found = solve(problem, Board(Limits(300.0)), "auto", 0)
     assert found.proved
     assert placement_s(problem, found.placement) == pytest.approx(49.2184, abs=1e-3)

@@ -275,6 +275,17 @@ def test_too_little_memory_is_one_line(four, capsys):
         assert capsys.readouterr().err.strip().startswith("error: memory_bytes")
 
 
+def test_a_missing_link_is_avoided_and_refused_only_where_no_plan_can(four, tmp_path, capsys):
+    data = json.loads(four.read_text())
+    data["bandwidth_gbps"] = [[0] * 4 for _ in range(4)]
+    four.write_text(json.dumps(data))
+    assert solve(four, "--stages", "2", "--pipelines", "2", *STEP, *SPEEDS) == 2
+    assert "zero bandwidth" in capsys.readouterr().err
+    out = tmp_path / "plan.json"
+    assert solve(four, "--stages", "auto", *STEP, *SPEEDS, "--out", str(out)) == 0
+    assert len(plans.load(out).peers) == 1
+
+
 def test_one_device_is_a_plan():
     network = Network((Device("only"),), ((0.0,),), ((0.0,),), "one")
     _, outcome = found(network)

@@ -56,7 +56,9 @@ def test_slices_of_one_send_track_do_not_overlap(simulated):
 
 def test_the_report_is_drawn(simulated, tmp_path):
     _, records, metrics = simulated
-    plots.report(tmp_path / "report.png", metrics, records, {"step_s_predicted": 1.0})
+    codecs = {"0->1": "int8", "1->0": "none"}
+    summary = {"step_s_predicted": 1.0, "step_s_predicted_uncompressed": 3.0, "codec_on_links": codecs}
+    plots.report(tmp_path / "report.png", metrics, records, summary)
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

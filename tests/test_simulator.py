@@ -61,7 +61,7 @@ def step_s(config, plan=None, **how):
 def test_without_a_network_a_step_fills_and_drains_the_pipeline(schedule, stages, microbatches):
     """(M + S - 1)(f + b): Huang et al. 2019 (GPipe), Narayanan et al. 2021 (1F1B has the same bubble)."""
     config = make_config(stages, microbatches=microbatches, schedule=schedule)
-    assert step_s(config) == pytest.approx((microbatches + stages - 1) * (F_S + B_S))
+    assert step_s(config) == (microbatches + stages - 1) * (F_S + B_S)
 
 
 def test_pipelines_side_by_side_take_no_longer():
@@ -264,14 +264,17 @@ def test_equal_inputs_give_equal_traces_byte_for_byte():
 
 
 SPEEDS = st.lists(st.floats(0.1, 3.0), min_size=4, max_size=4)
+SCHEDULE = st.sampled_from(["gpipe", "1f1b"])
 MILLISECONDS = st.lists(st.integers(0, 3000), min_size=25, max_size=25)
 
 
 @settings(DETERMINISTIC, max_examples=25)
-@given(SPEEDS, MILLISECONDS, st.integers(0, 3), st.integers(0, 24), st.sampled_from([1, 2, 4]))
-def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, device, pair, stages):
-    """Each follows its order whatever comes first, so times are maxima and sums of what may only shrink."""
-    config = make_config(stages, pipelines=4 // stages, microbatches=4, steps=3, slice_bytes=256)
+@given(SPEEDS, MILLISECONDS, st.integers(0, 3), st.integers(0, 24), st.sampled_from([1, 2, 4]), SCHEDULE)
+def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, device, pair, stages, schedule):
+    """Each follows its order whatever comes first, so times are maxima and sums of what may only shrink. It holds for
+    devices and links of one's own: where peers share cores or an access line, something that comes earlier may compete
+    with what everybody waits for, and a step can be some tenths of a percent longer."""
+    config = make_config(stages, pipelines=4 // stages, microbatches=4, steps=3, slice_bytes=256, schedule=schedule)
     plan = default_plan(config)
 
     def duration_s(speeds, latency_ms, gbps):

@@ -156,15 +156,17 @@ def parse(data: dict, vocab_size: int | None = None) -> RunConfig:
     if not isinstance(data.get("codec", ""), str):
         raise BadInput(f"codec: got {data['codec']!r}, expected a string")
     layers, data["codec"] = codecs.split_compression(data.get("codec", codecs.NONE))
-    if layers == codecs.NONE:
-        return _read(data, data.get("model"), vocab_size)
-    model = dict(data.get("model") or {})
+    model = data.get("model")
+    if layers == codecs.NONE or not isinstance(model, dict):
+        return _read(data, model, vocab_size)
+    model = dict(model)
     named, after = model.pop("compression", None), model.pop("compression_after", None)
     if named not in (None, codecs.NONE, layers):
         raise BadInput(f"codec: names {layers}, but model.compression is {named!r}, expected one of the two")
     config = _read(data, model, vocab_size)
-    cuts = [hi for _, hi in default_plan(config).stages[:-1]]
-    return replace(config, model=replace(config.model, compression=layers, compression_after=tuple(after or cuts)))
+    after = after or [hi for _, hi in default_plan(config).stages[:-1]]
+    after = tuple(after) if isinstance(after, list) else after
+    return replace(config, model=replace(config.model, compression=layers, compression_after=after))
 
 
 def _read(data: dict, model: dict | None, vocab_size: int | None) -> RunConfig:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.core import plain
-from jaxdt.core.deadline import Deadline
 from jaxdt.core.events import (
     COORDINATOR,
     Action,
@@ -55,9 +54,9 @@ from jaxdt.core.events import (
     WakeAt,
     Woke,
 )
+from jaxdt.core.leases import Leases
 
 KEPT_RECORDS = 2
-RECONNECT_S = 1.5
 ROLLBACKS_MAX = 3
 
 
@@ -89,8 +88,7 @@ class Coordinator:
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
         self._addresses: dict[int, str] = {}
-        self._leases: dict[int, Deadline] = {}
-        self._down_since_s: dict[int, float] = {}
+        self._leases = Leases(terms.deadline_floor_s)
         self._prepared: dict[int, dict[int, Prepared]] = {}
         self._records: list[Record] = []
         self._pending: dict[str, Message] = {}
@@ -108,7 +106,9 @@ class Coordinator:
             return []
         match event:
             case Started() | Woke("tick"):
-                return self._check_leases(now_s) + [WakeAt(now_s + self.terms.heartbeat_s, "tick")]
+                over = self._leases.over(now_s)
+                tick = WakeAt(now_s + self.terms.heartbeat_s, "tick")
+                return [*(self._lost(*over) if over else []), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -116,10 +116,7 @@ class Coordinator:
             case Interrupted(code, reason):
                 return self._end(code, reason)
             case LinkChanged(peer, up):
-                if up or peer not in self._leases:
-                    self._down_since_s.pop(peer, None)
-                else:
-                    self._down_since_s.setdefault(peer, now_s)
+                self._leases.link(peer, up, now_s)
             case Received(header, body) if header.run == self.terms.run and header.src in self.terms.stage_of:
                 return self._received(now_s, header, body)
             case Received(header, _):
@@ -134,7 +131,7 @@ class Coordinator:
             return self._hello(now_s, src, body)
         if src not in self._leases:  # not let in, or not yet
             return []
-        self._leases[src].arrived(now_s)
+        self._leases.arrived(src, now_s)
         lineage = self.view.lineage if self.view else None
         match body:
             case Heartbeat(count, status):
@@ -165,7 +162,7 @@ class Coordinator:
             )
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         self._addresses[src] = hello.address
-        self._leases.setdefault(src, Deadline(self.terms.deadline_floor_s)).arrived(now_s)
+        self._leases.arrived(src, now_s)
         return [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
 
     def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
@@ -185,15 +182,6 @@ class Coordinator:
         self._pending["view"] = view
         return [Persist("view", plain.write(view))]
 
-    def _check_leases(self, now_s: float) -> list[Action]:
-        for peer, since_s in sorted(self._down_since_s.items()):
-            if now_s - since_s > RECONNECT_S:
-                return self._lost(peer, "its connection broke and did not come back")
-        for peer, lease in sorted(self._leases.items()):
-            if lease.passed(now_s):
-                return self._lost(peer, f"silent for {lease.silence_s(now_s):.1f} s")
-        return []
-
     def _lost(self, peer: int, reason: str) -> list[Action]:
         """Go on without it, or end."""
         reason = f"{self._name(peer)}: lost, {reason}"
@@ -203,8 +191,7 @@ class Coordinator:
             return self._end(3, reason)
         if peer not in self._leases:
             return []
-        del self._leases[peer]
-        self._down_since_s.pop(peer, None)
+        self._leases.end(peer)
         self._leaving[peer] = reason
         return [Report("lost", {"peer": peer, "reason": reason}), *self._leave()]
 
@@ -275,12 +262,15 @@ class Coordinator:
             return self._end(4, f"step {step}: the gradient is not finite")
         self._prepared.clear()
         self._saved.clear()
+        self._records.clear()
         back = replace(
             self.view,
             number=self.view.number + 1,
             lineage=self.view.lineage + 1,
             n_committed=self._checkpoint,
             rolled_back=True,
+            records=(),
+            results=(),
         )
         self._pending["view"] = back
         lost = {"step": step, "to": self._checkpoint, "lineage": back.lineage}
@@ -343,7 +333,7 @@ class Coordinator:
 
     def _end(self, code: int, reason: str) -> list[Action]:
         self._ended = True
-        told = [self._send(peer, Ended(code, reason)) for peer in sorted(self._leases)]
+        told = [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [Report("ended", {"code": code, "reason": reason}), *told, Stop(code, reason)]
 
     def _to_all(self, body: Message) -> list[Action]:

@@ -29,9 +29,9 @@ _WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGU])(\d+)?(?:@p(\d+))?")
 
 @value(order=True)
 class Work:
-    """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that makes a lost input
-    gradient again and adds nothing to the accumulator; E: forward without gradient, for the
-    held-out loss; G: the accumulated gradient as one vector per group; U: the optimizer update.
+    """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that makes a lost
+    input gradient again and adds nothing to the accumulator; E: forward without gradient, for the held-out loss; G: the
+    accumulated gradient as one vector per group; U: the optimizer update.
     The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
 
     stage: int
@@ -126,8 +126,8 @@ class Record:
 class View:
     """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
     committed. `results`: rounds of the step under way whose whole result some members hold, with those members: they
-    stay, all others of groups that changed begin anew. rolled_back: a lineage begins with it, and every member goes back
-    to the checkpoint of n_committed before it computes."""
+    stay, all others of groups that changed begin anew. rolled_back: a lineage begins with it, and every member goes
+    back to the checkpoint of n_committed before it computes."""
 
     number: int
     reign: int

@@ -5,6 +5,7 @@ item of every stage that the group covers.
 """
 
 import functools
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 
 Item = tuple[int, int]
@@ -33,15 +34,10 @@ class Ledger:
         self._samples.pop(step, None)
 
 
-@functools.lru_cache(maxsize=4)
-def _expected(stages: tuple[int, ...], n_microbatches: int) -> frozenset[Item]:
-    return frozenset((stage, m) for stage in stages for m in range(n_microbatches))
-
-
 def cover_problem(sets: Mapping[int, Collection[Item]], stages: Iterable[int], n_microbatches: int) -> str:
     """'' if the members' sets are disjoint and cover every microbatch of every stage; else what is wrong."""
     expected = _expected(tuple(stages), n_microbatches)
-    if sum(map(len, sets.values())) == len(expected) and expected == set().union(*sets.values()):
+    if sorted(itertools.chain.from_iterable(sets.values())) == expected:
         return ""
     holder: dict[Item, int] = {}
     for member, items in sorted(sets.items()):
@@ -49,7 +45,12 @@ def cover_problem(sets: Mapping[int, Collection[Item]], stages: Iterable[int], n
             if item in holder:
                 return f"{item} is in the sets of members {holder[item]} and {member}"
             holder[item] = member
-    missing, extra = sorted(expected - set(holder)), sorted(set(holder) - expected)
+    missing, extra = sorted(set(expected) - set(holder)), sorted(set(holder) - set(expected))
     if missing:
         return f"{len(missing)} items are missing, first {missing[0]}"
     return f"{extra[0]} does not belong to the round" if extra else ""
+
+
+@functools.lru_cache(maxsize=4)
+def _expected(stages: tuple[int, ...], n_microbatches: int) -> list[Item]:
+    return sorted((stage, m) for stage in set(stages) for m in range(n_microbatches))

@@ -52,8 +52,8 @@ from jaxdt.core.events import (
 FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
 TAKE, HOLD, DROP = "take", "hold", "drop"
-AT_ANY_TIME = frozenset({View, Pulse, Ended, Committed})  # from the coordinator: facts
-NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take})  # fenced by the round, which outlives views that do not touch it
+AT_ANY_TIME = frozenset({View, Pulse, Ended})
+NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take, Committed})  # which outlives the views that do not touch it
 
 
 @dataclass(frozen=True)

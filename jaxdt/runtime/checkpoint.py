@@ -33,26 +33,56 @@ from jaxdt.runtime.durable import write_durably
 COMPLETE = "complete.json"
 
 
+class Copying:
+    """A copy of the state on its way to host memory; an update, which gives the state's buffers away, waits for it."""
+
+    def __init__(self):
+        self._done = threading.Event()
+        self.waited_s = 0.0
+
+    def wait(self) -> None:
+        start_s = time.monotonic()
+        self._done.wait()
+        self.waited_s += time.monotonic() - start_s
+
+    def end(self) -> None:
+        self._done.set()
+
+
 class Checkpointer:
-    """Writes one stage's part on a thread of its own; the copy to host memory is taken before `save` returns.
+    """Copies and writes one stage's part on a thread of its own, while the next step computes. There are two copies at
+    most, one being written and one that waits: a disk that is slower than the checkpoints come holds up an update, and
+    does not fill the memory.
 
     `about` says what the run's checkpoints belong to; the newest `keep` complete ones stay."""
 
     def __init__(self, run_dir: Path, about: dict, keep: int, stage: int | None = None):
         self._run_dir, self._about, self._keep, self._stage = run_dir, about, keep, stage
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._copying: Copying | None = None
 
-    def save(self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed], None]) -> None:
-        """Write store.params and store.opt_state as `version`; `post` is called on the writing thread."""
-        start_s = time.monotonic()
-        parts = jax.tree.map(np.array, split_entries(store.params, store.opt_state))
+    def wait(self) -> None:
+        """Until what was last given to `save` may change."""
+        if self._copying:
+            self._copying.wait()
+
+    def save(
+        self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None]
+    ) -> None:
+        """Write store.params and store.opt_state as `version`; `post` is called on the writing thread, with an
+        exception if it must end the process. The arrays must not change until `wait` has returned."""
+        state = [split_entries(store.params, store.opt_state)]
         folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
-        earlier = self._thread
+        earlier, copying = self._threads[-2:], Copying()
 
         def write():
-            if earlier:
-                earlier.join()
+            for thread in earlier[:-1]:
+                thread.join()
             try:
+                parts = jax.tree.map(np.array, state.pop())  # held no longer than it takes
+                copying.end()
+                for thread in earlier[-1:]:
+                    thread.join()
                 (folder.parent / COMPLETE).unlink(missing_ok=True)  # what is written again counts when it is whole
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                     checkpointer.save(folder.absolute(), parts, force=True)
@@ -60,12 +90,16 @@ class Checkpointer:
                 write_durably(folder.with_suffix(".json"), json.dumps(digests).encode())
             except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
                 post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
+            except BaseException as error:
+                post(error)
             else:
-                post(WroteCheckpoint(version, blocked_s))
+                post(WroteCheckpoint(version, copying.waited_s))
+            finally:
+                copying.end()
 
-        self._thread = threading.Thread(target=write, name="checkpoint")
-        blocked_s = time.monotonic() - start_s
-        self._thread.start()
+        self._copying = copying
+        self._threads = [*earlier[-1:], threading.Thread(target=write, name="checkpoint")]
+        self._threads[-1].start()
 
     def mark_complete(self, version: int, lineage: int) -> None:
         """Every stage's part is durable: the checkpoint counts from now on, and older ones go. One that is gone again

@@ -69,7 +69,7 @@ class Loop:
         machine: Machine,
         trace: Trace,
         report: Callable[[Report], None],
-        checkpointer: Checkpointer,
+        checkpointer: Checkpointer | None,
         durable: FileStore | None = None,
         queue_bytes: int = 1 << 62,
     ):
@@ -239,6 +239,8 @@ class Loop:
                     self.tensors.restore(action.version, action.lineage)
                     self.post(Restored(action.version))
                 else:
+                    if action.work.kind == UPDATE and self._checkpointer:
+                        self._checkpointer.wait()
                     values = self.tensors.run(action.work, action.scale)
                     self.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
         except BaseException as error:

@@ -16,11 +16,13 @@ from jaxdt.core.events import (
     COORDINATOR,
     REGENERATE,
     URGENT,
+    Connect,
     Event,
     Forget,
     Free,
     Key,
     LinkChanged,
+    MarkCheckpoint,
     Message,
     Persist,
     Persisted,
@@ -164,7 +166,9 @@ class Simulation:
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
         n_on = Counter(seat.host for seat in seats.values())
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
-        self._handlers: dict[type, Callable[[int, Any], None]] = {
+        self._handlers: dict[type, Callable[[int, Any], None] | None] = {
+            Connect: None,
+            MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
             Sum: self._sum,
@@ -221,9 +225,9 @@ class Simulation:
             self._paused[peer].append(event)
         elif peer not in self.outcome.stopped:
             for action in self._machines[peer].handle(self.outcome.now_s, event):
-                handler = self._handlers.get(type(action))
-                if handler is not None:  # Connect and MarkCheckpoint mean nothing here
-                    handler(peer, action)
+                handle = self._handlers[type(action)]
+                if handle is not None:
+                    handle(peer, action)
 
     def _sum(self, peer: int, action: Sum) -> None:
         self._event(peer, Summed(action.key, *self._seats[peer].tensors.sum(action.key, action.members)))

@@ -1,0 +1,84 @@
+"""scripts/simulate.py and scripts/reproduce.py as people call them, with jax out of reach."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdt.core import plan as plans
+from jaxdt.core import profile as profiles
+from jaxdt.core.gpt import gpt_config
+from jaxdt.core.plan import Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+NETWORK = "configs/networks/dtfm_debug_8.json"
+WITHOUT_JAX = "import sys, runpy; sys.modules['jax'] = None; sys.argv = sys.argv[1:]; sys.path.insert(0, 'scripts'); "
+WITHOUT_JAX += "runpy.run_path(sys.argv[0], run_name='__main__')"
+SMALL = ("--model=debug", "--flops=1e9", "--stages=2", "--pipelines=2", "--microbatches=8", "--steps=1")
+
+
+def call(script, *arguments):
+    command = [sys.executable, "-c", WITHOUT_JAX, f"scripts/{script}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+def test_a_prediction_with_everything_that_it_writes(tmp_path):
+    out = tmp_path / "out"
+    sweep = ("--sweep=bandwidth_gbps=0.01:1", "--points=3", "--jitter_ms=1", "--access_gbps=0.5", "--tcp_ramp")
+    done = call("simulate.py", *SMALL, f"--network={NETWORK}", f"--out={out}", *sweep)
+    assert done.returncode == 0, done.stderr
+    assert "2 stages x 2 pipelines" in done.stdout and done.stdout.count("bandwidth_gbps ") == 3
+    result = json.loads((out / "prediction.json").read_text())
+    assert sum(result["parts"].values()) == pytest.approx(result["step_s"])
+    assert set(result["utilisation"]) == set(result["memory_bytes"]) == {"0", "1", "2", "3"}
+    assert "0>1" in result["bytes_per_link"]
+    steps = [point["step_s"] for point in json.loads((out / "sweep.json").read_text())]
+    assert steps == sorted(steps, reverse=True)
+    assert any(event["ph"] == "X" for event in json.loads((out / "timeline.json").read_text())["traceEvents"])
+    assert all((out / name).read_bytes()[:4] == b"\x89PNG" for name in ("simulation.png", "sweep.png"))
+
+
+def test_a_plan_and_a_profile_say_everything(tmp_path):
+    model = gpt_config("debug")
+    plan = Plan(2, ((0, 1), (1, 2)), ((5,), (2,)), (6,), schedule="gpipe")
+    (tmp_path / "plan.json").write_text(json.dumps(plans.to_json(plan)))
+    profile = profiles.from_flops(model, 2, {"": 1e9}, 0.5)
+    (tmp_path / "profile.json").write_text(json.dumps(profiles.to_json(profile)))
+    files = [f"--plan={tmp_path}/plan.json", f"--profile={tmp_path}/profile.json", f"--network={NETWORK}"]
+    done = call("simulate.py", *files, "--steps=1")
+    assert done.returncode == 0, done.stderr
+    assert "2 stages x 1 pipelines, 6 microbatches, gpipe" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--flops=1e9",), "--config, --profile, --model: got none of them"),
+        (("--model=debug",), "--profile, --flops: got neither"),
+        ((*SMALL, "--sweep=bandwith_gbps=1:2"), "did you mean"),
+        ((*SMALL, "--sweep=latency_ms=5"), "expected latency_ms=LOW:HIGH"),
+        ((*SMALL, "--flops=fast"), "expected FLOP/s or KIND=FLOP/s"),
+        ((*SMALL, "--steps=0"), "--steps: got 0"),
+        ((*SMALL, "--network=none.json"), "none.json: cannot be read"),
+        ((*SMALL, "--stages=8", f"--network={NETWORK}"), "expected at most n_layers 2"),
+        ((*SMALL, "--pipelines=5", f"--network={NETWORK}"), "has 8 devices, the plan uses device 9"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(arguments, line):
+    done = call("simulate.py", *arguments)
+    assert done.returncode == 2 and line in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_reproduce_writes_a_page_with_its_picture(tmp_path):
+    done = call("reproduce.py", "square_cube", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "square_cube" / "README.md").read_text()
+    assert "The order of the four is the same in paper and simulator." in page and "## Not modelled" in page
+    assert (tmp_path / "square_cube" / "square_cube.png").stat().st_size < 150_000
+
+
+def test_reproduce_refuses_what_it_does_not_know():
+    done = call("reproduce.py", "dtmf")
+    assert done.returncode == 2 and 'did you mean "dtfm"' in done.stderr
