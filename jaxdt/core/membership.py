@@ -179,9 +179,9 @@ class Membership:
         return [report, *links, ViewChanged(view)]
 
     def _updated(self, version: int) -> list[Action]:
-        self._version = version
+        known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
-        if self.seat.saves and (last or (every and version % every == 0)):
+        if self.seat.saves and not known and (last or (every and version % every == 0)):
             return [WriteCheckpoint(version)]
         return self._done() if last else []
 
