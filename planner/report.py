@@ -6,11 +6,12 @@ import sys
 from jaxdt.core.plan import Plan
 from planner.board import Board
 from planner.plan_file import Planned
+from planner.problem import MISSING_S
 from planner.recost import cost_of
 
 
 class Progress:
-    """One line on stderr: rewritten on a terminal, now and then elsewhere."""
+    """One line on stderr once there is a plan: rewritten on a terminal, now and then elsewhere."""
 
     def __init__(self, quiet_s: float = 5.0):
         self.live = sys.stderr.isatty()
@@ -19,7 +20,7 @@ class Progress:
 
     def show(self, board: Board):
         elapsed_s, board = board.elapsed_s, board.part or board
-        if board.best is None or elapsed_s - self.last_s < self.every_s:
+        if board.best_s >= MISSING_S or elapsed_s - self.last_s < self.every_s:
             return
         self.last_s = elapsed_s
         gap = (board.best_s - board.bound_s) / board.bound_s if board.bound_s > 0 else math.inf

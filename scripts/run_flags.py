@@ -170,5 +170,8 @@ def _parse(argv: list[str]) -> list[str]:
         _refuse(f"--config: unknown field {reason}" if unknown else reason)
     except Exception as error:  # a config file is a program, which may raise anything
         at = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{at.filename}:{at.lineno}"
+        where = f"{at.filename}:{at.lineno}"
+        if isinstance(error, SyntaxError):
+            file = next((word.partition("=")[2] for word in argv if word.startswith("--config=")), "")
+            where = f"{error.filename or file}:{error.lineno or 1}"
         _refuse(f"--config: {where}: {type(error).__name__}: {' '.join(str(error).split())}")

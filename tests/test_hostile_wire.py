@@ -87,8 +87,10 @@ class Wiretap:
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
-                near, far = self._server.accept()[0], socket.create_connection(self._address)
-                self._socks += [near, far]
+                near = self._server.accept()[0]
+                self._socks.append(near)
+                far = socket.create_connection(self._address)
+                self._socks.append(far)
                 for src, dst, at in ((near, far, self._at), (far, near, -1)):
                     self._threads.append(threading.Thread(target=self._forward, args=(src, dst, at)))
                     self._threads[-1].start()

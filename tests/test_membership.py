@@ -286,6 +286,15 @@ def test_checkpoints_are_written_every_n_steps_and_at_the_end():
     assert bodies(machine.handle(2.0, WroteCheckpoint(2))) == [Saved(2, 1)]
 
 
+def test_a_rollback_does_not_write_its_checkpoint_again():
+    """Else a kill in that moment would take the last good one, and the coordinator would believe in progress."""
+    machine = member()
+    written = []
+    for version in (1, 2, 3, 2, 3, 2, 0, 1, 2):
+        written += [a for a in machine.handle(1.0, Updated(1, version)) if isinstance(a, WriteCheckpoint)]
+    assert written == [WriteCheckpoint(2), WriteCheckpoint(2)]
+
+
 def test_done_waits_for_the_last_checkpoint():
     machine = member()
     machine.handle(1.0, Status({"busy_s": 1.5}, {"0": 10}))

@@ -44,18 +44,17 @@ def test_enumeration_and_cp_sat_agree_on_12_devices(shape):
     assert cp_sat_optimum(problem) == pytest.approx(cost_s, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["jitter", "gaming", "random", "spot", "homogeneous"])
+@pytest.mark.parametrize("kind", ["gaming", "random", "spot", "homogeneous"])
 def test_bounds_stay_below_the_optimum_of_16_devices(kind):
     problem = small(4, 4, 1, kind)
-    found = solve(problem, Board(Limits(None, 20_000)), "auto", 0)
+    found = solve(problem, Board(Limits(None, 5_000)), "auto", 0)
     assert found.proved
     optimum = placement_s(problem, found.placement)
     assert 0 < floor_s(problem) <= optimum + 1e-9
-    for n_types in (2, 5):
-        assert cp_sat_optimum(problem, np.min, n_types) <= optimum + 1e-9
+    assert cp_sat_optimum(problem, np.min, 3) <= optimum + 1e-9
     board = Board(Limits(None, 1000))
     board.offer(rows(problem), placement_s(problem, rows(problem)))
-    climb(problem, board, lambda: np.inf, 1.0, 0)
+    climb(problem, board, lambda: np.inf, 0.3, 0)
     assert floor_s(problem) - 1e-9 <= max(board.bound_s, floor_s(problem)) <= optimum + 1e-9
 
 

@@ -183,6 +183,8 @@ class Membership:
         saved_before = self.view is not None and self._saves
         self.view, self.lineage = view, view.lineage
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
+        here = {COORDINATOR, *(member.peer for member in view.members)}
+        self._down_since_s = {peer: since_s for peer, since_s in self._down_since_s.items() if peer in here}
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
         links = [Connect(m.peer, m.address) for m in view.members if m.peer != self.seat.peer]
         told = [report, *links, ViewChanged(view)]
@@ -195,9 +197,9 @@ class Membership:
         return self.view.stage_peers(self.seat.stage)[0] == self.seat.peer
 
     def _updated(self, version: int) -> list[Action]:
-        self._version = version
+        known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
-        if self._saves and (last or (every and version % every == 0)):
+        if self._saves and not known and (last or (every and version % every == 0)):
             return [WriteCheckpoint(version)]
         return self._done() if last else []
 

@@ -107,8 +107,9 @@ class TokenFile:
     def _windows(self, start: int, windows: Iterable[int], seq_len: int) -> np.ndarray:
         firsts = [start + window * seq_len for window in windows]
         tokens = np.stack([self.tokens[first : first + seq_len + 1] for first in firsts])
-        if tokens.max() >= self.vocab_size:  # a gather on a device would take another token's row and say nothing
-            raise BadInput(f"{self.path}: got token {tokens.max()}, expected less than the vocabulary {self.vocab_size}")
+        largest = tokens.max()
+        if largest >= self.vocab_size:  # a gather on a device would take another token's row and say nothing
+            raise BadInput(f"{self.path}: got token {largest}, expected less than the vocabulary {self.vocab_size}")
         return tokens.astype(np.int32)
 
 
