@@ -65,7 +65,8 @@ def main() -> int:
     if RESUME.value:
         extra.append(f"--resume_from={resumable(run_dir, config, data)}")
     run_dirs.write_job(run_dir, config, plan)
-    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value, BEGAN_S, lock).run()
+    elastic = config.wiring.kind == "swarm"
+    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value, BEGAN_S, lock, elastic).run()
     if code == 0 and REPORT.value:
         code = subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]).returncode
     return code

@@ -21,17 +21,27 @@ ADDRESS_S = 60.0
 
 class LocalFleet:
     """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py;
-    `began_s` is when the launcher began, on the monotonic clock; `lock` an open file that they all hold."""
+    `began_s` is when the launcher began, on the monotonic clock; `lock` an open file that they all hold. An `elastic`
+    run that has begun goes on without peers that end: that is the coordinator's affair."""
 
     def __init__(
-        self, run_dir: Path, plan: Plan, scripts: Path, extra_flags: list[str], n_cpus: int, began_s: float, lock: int
+        self,
+        run_dir: Path,
+        plan: Plan,
+        scripts: Path,
+        extra_flags: list[str],
+        n_cpus: int,
+        began_s: float,
+        lock: int,
+        elastic: bool,
     ):
         self._run_dir, self._plan, self._scripts = run_dir, plan, scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
         self._n_cpus = n_cpus or (os.cpu_count() or 1) // len(plan.peers)
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
-        self._began_s, self._lock = began_s, lock
+        self._began_s, self._lock, self._elastic = began_s, lock, elastic
+        self._first_view = run_dir / "coordinator" / "view.json"
 
     def run(self) -> int:
         """The run's exit code: the coordinator's, unless a peer could not even start."""
@@ -51,6 +61,7 @@ class LocalFleet:
         """Its address, or '' if it ended before it had one."""
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
+        self._first_view.unlink(missing_ok=True)
         own = [f"--address_file={address_file}", f"--began_s={self._began_s}"]
         command = [sys.executable, str(self._scripts / "coordinate.py"), *own, *self._flags]
         self._coordinator = subprocess.Popen(
@@ -89,6 +100,8 @@ class LocalFleet:
         while self._coordinator.poll() is None:
             time.sleep(POLL_S)
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
+            if self._elastic and self._first_view.exists():
+                continue
             if ended and not self._settles(NOTICED_S):
                 self._tell_all(ended[0])
                 self._settles(GRACE_S)

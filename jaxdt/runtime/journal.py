@@ -74,6 +74,8 @@ class Journal:
                     self._uncompressed_s = self._predict(plain)
                 self._display.say(f"all {len(fields['members'])} peers are ready")
                 self._display.say(f"predicted step time {self._predicted_s:.3f} s")
+            case "lost":
+                self._display.say(f"{fields['reason']}; the run goes on without it")
             case "rollback":
                 self._roll_back(fields)
             case "checkpoint":
