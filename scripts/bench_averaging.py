@@ -27,7 +27,15 @@ import numpy as np  # noqa: E402
 from absl import app, flags  # noqa: E402
 
 from jaxdt.core.coordinator import Coordinator, Terms  # noqa: E402
-from jaxdt.core.events import COORDINATOR, Accumulated, Drained, Ready, Updated, ViewChanged  # noqa: E402
+from jaxdt.core.events import (  # noqa: E402
+    COORDINATOR,
+    Accumulated,
+    Drained,
+    Ready,
+    Updated,
+    ViewChanged,
+    WroteCheckpoint,
+)
 from jaxdt.core.membership import Membership, Seat  # noqa: E402
 from jaxdt.core.message import from_plain, tensor_key  # noqa: E402
 from jaxdt.core.peer import Peer  # noqa: E402
@@ -113,9 +121,22 @@ class Vectors:
         self.ended_s[key.round.step] = time.monotonic()
 
 
+class NoCheckpoints:
+    """Nothing is trained, nothing is saved."""
+
+    def save(self, version: int, tensors, post) -> None:
+        post(WroteCheckpoint(version))
+
+    def mark_complete(self, version: int, lineage: int) -> None:
+        return None
+
+    def wait(self) -> None:
+        return None
+
+
 def open_loop(me: int, machine, secret: str | None, durable: FileStore | None = None) -> tuple[Loop, str]:
     """A loop with its transport, and the address that it listens on."""
-    loop = Loop(me, machine, Trace(lambda line: None, 0), lambda report: None, None, durable)
+    loop = Loop(me, machine, Trace(lambda line: None, 0), lambda report: None, NoCheckpoints(), durable)
     loaded = credential.load(secret) if secret else None
     callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
     loop.transport = Transport(me, "bench", ("127.0.0.1", 0), loaded, **callbacks)
@@ -125,7 +146,7 @@ def open_loop(me: int, machine, secret: str | None, durable: FileStore | None = 
 
 def be_peer(peer: int, options: dict, coordinator: tuple[str, int], results) -> None:
     """One process: its round times go into the queue."""
-    seat = Seat("bench", "", peer, 0, 0, options["rounds"], False, 0, 1.0, LEASE_S)
+    seat = Seat("bench", "", peer, 0, 0, options["rounds"], 0, 1.0, LEASE_S)
     group = Group("stage0", (0,), options["n_elements"])
     sync = AllReduce(peer, 0, (group,), options["n_peers"], options["slice_bytes"], 0.0)
     machine = Peer(Membership(seat), AlwaysReady(peer, options["rounds"]), sync)

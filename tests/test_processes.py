@@ -49,8 +49,9 @@ class Launched:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max)),
         )
+        # Not in the child before its program starts: that would fork this process, in which jax has threads.
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
 
     def ended(self, timeout_s: float = 120) -> int:
         self.output = self.process.communicate(timeout=timeout_s)[0]

@@ -209,7 +209,7 @@ def test_a_dead_link_is_not_taken_for_an_idle_one(monkeypatch):
         def recv_into(buffer):
             raise next(answers)
 
-        monkeypatch.setattr(wire, "_recv_into", recv_into)
+        monkeypatch.setattr(wire, "_receive", recv_into)
         with pytest.raises(TimeoutError, match="Connection timed out"):
             wire.fill(memoryview(bytearray(4)), may_wait=True)
         wire.close()

@@ -20,7 +20,7 @@ Address = tuple[str, int]
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _N_PIECES = 64  # of one sendmsg; the system's limit is 1024
-_TLS_BYTES = 1 << 18  # of one TLS write
+_SEND_S = 0.2  # that one blocking write may take before acks are looked for
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
 _READ_BYTES = 1 << 12
 _LOW_WATER_BYTES = 1 << 16
@@ -89,6 +89,10 @@ class Wire:
             sock.close()
             raise
 
+    @property
+    def _tls(self) -> bool:
+        return isinstance(self._sock, ssl.SSLSocket)
+
     def first_byte(self) -> bytes:
         """What the next read begins with, left there; before `secure` only."""
         self._sock.settimeout(_left_s(self.deadline_s))
@@ -129,20 +133,23 @@ class Wire:
         """From here on the owner is a receiver thread."""
         self.deadline_s = None
         self._sock.settimeout(self._limits.idle_s)
-        if isinstance(self._sock, ssl.SSLSocket):
+        if self._tls:
             self._receive = self._read_tls
         else:
             # The system's own timeout, so that one call may wait for a whole chunk.
             self._sock.settimeout(None)
-            whole_s, rest_s = divmod(self._limits.idle_s, 1)
-            timeout = struct.pack("@ll", int(whole_s), int(rest_s * 1e6))
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
             self._receive = self._read_plain
 
     def unblock(self, waker: Waker) -> None:
         """From here on the owner is a sender thread, which `waker` wakes."""
         self.deadline_s = None
-        self._sock.settimeout(0)
+        if self._tls:
+            self._sock.settimeout(0)
+        else:
+            # Blocking, so that one call takes in a whole chunk; reads ask not to wait.
+            self._sock.settimeout(None)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
         self._waits.register(self._sock, select.POLLIN)
         self._waits.register(waker, select.POLLIN)
         self._room.register(self._sock, select.POLLIN | select.POLLOUT)
@@ -150,7 +157,7 @@ class Wire:
     def take(self) -> bytes | None:
         """What has come, without waiting; None for nothing."""
         try:
-            data = self._sock.recv(_READ_BYTES)
+            data = self._sock.recv(_READ_BYTES, 0 if self._tls else socket.MSG_DONTWAIT)
         except _WOULD_BLOCK:
             return None
         if not data:
@@ -159,19 +166,36 @@ class Wire:
 
     def push(self, pieces: Sequence, meanwhile: Callable[[], None]) -> None:
         """Write all pieces. While the socket has no room, `meanwhile` picks up acks: two full directions never meet."""
-        tls = isinstance(self._sock, ssl.SSLSocket)
-        write = self._write_tls if tls else self._write_plain
-        rest = _merged(pieces) if tls else list(pieces)
-        rest.reverse()
+        if self._tls:
+            for piece in _merged(pieces):
+                self._push_tls(piece, meanwhile)
+        else:
+            self._push_plain(list(reversed(pieces)), meanwhile)
+
+    def _push_plain(self, rest: list, meanwhile: Callable[[], None]) -> None:
+        stalled_s = 0.0
         while rest:
             try:
-                n = write(rest)
+                n = self._sock.sendmsg(rest[: -_N_PIECES - 1 : -1])
+            except BlockingIOError:
+                n = 0
+            _advance(rest, n)
+            stalled_s = 0.0 if n else stalled_s + _SEND_S
+            if stalled_s >= self._limits.idle_s:
+                raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s")
+            if rest:
+                meanwhile()
+
+    def _push_tls(self, data: memoryview, meanwhile: Callable[[], None]) -> None:
+        """One record a call, as OpenSSL does it."""
+        send, sent, n_bytes = self._sock.send, 0, len(data)
+        while sent < n_bytes:
+            try:
+                sent += send(data[sent:])
             except _WOULD_BLOCK:
                 if not self._room.poll(_poll_ms(self._limits.idle_s)):
                     raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s") from None
                 meanwhile()
-                continue
-            _advance(rest, n)
 
     def wait(self, timeout_s: float | None) -> None:
         """Until something comes, the waker wakes, or the time is over."""
@@ -216,19 +240,24 @@ class Wire:
             raise TimeoutError from None
 
     def _read_tls(self, buffer: memoryview) -> int:
-        """One record at most, as OpenSSL does it. While much is to come the system wakes us only for a good part of it:
-        waking for each record costs more than decrypting it."""
-        low_water = _LOW_WATER_BYTES if len(buffer) > 2 * _LOW_WATER_BYTES else 1
-        if low_water != self._low_water:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-            self._low_water = low_water
-        return self._sock.recv_into(buffer)
-
-    def _write_plain(self, rest: list) -> int:
-        return self._sock.sendmsg(rest[: -_N_PIECES - 1 : -1])
-
-    def _write_tls(self, rest: list) -> int:
-        return self._sock.send(rest[-1][:_TLS_BYTES])
+        """OpenSSL reads one record a call. While much is to come the system wakes us only for a good part of it: waking
+        for each record costs more than decrypting it."""
+        recv_into, got, n_bytes = self._sock.recv_into, 0, len(buffer)
+        try:
+            while got < n_bytes:
+                left = n_bytes - got
+                low_water = _LOW_WATER_BYTES if left > 2 * _LOW_WATER_BYTES else 1
+                if low_water != self._low_water:
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+                    self._low_water = low_water
+                n = recv_into(buffer[got:], left)
+                if not n:
+                    break
+                got += n
+        except TimeoutError as error:
+            if error.errno is not None or not got:
+                raise
+        return got
 
 
 def connect(address: Address, deadline_s: float, waker: Waker) -> socket.socket:
@@ -281,6 +310,11 @@ def _tune(sock: socket.socket, limits: Limits) -> None:
     for name, value in options.items():
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _timeval(seconds: float) -> bytes:
+    whole_s, rest_s = divmod(seconds, 1)
+    return struct.pack("@ll", int(whole_s), int(rest_s * 1e6))
 
 
 def _left_s(deadline_s: float) -> float:
