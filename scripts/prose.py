@@ -166,6 +166,6 @@ READERS = {
 
 
 def paragraphs(name: str, text: str) -> list[str]:
-    """The prose of a file whose name ends in a known suffix; of any other none."""
-    reader = READERS.get(name.lower().rsplit(".", 1)[-1])
+    """The prose of a file whose name ends in a known suffix, also in a numbered one (.info-2); of any other none."""
+    reader = READERS.get(name.lower().rsplit(".", 1)[-1].partition("-")[0])
     return [paragraph for paragraph in reader(text) if is_prose(paragraph)] if reader else []

@@ -2,7 +2,6 @@
 
 import gzip
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ OTHER = "The second of the two texts is here to see that paragraphs are told apa
 def script(monkeypatch):
     """(name) -> a module of scripts/."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module
-    for name in ("prose", "make_corpus"):
-        sys.modules.pop(name, None)
+    return importlib.import_module
 
 
 @pytest.fixture
@@ -81,7 +78,7 @@ time.
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.html", HTML), ("a.xml", DOCBOOK), ("a.1", MAN), ("a.info", INFO), ("a.rst", RST), ("A.TXT", INFO)],
+    [("a.html", HTML), ("a.xml", DOCBOOK), ("a.1", MAN), ("a.info-2", INFO), ("a.rst", RST), ("A.TXT", INFO)],
 )
 def test_sentences_are_kept_and_the_rest_is_not(name, text, prose):
     assert prose.paragraphs(name, text) == [SENTENCE, OTHER]
@@ -149,4 +146,7 @@ def test_the_documents_of_a_package_are_read_in_order(tmp_path, script):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("gr\u00fcn".encode()))
     (tmp_path / "c.txt").symlink_to(tmp_path / "b.html")
     (tmp_path / "d.fr.html").write_text("non")
+    (tmp_path / "e.info-1.gz").write_bytes(gzip.compress(b"the same as b.html"))
     assert list(script("make_corpus").documents(tmp_path)) == [("a.txt", "gr\u00fcn"), ("b.html", "plain")]
+    (tmp_path / "b.html").unlink()
+    assert [name for name, _ in script("make_corpus").documents(tmp_path)] == ["a.txt", "e.info-1"]

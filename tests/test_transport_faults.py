@@ -12,7 +12,8 @@ from jaxdt.runtime import frame
 from jaxdt.runtime.inbound import Stream
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.shaper import Shape
-from jaxdt.runtime.wire import Waker, Wire
+from jaxdt.runtime.waker import Waker
+from jaxdt.runtime.wire import Wire
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
 

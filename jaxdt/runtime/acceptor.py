@@ -16,7 +16,8 @@ from jaxdt.runtime import frame, handshake
 from jaxdt.runtime.frame import FrameError
 from jaxdt.runtime.handshake import Hello, Refused
 from jaxdt.runtime.limits import Limits
-from jaxdt.runtime.wire import Address, Waker, Wire
+from jaxdt.runtime.waker import Waker
+from jaxdt.runtime.wire import Address, Wire
 
 _FULL_S = 0.1  # pause when the system has no file descriptor left
 _LINGER_S = 1.0

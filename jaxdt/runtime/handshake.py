@@ -16,7 +16,8 @@ from jaxdt.runtime import frame
 from jaxdt.runtime.frame import FrameError
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.link import Link
-from jaxdt.runtime.wire import Address, Waker, Wire, connect
+from jaxdt.runtime.waker import Waker
+from jaxdt.runtime.wire import Address, Wire, connect
 
 LANES = ("data", "control")
 N_RANGES = 256  # more would not fit a greeting; the rest is sent again and dropped there

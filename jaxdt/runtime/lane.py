@@ -22,7 +22,8 @@ from jaxdt.runtime.handshake import Dialler, Hello
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.link import Link
 from jaxdt.runtime.shaper import Shaper
-from jaxdt.runtime.wire import Address, Waker, Wire
+from jaxdt.runtime.waker import Waker
+from jaxdt.runtime.wire import Address, Wire
 
 
 @dataclass(eq=False)

@@ -8,7 +8,8 @@ from jaxdt.runtime.handshake import Dialler, Hello
 from jaxdt.runtime.inbound import Inbound
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.link import Link
-from jaxdt.runtime.wire import Address, Waker, Wire
+from jaxdt.runtime.waker import Waker
+from jaxdt.runtime.wire import Address, Wire
 
 
 class Puller:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.waker import Waker, poll_ms
 
 Address = tuple[str, int]
 
@@ -24,50 +25,6 @@ _SEND_S = 0.2  # that one blocking write may take before acks are looked for
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
 _READ_BYTES = 1 << 12
 _LOW_WATER_BYTES = 1 << 16
-
-
-class Waker:
-    """Ends another thread's wait: a byte in a socket pair, which poll sees beside the connection."""
-
-    def __init__(self):
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def wake(self) -> None:
-        """From any thread; nothing once it is closed."""
-        with self._lock:
-            if self._closed:
-                return
-            try:
-                self._writer.send(b"\0")
-            except BlockingIOError:
-                return  # thousands of unread wakes wake as well
-
-    def clear(self) -> None:
-        try:
-            self._reader.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Until woken or the time is over; says whether it was woken."""
-        poller = select.poll()
-        poller.register(self, select.POLLIN)
-        woken = bool(poller.poll(_poll_ms(timeout_s)))
-        self.clear()
-        return woken
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._reader.close()
-            self._writer.close()
 
 
 class Wire:
@@ -193,7 +150,7 @@ class Wire:
             try:
                 sent += send(data[sent:])
             except _WOULD_BLOCK:
-                if not self._room.poll(_poll_ms(self._limits.idle_s)):
+                if not self._room.poll(poll_ms(self._limits.idle_s)):
                     raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s") from None
                 meanwhile()
 
@@ -202,7 +159,7 @@ class Wire:
         if timeout_s is not None and timeout_s < 1e-3:
             time.sleep(max(timeout_s, 0.0))  # poll counts whole milliseconds
         else:
-            self._waits.poll(_poll_ms(timeout_s))
+            self._waits.poll(poll_ms(timeout_s))
 
     def cut(self) -> None:
         """End it from any thread: the owner's read or write fails at once."""
@@ -285,7 +242,7 @@ def _connect_one(sock: socket.socket, target, deadline_s: float, waker: Waker) -
         poller = select.poll()
         poller.register(sock, select.POLLOUT)
         poller.register(waker, select.POLLIN)
-        ready = dict(poller.poll(_poll_ms(_left_s(deadline_s))))
+        ready = dict(poller.poll(poll_ms(_left_s(deadline_s))))
         if waker.fileno() in ready:
             raise InterruptedError("woken while connecting")
         if not ready:
@@ -322,10 +279,6 @@ def _left_s(deadline_s: float) -> float:
     if left_s <= 0:
         raise TimeoutError("the handshake took too long")
     return left_s
-
-
-def _poll_ms(timeout_s: float | None) -> int | None:
-    return None if timeout_s is None else max(0, int(timeout_s * 1000))
 
 
 def _advance(rest: list, n_bytes: int) -> None:
