@@ -1,4 +1,4 @@
-"""Make a larger corpus, about 80 MB of English prose, from Debian documentation packages.
+"""Make a larger corpus, about 90 MB of English prose, from Debian documentation packages.
 
     python scripts/make_corpus.py --out=runs/prose [--cache=DIR] [--packages=a,b,c]
     python scripts/prepare_data.py --train=runs/prose/train.txt --eval=runs/prose/heldout.txt --tokenizer=gpt2 \\

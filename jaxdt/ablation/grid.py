@@ -23,9 +23,9 @@ EIGHT_BIT_RATIO = 2
 @dataclass(frozen=True)
 class AblationConfig:
     """`methods` at every number of `stages` and, for the layers, every ratio; `seeds` runs of each, seed 0 first.
-    A run reaches its goal at the baseline's mean perplexity after `target_frac` of the steps. Step times are simulated
-    for links of each of `gbps` (inf: unlimited). `workers`: processes that train, with a CPU each if there are
-    several."""
+    A run reaches its goal at the perplexity of its seed's baseline after `target_frac` of the steps. Step times are
+    simulated for links of each of `gbps` (inf: unlimited). `workers`: processes that train, with a CPU each if there
+    are several."""
 
     methods: tuple[str, ...] = METHODS
     stages: tuple[int, ...] = (2, 4)

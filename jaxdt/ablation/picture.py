@@ -35,7 +35,7 @@ def draw(path: Path, ablation: AblationConfig, found: list[Row], finished: Mappi
             for axes, scale in zip(line, (1.0, row.step_bytes / 1e6, step_s), strict=True):
                 _curve(axes, row.case, steps * scale, np.exp(losses))
         for axes, label in zip(
-            line, ("steps", "MB over all boundaries", f"s, simulated at {gbps:g} Gb/s"), strict=True
+            line, ("steps", "MB over all boundaries", f"seconds, simulated at {gbps * 1e3:g} Mb/s"), strict=True
         ):
             axes.set(xlabel=label, ylabel="held-out perplexity", title=f"{stages} stages")
             best = min(min(row.perplexities) for row in found)

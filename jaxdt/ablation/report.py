@@ -12,8 +12,8 @@ from jaxdt.core.config import RunConfig
 @dataclass(frozen=True)
 class Row:
     """One kind of run over all its seeds. `loss_differences`: held-out loss minus that of the baseline of the same
-    seed. `steps_to_target`: None for a seed that did not get there. `step_s`: simulated, per entry of
-    `AblationConfig.gbps`; empty before the parts are measured."""
+    seed. `steps_to_target`: to the loss of that baseline after target_frac of the steps, None for a seed that did not
+    get there. `step_s`: simulated, per entry of `AblationConfig.gbps`; empty before the parts are measured."""
 
     case: Case
     perplexities: tuple[float, ...]
@@ -42,7 +42,7 @@ def rows(
     """One row per cut case. `parts[case]`: encode_s, decode_s, step_s of measured cases."""
     seeds = range(ablation.seeds)
     baseline = [finished[Case(BASELINE, 1, 1, seed)]["eval"] for seed in seeds]
-    target = statistics.fmean(value_at(curve, ablation.target_frac * config.train.steps) for curve in baseline)
+    targets = [value_at(curve, ablation.target_frac * config.train.steps) for curve in baseline]
     found = []
     for case in cut_cases(ablation):
         trained = replace(case, stages=1) if case.method == BASELINE else case
@@ -53,7 +53,7 @@ def rows(
                 case=case,
                 perplexities=tuple(math.exp(curve[-1][1]) for curve in curves),
                 loss_differences=tuple(own[-1][1] - base[-1][1] for own, base in zip(curves, baseline, strict=True)),
-                steps_to_target=tuple(steps_to(curve, target) for curve in curves),
+                steps_to_target=tuple(map(steps_to, curves, targets)),
                 step_bytes=bytes_per_step(config, case),
                 encode_s=measured.get("encode_s", 0.0),
                 decode_s=measured.get("decode_s", 0.0),
@@ -131,7 +131,9 @@ def cost(config: RunConfig, ablation: AblationConfig, found: list[Row]) -> str:
                 *(f"{steps * step_s:.0f}" if steps is not None else "-" for step_s in row.step_s),
             ]
         )
-    goal = f"the baseline's mean held-out loss after {ablation.target_frac:.0%} of {config.train.steps} steps"
+    goal = (
+        f"the held-out loss of the same seed's baseline after {ablation.target_frac:.0%} of {config.train.steps} steps"
+    )
     return f"{table(head, lines)}\n\nTarget: {goal}. Step and target seconds are simulated from measured parts."
 
 
