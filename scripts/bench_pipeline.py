@@ -3,7 +3,8 @@
     python scripts/bench_pipeline.py [--rounds=3] [--rival "CMD"] [--rival_key=step_s_median]
 
   single_step_s  the whole model in one process, median over rounds of the run's median step
-  step_s         two processes, one compute thread each
+  step_s         two processes, one compute thread each; stage 0 has one forward more in flight than the two that 1F1B
+                 needs without links, so that it does not wait for the way there and back
   ideal_s        (M - 1) max_s w_s + sum_s w_s + slowest update, w_s = stage s's own measured forward + backward
   ideal_ratio    step_s / ideal_s, the median of the rounds' own ratios
   cpu_ratio      CPU seconds a step of all peers, against the single process
@@ -46,7 +47,7 @@ def run_ours(folder: Path, stages: int, tokens: Path) -> dict:
     command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={ROOT / 'configs/small.py'}", "--overwrite"]
     command += [f"--run_dir={folder}", "--report=false", "--pin=1", f"--config.data.path={tokens}"]
     command += [f"--config.plan.stages={stages}", f"--config.train.steps={STEPS.value}"]
-    command += EXTRA.value if stages > 1 else []
+    command += ["--config.plan.in_flight=3,1", *EXTRA.value] if stages > 1 else []
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     step_s = statistics.median(m["step_s"] for m in metrics[WARM_UP:])
