@@ -5,14 +5,17 @@
             the record is made durable first, then announced (step protocol, Sec. 5)
   ENDED     every member is done, or one was lost that the run needs: everyone is told, with the exit code and one line
 
-No step is half applied: an update needs the record, and a record needs everyone in the view. Who is lost leaves the
-view if the wiring can do without and its stage has another member; else the run ends with code 3. A view names the
-results that survivors hold, so that nothing is averaged twice (step protocol, Sec. 4.6).
+No step is half applied: an update needs the record, and a record needs everyone in the view. Peers come and go between
+steps, and who is lost leaves at once (jaxdt.core.roster), if the wiring can do without; else a loss ends the run with
+code 3. A view names the results that survivors hold, so that nothing is averaged twice (step protocol, Sec. 4.6).
+
+What was made durable is enough to start a coordinator again after its death (Sec. 7): members greet it anew, and say
+again what they are prepared for.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jaxdt.core import plain
 from jaxdt.core.events import (
@@ -21,6 +24,7 @@ from jaxdt.core.events import (
     CheckpointComplete,
     Committed,
     Connect,
+    Disconnect,
     Done,
     Ended,
     Event,
@@ -30,9 +34,10 @@ from jaxdt.core.events import (
     Heartbeat,
     Hello,
     Interrupted,
+    Join,
+    Leaving,
     LinkChanged,
     MarkCheckpoint,
-    Member,
     Message,
     Persist,
     Persisted,
@@ -43,7 +48,6 @@ from jaxdt.core.events import (
     Record,
     Refused,
     Report,
-    Round,
     Saved,
     Send,
     Started,
@@ -52,9 +56,11 @@ from jaxdt.core.events import (
     Tally,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
 from jaxdt.core.leases import Leases
+from jaxdt.core.roster import Moment, Roster, held
 
 KEPT_RECORDS = 2
 ROLLBACKS_MAX = 3
@@ -62,7 +68,8 @@ ROLLBACKS_MAX = 3
 
 @dataclass(frozen=True)
 class Terms:
-    """What the coordinator of one run has to know. `stage_of` maps each peer of the plan to its stage."""
+    """What the coordinator of one run has to know. `stage_of` maps each peer of the plan to its stage; `job` is what a
+    newcomer is told: config and plan as JSON. `waits`: a stage that has lost all its peers waits for another."""
 
     run: str
     fingerprint: str
@@ -76,39 +83,57 @@ class Terms:
     heartbeat_s: float
     deadline_floor_s: float
     elastic: bool = False
-    reign: int = 1
+    waits: bool = False
+    job: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an earlier coordinator of the run made durable: its number of starts, its last view and record, and the
+    version of the newest complete checkpoint."""
+
+    reign: int
+    view: View
+    records: tuple[Record, ...]
+    checkpoint: int
 
 
 class Coordinator:
-    """See the module text."""
+    """See the module text; `memory` for one that goes on after another's death."""
 
-    def __init__(self, terms: Terms):
+    def __init__(self, terms: Terms, memory: Memory | None = None):
         self.terms = terms
-        self.view: View | None = None
+        self.reign = memory.reign + 1 if memory else 1
+        self.roster = Roster(terms.stage_of, terms.n_stages, self.reign)
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
-        self._addresses: dict[int, str] = {}
         self._leases = Leases(terms.deadline_floor_s)
         self._prepared: dict[int, dict[int, Prepared]] = {}
         self._records: list[Record] = []
-        self._pending: dict[str, Message] = {}
+        self._pending: dict[str, Message | int] = {}
         self._saved: dict[int, dict[int, float]] = {}
         self._done: dict[int, Done] = {}
-        self._leaving: dict[int, str] = {}
-        self._gone: set[int] = set()
+        self._processes: dict[int, int] = {}
+        self._asked: dict[int, int] = {}
         self._checkpoint = terms.start_version
         self._n_rollbacks = 0
         self._last_commit_s = 0.0
         self._ended = False
+        self._memory = memory
+
+    @property
+    def view(self) -> View | None:
+        return self.roster.view
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
         if self._ended:
             return []
         match event:
-            case Started() | Woke("tick"):
+            case Started():
+                return [*self._remember(now_s), self._tick(now_s)]
+            case Woke("tick"):
                 over = self._leases.over(now_s)
-                tick = WakeAt(now_s + self.terms.heartbeat_s, "tick")
-                return [*(self._lost(*over) if over else []), tick]
+                return [*(self._lost(*over) if over else []), self._tick(now_s)]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -117,20 +142,48 @@ class Coordinator:
                 return self._end(code, reason)
             case LinkChanged(peer, up):
                 self._leases.link(peer, up, now_s)
-            case Received(header, body) if header.run == self.terms.run and header.src in self.terms.stage_of:
+            case Received(header, Join()):
+                return self._on_join(header.src)
+            case Received(header, body) if header.run == self.terms.run and header.src in self.roster.stage_of:
                 return self._received(now_s, header, body)
             case Received(header, _):
                 return [Report("dropped", {"src": header.src, "run": header.run})]
         return []
 
+    def _tick(self, now_s: float) -> WakeAt:
+        return WakeAt(now_s + self.terms.heartbeat_s, "tick")
+
+    def _remember(self, now_s: float) -> list[Action]:
+        """Nobody is put out before a whole lease of this reign (step protocol, Sec. 7.1)."""
+        if self._memory is None:
+            return [self._persist("reign", self.reign)]
+        view, self._records = self._memory.view, list(self._memory.records)
+        self.roster.stage_of |= {member.peer: member.stage for member in view.members}
+        self.roster.addresses |= {member.peer: member.address for member in view.members}
+        self.roster.adopt(replace(view, reign=self.reign))
+        ahead = [record.step + 1 for record in self._records]
+        self.n_committed = max(view.n_committed, *ahead) if ahead else view.n_committed
+        if self.n_committed > view.n_committed:
+            self.roster.committed()
+        self._checkpoint, self._last_commit_s = self._memory.checkpoint, now_s
+        for member in view.members:
+            self._leases.arrived(member.peer, now_s)
+        links = [Connect(member.peer, member.address) for member in view.members]
+        told = {"reign": self.reign, "view": view.number, "step": self.n_committed}
+        return [self._persist("reign", self.reign), *links, Report("again", told)]
+
+    def _persist(self, name: str, value: Message | int) -> Persist:
+        self._pending[name] = value
+        return Persist(name, value if isinstance(value, int) else plain.write(value))
+
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
-        if src in self._gone:
-            return [self._send(src, self.view)]  # so that it learns of it
         if isinstance(body, Hello):
             return self._hello(now_s, src, body)
-        if src not in self._leases:  # not let in, or not yet
-            return []
+        if src in self.roster.missing and src not in self._leases:
+            return [*self._is_back(now_s, src), *self._received(now_s, header, body)]
+        if src not in self._leases:  # not let in, or taken for lost: so that it learns of it
+            return [*self._reach(src), self._send(src, self.view)] if self.view else []
         self._leases.arrived(src, now_s)
         lineage = self.view.lineage if self.view else None
         match body:
@@ -147,94 +200,145 @@ class Coordinator:
                 return self._end(2, f"{self._name(src)}: {reason}")
             case Done():
                 return self._on_done(src, body)
-            case Suspect(peer, reason):
+            case Leaving() if src not in self.roster.leaving:
+                self.roster.leaving.add(src)
+                return [Report("leaving", {"peer": src}), *self._change()]
+            case Suspect(peer, reason) if peer in self.roster.members:
                 return self._lost(peer, f"{reason} (said by peer {src})")
         return []
 
     # -------------------------------------------------------------------------------------------------- membership
 
+    def _on_join(self, src: int) -> list[Action]:
+        """A newcomer asks under a passing name; it gets a peer id, a stage, and what it has to run."""
+        if not self.terms.elastic:
+            return [self._send(src, Ended(2, "this run takes no newcomers: its wiring is fixed"))]
+        if src not in self._asked:
+            peer, stage = self.roster.newcomer()
+            self._asked[src] = peer
+        peer = self._asked[src]
+        stage, terms = self.roster.stage_of[peer], self.terms
+        welcome = Welcome(terms.run, peer, stage, terms.fingerprint, dict(terms.job))
+        return [Report("asked", {"peer": peer, "stage": stage}), self._send(src, welcome)]
+
     def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
-        expected = self.terms.stage_of[src]
+        expected = self.roster.stage_of[src]
         if (hello.peer, hello.stage, hello.fingerprint) != (src, expected, self.terms.fingerprint):
             reason = (
                 f"peer {src}: refused, it runs stage {hello.stage} of {hello.fingerprint}, "
                 f"expected stage {expected} of {self.terms.fingerprint}"
             )
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
-        self._addresses[src] = hello.address
+        known, self._processes[src] = self._processes.get(src), hello.process
+        anew = hello.view == 0 if known is None else known != hello.process
+        actions: list[Action] = []
+        if src in self.roster.members and anew:
+            actions += self._lost(src, "its process was started anew")
+            if self._ended:
+                return actions
+        if src in self.roster.missing and not anew:
+            actions += self._is_back(now_s, src)
+        self.roster.addresses[src] = hello.address
         self._leases.arrived(src, now_s)
-        return [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
+        actions += [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
+        passing = [asked for asked, peer in self._asked.items() if peer == src]
+        actions += [Disconnect(asked) for asked in passing]
+        for asked in passing:
+            del self._asked[asked]
+        return actions + (self._again(src) if src in self.roster.members and not anew else [])
+
+    def _is_back(self, now_s: float, src: int) -> list[Action]:
+        """The last of its stage was silent, and is not dead."""
+        del self.roster.missing[src]
+        self._leases.arrived(src, now_s)
+        return [Report("back", {"peer": src}), *self._reach(src)]
+
+    def _again(self, src: int) -> list[Action]:
+        """What a member may have missed while we, or the way to it, were down."""
+        again = [self.view, *map(Committed, self._records), CheckpointComplete(self._checkpoint)]
+        return [self._send(src, body) for body in again]
 
     def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
-        """View 1 is made when the last member of the plan is ready to compute."""
+        """View 1 is made when the last member of the plan is ready to compute; who comes later is a candidate."""
+        self.profiles[src] = seconds
+        if "view" in self._pending and self.view is None:
+            return []
+        if self.view:
+            if src in self.roster.members and src not in self.roster.lost | set(self.roster.missing):
+                return []
+            if not self.terms.elastic:
+                return self._end(3, f"{self._name(src)}: came back, which this run's wiring has no use for")
+            self.roster.candidates.add(src)
+            return [Report("candidate", {"peer": src}), *self._change()]
         if version != self.n_committed:
             return self._end(2, f"{self._name(src)}: has version {version}, expected {self.n_committed}")
-        self.profiles[src] = seconds
         missing = sorted(set(self.terms.stage_of) - set(self.profiles))
-        if missing or self.view or "view" in self._pending:
+        if missing:
             return [Report("waiting", {"missing": missing})]
-        members = tuple(
-            Member(peer, stage, 1, self._addresses.get(peer, "")) for peer, stage in sorted(self.terms.stage_of.items())
-        )
-        view = View(
-            1, self.terms.reign, self.terms.start_lineage, members, (1,) * self.terms.n_stages, self.n_committed
-        )
-        self._pending["view"] = view
-        return [Persist("view", plain.write(view))]
+        first = self.roster.first_view(self.reign, self.terms.start_lineage, self.n_committed)
+        return [self._persist("view", first)]
 
     def _lost(self, peer: int, reason: str) -> list[Action]:
-        """Go on without it, or end."""
-        reason = f"{self._name(peer)}: lost, {reason}"
-        stage = self.terms.stage_of.get(peer)
-        others = set(self.view.stage_peers(stage)) - {peer, *self._leaving} if self.view else set()
-        if not self.terms.elastic or not others:
+        """Go on without it, wait for it, or end."""
+        stage, reason = self.roster.stage_of.get(peer), f"{self._name(peer)}: lost, {reason}"
+        if peer in self.roster.lost or peer in self.roster.missing:
+            return []
+        if not self.terms.elastic or self.view is None:
             return self._end(3, reason)
-        if peer not in self._leases:
-            return []
         self._leases.end(peer)
-        self._leaving[peer] = reason
-        return [Report("lost", {"peer": peer, "reason": reason}), *self._leave()]
+        self._processes.pop(peer, None)
+        told: list[Action] = [Report("lost", {"peer": peer, "reason": reason}), Disconnect(peer)]
+        if not self.roster.lose(peer, reason):
+            if not self.terms.waits:
+                return self._end(3, f"{reason}; it was the last of its stage")
+            steps = list(range(self._checkpoint, self.n_committed))
+            fields = {"stage": stage, "reason": reason, "checkpoint": self._checkpoint, "at_stake": steps}
+            told.append(Report("vacant", fields))
+        return told + self._change()
 
-    def _leave(self) -> list[Action]:
-        """A view without those who are lost, unless something is being made durable: then right after that."""
-        if self._pending or not self._leaving:
+    def _change(self, between_steps: bool = False) -> list[Action]:
+        """The next view if there is one to make, unless something is being made durable: then right after that."""
+        if self._pending or self.view is None or self._ended:
             return []
-        number = self.view.number + 1
-        changed = {self.terms.stage_of[peer] for peer in self._leaving}
-        members = tuple(member for member in self.view.members if member.peer not in self._leaving)
-        view = replace(
-            self.view,
-            number=number,
-            members=members,
-            stage_views=tuple(number if s in changed else v for s, v in enumerate(self.view.stage_views)),
-            n_committed=self.n_committed,
-            records=tuple(self._records),
-            rolled_back=False,
-            results=self._held({member.peer for member in members}),
-        )
-        self._gone |= set(self._leaving)
-        self._leaving.clear()
+        view = self.roster.next_view(self._moment(between_steps))
+        if view is None:
+            return []
+        if view.rolled_back:
+            return self._back(view)
+        members = {member.peer for member in view.members}
+        said = self._prepared.get(self.n_committed, {})
+        view = replace(view, results=held({p: [r.round for r in one.results] for p, one in said.items()}, members))
         self._prepared.clear()  # who is prepared says so again in the new view
-        self._pending["view"] = view
-        return [Persist("view", plain.write(view))]
+        return [self._persist("view", view)]
 
-    def _held(self, members: set[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:
-        """Rounds of the step under way, and the members that hold their whole result."""
-        holders: dict[Round, list[int]] = {}
-        for peer, prepared in sorted(self._prepared.get(self.n_committed, {}).items()):
-            if peer in members:
-                for result in prepared.results:
-                    holders.setdefault(result.round, []).append(peer)
-        return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
+    def _moment(self, between_steps: bool = False) -> Moment:
+        return Moment(between_steps, self.n_committed, tuple(self._records), self._checkpoint)
+
+    def _back(self, view: View) -> list[Action]:
+        """Begin a new lineage at the last complete checkpoint."""
+        self._prepared.clear()
+        self._saved.clear()
+        self._done.clear()
+        self._records.clear()
+        steps = list(range(view.n_committed, self.n_committed))
+        fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage, "again": steps}
+        return [Report("rollback", fields), self._persist("view", view)]
+
+    def _reach(self, peer: int) -> list[Action]:
+        """A peer whose connections were ended is reached again where it said that it listens."""
+        return [Connect(peer, self.roster.addresses.get(peer, ""))]
 
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_prepared(self, src: int, prepared: Prepared) -> list[Action]:
-        if prepared.step != self.n_committed:
+        admissions = {member.peer: member.admission for member in self.view.members}
+        if prepared.step != self.n_committed or prepared.admission != admissions.get(src):
+            return []
+        if "view" in self._pending or "record" in self._pending:  # in another view it is said again
             return []
         said = self._prepared.setdefault(prepared.step, {})
         said[src] = prepared
-        if set(said) != {member.peer for member in self.view.members} or "record" in self._pending:
+        if set(said) != set(admissions):
             return []
         results: dict[str, GroupResult] = {}
         for peer, one in sorted(said.items()):
@@ -251,45 +355,38 @@ class Coordinator:
         if not math.isfinite(sq_norm) and self.terms.on_nonfinite != "skip":
             return self._not_finite(prepared.step)
         verdict = "apply" if math.isfinite(sq_norm) else "skip"
-        record = Record(prepared.step, rounds, sq_norm, counts.pop(), verdict)
-        self._pending["record"] = record
-        return [Persist("record", plain.write(record))]
+        record = Record(prepared.step, rounds, sq_norm, counts.pop(), verdict, self.view.lineage)
+        return [self._persist("record", record)]
 
     def _not_finite(self, step: int) -> list[Action]:
         """Stop, or begin a new lineage at the last complete checkpoint."""
         self._n_rollbacks += 1
         if self.terms.on_nonfinite == "stop" or self._n_rollbacks > ROLLBACKS_MAX:
             return self._end(4, f"step {step}: the gradient is not finite")
-        self._prepared.clear()
-        self._saved.clear()
-        self._records.clear()
-        back = replace(
-            self.view,
-            number=self.view.number + 1,
-            lineage=self.view.lineage + 1,
-            n_committed=self._checkpoint,
-            rolled_back=True,
-            records=(),
-            results=(),
-        )
-        self._pending["view"] = back
-        lost = {"step": step, "to": self._checkpoint, "lineage": back.lineage}
-        return [Report("rollback", lost), Persist("view", plain.write(back))]
+        return self._back(self.roster.roll_back(self._moment()))
 
     def _durable(self, now_s: float, name: str) -> list[Action]:
         value = self._pending.pop(name)
         if isinstance(value, View):
             if value.number == 1 or value.rolled_back:
                 self._last_commit_s = now_s
-            self.view, self.n_committed = value, value.n_committed
+            gone, self.n_committed = self.roster.adopt(value), value.n_committed
             members = {member.peer: member.stage for member in value.members}
-            report = Report("view", {"view": value.number, "members": members})
-            return [report, *self._to_all(value), *self._settled(), *self._leave()]
-        said = self._prepared.pop(value.step)
-        self._records = [*self._records, value][-KEPT_RECORDS:]
-        self.n_committed = value.step + 1
-        step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
-        return [*self._to_all(Committed(value)), self._metrics(value, said.values(), step_s), *self._leave()]
+            report = Report("view", {"view": value.number, "members": members, "joining": list(value.joining)})
+            told = [self._send(peer, value) for peer in sorted(gone) if peer in self._leases]  # who leaves may go
+            for peer in gone:
+                self._leases.end(peer)
+            return [report, *self._to_all(value), *told, *self._settled(), *self._change()]
+        if isinstance(value, Record):
+            said = self._prepared.pop(value.step)
+            self._records = [*self._records, value][-KEPT_RECORDS:]
+            self.n_committed = value.step + 1
+            self.roster.committed()
+            step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
+            metrics = self._metrics(value, said.values(), step_s)
+            more = self.n_committed < self.terms.n_steps
+            return [*self._to_all(Committed(value)), metrics, *self._change(between_steps=more)]
+        return self._change()
 
     def _metrics(self, record: Record, said: Iterable[Prepared], step_s: float) -> Report:
         results = {result.round.group: result for one in said for result in one.results}
@@ -346,4 +443,4 @@ class Coordinator:
         return Send(dst, body, header=header)
 
     def _name(self, peer: int) -> str:
-        return f"peer {peer} (stage {self.terms.stage_of.get(peer, '?')})"
+        return f"peer {peer} (stage {self.roster.stage_of.get(peer, '?')})"

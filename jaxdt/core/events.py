@@ -88,6 +88,15 @@ class SliceKey:
     src: int | None = None
 
 
+@value(order=True)
+class StateKey:
+    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, laid out as one vector of 4-byte words."""
+
+    version: int
+    lo: int
+    hi: int
+
+
 # -------------------------------------------------------------------------------------------------------- messages
 
 
@@ -113,13 +122,15 @@ class Member:
 
 @value
 class Record:
-    """A committed step. Squared norm of the summed gradient over all groups; verdict "apply" or "skip" (not finite)."""
+    """A committed step of a lineage. Squared norm of the summed gradient over all groups; verdict "apply" or "skip" (not
+    finite)."""
 
     step: int
     rounds: tuple[Round, ...]
     sq_norm: float
     n_samples: int
     verdict: str
+    lineage: int = 0
 
 
 @value
@@ -127,7 +138,8 @@ class View:
     """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
     committed. `results`: rounds of the step under way whose whole result some members hold, with those members: they
     stay, all others of groups that changed begin anew. rolled_back: a lineage begins with it, and every member goes
-    back to the checkpoint of n_committed before it computes."""
+    back to the checkpoint of n_committed before it computes. `joining`: members that lack the state of n_committed; they
+    get it from the others of their stage, and the step's result too, and compute from the next step on."""
 
     number: int
     reign: int
@@ -138,24 +150,49 @@ class View:
     records: tuple[Record, ...] = ()
     rolled_back: bool = False
     results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
+    joining: tuple[int, ...] = ()
 
     def stage_peers(self, stage: int) -> tuple[int, ...]:
         return tuple(member.peer for member in self.members if member.stage == stage)
 
+    def working(self, stage: int, step: int) -> tuple[int, ...]:
+        """The members of a stage that compute and average in this step: those that still join do not."""
+        new = self.joining if step == self.n_committed else ()
+        return tuple(peer for peer in self.stage_peers(stage) if peer not in new)
+
 
 @value
 class Hello:
-    """A peer is here, listens at `address`, and runs the config and plan of this fingerprint."""
+    """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `view`: the last one that
+    this process has adopted, 0 for none; `process` tells two processes of one peer apart."""
 
     peer: int
     stage: int
     fingerprint: str
     address: str
+    view: int = 0
+    process: int = 0
+
+
+@value
+class Join:
+    """A newcomer, under a passing name -> coordinator: which peer shall I be?"""
+
+
+@value
+class Welcome:
+    """The answer: the run, the newcomer's peer id and stage, and the job of its processes: `config` and `plan`, JSON."""
+
+    run: str
+    peer: int
+    stage: int
+    fingerprint: str
+    job: dict[str, str]
 
 
 @value
 class Profiled:
-    """The peer's stage functions are compiled; their seconds per kind of Work, and the version of its parameters."""
+    """The peer can compute: the seconds of its stage functions per kind of Work, and the version of its parameters."""
 
     seconds: dict[str, float]
     version: int
@@ -222,6 +259,25 @@ class Progress:
     kind: str
     stage: int
     microbatch: int
+
+
+@value
+class Fetch:
+    """Joining member -> one of its stage: send me this slice of your state."""
+
+    key: StateKey
+
+
+@value
+class State:
+    """The answer, with the words and, as one more, their CRC-32."""
+
+    key: StateKey
+
+
+@value
+class Leaving:
+    """Member -> coordinator: let me go as soon as that costs nothing."""
 
 
 @value
@@ -355,6 +411,8 @@ class Ended:
 Message = (
     View
     | Hello
+    | Join
+    | Welcome
     | Profiled
     | Heartbeat
     | Pulse
@@ -363,6 +421,9 @@ Message = (
     | Have
     | Take
     | Progress
+    | Fetch
+    | State
+    | Leaving
     | Boundary
     | Shard
     | Reduced
@@ -445,6 +506,13 @@ class Restored:
 
 
 @value
+class Installed:
+    """Parameters and optimizer state are the fetched ones of `version`."""
+
+    version: int
+
+
+@value
 class LinkChanged:
     """The transport to `peer` came up or went down."""
 
@@ -455,9 +523,11 @@ class LinkChanged:
 
 @value
 class Started:
-    """The first event of every machine; `address` (host:port) is where this process listens."""
+    """The first event of every machine; `address` (host:port) is where this process listens, `process` a number that no
+    other process of this peer has."""
 
     address: str = ""
+    process: int = 0
 
 
 @value
@@ -470,9 +540,10 @@ class Refused:
 
 @value
 class Ready:
-    """The peer's own stage is compiled and timed, seconds per kind of Work."""
+    """The peer's own stage is compiled and timed, seconds per kind of Work; its state has so many 4-byte words."""
 
     seconds: dict[str, float]
+    n_words: int = 0
 
 
 @value
@@ -491,12 +562,25 @@ class Interrupted:
     reason: str = "interrupted"
 
 
+@value
+class Leave:
+    """A person or the system asked this peer to leave the run, which goes on."""
+
+
 # Between the machines of one peer.
 
 
 @value
 class ViewChanged:
     """membership -> wiring, sync: a view was adopted."""
+
+    view: View
+
+
+@value
+class Outside:
+    """membership -> wiring, sync: the run goes on without this peer, as `view` says. What is committed is applied, all
+    else that is under way is void."""
 
     view: View
 
@@ -530,13 +614,6 @@ class Drained:
 
 
 @value
-class Wanted:
-    """wiring -> sync: this peer needs the parameters of `stage` (a joiner, a rebalanced peer, a pool worker)."""
-
-    stage: int
-
-
-@value
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -544,7 +621,7 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Accumulated, Evaluated, Drained, Wanted, Updated)
+INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Updated)
 
 
 # ---------------------------------------------------------------------------------------------------------- actions
@@ -570,6 +647,13 @@ class Connect:
 
 
 @value
+class Disconnect:
+    """`peer` is no member any more: end its connections, forget what waits for it."""
+
+    peer: int
+
+
+@value
 class Run:
     """Do the Work on the compute thread; Ran answers. `scale` multiplies the gradient of a U."""
 
@@ -587,7 +671,7 @@ class Sum:
 
 @value
 class Free:
-    """Forget what is kept for `step`: boundary tensors, accumulator, slices, result."""
+    """Forget what is kept for `step` and older ones: boundary tensors, accumulator, slices, result."""
 
     step: int
 
@@ -632,6 +716,15 @@ class Restore:
 
 
 @value
+class Install:
+    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `lineage`.
+    Installed answers."""
+
+    version: int
+    lineage: int
+
+
+@value
 class MarkCheckpoint:
     """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
 
@@ -664,22 +757,25 @@ Event = (
     | WroteCheckpoint
     | CheckpointFailed
     | Restored
+    | Installed
     | LinkChanged
     | Refused
     | Started
     | Ready
     | Status
     | Interrupted
+    | Leave
     | ViewChanged
+    | Outside
     | Accumulated
     | Evaluated
     | Drained
-    | Wanted
     | Updated
 )
 Action = (
     Send
     | Connect
+    | Disconnect
     | Run
     | Sum
     | Free
@@ -688,6 +784,7 @@ Action = (
     | Persist
     | WriteCheckpoint
     | Restore
+    | Install
     | MarkCheckpoint
     | Report
     | Stop

@@ -1,7 +1,8 @@
 """A peer's side of membership: hello, heartbeats, views, suspicion, and when to write checkpoints and say done.
 
 Owns the peer's view, run and lineage, and with them the decision whether a message may be read now (`admit`).
-Knows nothing of microbatches or gradients. Membership is the plan here: a peer that is lost ends the run.
+Knows nothing of microbatches or gradients. In an elastic run a peer that finds itself outside of a view, because it was
+paused or cut off, says hello again and is admitted anew; and one whose coordinator is silent goes on and waits for it.
 """
 
 from dataclasses import dataclass
@@ -14,17 +15,23 @@ from jaxdt.core.events import (
     CheckpointFailed,
     Committed,
     Connect,
+    Disconnect,
     Done,
     Ended,
     Event,
     Failed,
+    Fetch,
     Header,
     Heartbeat,
     Hello,
+    Installed,
     Interrupted,
+    Leave,
+    Leaving,
     LinkChanged,
     MarkCheckpoint,
     Message,
+    Outside,
     Profiled,
     Pulse,
     Ready,
@@ -36,6 +43,7 @@ from jaxdt.core.events import (
     Send,
     Shard,
     Started,
+    State,
     Status,
     Stop,
     Suspect,
@@ -53,13 +61,14 @@ FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
 TAKE, HOLD, DROP = "take", "hold", "drop"
 AT_ANY_TIME = frozenset({View, Pulse, Ended})
-NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take, Committed})  # which outlives the views that do not touch it
+# What names its round or version outlives the views that do not touch it.
+NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take, Committed, Fetch, State})
 
 
 @dataclass(frozen=True)
 class Seat:
     """Who a peer is in its run, and what it owes. The member of a stage with the least id saves its part of
-    checkpoints."""
+    checkpoints. `outage_s`: how long it waits for a coordinator that is silent, beyond the deadline."""
 
     run: str
     fingerprint: str
@@ -70,6 +79,8 @@ class Seat:
     checkpoint_every_steps: int
     heartbeat_s: float
     deadline_floor_s: float
+    elastic: bool = False
+    outage_s: float = 0.0
 
 
 class Membership:
@@ -77,7 +88,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave}
     )
 
     def __init__(self, seat: Seat):
@@ -87,7 +98,14 @@ class Membership:
         self._count = 0
         self._sent_s: dict[int, float] = {}
         self._coordinator = Deadline(seat.deadline_floor_s)
+        self._started = Started()
         self._started_s: float | None = None
+        self._number = 0  # of the last view, ours or not
+        self._profile: dict[str, float] | None = None
+        self._leaving = False
+        self._writing: set[int] = set()
+        self._last_words: dict[type, Message] = {}  # what the coordinator may have to be told again
+        self._missed = False
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
         self._clock = (float("inf"), 0.0)
@@ -108,43 +126,68 @@ class Membership:
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
-            case Started(address):
-                self._started_s = now_s
-                seat = self.seat
-                return [Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, address)), *self._beat(now_s)]
+            case Started():
+                self._started, self._started_s = event, now_s
+                return [self._hello(), *self._beat(now_s)]
             case Woke("heartbeat"):
                 return self._beat(now_s) + self._watch(now_s)
             case Status():
                 self._status = event
             case Ready(seconds):
-                return [Send(COORDINATOR, Profiled(seconds, self._version))]
+                self._profile = seconds
+                return [self._profiled()]
             case Received(_, View() as view):
                 return self._adopt(view)
             case Received(_, Pulse(count, coordinator_s)):
                 self._heard(now_s, count, coordinator_s)
-            case Received(_, CheckpointComplete(version)) if self._saves:
+            case Received(_, CheckpointComplete(version)) if self._saves(version):
                 return [MarkCheckpoint(version, self.lineage)]
             case Received(_, Ended(code, reason)):
                 return [Stop(code, reason)]
             case Refused(peer, reason):
-                if peer == COORDINATOR and self.view is None:
+                if peer == COORDINATOR and self.view is None and self._number == 0:
                     return [Stop(2, f"coordinator: {reason}")]
                 return [Report("refused", {"reason": reason})]
             case Interrupted(code, reason):
                 return [*([Send(COORDINATOR, Failed(reason))] if code == BAD_INPUT else []), Stop(code, reason)]
+            case Leave():
+                self._leaving = True
+                return [self._tell(Leaving())] if self.view else [Stop(0, "left before it was let in")]
             case LinkChanged(peer, up):
-                if up:
-                    self._down_since_s.pop(peer, None)
-                else:
-                    self._down_since_s.setdefault(peer, now_s)
+                return self._link(now_s, peer, up)
+            case Installed(version):
+                self._version = version
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason):
                 return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
             case WroteCheckpoint(version, blocked_s):
-                saved = Send(COORDINATOR, Saved(version, self.seat.stage, blocked_s))
-                return [saved, *self._done()] if version == self.seat.n_steps else [saved]
+                self._writing.discard(version)
+                saved = self._tell(Saved(version, self.seat.stage, blocked_s))
+                return [saved, *(self._done() if version == self.seat.n_steps else self._go())]
         return []
+
+    def _hello(self) -> Send:
+        seat = self.seat
+        address, process = self._started.address, self._started.process
+        return Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, address, self._number, process))
+
+    def _profiled(self) -> Send:
+        return Send(COORDINATOR, Profiled(self._profile, self._version))
+
+    def _tell(self, body: Message) -> Send:
+        """Say something that must not be lost with the coordinator."""
+        self._last_words[type(body)] = body
+        return Send(COORDINATOR, body)
+
+    def _link(self, now_s: float, peer: int, up: bool) -> list[Action]:
+        if not up:
+            self._down_since_s.setdefault(peer, now_s)
+            return []
+        if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR or self._started_s is None:
+            return []
+        candidate = [self._profiled()] if self.view is None and self._profile is not None else []
+        return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._last_words.values())]
 
     def _beat(self, now_s: float) -> list[Action]:
         self._count += 1
@@ -156,6 +199,7 @@ class Membership:
     def _heard(self, now_s: float, count: int, coordinator_s: float) -> None:
         """The offset of the coordinator's clock is taken from the pulse with the shortest round trip."""
         self._coordinator.arrived(now_s)
+        self._missed = False
         rtt_s = now_s - self._sent_s.get(count, -float("inf"))
         if rtt_s < self._clock[0]:
             self._clock = (rtt_s, coordinator_s + rtt_s / 2 - now_s)
@@ -167,42 +211,70 @@ class Membership:
             if waited_s > FIRST_CONTACT_S:
                 return [Stop(3, f"coordinator: not reached within {waited_s:.0f} s")]
         elif self._coordinator.passed(now_s):
-            return [Stop(3, f"coordinator: lost, silent for {self._coordinator.silence_s(now_s):.1f} s")]
+            silence_s = self._coordinator.silence_s(now_s)
+            if silence_s > self._coordinator.timeout_s + self.seat.outage_s:
+                return [Stop(3, f"coordinator: lost, silent for {silence_s:.1f} s")]
+            if not self._missed:
+                self._missed = True
+                return [Report("outage", {"coordinator_silent_s": round(silence_s, 1), "waits_s": self.seat.outage_s})]
+            return []
         actions: list[Action] = []
         for peer, since_s in sorted(self._down_since_s.items()):
             if peer != COORDINATOR and now_s - since_s > self.seat.deadline_floor_s:
-                del self._down_since_s[peer]
+                self._down_since_s[peer] = now_s  # to be said again, if it still holds
                 actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions
 
     def _adopt(self, view: View) -> list[Action | Event]:
-        if self.view and view.number <= self.view.number:
+        if view.number <= self._number:
             return []
-        if self.seat.peer not in {member.peer for member in view.members}:
-            return [Stop(3, f"peer {self.seat.peer}: the run went on without it, it was taken for lost")]
-        saved_before = self.view is not None and self._saves
-        self.view, self.lineage = view, view.lineage
+        old = {member.peer for member in self.view.members} if self.view else set()
+        here = {member.peer for member in view.members}
+        ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old - here - {self.seat.peer})]
+        if self.seat.peer not in here:
+            return ends + self._outside(view) if self.view else []
+        new = self.view is None
+        saved_before = not new and self._saves(self._version)
+        self.view, self.lineage, self._number = view, view.lineage, view.number
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
-        here = {COORDINATOR, *(member.peer for member in view.members)}
-        self._down_since_s = {peer: since_s for peer, since_s in self._down_since_s.items() if peer in here}
+        self._last_words.pop(Done, None)
+        self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p in here | {COORDINATOR}}
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
         links = [Connect(m.peer, m.address) for m in view.members if m.peer != self.seat.peer]
-        told = [report, *links, ViewChanged(view)]
-        if self._version == self.seat.n_steps and self._saves and not saved_before and view.number > 1:
-            told.append(WriteCheckpoint(self._version))  # the one who should have written it is gone
+        told = [*ends, report, *links, ViewChanged(view)]
+        if self._version == self.seat.n_steps and self._saves(self._version) and not saved_before and view.number > 1:
+            told.append(self._write(self._version))  # the one who should have written it is gone
         return told
 
-    @property
-    def _saves(self) -> bool:
-        return self.view.stage_peers(self.seat.stage)[0] == self.seat.peer
+    def _outside(self, view: View) -> list[Action | Event]:
+        """The run goes on without us: begin anew as a candidate, or go if that is what we asked for."""
+        others = [Disconnect(m.peer) for m in view.members]
+        if not self.seat.elastic:
+            return [Stop(3, f"peer {self.seat.peer}: the run went on without it, it was taken for lost")]
+        self.view, self._number = None, view.number
+        self._last_words.clear()
+        told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]
+        return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
+
+    def _go(self) -> list[Action]:
+        """Who wanted to leave ends when it is out and its last part of a checkpoint is written."""
+        gone = self._leaving and self.view is None and not self._writing
+        return [Stop(0, f"peer {self.seat.peer}: left the run")] if gone else []
+
+    def _saves(self, version: int) -> bool:
+        return self.view is not None and self.view.working(self.seat.stage, version)[:1] == (self.seat.peer,)
+
+    def _write(self, version: int) -> Action:
+        self._writing.add(version)
+        return WriteCheckpoint(version)
 
     def _updated(self, version: int) -> list[Action]:
         known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
-        if self._saves and not known and (last or (every and version % every == 0)):
-            return [WriteCheckpoint(version)]
-        return self._done() if last else []
+        if self._saves(version) and not known and (last or (every and version % every == 0)):
+            return [self._write(version)]
+        return self._done() if last and self.view else []
 
     def _done(self) -> list[Action]:
         totals = self._status.values | {"clock_offset_s": self._clock[1]}
-        return [Send(COORDINATOR, Done(self._version, totals, self._status.bytes_to))]
+        return [self._tell(Done(self._version, totals, self._status.bytes_to))]

@@ -6,7 +6,7 @@ from jaxdt.core import events, plain
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import Header, Message, Received
 
-WITH_TENSOR = frozenset({events.Boundary, events.Shard, events.Reduced})
+WITH_TENSOR = frozenset({events.Boundary, events.Shard, events.Reduced, events.State})
 MESSAGES = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
@@ -25,6 +25,6 @@ def from_plain(data: dict) -> Received:
     return Received(header, plain.read(MESSAGES[data["kind"]], data["body"], f"message.{data['kind']}"))
 
 
-def tensor_key(body: Message) -> events.Key | events.SliceKey | None:
+def tensor_key(body: Message) -> events.Key | events.SliceKey | events.StateKey | None:
     """The key of the tensor that travels with the message, if one does."""
     return body.key if type(body) in WITH_TENSOR else None

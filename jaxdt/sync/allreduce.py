@@ -9,6 +9,9 @@ record, weighs peers with unequal shares of the microbatches rightly. The exchan
 A result is a value: when members are lost, the view names the rounds whose result somebody holds, and who lacks it
 takes it. Other groups that changed begin a new round, when the wiring has had the lost microbatches done again.
 
+Who joins fetches the state of the version that the step begins with from the others of its stage (jaxdt.sync.download),
+and gets the step's result like everyone: the commit waits for it. Until then it adds nothing and owns no shard.
+
 A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on the
 first and last stage, whose two gradients are summed here and counted once in the norm.
 """
@@ -26,14 +29,22 @@ from jaxdt.core.events import (
     Drained,
     Evaluated,
     Event,
+    Fetch,
     Forget,
     Free,
+    Install,
+    Installed,
+    LinkChanged,
     Message,
+    Outside,
     Prepared,
     Ran,
+    Ready,
     Received,
     Record,
     Reduced,
+    Refused,
+    Report,
     Restore,
     Restored,
     Round,
@@ -41,6 +52,8 @@ from jaxdt.core.events import (
     Send,
     Shard,
     SliceKey,
+    State,
+    StateKey,
     Sum,
     Summed,
     Suspect,
@@ -53,6 +66,7 @@ from jaxdt.core.events import (
 )
 from jaxdt.core.ledger import Ledger, cover_problem
 from jaxdt.core.sizes import Group
+from jaxdt.sync.download import Download
 from jaxdt.sync.exchange import Bounds, Cover, Exchange, round_of
 
 FLOAT_BYTES = 4
@@ -62,7 +76,8 @@ class AllReduce:
     """One peer's side of it: rounds, `prepared`, and the update when the record is committed."""
 
     READS = frozenset(
-        {ViewChanged, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, Take, Committed}
+        {ViewChanged, Outside, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, Take, Committed}
+        | {Ready, Fetch, State, Installed, Refused, LinkChanged}
     )
 
     def __init__(
@@ -75,17 +90,31 @@ class AllReduce:
         self._view: View | None = None
         self._exchanges: dict[tuple[int, str], Exchange] = {}
         self._tallies: dict[int, Tally] = {}
-        self._version = 0
+        self._version, self._lineage = 0, -1
         self._updating = False
+        self._n_words = 0
+        self._download: Download | None = None
+        self._asked: list[tuple[int, StateKey]] = []
         self._drained = -1
         self._n_gathers = 0
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         if type(event) is Received:
-            return self._received(event.header.src, event.body)
+            return self._received(now_s, event.header.src, event.body) if self._view else []
         match event:
             case ViewChanged(view):
-                return self._adopt(view)
+                return self._adopt(now_s, view)
+            case Outside(view):
+                return self._leave(view)
+            case Ready(_, n_words):
+                self._n_words = n_words
+            case Installed(version):
+                return self._installed(now_s, version)
+            case Refused(peer, _) if self._download and peer is not None:
+                self._download.refused(peer)
+                return self._download.ask(self._donors())
+            case LinkChanged(peer, up) if peer == COORDINATOR and up and self._view:
+                return self._say_prepared(self._version)
             case Restored(version):
                 return [Updated(self._stage, version)]
             case Accumulated(step, stage, microbatch, n_samples, loss_sum):
@@ -103,8 +132,12 @@ class AllReduce:
                 return self._advance(work.step)
         return []
 
-    def _received(self, src: int, body: Message) -> list[Action | Event]:
+    def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
         match body:
+            case Fetch(key):
+                return self._give(src, key)
+            case State(key):
+                return self._on_state(key)
             case Shard():
                 return self._on_shard(src, body)
             case Reduced():
@@ -117,12 +150,11 @@ class AllReduce:
 
     # --------------------------------------------------------------------------------------------------------- views
 
-    def _adopt(self, view: View) -> list[Action | Event]:
+    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
         if view.rolled_back:
             return self._go_back(view)
         if self._view is None:
-            self._view, self._version = view, view.n_committed
-            return []
+            return self._enter(now_s, view)
         # What is committed is applied before anything is given up because of the view (step protocol, Sec. 5.3).
         told = [action for record in view.records for action in self._on_committed(record)]
         self._view, self._drained = view, -1
@@ -130,15 +162,43 @@ class AllReduce:
         for step, name in list(self._exchanges):
             if step >= view.n_committed:
                 told += self._renew(step, name, held.get(name) if step == view.n_committed else None)
-        for group in self._groups:
-            if group.name in held:
-                told += self._take(view.n_committed, group, held[group.name])
+        told += self._take_held(view)
+        if self._download:
+            told += self._download.ask(self._donors())
         return told + self._say_prepared(view.n_committed)
+
+    def _enter(self, now_s: float, view: View) -> list[Action | Event]:
+        """The first view of ours: with the run's first we begin, in any other we join."""
+        has = (self._lineage, self._version) == (view.lineage, view.n_committed) or self._peer not in view.joining
+        self._view, self._lineage, self._version, self._drained = view, view.lineage, view.n_committed, -1
+        if has:
+            return self._take_held(view)
+        self._download = Download(view.n_committed, self._n_words, self._slice_elements, now_s)
+        return self._take_held(view) + self._download.ask(self._donors())
+
+    def _leave(self, view: View) -> list[Action | Event]:
+        """The run goes on without us: apply what is committed, give up the rest."""
+        told = [action for record in view.records for action in self._on_committed(record)] if self._view else []
+        steps = range(self._version + self._updating, self._version + 2)
+        self._view, self._download, self._drained = None, None, -1
+        self._asked.clear()
+        for step in steps:
+            self._ledger.free(step)
+            self._tallies.pop(step, None)
+        self._exchanges = {at: exchange for at, exchange in self._exchanges.items() if at[0] not in steps}
+        return told if self._updating else [*told, Free(steps[-1])]
+
+    def _take_held(self, view: View) -> list[Action]:
+        held = {round.group: (round, holders) for round, holders in view.results}
+        groups = [group for group in self._groups if group.name in held]
+        return [send for group in groups for send in self._take(view.n_committed, group, held[group.name])]
 
     def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
         lost = range(view.n_committed, self._version + 2)
         self._view, self._version, self._drained = view, view.n_committed, -1
+        self._lineage, self._download = view.lineage, None
+        self._asked.clear()
         for step in lost:
             self._ledger.free(step)
             self._tallies.pop(step, None)
@@ -150,9 +210,23 @@ class AllReduce:
         exchange = self._exchanges[step, name]
         good = held[0] if held else round_of(exchange.group, self._view, step)
         if exchange.round == good:
-            return []
+            return self._catch_up(exchange)
         del self._exchanges[step, name]
         return [Forget(exchange.round)]
+
+    def _catch_up(self, exchange: Exchange) -> list[Action]:
+        """Who joins in mid-step gets what was summed before it came."""
+        if exchange.holders:
+            return []
+        now = Exchange(exchange.group, self._view, exchange.round.step, self._slice_elements)
+        new, exchange.joining = set(now.joining) - set(exchange.joining), now.joining
+        counts = exchange.good_cover, exchange.n_samples, exchange.tally
+        return [
+            self._reduced(member, exchange.key(bounds), counts[0], *exchange.sums[bounds], *counts[1:])
+            for member in sorted(new - {self._peer})
+            for bounds in exchange.slices(self._peer)
+            if bounds in exchange.sums
+        ]
 
     def _take(self, step: int, group: Group, held: tuple[Round, tuple[int, ...]]) -> list[Action]:
         """Ask for the result that others hold, unless we hold it too."""
@@ -264,7 +338,7 @@ class AllReduce:
         cover, n_samples, tally = exchange.covers.pop(bounds)
         sends = [
             self._reduced(member, key, cover, digest, sq_norm, n_samples, tally)
-            for member in exchange.members
+            for member in exchange.members + exchange.joining
             if member != self._peer
         ]
         return sends + self._hold(exchange, bounds, digest, sq_norm, n_samples, tally)
@@ -304,7 +378,7 @@ class AllReduce:
     def _say_prepared(self, step: int) -> list[Action]:
         """Once the results of all groups are here; again in every view."""
         mine = [self._exchanges.get((step, group.name)) for group in self._groups]
-        if not all(exchange and exchange.complete for exchange in mine):
+        if self._download or not all(exchange and exchange.complete for exchange in mine):
             return []
         admission = next(member.admission for member in self._view.members if member.peer == self._peer)
         return [Send(COORDINATOR, Prepared(step, admission, tuple(exchange.result() for exchange in mine)))]
@@ -325,11 +399,44 @@ class AllReduce:
 
     def _advance(self, step: int) -> list[Action | Event]:
         self._version, self._updating = step + 1, False
+        asked, self._asked = self._asked, []
         self._ledger.free(step)
         self._tallies.pop(step, None)
         for group in self._groups:
             self._exchanges.pop((step, group.name), None)
-        return [Free(step), Updated(self._stage, self._version)]
+        given = [send for src, key in asked for send in self._give(src, key)]
+        return [Free(step), *given, Updated(self._stage, self._version)]
+
+    # ------------------------------------------------------------------------------------------------------- joining
+
+    def _donors(self) -> list[int]:
+        return [peer for peer in self._view.stage_peers(self._stage) if peer not in self._view.joining]
+
+    def _give(self, src: int, key: StateKey) -> list[Action]:
+        """A slice of our state, if it is of the version asked for, or as soon as it is."""
+        if self._view is None or self._download or src not in self._view.joining:
+            return []
+        if key.version > self._version or self._updating:
+            self._asked.append((src, key))
+            return []
+        n_bytes = FLOAT_BYTES * (key.hi - key.lo + 1)
+        return [Send(src, State(key), n_bytes, BULK)] if key.version == self._version else []
+
+    def _on_state(self, key: StateKey) -> list[Action]:
+        if not self._download or not self._download.arrived(key):
+            return []
+        if self._download.done:
+            return [Install(self._version, self._view.lineage)]
+        return self._download.ask(self._donors())
+
+    def _installed(self, now_s: float, version: int) -> list[Action]:
+        """The state is ours; of a download that a view has made void, nothing is."""
+        if not self._download or self._download.version != version:
+            return []
+        seconds, n_bytes = now_s - self._download.began_s, FLOAT_BYTES * self._download.n_words
+        self._download = None
+        fields = {"version": version, "bytes": n_bytes, "seconds": seconds, "donors": self._donors()}
+        return [Report("download", fields), *self._say_prepared(version)]
 
 
 def update_scale(record: Record, clip_norm: float) -> float:

@@ -28,7 +28,7 @@ def slices_of(n_elements: int, members: tuple[int, ...], slice_elements: int) ->
 
 class Exchange:
     """One round; or, with `held`, a round of an earlier view whose whole result those holders have: nothing is added
-    to it, and who lacks it takes it from them."""
+    to it, and who lacks it takes it from them. `joining`: members that add nothing, and get the result all the same."""
 
     def __init__(
         self,
@@ -39,7 +39,9 @@ class Exchange:
         held: tuple[Round, tuple[int, ...]] | None = None,
     ):
         self.group = group
-        self.members = tuple(sorted({peer for stage in group.stages for peer in view.stage_peers(stage)}))
+        self.members = tuple(sorted({peer for stage in group.stages for peer in view.working(stage, step)}))
+        here = {peer for stage in group.stages for peer in view.stage_peers(stage)}
+        self.joining = tuple(sorted(here - set(self.members)))
         self.member_set = frozenset(self.members)
         self.round, self.holders = held or (round_of(group, view, step), ())
         self.frozen = held is not None

@@ -1,0 +1,155 @@
+"""Who is in the run: the members of the view, those who want in or out, and those who are missing.
+
+Kept by the coordinator. A change needs a view: `next_view` makes it when there is one to make. Who is lost leaves at
+once, if its stage has another member; who wants to leave and who wants to join waits for the end of a step, where that
+costs nothing. The last member of a stage is never put out on mere silence (step protocol, Sec. 6.1): the run waits for
+it, or for a newcomer to its stage, with whom everybody goes back to the last complete checkpoint.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from jaxdt.core.events import Member, Record, Round, View
+
+IDS_PER_REIGN = 1000
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a view is made. `checkpoint`: version of the last complete one."""
+
+    between_steps: bool
+    n_committed: int
+    records: tuple[Record, ...]
+    checkpoint: int
+
+
+class Roster:
+    """`stage_of` is the plan's; newcomers are added to it."""
+
+    def __init__(self, stage_of: Mapping[int, int], n_stages: int, reign: int):
+        self.stage_of = dict(stage_of)
+        self.addresses: dict[int, str] = {}
+        self.view: View | None = None
+        self.candidates: set[int] = set()
+        self.leaving: set[int] = set()
+        self.lost: set[int] = set()
+        self.missing: dict[int, str] = {}
+        self._joining: set[int] = set()
+        self._coming: set[int] = set()
+        self._n_stages = n_stages
+        self._next_id = max(stage_of) + 1 + (reign - 1) * IDS_PER_REIGN
+
+    @property
+    def members(self) -> set[int]:
+        return {member.peer for member in self.view.members} if self.view else set()
+
+    def live(self, stage: int) -> set[int]:
+        """The members that hold their stage's state and are there."""
+        absent = self.lost | set(self.missing) | self._joining
+        return {peer for peer in self.view.stage_peers(stage) if peer not in absent}
+
+    @property
+    def vacant(self) -> list[int]:
+        """Stages without anyone who is there and holds their state."""
+        return [stage for stage in range(self._n_stages) if not self.live(stage)]
+
+    def newcomer(self) -> tuple[int, int]:
+        """A peer id that nobody had, and the stage that needs a peer most."""
+        peer, self._next_id = self._next_id, self._next_id + 1
+        there = (self.members - self.lost - set(self.missing)) | self._coming
+        counts = [sum(self.stage_of[one] == stage for one in there) for stage in range(self._n_stages)]
+        self.stage_of[peer] = counts.index(min(counts))
+        self._coming.add(peer)
+        return peer, self.stage_of[peer]
+
+    def lose(self, peer: int, reason: str) -> bool:
+        """A peer is gone; False if it was the last of its stage, and stays a member for want of another."""
+        self.candidates.discard(peer)
+        self._coming.discard(peer)
+        if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) - {peer}:
+            self.lost |= {peer} & self.members
+            return True
+        self.missing[peer] = reason
+        return False
+
+    def committed(self) -> None:
+        """A step is committed: whoever was joining has taken part in it."""
+        self._joining.clear()
+
+    def first_view(self, reign: int, lineage: int, n_committed: int) -> View:
+        """All peers of the plan."""
+        members = tuple(self._member(peer, 1) for peer in sorted(self.stage_of))
+        return View(1, reign, lineage, members, (1,) * self._n_stages, n_committed)
+
+    def next_view(self, moment: Moment) -> View | None:
+        """The view that the changes so far ask for now, if any; its `results` are still to be filled in."""
+        vacant = self.vacant
+        if vacant and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}:
+            return self.roll_back(moment)
+        out = set(self.lost)
+        if moment.between_steps:
+            for peer in sorted(self.leaving & self.members):
+                out |= {peer} if self.live(self.stage_of[peer]) - out - {peer} else set()
+        new = self.candidates if moment.between_steps and not vacant else set()
+        if not out and not new:
+            return None
+        number = self.view.number + 1
+        changed = {self.stage_of[peer] for peer in out - self._joining}
+        return replace(
+            self.view,
+            number=number,
+            members=self._members_with(new, out, number),
+            stage_views=tuple(number if s in changed else v for s, v in enumerate(self.view.stage_views)),
+            n_committed=moment.n_committed,
+            records=moment.records,
+            rolled_back=False,
+            results=(),
+            joining=tuple(sorted((self._joining - out) | new)),
+        )
+
+    def roll_back(self, moment: Moment) -> View:
+        """A new lineage, at the last complete checkpoint, of everyone who is there."""
+        number = self.view.number + 1
+        return replace(
+            self.view,
+            number=number,
+            lineage=self.view.lineage + 1,
+            members=self._members_with(self.candidates, self.lost | set(self.missing), number),
+            stage_views=(number,) * self._n_stages,
+            n_committed=moment.checkpoint,
+            records=(),
+            rolled_back=True,
+            results=(),
+            joining=(),
+        )
+
+    def adopt(self, view: View) -> set[int]:
+        """The view is durable; those who are not in it any more."""
+        before = self.members
+        self.view, members = view, {member.peer for member in view.members}
+        self._joining = set(view.joining)
+        self.candidates -= members
+        self._coming -= members
+        for peer in before - members:
+            self.lost.discard(peer)
+            self.missing.pop(peer, None)
+            self.leaving.discard(peer)
+        return before - members
+
+    def _members_with(self, new: Iterable[int], out: set[int], number: int) -> tuple[Member, ...]:
+        kept = [member for member in self.view.members if member.peer not in out]
+        return tuple(sorted([*kept, *(self._member(peer, number) for peer in new)], key=lambda member: member.peer))
+
+    def _member(self, peer: int, admission: int) -> Member:
+        return Member(peer, self.stage_of[peer], admission, self.addresses.get(peer, ""))
+
+
+def held(prepared: Mapping[int, Iterable[Round]], members: set[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:
+    """Rounds of the step under way, and the members that hold their whole result."""
+    holders: dict[Round, list[int]] = {}
+    for peer, rounds in sorted(prepared.items()):
+        if peer in members:
+            for round in rounds:
+                holders.setdefault(round, []).append(peer)
+    return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
