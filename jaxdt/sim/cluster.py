@@ -17,10 +17,14 @@ from jaxdt.core.events import (
     REGENERATE,
     URGENT,
     Connect,
+    Disconnect,
     Event,
     Forget,
     Free,
+    Install,
+    Installed,
     Key,
+    Leave,
     LinkChanged,
     MarkCheckpoint,
     Message,
@@ -37,6 +41,7 @@ from jaxdt.core.events import (
     Send,
     SliceKey,
     Started,
+    StateKey,
     Stop,
     Sum,
     Summed,
@@ -57,7 +62,9 @@ from jaxdt.sim.lines import Lines, LinkOptions
 
 
 class Tensors(Protocol):
-    """What a driver keeps for one peer."""
+    """What a driver keeps for one peer; its state has n_words 4-byte words."""
+
+    n_words: int
 
     def run(self, work: Work, scale: float) -> dict[str, float]:
         """Do the Work; the values of its Ran."""
@@ -83,12 +90,15 @@ class Tensors(Protocol):
     def restore(self, version: int, lineage: int) -> None:
         """Go back to a checkpoint."""
 
+    def install(self, lineage: int) -> None:
+        """Take over the state that was fetched."""
+
 
 class NoTensors:
     """Timing alone: no arithmetic, losses of zero."""
 
-    def __init__(self, n_samples: int):
-        self._n_samples = n_samples
+    def __init__(self, n_samples: int, n_words: int = 0):
+        self._n_samples, self.n_words = n_samples, n_words
 
     def run(self, work: Work, scale: float) -> dict[str, float]:
         return {"n_samples": self._n_samples, "loss_sum": 0.0} if work.kind in "BE" else {}
@@ -112,6 +122,9 @@ class NoTensors:
         return None
 
     def restore(self, version: int, lineage: int) -> None:
+        return None
+
+    def install(self, lineage: int) -> None:
         return None
 
 
@@ -168,6 +181,7 @@ class Simulation:
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
         self._handlers: dict[type, Callable[[int, Any], None] | None] = {
             Connect: None,
+            Disconnect: None,
             MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
@@ -178,6 +192,7 @@ class Simulation:
             Persist: self._persist,
             WriteCheckpoint: self._write_checkpoint,
             Restore: self._restore,
+            Install: self._install,
             Report: self._report,
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
         }
@@ -191,7 +206,7 @@ class Simulation:
         for peer in self._machines:
             self._event(peer, Started())
         for peer, seat in self._seats.items():
-            self._event(peer, Ready(dict(seat.seconds)))
+            self._event(peer, Ready(dict(seat.seconds), seat.tensors.n_words))
         while len(self.outcome.stopped) < len(self._machines):
             if not self._calendar:
                 raise RuntimeError(f"simulation: nothing left to happen at {self.outcome.now_s} s")
@@ -246,6 +261,10 @@ class Simulation:
         self._seats[peer].tensors.restore(restore.version, restore.lineage)
         self._calendar.at(self.outcome.now_s, partial(self._event, peer, Restored(restore.version)))
 
+    def _install(self, peer: int, install: Install) -> None:
+        self._seats[peer].tensors.install(install.lineage)
+        self._calendar.at(self.outcome.now_s, partial(self._event, peer, Installed(install.version)))
+
     def _report(self, peer: int, report: Report) -> None:
         if report.kind != "heartbeat":
             self.outcome.reports.append((self.outcome.now_s, peer, report))
@@ -264,7 +283,7 @@ class Simulation:
         else:
             self._lines.line(src, send.dst).offer(now_s, send.n_bytes, send.priority, deliver)
 
-    def _deliver(self, src: int, send: Send, key: Key | SliceKey | None, tensor: Any) -> None:
+    def _deliver(self, src: int, send: Send, key: Key | SliceKey | StateKey | None, tensor: Any) -> None:
         dst = send.dst
         if dst in self.outcome.stopped:
             return

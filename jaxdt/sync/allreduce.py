@@ -398,7 +398,10 @@ class AllReduce:
         return [Run(Work(self._stage, UPDATE, None, self._peer, record.step), update_scale(record, self._clip_norm))]
 
     def _advance(self, step: int) -> list[Action | Event]:
-        self._version, self._updating = step + 1, False
+        self._updating = False
+        if step != self._version:
+            return [Free(step)]  # we were outside meanwhile, and join at a later version
+        self._version = step + 1
         asked, self._asked = self._asked, []
         self._ledger.free(step)
         self._tallies.pop(step, None)

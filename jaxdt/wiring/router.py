@@ -91,6 +91,11 @@ class StageQueue:
         return sum(known) / len(known) if known else UNKNOWN_S
 
     @property
+    def open(self) -> list[int]:
+        """The peers that may be chosen."""
+        return [peer for peer, priority in self._priority.items() if priority != BANNED]
+
+    @property
     def priorities(self) -> dict[int, float]:
         return dict(self._priority)
 
@@ -105,7 +110,7 @@ class Router:
     def route(self, lo: int, hi: int) -> tuple[int, ...] | None:
         """One peer for each of the stages lo..hi, NOBODY for the others; None while one of them has nobody."""
         wanted = self.stages[lo : hi + 1]
-        if any(min(stage.priorities.values(), default=BANNED) == BANNED for stage in wanted):
+        if not all(stage.open for stage in wanted):
             return None
         chosen = [stage.choose() for stage in wanted]
         return (NOBODY,) * lo + tuple(chosen) + (NOBODY,) * (len(self.stages) - hi - 1)

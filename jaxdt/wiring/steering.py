@@ -49,14 +49,14 @@ class Steering:
         self._waiting: list[Task] = []
         self._open: dict[tuple[str, int], OnItsWay] = {}
 
-    def adopt(self, view: View) -> None:
-        """The peers of a view; one who left is not chosen any more, and what was under way is void."""
+    def adopt(self, view: View, members: Collection[int]) -> None:
+        """Those members of a view that compute now. Others are not chosen any more; what was under way is void."""
         self.begin([])
         for stage, queue in enumerate(self._router.stages):
-            here, known = set(view.stage_peers(stage)), set(queue.priorities)
-            for peer in sorted(here - known):
+            here, open_to = set(view.stage_peers(stage)) & set(members), set(queue.open)
+            for peer in sorted(here - open_to):
                 queue.add(peer)
-            for peer in known - here:
+            for peer in open_to - here:
                 queue.ban(peer)
 
     def begin(self, tasks: list[Task]) -> None:

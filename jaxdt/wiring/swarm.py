@@ -8,7 +8,8 @@ which microbatches they counted: a stage's step is over when all are.
 
 A view in mid-step voids all routes (messages of old views are dropped): each member says what it has counted, and the
 routers have the rest done again, from tensors that their makers keep until the step is committed. A microbatch that a
-live member counted is never given out again; what a lost one counted left with its accumulator.
+live member counted is never given out again; what a lost one counted left with its accumulator. Who joins computes from
+the next step on.
 """
 
 import heapq
@@ -29,6 +30,7 @@ from jaxdt.core.events import (
     Have,
     Key,
     Message,
+    Outside,
     Progress,
     Ran,
     Received,
@@ -51,7 +53,7 @@ class SwarmWiring:
     """One peer's side. `boundary_bytes` and `evals` as in FixedWiring; `n_routers` peers with the least ids steer, with
     `window` microbatches on their way in all."""
 
-    READS = frozenset({ViewChanged, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
+    READS = frozenset({ViewChanged, Outside, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
 
     def __init__(
         self,
@@ -94,9 +96,12 @@ class SwarmWiring:
         match event:
             case ViewChanged(view):
                 return self._adopt(now_s, view)
-            case Updated(_, version):
+            case Outside():
+                self._forget()
+                self._view = None
+            case Updated(_, version) if self._view:
                 return self._begin(now_s, version)
-            case Received(header, body):
+            case Received(header, body) if self._view:
                 return self._received(now_s, header.src, body)
             case Ran(work, _, _, values) if work.kind in COMPUTING:
                 self._running = None
@@ -119,23 +124,29 @@ class SwarmWiring:
     # -------------------------------------------------------------------------------------------------------- steps
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
-        first, self._view = self._view is None, view
-        self._members = tuple(sorted(member.peer for member in view.members))
+        known, self._view = self._view is not None, view
+        self._members = tuple(member.peer for member in view.members if member.peer not in view.joining)
         self._routers, self._replicas = self._members[: self._n_routers], view.stage_peers(self._stage)
-        self._steering.adopt(view)
+        self._steering.adopt(view, self._members)
         for kept in (self._ready, self._later, self._paths, self._forwarded, self._gradients, self._counted):
             kept.clear()
-        if view.rolled_back:
-            self._step, self._haves, self._told = -1, None, True
-            self._own.clear()
+        if view.rolled_back or self._peer in view.joining:
+            self._forget()
             return []
-        if first:
+        if view.number == 1:
             return self._begin(now_s, view.n_committed)
+        assert known, "who was outside joins"
         self._haves, self._told = {}, False
         return self._tell(now_s)
 
+    def _forget(self) -> None:
+        """Nothing is under way here until the next step begins."""
+        self._step, self._haves, self._told = -1, None, True
+        self._own.clear()
+        self._ready.clear()
+
     def _begin(self, now_s: float, step: int) -> list[Action | Event]:
-        if step >= self._n_steps:
+        if step >= self._n_steps or self._peer not in self._view.working(self._stage, step):
             return []
         self._step = step
         self._own.clear()
@@ -150,6 +161,7 @@ class SwarmWiring:
             self._take(given)
         if self._haves is not None:
             return self._tell(now_s)
+        self._steering.adopt(self._view, [member.peer for member in self._view.members])
         if self._peer in self._routers:
             self._steering.begin([task for task in self._tasks(step) if self._mine(task.microbatch)])
         return self._grant(now_s) + self._next() + self._drained()
@@ -262,7 +274,7 @@ class SwarmWiring:
 
     def _drained(self) -> list[Event]:
         """Our stage's step is over when every microbatch is counted at one of its replicas."""
-        if self._haves is not None and not set(self._replicas) <= set(self._haves):
+        if self._haves is not None and not set(self._replicas) & set(self._members) <= set(self._haves):
             return []
         n_expected = self._n_microbatches + (self._n_evaluations(self._step) if self._last else 0)
         return [Drained(self._step)] if len(self._counted.get(self._step, ())) == n_expected else []
