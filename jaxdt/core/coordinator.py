@@ -234,7 +234,8 @@ class Coordinator:
             return []
         said = self._prepared.setdefault(prepared.step, {})
         said[src] = prepared
-        if set(said) != {member.peer for member in self.view.members} or "record" in self._pending:
+        members = self.view.members
+        if len(said) < len(members) or set(said) != {m.peer for m in members} or "record" in self._pending:
             return []
         results: dict[str, GroupResult] = {}
         for peer, one in sorted(said.items()):
@@ -326,8 +327,9 @@ class Coordinator:
 
     def _settled(self) -> list[Action]:
         """Over once every member is done and the last checkpoint is complete."""
-        members = {member.peer for member in self.view.members}
-        if not members <= set(self._done) or self._checkpoint != self.terms.n_steps:
+        if self._checkpoint != self.terms.n_steps or len(self._done) < len(self.view.members):
+            return []
+        if not {member.peer for member in self.view.members} <= set(self._done):
             return []
         return self._end(0, f"done: {self.terms.n_steps} steps")
 

@@ -8,6 +8,7 @@ report  what a machine told people:   peer, t, kind and the report's fields
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -109,6 +110,22 @@ def bytes_per_link(records: Iterable[dict]) -> dict[tuple[int, int], int]:
             pair = (r["peer"], r["to"])
             total[pair] = total.get(pair, 0) + r["bytes"]
     return total
+
+
+_BOUNDARY_TENSOR = re.compile(r"(\d+):(?:act|grad)(\d+)\.\d+")  # step and stage of such a name
+
+
+def bytes_per_boundary(records: Iterable[dict]) -> dict[int, float]:
+    """Payload bytes of training, per step, that cross each stage boundary (between the stages b and b + 1) in both
+    directions and all pipelines."""
+    total: dict[int, float] = {}
+    steps = set()
+    for r in records:
+        if r["what"] == "send" and (found := _BOUNDARY_TENSOR.fullmatch(r["tensor"])):
+            steps.add(found[1])
+            boundary = int(found[2]) - 1
+            total[boundary] = total.get(boundary, 0) + r["bytes"]
+    return {boundary: n_bytes / len(steps) for boundary, n_bytes in sorted(total.items())}
 
 
 def grid(records: Iterable[dict], step: int) -> str:
