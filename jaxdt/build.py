@@ -10,6 +10,8 @@ from jaxdt.sync.allreduce import AllReduce
 from jaxdt.wiring.fixed import FixedWiring
 from jaxdt.wiring.swarm import SwarmWiring
 
+WINDOW_A_PEER = 4  # with 2, boundary tensors that take as long as the Work left peers idle a third of the time
+
 
 def build_peer(
     config: RunConfig, plan: Plan, peer: int, run: str, start_version: int = 0, data_checksum: str = ""
@@ -91,7 +93,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int) -> FixedWiring | SwarmWiri
         (activation, gradient),
         evals,
         min(config.wiring.routers, len(plan.peers)),
-        config.wiring.window or 2 * len(plan.peers),
+        config.wiring.window or WINDOW_A_PEER * len(plan.peers),
         config.train.seed,
     )
 

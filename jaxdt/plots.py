@@ -1,5 +1,6 @@
 """The pictures of a run or a simulation, drawn from traces and metrics with matplotlib."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -85,6 +86,29 @@ def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None, uncom
     axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
     axes.set_ylim(bottom=0)
     axes.legend()
+
+
+def comparison(path: Path, runs: Sequence) -> None:
+    """comparison.png: step times, bytes over each stage boundary and losses of several runs (side_by_side.Run)."""
+    figure, (times, crossing, losses) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
+    width = 0.8 / len(runs)
+    for i, run in enumerate(runs):
+        plain = [m for m in run.metrics if "eval_loss" not in m]
+        took = "not timed" if run.step_s is None else f"{run.step_s:.3f} s"
+        label = f"{run.name} ({run.codecs}): {took}"
+        times.plot([m["step"] for m in plain], [m["step_s"] for m in plain], ".", color=f"C{i}", label=label)
+        places = [boundary + (i - (len(runs) - 1) / 2) * width for boundary in run.boundary_bytes]
+        crossing.bar(places, [n / 1e6 for n in run.boundary_bytes.values()], width, color=f"C{i}", label=run.name)
+        losses.plot([m["step"] for m in run.metrics], [m["loss"] for m in run.metrics], color=f"C{i}", label=run.name)
+    boundaries = sorted({boundary for run in runs for boundary in run.boundary_bytes})
+    crossing.set_xticks(boundaries, [f"{boundary}|{boundary + 1}" for boundary in boundaries])
+    crossing.set(title="Bytes over each stage boundary", xlabel="stages", ylabel="MB a step")
+    times.set(title="Step time (median in the legend)", xlabel="step", ylabel="seconds")
+    times.set_ylim(bottom=0)
+    times.legend()
+    losses.set(title="Loss", xlabel="step", ylabel="nats per token")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 PARTS = ("compute", "bubble", "transfer", "sync", "commit")

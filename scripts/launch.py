@@ -55,6 +55,7 @@ def main() -> int:
         emit(Path(EMIT.value), config, plan)
         return 0
     run_flags.required("run_dir")
+    check_pin(plan)
     run_dir = Path(run_flags.RUN_DIR.value)
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
     if RESUME.value:
@@ -79,6 +80,16 @@ def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
     if version >= config.train.steps:
         raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {version} of {folder}")
     return folder
+
+
+def check_pin(plan: Plan) -> None:
+    """BadInput unless this machine has the CPUs that were asked for."""
+    n_peers, n_cpus = len(plan.peers), os.cpu_count() or 1
+    if PIN.value * n_peers > n_cpus:
+        most = f"at most {n_cpus // n_peers}" if n_peers <= n_cpus else "0, which lets them share"
+        raise BadInput(
+            f"--pin: got {PIN.value} for each of {n_peers} peers, this machine has {n_cpus}, expected {most}"
+        )
 
 
 def check_hosts(plan: Plan) -> None:

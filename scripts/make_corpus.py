@@ -26,12 +26,12 @@ from rich.progress import track
 from jaxdt.core.errors import BadInput
 
 PACKAGES = """
-debian-handbook debian-reference-en developers-reference maint-guide debian-policy debian-faq debian-kernel-handbook
+debian-handbook debian-reference-en developers-reference maint-guide debian-policy debian-kernel-handbook
 live-manual-html harden-doc aptitude-doc-en apt-doc linux-doc-6.1 manpages manpages-dev libvirt-doc xen-doc sudo
 zsh-doc bash-doc slurm-wlm-doc postgresql-doc-15 sqlite3-doc apache2-doc bind9-doc exim4-doc-html postfix-doc nova-doc
-cinder-doc keystone-doc borgbackup-doc git-doc mercurial-common subversion mutt autoconf-doc cmake-doc doxygen-doc
-python3.11-doc python-django-doc python-sqlalchemy-doc perl-doc fp-docs-3.2.2 nim-doc sbcl-doc r-doc-html
-lilypond-doc-html libreoffice-help-en-us
+cinder-doc keystone-doc neutron-doc borgbackup-doc git-doc mercurial-common subversion mutt autoconf-doc cmake-doc
+doxygen-doc python3.11-doc python-django-doc python-sqlalchemy-doc perl-doc erlang-doc guile-3.0-doc octave-doc
+fp-docs-3.2.2 nim-doc sbcl-doc r-doc-html lilypond-doc-html libreoffice-help-en-us
 """.split()  # noqa: SIM905
 # One document in so many is held out, drawn by its name and not by its place.
 HELD_OUT_ONE_IN = 64
@@ -42,8 +42,16 @@ LANGUAGES = frozenset(
     + ["it", "ja", "ko", "lt", "lv", "nb", "nl", "nn", "no", "pl", "pt", "ro", "ru", "sk", "sl", "sr", "sv", "tr", "uk"]
     + ["vi", "zh"]
 )
+# Lists of changes, by their files' names.
+CHANGES = re.compile(
+    r"changelog|release_?notes|/(?:releases?|relnotes)/|/(?:old)?(?:news|changes|history|notes)\b[^/]*$"
+    r"|/release-[\d-]+\.html$|/perl\d*delta\b[^/]*$",
+    re.IGNORECASE,
+)
+LICENCE = re.compile(r"^License:[ \t]*(\S.*)$", re.MULTILINE)
 WELL_KNOWN = (
-    r"\b(?:GNU (?:\w+ ){1,3}License|BSD|MIT|Apache License|PostgreSQL License|[Pp]ublic domain|CC BY(?:-SA)?)\b"
+    r"\b(?:GNU (?:\w+ ){1,3}License|BSD|MIT|Apache License|PostgreSQL License|Python License|[Pp]ublic domain"
+    r"|CC BY(?:-SA)?)\b"
 )
 
 _OUT = flags.DEFINE_string("out", "runs/prose", "folder for train.txt, heldout.txt and SOURCES.md")
@@ -64,14 +72,16 @@ def download(package: str, cache: Path) -> Path:
 
 
 def documents(folder: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of the English files of an unpacked package, in order of their names; a manual that comes in HTML is
-    not read again in Info."""
+    """(name, text) of the English files of an unpacked package, in order of their names, lists of changes left out; a
+    manual that comes in HTML is not read again in Info, a page not again in the source that it was made from."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     names = {str(path.relative_to(folder)): path for path in files}
-    english = {name: path for name, path in names.items() if is_english(name)}
-    has_html = any(path.suffix == ".html" for path in english.values())
-    for name, path in english.items():
-        if not (has_html and re.search(r"\.info(-\d+)?(\.gz)?$", name)):
+    wanted = {name: path for name, path in names.items() if is_english(name) and not CHANGES.search(name)}
+    pages = {(path.parent.name, path.stem) for path in wanted.values() if path.suffix == ".html"}
+    for name, path in wanted.items():
+        is_source = "_sources/" in name or (path.parent.name, re.split(r"\.(?:rst|txt)", path.name)[0]) in pages
+        is_info = re.search(r"\.info(-\d+)?(\.gz)?$", name)
+        if path.suffix == ".html" or not (pages and (is_source or is_info)):
             content = path.read_bytes()
             if name.endswith(".gz"):
                 name, content = name.removesuffix(".gz"), gzip.decompress(content)
@@ -86,9 +96,19 @@ def is_english(name: str) -> bool:
     return True
 
 
+def copyright_of(package: str, folder: Path, cache: Path) -> str:
+    """The copyright file of an unpacked package; where its folder is a link to another package's, that one's."""
+    documentation = folder / "usr/share/doc" / package
+    if documentation.is_symlink():
+        package = documentation.readlink().name
+        subprocess.run(["dpkg-deb", "--extract", str(download(package, cache).resolve()), str(folder)], check=True)
+    notice = folder / "usr/share/doc" / package / "copyright"
+    return notice.read_text(errors="replace") if notice.is_file() else ""
+
+
 def licences(copyright_text: str) -> str:
     """The names in a machine-readable copyright file, else those of the well-known licences that it mentions."""
-    names = re.findall(r"^License:[ \t]*(\S.*)$", copyright_text, flags=re.MULTILINE)
+    names = [] if re.search(r"^License:\s*$", copyright_text, flags=re.MULTILINE) else LICENCE.findall(copyright_text)
     if not names:
         known = re.findall(r"common-licenses/([\w.+-]*\w)", copyright_text)
         names = known or re.findall(WELL_KNOWN, copyright_text)
@@ -96,7 +116,8 @@ def licences(copyright_text: str) -> str:
 
 
 class Corpus:
-    """The two texts under way; a paragraph is written once."""
+    """The two texts under way; a paragraph is written once, whatever signs stand between its letters and digits (the
+    same page often comes in two formats)."""
 
     def __init__(self, out: Path):
         out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +135,7 @@ class Corpus:
             self.n_bytes += len(content.encode())
 
     def _is_new(self, paragraph: str) -> bool:
-        digest = hashlib.sha256(paragraph.encode()).digest()[:12]
+        digest = hashlib.sha256(re.sub(r"[\W_]+", "", paragraph.lower()).encode()).digest()[:12]
         if digest in self._seen:
             return False
         self._seen.add(digest)
@@ -126,7 +147,7 @@ class Corpus:
             file.close()
 
 
-def add_package(corpus: Corpus, package: str, deb: Path) -> str:
+def add_package(corpus: Corpus, package: str, deb: Path, cache: Path) -> str:
     """Add a package's prose; its line of SOURCES.md."""
     before = corpus.n_bytes
     with tempfile.TemporaryDirectory() as name:
@@ -134,8 +155,7 @@ def add_package(corpus: Corpus, package: str, deb: Path) -> str:
         subprocess.run(["dpkg-deb", "--extract", str(deb.resolve()), name], check=True)
         for document, text in documents(folder):
             corpus.add(package, document, text)
-        notice = folder / "usr/share/doc" / package / "copyright"
-        licence = licences(notice.read_text(errors="replace")) if notice.is_file() else "see its copyright file"
+        licence = licences(copyright_of(package, folder, cache))
     version = deb.name.split("_")[1].replace("%3a", ":")
     return f"| {package} | {version} | {licence} | {(corpus.n_bytes - before) / 1e6:.2f} |"
 
@@ -144,7 +164,7 @@ def build(out: Path, cache: Path, packages: list[str]) -> str:
     """Fill `out`; returns the summary line."""
     debs = {package: download(package, cache) for package in track(packages, "downloading")}
     corpus = Corpus(out)
-    lines = [add_package(corpus, package, deb) for package, deb in track(list(debs.items()), "reading")]
+    lines = [add_package(corpus, package, deb, cache) for package, deb in track(list(debs.items()), "reading")]
     corpus.close()
     head = (
         "Prose taken from these Debian packages, each under its own licences.\n\n| package | version | licences | MB |"

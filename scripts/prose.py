@@ -99,7 +99,7 @@ class _Markup(HTMLParser):
 def from_plain(text: str) -> Iterator[str]:
     """Paragraphs of plain text, reStructuredText, Markdown or Info, which empty lines end; deeply indented ones are
     listings."""
-    for block in re.split(r"\n[ \t]*\n", text.replace("\r\n", "\n")):
+    for block in re.split(r"\n[ \t]*\n|\n(?=[ \t]*[-*+•] )", text.replace("\r\n", "\n")):
         lines = block.strip("\n").split("\n")
         if all(line.startswith(("        ", "\t")) for line in lines):
             continue
@@ -114,6 +114,7 @@ ROFF_BREAKS = _words(".PP .P .LP .SH .SS .TP .IP .HP .br .sp .RS .RE .Pp .Sh .Ss
 ROFF_TEXT = _words(".B .I .BR .RB .IR .RI .BI .IB .SM .SB .Nm .Ar .Fl .Xr .Pa .Dv .Va .Em .Sy .Cm .Ic .Fn")
 ROFF_SIGNS = {r"\-": "-", r"\e": "\\", r"\&": "", r"\ ": " ", r"\(aq": "'", r"\(dq": '"', r"\(em": "-", r"\(en": "-"}
 ROFF_SIGNS |= {r"\(lq": '"', r"\(rq": '"', r"\(oq": "'", r"\(cq": "'", r"\(bu": "", r"\|": "", r"\^": "", r"\:": ""}
+ROFF_SIGNS |= {r"\*(C`": "", r"\*(C'": "", r'\*(L"': '"', r'\*(R"': '"', r"\*(--": "-"}  # those of pod2man
 
 
 def from_man(text: str) -> Iterator[str]:

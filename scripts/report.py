@@ -1,12 +1,16 @@
 """Merge a run's traces and draw it: trace.jsonl, timeline.json (opens in ui.perfetto.dev) and report.png.
 
 python scripts/report.py --run_dir=runs/x [--tensorboard]
+python scripts/report.py --run_dir=runs/none --against=runs/int8,runs/bf16
+
+The second also compares runs: a table on the terminal, and comparison.png in the first one's folder.
 """
 
 import json
 from pathlib import Path
 
 import run_flags
+import side_by_side
 from absl import flags
 
 from jaxdt import plots
@@ -16,20 +20,15 @@ from jaxdt.core.errors import BadInput
 from jaxdt.core.perfetto import chrome
 from jaxdt.core.plan import Plan
 
+AGAINST = flags.DEFINE_list("against", [], "Folders of other runs, to be shown beside this one.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
 
 
 def main() -> int:
-    run_dir = Path(run_flags.RUN_DIR.value or "")
-    if not (run_dir / "summary.json").exists():
-        raise BadInput(f"run_dir: {run_dir} has no summary.json, expected the folder of a run that has ended")
-    plan = plans.load(run_dir / "plan.json")
-    try:
-        summary = read_summary(run_dir / "summary.json")
-        metrics = read_metrics(run_dir / "metrics.jsonl")
-        records = merged(run_dir, plan, summary["clock_offset_s"])
-    except UnicodeDecodeError as error:
-        raise BadInput(f"run_dir: {run_dir}: a file is damaged ({error}), expected what a run wrote") from None
+    run_flags.required("run_dir")
+    run_dir = Path(run_flags.RUN_DIR.value)
+    plan, summary, metrics, records = read(run_dir, "run_dir")
+    others = {name: read(Path(name), "--against") for name in AGAINST.value}
     with (run_dir / "trace.jsonl").open("w") as file:
         file.writelines(json.dumps(record, sort_keys=True) + "\n" for record in records)
     stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers}
@@ -38,7 +37,26 @@ def main() -> int:
     if TENSORBOARD.value:
         write_tensorboard(run_dir / "tensorboard", metrics)
     print(f"wrote {run_dir / 'trace.jsonl'}, {run_dir / 'timeline.json'}, {run_dir / 'report.png'}")
+    if others:
+        runs = [side_by_side.run_of(str(run_dir), summary, metrics, records)]
+        runs += [side_by_side.run_of(name, *found[1:]) for name, found in others.items()]
+        plots.comparison(run_dir / "comparison.png", runs)
+        print(side_by_side.table(runs))
+        print(f"wrote {run_dir / 'comparison.png'}")
     return 0
+
+
+def read(run_dir: Path, flag: str) -> tuple[Plan, dict, list[dict], list[dict]]:
+    """Plan, summary, metrics and merged trace of a run that has ended; `flag` names it in errors."""
+    if not (run_dir / "summary.json").exists():
+        raise BadInput(f"{flag}: {run_dir} has no summary.json, expected the folder of a run that has ended")
+    plan = plans.load(run_dir / "plan.json")
+    try:
+        summary = read_summary(run_dir / "summary.json")
+        metrics = read_metrics(run_dir / "metrics.jsonl")
+        return plan, summary, metrics, merged(run_dir, plan, summary["clock_offset_s"])
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{flag}: {run_dir}: a file is damaged ({error}), expected what a run wrote") from None
 
 
 def read_summary(path: Path) -> dict:

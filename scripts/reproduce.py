@@ -14,7 +14,7 @@ from absl import app, flags
 
 from jaxdt.core.errors import BadInput, nearest
 
-TARGETS = ("dtfm", "square_cube", "swarm_table1")
+TARGETS = ("dtfm", "square_cube", "swarm_table1", "swarm_table2", "swarm_scaling")
 OUT = flags.DEFINE_string("out", "configs/reproduce", "Folder with one folder per target.")
 
 

@@ -101,6 +101,7 @@ def files(tmp_path_factory):
         "payload.tok": flipped(good, HEADER_BYTES + 1000),
         "gap.json": json.dumps(PLAN | {"stages": [[0, 1], [2, 3]]}),
         "other.json": json.dumps(PLAN | {"n_layers": 3, "stages": [[0, 1], [1, 3]]}),
+        "misspelt.json": json.dumps(PLAN | {"shedule": "gpipe"}),
         "cut.json": json.dumps(PLAN)[:50],
         "noise.json": b"\xff\xfe\x00{",
         "small.json": network(1),
@@ -162,6 +163,10 @@ def test_launching(files):
         "layers": (["--config.plan.layers=3,2"], "plan.layers: 3,2 covers 5 layers, expected 2"),
         "plan with a gap": (["--plan={dir}/gap.json"], "gap.json: plan.stages[1]: got layers 2..2"),
         "plan of another model": (["--plan={dir}/other.json"], "other.json: plan: made for 3 layers"),
+        "misspelt plan": (
+            ["--plan={dir}/misspelt.json"],
+            'misspelt.json: shedule: unknown field (did you mean "schedule"',
+        ),
         "truncated plan": (["--plan={dir}/cut.json"], "cut.json: not JSON"),
         "plan of noise": (["--plan={dir}/noise.json"], "noise.json: cannot be read"),
         "network of another size": (["--emulate={dir}/small.json"], "small.json: has 1 devices"),
@@ -191,6 +196,7 @@ def test_launching(files):
         "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json: stages: got 'two', expected int"),
         "hosts": (["--emit={dir}/run", "--hosts=a"], "--hosts: got 1 addresses, expected 2"),
         "no port left": (["--emit={dir}/run", "--hosts=a,b", "--port=65534"], "--port: got 65534"),
+        "more CPUs than there are": (["--pin=5000"], "--pin: got 5000 for each of 2 peers, this machine has"),
         "unknown flag": (["--steps=3"], "steps"),
         "a word": (["please"], "argument: got 'please'"),
     }

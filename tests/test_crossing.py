@@ -15,7 +15,7 @@ from jaxdt import codec
 from jaxdt.core import config as run_config
 from jaxdt.core.codec import parse, wire_bytes
 from jaxdt.core.errors import BadInput
-from jaxdt.core.events import Boundary, Key
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, Boundary, Key, Work
 from jaxdt.core.sizes import boundary_bytes
 from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.stage import sum_sample_losses
@@ -170,6 +170,38 @@ def test_a_tensor_in_another_codec_is_refused(functions_of):
 
 
 # ------------------------------------------------------------------------------------------------------------- other
+
+
+class Unfinished:
+    """A wire array that is being encoded for ever."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def block_until_ready(self):
+        raise AssertionError("waited for")
+
+
+@pytest.mark.parametrize(
+    ("peer", "work", "sent"),
+    [
+        (0, Work(0, FORWARD, 0, 0, 0), Key("act", 0, 1, 0)),
+        (0, Work(0, EVALUATE, 0, 0, 0), Key("eval", 0, 1, 0)),
+        (1, Work(1, BACKWARD, 0, 1, 0), Key("grad", 0, 1, 0)),
+    ],
+)
+def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, functions_of, monkeypatch):
+    config = config_of("int8")
+    plan = run_config.default_plan(config)
+    store = Store(config, plan, peer, equivalence.Tokens(), functions_of(config, plan, peer))
+    if peer:
+        dtype, shape = store.crossing.leaf("act")
+        store.put(Boundary(Key("act", 0, 1, 0)), 0, np.zeros(shape, dtype))
+    monkeypatch.setattr(store.crossing, "outgoing", lambda kind, tensor: Unfinished(tensor))
+    store.run(work, 1.0)
+    wire = store.take(Boundary(sent))
+    assert isinstance(wire, Unfinished)
+    assert wire.tensor.is_ready()
 
 
 def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):

@@ -50,12 +50,14 @@ def test_even_shares_differ_by_one_at_most(total, parts):
 
 
 def test_json_round_trip_keeps_what_the_solver_found(tmp_path):
-    plan = replace(PLAN, in_flight=(4, 2, 1), codec=("none", "none"), devices=("a", "b"), found={"cost_s": 1.5})
+    found = {"bound_s": 1.5, "luck": {"dice": 6}}
+    plan = replace(PLAN, in_flight=(4, 2, 1), codec=("none", "none"), devices=("a", "b"), found=found)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(to_json(plan)))
     assert load(path) == plan
     assert json.loads(path.read_text())["microbatches"] == 5
-    assert json.loads(path.read_text())["cost_s"] == 1.5
+    assert json.loads(path.read_text())["bound_s"] == 1.5
+    assert json.loads(path.read_text())["found"] == {"luck": {"dice": 6}}
 
 
 def test_the_fingerprint_is_of_what_runs():
@@ -87,6 +89,11 @@ def test_the_fingerprint_is_of_what_runs():
         ({"in_flight": [3, 2]}, r"plan.in_flight: got \[3, 2\], expected 3 integers >= 1, one per stage"),
         ({"in_flight": [3, 2, 0]}, "plan.in_flight: got .* expected 3 integers >= 1"),
         ({"in_flight": [2, 3, 1]}, "plan.in_flight: stage 0 has 2, expected at least the 3 of stage 1"),
+        ({"shedule": "gpipe"}, r'p.json: shedule: unknown field \(did you mean "schedule"\?\)'),
+        ({"in_fligth": [9, 9, 9]}, r'p.json: in_fligth: unknown field \(did you mean "in_flight"\?\)'),
+        ({"bounds_s": 1.5}, r'p.json: bounds_s: unknown field \(did you mean "bound_s"\?\)'),
+        ({"zzz": 1}, "p.json: zzz: unknown field; a solver's own go under 'found'"),
+        ({"found": [1]}, r"p.json: found: got \[1\], expected an object"),
         ({"codec": ["none"]}, "plan.codec: got 1 names, expected 2, one per boundary"),
     ],
 )

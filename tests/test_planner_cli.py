@@ -40,6 +40,7 @@ def test_a_plan_from_start_to_picture(planned, capsys):
     assert data["proved"]
     assert data["gap"] <= 1e-3
     assert data["solver"] == "auto"
+    assert "found" not in data  # all that this solver says has a name in the plan's format
     cost = cost_of(case("small_gaming16"), data["placement"], 65e7, 471249220)
     assert data["cost"] == {"total_s": cost.total_s, "datap_s": cost.datap_s, "pipelinep_s": cost.pipelinep_s}
     assert main(["explain", str(planned)]) == 0

@@ -215,6 +215,7 @@ def test_a_plan_by_step_time_says_both_costs_and_runs_as_simulated(four, tmp_pat
     data = json.loads(out.read_text())
     assert data["objective"] == "step_time"
     assert data["step_s"] > 0
+    assert "found" not in data
     assert set(data["cost"]) == {"total_s", "datap_s", "pipelinep_s"}
     plan = plans.load(out)
     assert plan.n_microbatches == 16

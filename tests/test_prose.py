@@ -9,6 +9,7 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 SENTENCE = "A peer that is slower than the others takes a smaller share of the batch, so that all end at one time."
 OTHER = "The second of the two texts is here to see that paragraphs are told apart by what stands in them."
+SIGNS = "\\*(C`smaller\\*(C'"  # as pod2man writes them
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ MAN = f""".\\" a comment about the page that is in the way of the text
 .SH DESCRIPTION
 A peer that is
 .I slower
-than the others takes a \\fBsmaller\\fP share of the batch,
+than the others takes a {SIGNS} share of the batch,
 .BR "so that" " all"
 end at one time.
 .nf
@@ -73,6 +74,7 @@ time.
         {OTHER}
 
 - {OTHER}
+- The end.
 """
 
 
@@ -126,6 +128,23 @@ def test_licences_come_from_the_copyright_file(script):
     assert licences("see /usr/share/common-licenses/GPL-3.") == "GPL-3"
     assert licences("under the terms of the GNU General Public License, or") == "GNU General Public License"
     assert licences("do what you like") == "see its copyright file"
+    assert licences("License:\n\nThe Python License\nLicense: By using it you agree\n") == "Python License"
+
+
+def test_a_documentation_folder_that_is_a_link_has_the_licence_of_the_other_package(tmp_path, script, monkeypatch):
+    made = script("make_corpus")
+    doc = tmp_path / "unpacked/usr/share/doc"
+    doc.mkdir(parents=True)
+    (doc / "manual").symlink_to("common")
+    (tmp_path / "common_1_all.deb").touch()
+
+    def extract(command, check):
+        assert command[:2] == ["dpkg-deb", "--extract"] and command[2].endswith("common_1_all.deb")
+        (doc / "common").mkdir()
+        (doc / "common/copyright").write_text("License: MIT\n")
+
+    monkeypatch.setattr(made.subprocess, "run", extract)
+    assert made.licences(made.copyright_of("manual", tmp_path / "unpacked", tmp_path)) == "MIT"
 
 
 def test_a_corpus_has_each_paragraph_once_and_some_documents_held_out(tmp_path, script):
@@ -133,6 +152,7 @@ def test_a_corpus_has_each_paragraph_once_and_some_documents_held_out(tmp_path, 
     corpus = made.Corpus(tmp_path / "out")
     for i in range(200):
         corpus.add("package", f"{i}.html", f"<p>{SENTENCE}</p><p>Number {i} of the pages: {OTHER}</p>")
+    corpus.add("package", "again.rst", f"*{SENTENCE}*".replace("slower", "``slower``"))
     corpus.close()
     train, held_out = ((tmp_path / "out" / name).read_text() for name in ("train.txt", "heldout.txt"))
     assert (train + held_out).count(SENTENCE) == 1
@@ -148,5 +168,12 @@ def test_the_documents_of_a_package_are_read_in_order(tmp_path, script):
     (tmp_path / "d.fr.html").write_text("non")
     (tmp_path / "e.info-1.gz").write_bytes(gzip.compress(b"the same as b.html"))
     assert list(script("make_corpus").documents(tmp_path)) == [("a.txt", "gr\u00fcn"), ("b.html", "plain")]
+    for name in ("_sources/b.rst.txt", "html/d.html", "d.rst", "html/d.rst", "changelog.gz", "html/changelog-1.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("plain")
+    found = [name for name, _ in script("make_corpus").documents(tmp_path)]
+    assert found == ["a.txt", "b.html", "d.rst", "html/d.html"]
+    for name in ("_sources/b.rst.txt", "html/d.html", "d.rst", "html/d.rst"):
+        (tmp_path / name).unlink()
     (tmp_path / "b.html").unlink()
     assert [name for name, _ in script("make_corpus").documents(tmp_path)] == ["a.txt", "e.info-1"]

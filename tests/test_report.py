@@ -1,6 +1,9 @@
 """Traces as pictures: the Perfetto timeline and report.png, from a simulated run."""
 
+import importlib
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,20 +11,28 @@ from jaxdt import plots
 from jaxdt.core import config as configs
 from jaxdt.core.network import Link
 from jaxdt.core.perfetto import chrome
-from jaxdt.core.trace import Trace, read
+from jaxdt.core.sizes import boundary_bytes
+from jaxdt.core.trace import Trace, bytes_per_boundary, read
 from jaxdt.runtime.journal import earlier_steps
 from jaxdt.sim.predict import Conditions, simulate
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+FIELDS = {
+    "model": {"preset": "debug"},
+    "plan": {"stages": 2, "pipelines": 2, "microbatches": 4},
+    "train": {"steps": 4, "eval_every_steps": 2},
+}
 
 
 @pytest.fixture(scope="module")
 def simulated():
-    fields = {
-        "model": {"preset": "debug"},
-        "plan": {"stages": 2, "pipelines": 2, "microbatches": 4},
-        "train": {"steps": 4, "eval_every_steps": 2},
-    }
-    config = configs.parse(fields)
-    plan = configs.default_plan(config)
+    return simulation_of("none")
+
+
+def simulation_of(codec: str):
+    """(plan, records, metrics) of a run of two stages."""
+    config = configs.parse(FIELDS)
+    plan = replace(configs.default_plan(config), codec=(codec,))
     seconds = {peer: {"F": 0.1, "B": 0.2, "E": 0.1, "G": 0.01, "U": 0.01} for peer in plan.peers}
     conditions = Conditions(seconds, lambda a, b: Link(0.05, 0.1), dict.fromkeys(plan.peers, "h"), {"h": 2})
     lines: list[str] = []
@@ -60,6 +71,38 @@ def test_the_report_is_drawn(simulated, tmp_path):
     summary = {"step_s_predicted": 1.0, "step_s_predicted_uncompressed": 3.0, "codec_on_links": codecs}
     plots.report(tmp_path / "report.png", metrics, records, summary)
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_over_a_boundary_are_those_of_its_tensors(simulated):
+    """Four microbatches a step, each with an activation and a gradient; the held-out ones do not count."""
+    config = configs.parse(FIELDS)
+    for codec, (plan, records, _) in {"none": simulated, "int8": simulation_of("int8")}.items():
+        assert plan.codec == (codec,)
+        tensors = [boundary_bytes(config, plan, 0, 0, forward) for forward in (True, False)]
+        assert bytes_per_boundary(records) == {0: 4 * sum(tensors)}
+
+
+def test_runs_side_by_side(simulated, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    side_by_side = importlib.import_module("side_by_side")
+    runs = []
+    for name, (plan, records, metrics), step_s in (
+        ("plain", simulated, 2.0),
+        ("packed", simulation_of("int8"), 0.5),
+        ("short", simulated, None),
+    ):
+        codecs = {f"{src}->{dst}": codec for (src, dst), codec in plan.codec_of_links.items()}
+        summary = {"codec_on_links": codecs, "step_s_measured": step_s, "step_s_predicted": 1.0, "tokens_per_s": step_s}
+        runs.append(side_by_side.run_of(name, summary, metrics, records))
+    head, plain, packed, short = (line.split() for line in side_by_side.table(runs).splitlines())
+    assert head[:4] == ["run", "codec", "step", "of"]
+    assert plain[:5] == ["plain", "none", "2.000", "s", "1.000"]
+    assert packed[:5] == ["packed", "int8", "0.500", "s", "0.250"]
+    assert short[:4] == ["short", "none", "-", "-"]
+    sent = [float(row[row.index("MB") - 1]) for row in (plain, packed)]
+    assert sent[1] == pytest.approx(sent[0] * (1 + 4 / 256) / 4, abs=1e-3)
+    plots.comparison(tmp_path / "comparison.png", runs)
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_metrics_of_an_interrupted_run_are_taken_up_to_the_checkpoint(tmp_path):

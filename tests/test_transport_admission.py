@@ -12,6 +12,7 @@ import transport_nodes
 from transport_nodes import LOOPBACK, MB, QUICK, WAIT_S, Node, eventually, greeted, message_bytes, raw_connection
 
 from jaxdt.core.errors import BadInput
+from jaxdt.core.events import COORDINATOR
 from jaxdt.runtime import credential, frame, handshake
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.handshake import Hello
@@ -38,6 +39,15 @@ def test_another_peer_at_the_address_is_refused_on_both_sides(start):
     a.transport.send(1, {})
     assert "0 wants peer 1, this is peer 2" in a.link(1, "refused")
     assert "0 wants peer 1, this is peer 2" in b.link(0, "refused")
+
+
+def test_the_coordinator_is_called_by_its_name(start):
+    a, b = start(0), start(2)
+    a.transport.connect(COORDINATOR, b.address)
+    a.transport.send(COORDINATOR, {})
+    assert "peer: peer 0 wants coordinator, this is peer 2" in a.link(COORDINATOR, "refused")
+    with pytest.raises(BadInput, match="^coordinator: got 10.0.0.1 without a credential"):
+        b.transport.connect(COORDINATOR, ("10.0.0.1", 5))
 
 
 def test_the_peer_that_answers_must_be_the_one_that_was_dialled(start):

@@ -64,7 +64,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class WiringConfig:
-    """`swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: two per peer)."""
+    """`swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four per peer)."""
 
     kind: str = "fixed"
     routers: int = 1

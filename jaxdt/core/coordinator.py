@@ -331,14 +331,14 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_prepared(self, src: int, prepared: Prepared) -> list[Action]:
-        admissions = {member.peer: member.admission for member in self.view.members}
+        admissions = self.roster.admissions
         if prepared.step != self.n_committed or prepared.admission != admissions.get(src):
             return []
         if "view" in self._pending or "record" in self._pending:  # in another view it is said again
             return []
         said = self._prepared.setdefault(prepared.step, {})
         said[src] = prepared
-        if set(said) != set(admissions):
+        if len(said) < len(admissions) or set(said) != set(admissions):
             return []
         results: dict[str, GroupResult] = {}
         for peer, one in sorted(said.items()):
@@ -423,8 +423,9 @@ class Coordinator:
 
     def _settled(self) -> list[Action]:
         """Over once every member is done and the last checkpoint is complete."""
-        members = {member.peer for member in self.view.members}
-        if not members <= set(self._done) or self._checkpoint != self.terms.n_steps:
+        if self._checkpoint != self.terms.n_steps or len(self._done) < len(self.view.members):
+            return []
+        if not {member.peer for member in self.view.members} <= set(self._done):
             return []
         return self._end(0, f"done: {self.terms.n_steps} steps")
 

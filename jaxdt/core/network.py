@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.core.errors import BadInput
+from jaxdt.core.value import value
 
 UNLIMITED_GBPS = math.inf
 
@@ -26,7 +27,7 @@ class Device:
     host: str = ""
 
 
-@dataclass(frozen=True)
+@value
 class Link:
     """One direction between two devices. latency_s is one way; 1 gbps = 1e9 bit/s."""
 

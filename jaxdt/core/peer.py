@@ -41,11 +41,11 @@ class Peer:
             for handle in self._readers.get(kind) or self._readers_of(kind):
                 for answer in handle(now_s, event):
                     told = type(answer)
-                    if told in BETWEEN_MACHINES:
-                        events.append(answer)
-                    elif told is Send:
+                    if told is Send:
                         stamp = self.membership.header
                         actions.append(Send(answer.dst, answer.body, answer.n_bytes, answer.priority, stamp))
+                    elif told in BETWEEN_MACHINES:
+                        events.append(answer)
                     else:
                         actions.append(answer)
             if kind is ViewChanged:

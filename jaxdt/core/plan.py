@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.core import codec, plain
-from jaxdt.core.errors import BadInput
+from jaxdt.core.errors import BadInput, nearest
 
 FORMAT = "jaxdt-plan-1"
 SCHEDULES = ("1f1b", "gpipe")
+# What a solver says stands beside a plan's own fields under these names; anything else that it says, under FOUND.
+FOUND = "found"
+SAID = frozenset(
+    ["network", "network_file", "left_out", "left_out_why", "c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap"]
+    + ["proved", "objective", "solver", "seed", "profile", "step_s", "step_s_with_all", "evaluations", "time_s"]
+)
 
 
 @dataclass(frozen=True)
@@ -148,10 +154,11 @@ def ranges(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def to_json(plan: Plan) -> dict:
-    """The content of plan.json; what a solver found stands beside the plan's own fields."""
+    """The content of plan.json; see SAID for what a solver found."""
     own = plain.write(plan)
-    found = own.pop("found")
-    return {**found, "format": FORMAT, **own, "microbatches": plan.n_microbatches}
+    found = own.pop(FOUND)
+    said = {name: found.pop(name) for name in list(found) if name in SAID}
+    return {**said, "format": FORMAT, **own, "microbatches": plan.n_microbatches} | ({FOUND: found} if found else {})
 
 
 def parse(text: str, source: str) -> Plan:
@@ -162,12 +169,15 @@ def parse(text: str, source: str) -> Plan:
         raise BadInput(f"{source}: not JSON ({error})") from None
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
         raise BadInput(f'{source}: format: expected "{FORMAT}"')
-    names = set(Plan.__dataclass_fields__) - {"found"}
-    own = {name: data.pop(name) for name in sorted(names & set(data))}
     total = data.pop("microbatches", None)
-    own["codec"] = own.get("codec") or ()
+    said = {name: data.pop(name) for name in sorted(SAID & set(data))}
+    known = [*Plan.__dataclass_fields__, "microbatches", *sorted(SAID)]
+    for name in data:
+        if name not in known:
+            raise BadInput(f"{source}: {name}: unknown field{nearest(name, known)}; a solver's own go under {FOUND!r}")
     try:
-        plan = plain.read(Plan, own | {"found": data}, "plan")
+        found = plain.read(dict[str, Any], data.pop(FOUND, {}), FOUND)
+        plan = plain.read(Plan, data | {"codec": data.get("codec") or (), FOUND: found | said}, "plan")
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from None
     if total not in (None, plan.n_microbatches):

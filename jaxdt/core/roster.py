@@ -31,6 +31,7 @@ class Roster:
         self.stage_of = dict(stage_of)
         self.addresses: dict[int, str] = {}
         self.view: View | None = None
+        self.admissions: dict[int, int] = {}  # of the members
         self.candidates: set[int] = set()
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
@@ -42,7 +43,7 @@ class Roster:
 
     @property
     def members(self) -> set[int]:
-        return {member.peer for member in self.view.members} if self.view else set()
+        return set(self.admissions)
 
     def live(self, stage: int) -> set[int]:
         """The members that hold their stage's state and are there."""
@@ -127,7 +128,8 @@ class Roster:
     def adopt(self, view: View) -> set[int]:
         """The view is durable; those who are not in it any more."""
         before = self.members
-        self.view, members = view, {member.peer for member in view.members}
+        self.view, self.admissions = view, {member.peer: member.admission for member in view.members}
+        members = self.members
         self._joining = set(view.joining)
         self.candidates -= members
         self._coming -= members

@@ -8,11 +8,12 @@ report  what a machine told people:   peer, t, kind and the report's fields
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxdt.core.errors import BadInput
-from jaxdt.core.events import COORDINATOR, Key, Report, SliceKey, Work, parse_work
+from jaxdt.core.events import COORDINATOR, Key, Report, SliceKey, StateKey, Work, parse_work
 
 FIELDS = {
     "run": {"s": float, "work": str},
@@ -33,11 +34,11 @@ class Trace:
         if work.step < self._n_steps:
             self._put(what="run", peer=peer, t=start_s, s=seconds, work=str(work))
 
-    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey, n_bytes: int) -> None:
+    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
         if step_of(key) < self._n_steps:
             self._put(what="send", peer=peer, to=dst, t=now_s, tensor=name(key), bytes=n_bytes)
 
-    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey) -> None:
+    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
         if step_of(key) < self._n_steps:
             self._put(what="recv", peer=peer, t=now_s, tensor=name(key), **{"from": src})
 
@@ -51,15 +52,19 @@ class Trace:
         self._write(json.dumps(record, sort_keys=True) + "\n")
 
 
-def step_of(key: Key | SliceKey) -> int:
-    """The step that a tensor belongs to."""
+def step_of(key: Key | SliceKey | StateKey) -> int:
+    """The step that a tensor belongs to; a slice of the state, to the step that begins with it."""
+    if isinstance(key, StateKey):
+        return key.version
     return key.step if isinstance(key, Key) else key.round.step
 
 
-def name(key: Key | SliceKey) -> str:
+def name(key: Key | SliceKey | StateKey) -> str:
     """A tensor's name in a trace, equal on both ends of its link."""
     if isinstance(key, Key):
         return f"{key.step}:{key.kind}{key.stage}.{key.microbatch}"
+    if isinstance(key, StateKey):
+        return f"{key.version}:state[{key.lo}:{key.hi}]"
     src = "sum" if key.src is None else f"p{key.src}"
     return f"{key.round.step}:{key.round.group}[{key.lo}:{key.hi}]{src}"
 
@@ -109,6 +114,22 @@ def bytes_per_link(records: Iterable[dict]) -> dict[tuple[int, int], int]:
             pair = (r["peer"], r["to"])
             total[pair] = total.get(pair, 0) + r["bytes"]
     return total
+
+
+_BOUNDARY_TENSOR = re.compile(r"(\d+):(?:act|grad)(\d+)\.\d+")  # step and stage of such a name
+
+
+def bytes_per_boundary(records: Iterable[dict]) -> dict[int, float]:
+    """Payload bytes of training, per step, that cross each stage boundary (between the stages b and b + 1) in both
+    directions and all pipelines."""
+    total: dict[int, float] = {}
+    steps = set()
+    for r in records:
+        if r["what"] == "send" and (found := _BOUNDARY_TENSOR.fullmatch(r["tensor"])):
+            steps.add(found[1])
+            boundary = int(found[2]) - 1
+            total[boundary] = total.get(boundary, 0) + r["bytes"]
+    return {boundary: n_bytes / len(steps) for boundary, n_bytes in sorted(total.items())}
 
 
 def grid(records: Iterable[dict], step: int) -> str:

@@ -1,6 +1,7 @@
 """A peer's boundary tensors on their way out and in: the codec that the plan names for each link, and what error
-feedback remembers. Encoding is dispatched right behind the stage function that made the tensor, on its device; the copy
-to the host is the sender thread's, beside the next Work."""
+feedback remembers. Encoding is dispatched right behind the stage function that made the tensor, on its device; waiting
+for it and the copy to the host are the sender thread's, beside the next Work. (On a CPU, where programs run in the
+thread that calls them, the compute thread encodes: that takes about 1 ms for 2 MB of fp32.)"""
 
 from typing import NamedTuple
 

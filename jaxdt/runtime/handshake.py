@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from jaxdt.core.events import COORDINATOR
 from jaxdt.runtime import frame
 from jaxdt.runtime.frame import FrameError
 from jaxdt.runtime.limits import Limits
@@ -53,12 +54,17 @@ def hello_from(head: dict) -> Hello:
     return Hello(**{name: head[name] for name in kinds})
 
 
+def name_of(peer: int) -> str:
+    """What people call it."""
+    return "coordinator" if peer == COORDINATOR else f"peer {peer}"
+
+
 def check(theirs: Hello, run: str, me: int) -> None:
     """Refused unless it is meant for this peer of this run."""
     if theirs.run != run:
-        raise Refused(f"run: peer {theirs.me} is of run {theirs.run!r:.80}, peer {me} of {run!r}")
+        raise Refused(f"run: {name_of(theirs.me)} is of run {theirs.run!r:.80}, {name_of(me)} of {run!r}")
     if theirs.to != me:
-        raise Refused(f"peer: {theirs.me} wants peer {theirs.to}, this is peer {me}")
+        raise Refused(f"peer: {name_of(theirs.me)} wants {name_of(theirs.to)}, this is {name_of(me)}")
     if theirs.lane not in LANES:
         raise Refused(f"lane: got {theirs.lane!r:.40}, expected one of {', '.join(LANES)}")
 
@@ -93,7 +99,7 @@ def greet(wire: Wire, mine: Hello) -> Hello:
     theirs = hello_from(answer.head)
     check(theirs, mine.run, mine.me)
     if theirs.me != mine.to:
-        raise Refused(f"peer: its address answers as peer {theirs.me}, expected peer {mine.to}")
+        raise Refused(f"peer: its address answers as {name_of(theirs.me)}, expected {name_of(mine.to)}")
     return theirs
 
 

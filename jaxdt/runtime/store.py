@@ -96,7 +96,8 @@ class Store:
     # ------------------------------------------------------------------------------------------------------- compute
 
     def run(self, work: Work, scale: float) -> dict[str, float]:
-        """Do the Work and wait for its result; the values of its Ran."""
+        """Do the Work and wait for its result, but not until what a neighbour gets of it is encoded: the next Work need
+        not wait for that. The values of its Ran."""
         if work.kind == FORWARD:
             return self._forward(work)
         if work.kind == BACKWARD:
@@ -115,8 +116,13 @@ class Store:
             x = self._input(work)
             y, residual = self.functions.forward(self.params, x)
             self._residuals[self._key("act", work)] = residual
-            self._boundaries[self._key("act", work, 1)] = jax.block_until_ready(self.crossing.outgoing("act", y))
+            self._hand_out("act", work, 1, y)
         return {}
+
+    def _hand_out(self, kind: str, work: Work, offset: int, tensor) -> None:
+        """Keep a boundary tensor as it will be sent, once it is computed."""
+        self._boundaries[self._key(kind, work, offset)] = self.crossing.outgoing(kind, tensor)
+        jax.block_until_ready(tensor)
 
     def _backward(self, work: Work) -> dict[str, float]:
         accumulator = self._accumulators.pop(work.step, None)
@@ -143,14 +149,14 @@ class Store:
             residual = self._residuals.pop(self._key("act", work))
             gx, accumulator = functions.backward(self.params, residual, gy, accumulator)
         if not functions.first:
-            self._boundaries[self._key("grad", work)] = jax.block_until_ready(self.crossing.outgoing("grad", gx))
+            self._hand_out("grad", work, 0, gx)
         return values, jax.block_until_ready(accumulator)
 
     def _evaluate(self, work: Work) -> dict[str, float]:
         x = self._input(work, "eval")
         if not self.functions.last:
             y = self.functions.evaluate(self.params, x)
-            self._boundaries[self._key("eval", work, 1)] = jax.block_until_ready(self.crossing.outgoing("eval", y))
+            self._hand_out("eval", work, 1, y)
             return {}
         loss = self.functions.eval_loss(self.params, x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}

@@ -121,7 +121,7 @@ class Transport:
         """Remember where the peer is; lanes dial from their own threads. None: nobody can dial it, what is sent to it
         waits until it has dialled. BadInput for what is no address, and for plaintext off loopback."""
         if address is not None:
-            self._check_address(f"peer {peer}", address)
+            self._check_address(handshake.name_of(peer), address)
         with self._lock:
             if self._closing:
                 return

@@ -16,6 +16,7 @@ from jaxdt.core.events import (
     COORDINATOR,
     REGENERATE,
     URGENT,
+    Action,
     Connect,
     Disconnect,
     Event,
@@ -56,7 +57,8 @@ from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
 from jaxdt.sim.calendar import Calendar
-from jaxdt.sim.faults import PAUSE, Fault
+from jaxdt.sim.disturbance import Disturbance
+from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, PAUSE, Fault
 from jaxdt.sim.hosts import host_of
 from jaxdt.sim.lines import Lines, LinkOptions
 
@@ -151,14 +153,16 @@ class Outcome:
         return [report.fields for _, _, report in self.reports if report.kind == kind]
 
 
+Observer = Callable[[float, int, Event | Fault, list[Action]], None]
+
 LANES = {"transfer": URGENT, "sync": BULK}
 CRASHED = 137  # the exit code of a process that was killed
-CRASH_SEEN_S = 0.1  # until a broken connection is noticed
 
 
 class Simulation:
     """Runs peers and their coordinator until all have stopped or `until_s` has come. Tensors of the lanes in `free`
-    (boundary tensors are "transfer", gradients "sync") arrive at once."""
+    (boundary tensors are "transfer", gradients "sync") arrive at once. `observer(now_s, who, what, actions)` hears what
+    each event makes a machine do, before any of it is done, and of each fault when it begins."""
 
     def __init__(
         self,
@@ -171,6 +175,7 @@ class Simulation:
         options: LinkOptions | None = None,
         free: frozenset[str] = frozenset(),
         faults: Sequence[Fault] = (),
+        observer: Observer | None = None,
     ):
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = seats, persist_s, trace
@@ -198,6 +203,8 @@ class Simulation:
         }
         self.outcome = Outcome()
         self._paused: dict[int, list[Event]] = {}
+        self._observer = observer
+        self._disturbance = Disturbance(self._calendar.at, self._event, self._lines) if faults else None
         for fault in faults:
             self._calendar.at(fault.at_s, partial(self._fault, fault))
 
@@ -218,28 +225,36 @@ class Simulation:
         return self.outcome
 
     def _fault(self, fault: Fault) -> None:
-        peer = fault.peer
+        peer, now_s = fault.peer, self.outcome.now_s
         if peer in self.outcome.stopped:
             return
+        if self._observer:
+            self._observer(now_s, peer, fault, [])
         if fault.kind == PAUSE:
             self._paused.setdefault(peer, [])
-            self._calendar.at(self.outcome.now_s + fault.seconds, partial(self._resume, peer))
+            self._calendar.at(fault.until_s, partial(self._resume, peer))
             return
-        self.outcome.stopped[peer] = Stop(CRASHED, "crashed")
-        self._paused.pop(peer, None)
-        for other in self._machines:
-            broken = LinkChanged(peer, False, "crashed")
-            self._calendar.at(self.outcome.now_s + CRASH_SEEN_S, partial(self._event, other, broken))
+        self._disturbance.begin(now_s, fault)
+        if fault.kind in ENDS:
+            self.outcome.stopped[peer] = Stop(CRASHED, "crashed")
+            self._paused.pop(peer, None)
+            seen_s = now_s + (CRASH_SEEN_S if fault.kind == CRASH else DEAD_LINK_S)
+            for other in self._machines:
+                self._calendar.at(seen_s, partial(self._event, other, LinkChanged(peer, False, "crashed")))
 
     def _resume(self, peer: int) -> None:
-        for event in self._paused.pop(peer, ()):
+        """What has come in goes before what has become due, as in the runtime."""
+        for event in sorted(self._paused.pop(peer, ()), key=lambda event: type(event) is Woke):
             self._event(peer, event)
 
     def _event(self, peer: int, event: Event) -> None:
         if peer in self._paused:
             self._paused[peer].append(event)
         elif peer not in self.outcome.stopped:
-            for action in self._machines[peer].handle(self.outcome.now_s, event):
+            actions = self._machines[peer].handle(self.outcome.now_s, event)
+            if self._observer:
+                self._observer(self.outcome.now_s, peer, event, actions)
+            for action in actions:
                 handle = self._handlers[type(action)]
                 if handle is not None:
                     handle(peer, action)
@@ -278,10 +293,15 @@ class Simulation:
             if self._trace:
                 self._trace.send(src, self.outcome.now_s, send.dst, key, send.n_bytes)
         now_s, deliver = self.outcome.now_s, partial(self._deliver, src, send, key, tensor)
+        if self._disturbance:
+            deliver = partial(self._arrive, src, send, deliver)
         if key is not None and send.priority in self._free:
             self._calendar.at(now_s, deliver)
         else:
             self._lines.line(src, send.dst).offer(now_s, send.n_bytes, send.priority, deliver)
+
+    def _arrive(self, src: int, send: Send, deliver: Callable[[], None]) -> None:
+        self._disturbance.arrive(self.outcome.now_s, src, send.dst, send.body, deliver)
 
     def _deliver(self, src: int, send: Send, key: Key | SliceKey | StateKey | None, tensor: Any) -> None:
         dst = send.dst
@@ -296,10 +316,10 @@ class Simulation:
     def _run(self, peer: int, run: Run) -> None:
         seat, work, now_s = self._seats[peer], run.work, self.outcome.now_s
         values = seat.tensors.run(work, run.scale)
-        finished = partial(self._finished, peer, work, now_s, values)
-        self._hosts[seat.host].start(
-            now_s, peer, seat.seconds[BACKWARD if work.kind == REGENERATE else work.kind], finished
-        )
+        seconds = seat.seconds[BACKWARD if work.kind == REGENERATE else work.kind]
+        if self._disturbance:
+            seconds *= self._disturbance.slowness(peer)
+        self._hosts[seat.host].start(now_s, peer, seconds, partial(self._finished, peer, work, now_s, values))
 
     def _finished(self, peer: int, work: Work, start_s: float, values: dict[str, float], now_s: float) -> None:
         if self._trace:

@@ -8,7 +8,7 @@ idle, and the access pipes of the two hosts, which all their traffic shares. Pip
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from jaxdt.core.network import UNLIMITED_GBPS, Link
@@ -102,6 +102,7 @@ class SimulatedLink:
         "_jitter_s",
         "_latest_s",
         "_latency_s",
+        "_link",
         "_pipe",
         "_plain",
         "_ramp",
@@ -118,6 +119,7 @@ class SimulatedLink:
         way_out: Pipe | None = None,
         way_in: Pipe | None = None,
     ):
+        self._link = link
         self._at, self._latency_s, self._pipe = at, link.latency_s, Pipe(link, at)
         self._jitter_s, self._ramp = jitter_s, ramp
         self._way_out, self._way_in = way_out, way_in
@@ -134,6 +136,10 @@ class SimulatedLink:
             self._pipe.offer(now_s, n_bytes, priority, now_s, partial(self._crossed, n_bytes, priority, deliver))
         else:
             self._way_out.offer(now_s, n_bytes, priority, now_s, partial(self._left, n_bytes, priority, deliver))
+
+    def narrow(self, factor: float) -> None:
+        """The link has this share of its bandwidth from the next message on."""
+        self._pipe.link = replace(self._link, bandwidth_gbps=self._link.bandwidth_gbps * factor)
 
     def _left(self, n_bytes: int, priority: int, deliver: Callable[[], None], start_s: float, end_s: float) -> None:
         """The first byte is out of the host."""

@@ -67,4 +67,5 @@ def device_links(network: Network | None, coordinator_device: int = 0) -> Callab
     """Links between peers, which are devices of the network; the coordinator sits beside one of them."""
     if network is None:
         return lambda src, dst: Link()
-    return lambda src, dst: network.link(*(coordinator_device if peer < 0 else peer for peer in (src, dst)))
+    device = lambda peer: coordinator_device if peer < 0 else peer  # noqa: E731
+    return lambda src, dst: network.link(device(src), device(dst))

@@ -17,6 +17,7 @@ first and last stage, whose two gradients are summed here and counted once in th
 """
 
 import math
+from collections.abc import Iterable
 
 from jaxdt.core.events import (
     BULK,
@@ -70,6 +71,7 @@ from jaxdt.sync.download import Download
 from jaxdt.sync.exchange import Bounds, Cover, Exchange, round_of
 
 FLOAT_BYTES = 4
+NO_LOSSES = Tally()
 
 
 class AllReduce:
@@ -119,7 +121,8 @@ class AllReduce:
                 return [Updated(self._stage, version)]
             case Accumulated(step, stage, microbatch, n_samples, loss_sum):
                 self._ledger.add(step, (stage, microbatch), n_samples)
-                self._count(step, Tally(loss_sum, n_samples) if loss_sum is not None else Tally())
+                if loss_sum is not None:
+                    self._count(step, Tally(loss_sum, n_samples))
             case Evaluated(step, n_samples, loss_sum):
                 self._count(step, Tally(0.0, 0, loss_sum, n_samples))
             case Drained(step):
@@ -215,18 +218,11 @@ class AllReduce:
         return [Forget(exchange.round)]
 
     def _catch_up(self, exchange: Exchange) -> list[Action]:
-        """Who joins in mid-step gets what was summed before it came."""
-        if exchange.holders:
-            return []
+        """Who joins gets what was summed for the step before its view was here."""
         now = Exchange(exchange.group, self._view, exchange.round.step, self._slice_elements)
         new, exchange.joining = set(now.joining) - set(exchange.joining), now.joining
-        counts = exchange.good_cover, exchange.n_samples, exchange.tally
-        return [
-            self._reduced(member, exchange.key(bounds), counts[0], *exchange.sums[bounds], *counts[1:])
-            for member in sorted(new - {self._peer})
-            for bounds in exchange.slices(self._peer)
-            if bounds in exchange.sums
-        ]
+        mine = [bounds for bounds in exchange.slices(self._peer) if bounds in exchange.sums]
+        return [send for peer in sorted(new - {self._peer}) for send in self._send_sums(peer, exchange, mine)]
 
     def _take(self, step: int, group: Group, held: tuple[Round, tuple[int, ...]]) -> list[Action]:
         """Ask for the result that others hold, unless we hold it too."""
@@ -240,14 +236,19 @@ class AllReduce:
         exchange = self._exchanges.get((round.step, round.group))
         if exchange is None or exchange.round != round or not exchange.complete:
             return []
-        cover, counts = exchange.good_cover, (exchange.n_samples, exchange.tally)
-        return [
-            self._reduced(src, exchange.key(bounds), cover, digest, sq_norm, *counts)
-            for bounds, (digest, sq_norm) in sorted(exchange.sums.items())
-        ]
+        return self._send_sums(src, exchange, sorted(exchange.sums))
+
+    def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
+        cover, n_samples, tally = exchange.good_cover, exchange.n_samples, exchange.tally
+        sends = []
+        for lo, hi in slices:
+            digest, sq_norm = exchange.sums[lo, hi]
+            body = Reduced(SliceKey(exchange.round, lo, hi), cover, n_samples, digest, sq_norm, tally)
+            sends.append(Send(dst, body, FLOAT_BYTES * (hi - lo), BULK))
+        return sends
 
     def _count(self, step: int, tally: Tally) -> None:
-        self._tallies[step] = self._tallies.get(step, Tally()) + tally
+        self._tallies[step] = self._tallies.get(step, NO_LOSSES) + tally
 
     def _exchange(self, step: int, group: Group) -> Exchange:
         at = (step, group.name)
@@ -257,16 +258,18 @@ class AllReduce:
 
     def _find(self, key: SliceKey) -> Exchange | None:
         """The exchange that a message belongs to; None for a round that is over or not one of ours."""
-        step, name = key.round.step, key.round.group
+        theirs = key.round
+        step, name = theirs.step, theirs.group
         exchange = self._exchanges.get((step, name))
         if exchange is None:
             group = next((group for group in self._groups if group.name == name), None)
             if group is None or not self._version <= step <= self._version + 1:
                 return None
             exchange = self._exchange(step, group)
-        mine, theirs = exchange.round, key.round  # of one step and group, by the look-up
-        same = mine.group_view == theirs.group_view and mine.attempt == theirs.attempt
-        return exchange if same and (exchange.holders or (key.lo, key.hi) in exchange.owner_of) else None
+        mine = exchange.round  # of the same step and group, by the look-up
+        if mine.group_view != theirs.group_view or mine.attempt != theirs.attempt:
+            return None
+        return exchange if (key.lo, key.hi) in exchange.owner_of or exchange.holders else None
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -292,16 +295,16 @@ class AllReduce:
         exchange.frozen = True
         step = exchange.round.step
         own_stage = exchange.group.stages == (self._stage,)  # losses are counted in one group only
-        tally = self._tallies.get(step, Tally()) if own_stage else Tally()
+        tally = self._tallies.get(step, NO_LOSSES) if own_stage else NO_LOSSES
         part = (self._ledger.items(step), self._ledger.n_samples(step), tally)
         for bounds in exchange.slices(self._peer):
             exchange.parts.setdefault(bounds, {})[self._peer] = part
-        sends = []
-        for bounds, owner in exchange.in_turn:
-            if owner != self._peer:
-                shard = Shard(SliceKey(exchange.round, *bounds, self._peer), *part)
-                sends.append(Send(owner, shard, FLOAT_BYTES * (bounds[1] - bounds[0]), BULK))
-        return sends
+        round, me = exchange.round, self._peer
+        return [
+            Send(owner, Shard(SliceKey(round, lo, hi, me), *part), FLOAT_BYTES * (hi - lo), BULK)
+            for (lo, hi), owner in exchange.in_turn
+            if owner != me
+        ]
 
     def _offer(self, exchange: Exchange) -> list[Action]:
         """Add up what is complete in our own shard, once all groups' shards are on their way: others wait for those."""
@@ -320,13 +323,12 @@ class AllReduce:
         parts = exchange.parts.get(bounds, {})
         if len(parts) < len(exchange.members):
             return []
-        in_order = [(src, *part) for src, part in sorted(parts.items(), key=lambda item: item[0])]
-        cover = tuple((src, items) for src, items, _, _ in in_order)
+        in_order = [parts[src] for src in exchange.members]
+        cover = tuple((src, items) for src, (items, _, _) in zip(exchange.members, in_order, strict=True))
         problem = self._problem(exchange, cover)
         if not problem:
-            n_samples = sum(n for _, _, n, _ in in_order) // len(exchange.group.stages)
-            tally = sum((tally for _, _, _, tally in in_order), Tally())
-            exchange.covers[bounds] = (cover, n_samples, tally)
+            n_samples = sum(n for _, n, _ in in_order) // len(exchange.group.stages)
+            exchange.covers[bounds] = (cover, n_samples, total(tally for _, _, tally in in_order))
         return problem or [Sum(exchange.key(bounds), exchange.members)]
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
@@ -336,18 +338,9 @@ class AllReduce:
             return []  # of a round that is void by now
         del exchange.parts[bounds]
         cover, n_samples, tally = exchange.covers.pop(bounds)
-        sends = [
-            self._reduced(member, key, cover, digest, sq_norm, n_samples, tally)
-            for member in exchange.members + exchange.joining
-            if member != self._peer
-        ]
+        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
+        sends = [Send(member, body, n_bytes, BULK) for member in exchange.receivers if member != self._peer]
         return sends + self._hold(exchange, bounds, digest, sq_norm, n_samples, tally)
-
-    def _reduced(
-        self, dst: int, key: SliceKey, cover: Cover, digest: int, sq_norm: float, n_samples: int, tally: Tally
-    ) -> Send:
-        body = Reduced(key, cover, n_samples, digest, sq_norm, tally)
-        return Send(dst, body, FLOAT_BYTES * (key.hi - key.lo), BULK)
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
         exchange = self._find(reduced.key)
@@ -440,6 +433,11 @@ class AllReduce:
         self._download = None
         fields = {"version": version, "bytes": n_bytes, "seconds": seconds, "donors": self._donors()}
         return [Report("download", fields), *self._say_prepared(version)]
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """Their sum, in their order. All stages but the last have no losses to add."""
+    return sum((tally for tally in tallies if tally is not NO_LOSSES), NO_LOSSES)
 
 
 def update_scale(record: Record, clip_norm: float) -> float:

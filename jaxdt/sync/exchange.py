@@ -1,8 +1,10 @@
 """What one member knows of one group's round: who is in it, which slices it has, and when its result is whole."""
 
+import functools
 import itertools
 import math
 import zlib
+from dataclasses import dataclass
 
 from jaxdt.core.events import GroupResult, Round, SliceKey, Tally, View
 from jaxdt.core.ledger import Item
@@ -17,13 +19,27 @@ def round_of(group: Group, view: View, step: int) -> Round:
     return Round(step, group.name, max(view.stage_views[stage] for stage in group.stages))
 
 
-def slices_of(n_elements: int, members: tuple[int, ...], slice_elements: int) -> dict[int, list[Bounds]]:
-    """Each member's shard, cut into slices."""
+@dataclass(frozen=True)
+class Cut:
+    """Who adds up which slices of a group's vector. `in_turn`: slices and owners, owners in turn rather than one after
+    the other, so that all links are busy from the start. Not to be written to: all rounds of the members share it."""
+
+    slices: dict[int, list[Bounds]]
+    owner_of: dict[Bounds, int]
+    in_turn: tuple[tuple[Bounds, int], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def cut(n_elements: int, members: tuple[int, ...], slice_elements: int) -> Cut:
+    """Each member's shard of the vector, cut into slices."""
     slices = {}
     for rank, owner in enumerate(members):
         lo, end = (r * n_elements // len(members) for r in (rank, rank + 1))
         slices[owner] = [(start, min(start + slice_elements, end)) for start in range(lo, end, slice_elements)]
-    return slices
+    owner_of = {bounds: owner for owner, own in slices.items() for bounds in own}
+    turns = itertools.zip_longest(*slices.values())
+    in_turn = tuple((bounds, owner) for turn in turns for bounds, owner in zip(turn, slices, strict=True) if bounds)
+    return Cut(slices, owner_of, in_turn)
 
 
 class Exchange:
@@ -45,8 +61,8 @@ class Exchange:
         self.member_set = frozenset(self.members)
         self.round, self.holders = held or (round_of(group, view, step), ())
         self.frozen = held is not None
-        self._slices = slices_of(group.n_elements, () if held else self.members, slice_elements)
-        self.owner_of = {bounds: owner for owner, slices in self._slices.items() for bounds in slices}
+        self._cut = cut(group.n_elements, () if held else self.members, slice_elements)
+        self.owner_of, self.in_turn = self._cut.owner_of, self._cut.in_turn
         self.parts: dict[Bounds, dict[int, tuple[tuple[Item, ...], int, Tally]]] = {}
         self.covers: dict[Bounds, tuple[Cover, int, Tally]] = {}
         self.sums: dict[Bounds, tuple[int, float]] = {}
@@ -54,17 +70,16 @@ class Exchange:
         self.n_samples, self.tally = 0, Tally()
         self._n_held = 0
 
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """Everyone who gets the sums."""
+        return self.members + self.joining
+
     def key(self, bounds: Bounds, src: int | None = None) -> SliceKey:
         return SliceKey(self.round, *bounds, src)
 
     def slices(self, owner: int) -> list[Bounds]:
-        return self._slices.get(owner, [])
-
-    @property
-    def in_turn(self) -> list[tuple[Bounds, int]]:
-        """Slices and owners, owners in turn rather than one after the other: all links are busy from the start."""
-        turns = itertools.zip_longest(*self._slices.values())
-        return [(bounds, owner) for turn in turns for bounds, owner in zip(turn, self._slices, strict=True) if bounds]
+        return self._cut.slices.get(owner, [])
 
     def gives(self, src: int, bounds: Bounds) -> bool:
         """Whether a sum of such a slice is `src`'s to give."""

@@ -1,0 +1,221 @@
+"""Tensors of a simulation that hold no numbers, but what they are made of: which microbatches, and with which version.
+
+So a run without arithmetic still shows whether an update counts each microbatch once: the accumulator is a count of
+microbatches, a slice too, a sum adds the counts, and an update looks at them. Tensors come and go as in the runtime's
+store; to want one that is not there is an error, as it is there.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from jaxdt.core.events import (
+    BACKWARD,
+    EVALUATE,
+    FORWARD,
+    GATHER,
+    REGENERATE,
+    Boundary,
+    Key,
+    Message,
+    Round,
+    SliceKey,
+    Work,
+)
+from jaxdt.core.message import tensor_key
+from jaxdt.core.sizes import Group
+
+EXACT_COVER = 1
+
+Broken = Callable[[int, int, str], None]
+Applied = Callable[[int, int, frozenset[Round]], None]
+
+
+class Contents:
+    """What one peer of `stage` holds. `groups` are those of its stage; `broken(which, peer, what)` is called when an
+    invariant does not hold, `applied(peer, step, rounds)` with every update. `spoilt(lineage, step)` says whether the
+    gradient of a step is not finite."""
+
+    def __init__(
+        self,
+        peer: int,
+        stage: int,
+        n_stages: int,
+        n_microbatches: int,
+        groups: tuple[Group, ...],
+        broken: Broken,
+        applied: Applied,
+        spoilt: Callable[[int, int], bool] = lambda lineage, step: False,
+    ):
+        self.peer, self.stage, self._last = peer, stage, stage == n_stages - 1
+        self.version = self.lineage = 0
+        self.accumulators: dict[int, Counter] = {}
+        self._groups = {group.name: group for group in groups}
+        self._n_microbatches = n_microbatches
+        self._broken, self._applied, self._spoilt = broken, applied, spoilt
+        self._boundaries: dict[Key, int] = {}  # the lineage in which they were computed
+        self._residuals: dict[Key, int] = {}
+        self._own: dict[int, Counter] = {}
+        self._slices: dict[SliceKey, Counter] = {}
+        self._void: set[Round] = set()
+
+    # ------------------------------------------------------------------------------------------------------- compute
+
+    def run(self, work: Work, scale: float) -> dict[str, float]:
+        """Do the Work; the values of its Ran, one sample of loss 1 for each microbatch."""
+        step = work.step
+        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and step != self.version:
+            self._broken(EXACT_COVER, self.peer, f"{work} is computed with version {self.version}")
+        if work.kind == GATHER:
+            self._own[step] = Counter(self.accumulators.get(step, ()))
+        elif work.kind == FORWARD:
+            self._forward(work)
+        elif work.kind == EVALUATE:
+            self._evaluate(work)
+        elif work.kind in (BACKWARD, REGENERATE):
+            self._backward(work)
+        else:
+            self._update(step)
+        counts = work.kind in (BACKWARD, EVALUATE)
+        return ({"n_samples": 1} | ({"loss_sum": 1.0} if self._last else {})) if counts else {}
+
+    def _forward(self, work: Work) -> None:
+        if not self._last:
+            self._take_input("act", work)
+            self._residuals[_key("act", work)] = self._boundaries[_key("act", work, 1)] = self.lineage
+
+    def _evaluate(self, work: Work) -> None:
+        self._take_input("eval", work)
+        self._boundaries[_key("eval", work, 1)] = self.lineage
+
+    def _backward(self, work: Work) -> None:
+        if self._last:
+            self._take_input("act", work)
+        else:
+            self._use(self._boundaries, _key("grad", work, 1), work)
+            self._use(self._residuals, _key("act", work), work)
+        if work.kind == BACKWARD:
+            item = (self.lineage, self.stage, work.microbatch)
+            self.accumulators.setdefault(work.step, Counter())[item] += 1
+        self._boundaries[_key("grad", work)] = self.lineage
+
+    def _take_input(self, kind: str, work: Work) -> None:
+        if self.stage > 0:
+            self._use(self._boundaries, _key(kind, work), work)
+
+    def _use(self, kept: dict[Key, int], key: Key, work: Work) -> None:
+        if key not in kept:
+            self._missing(f"{key} for {work}")
+        lineage = kept.pop(key)
+        if lineage != self.lineage:
+            self._broken(EXACT_COVER, self.peer, f"{work} in lineage {self.lineage} uses {key} of lineage {lineage}")
+
+    def _update(self, step: int) -> None:
+        keys = {name: self._result(step, name) for name in self._groups}
+        rounds = frozenset(key.round for name in keys for key in keys[name])
+        self._applied(self.peer, step, rounds)
+        self.version = step + 1
+
+    def _result(self, step: int, group: str) -> list[SliceKey]:
+        """The slices of the whole sum; what each holds was looked at when it was added up."""
+        keys = sorted(
+            (k for k in self._slices if k.src is None and (k.round.step, k.round.group) == (step, group)),
+            key=lambda key: key.lo,
+        )
+        ends = [0, *(key.hi for key in keys)]
+        if [key.lo for key in keys] != ends[:-1] or ends[-1] != self._groups[group].n_elements:
+            self._missing(f"slices of {group}, step {step}: holds {[(key.lo, key.hi) for key in keys]}")
+        return keys
+
+    def holds(self, round: Round) -> bool:
+        """Whether the whole result of a round is here."""
+        held = sum(key.hi - key.lo for key in self._slices if key.src is None and key.round == round)
+        return held == self._groups[round.group].n_elements
+
+    def concerns(self, round: Round) -> bool:
+        """Whether the round is one of this peer's groups."""
+        return round.group in self._groups
+
+    # ------------------------------------------------------------------------------------------------------- tensors
+
+    def take(self, body: Message) -> Counter | int:
+        key = tensor_key(body)
+        if isinstance(key, Key):
+            if key not in self._boundaries:
+                self._missing(f"{key} to send it")
+            return self._boundaries[key]
+        if key.src is not None:
+            return self._own_part(key)
+        if key not in self._slices:
+            self._missing(f"the sum {key} to send it")
+        return self._slices[key]
+
+    def put(self, body: Message, src: int, tensor: Counter | int) -> None:
+        if isinstance(body, Boundary):
+            self._boundaries[body.key] = tensor
+        elif body.key.round not in self._void:
+            self._slices[body.key] = tensor
+
+    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+        """The sum must hold every microbatch of every stage of the group once."""
+        total = Counter()
+        for member in members:
+            total.update(self._own_part(key) if member == self.peer else self._part(key, member))
+        stages = self._groups[key.round.group].stages
+        expected = {(self.lineage, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
+        if total != expected:
+            wrong = {item: n for item, n in total.items() if n != expected.get(item, 0)}
+            self._broken(EXACT_COVER, self.peer, f"{key.round} counts {wrong} and lacks {set(expected) - set(total)}")
+        self._slices[key] = total
+        norm = float("nan") if self._spoilt(self.lineage, key.round.step) else 1.0
+        return zlib.crc32(repr(sorted(total.items())).encode()), norm
+
+    def forget(self, round: Round) -> None:
+        self._void.add(round)
+        for key in [key for key in self._slices if key.round == round]:
+            del self._slices[key]
+
+    def free(self, step: int) -> None:
+        self.accumulators.pop(step, None)
+        self._own.pop(step, None)
+        for kept in (self._residuals, self._boundaries):
+            for key in [key for key in kept if key.step == step]:
+                del kept[key]
+        self._void = {round for round in self._void if round.step > step}
+        for key in [key for key in self._slices if key.round.step == step]:
+            del self._slices[key]
+
+    def write_checkpoint(self, version: int) -> None:
+        """Nothing of it is read but the version."""
+
+    def restore(self, version: int, lineage: int) -> None:
+        self.version, self.lineage = version, lineage
+
+    def _own_part(self, key: SliceKey) -> Counter:
+        if key.round.step not in self._own:
+            self._missing(f"its own part of {key}")
+        return self._own[key.round.step]
+
+    def _part(self, key: SliceKey, member: int) -> Counter:
+        part = SliceKey(key.round, key.lo, key.hi, member)
+        if part not in self._slices:
+            self._missing(f"{part} to add it up")
+        return self._slices.pop(part)
+
+    def _missing(self, what: str) -> None:
+        self._broken(EXACT_COVER, self.peer, f"wants a tensor that it does not hold: {what}")
+
+
+def _key(kind: str, work: Work, offset: int = 0) -> Key:
+    return Key(kind, work.step, work.stage + offset, work.microbatch)
+
+
+def counted_twice(holders: Mapping[int, Contents], step: int) -> tuple[tuple, tuple[int, ...]] | None:
+    """A microbatch that several of `holders` have in their accumulators, and who they are."""
+    found: dict[tuple, int] = {}
+    for peer, contents in sorted(holders.items()):
+        for item in contents.accumulators.get(step, ()):
+            if item in found:
+                return item, (found[item], peer)
+            found[item] = peer
+    return None

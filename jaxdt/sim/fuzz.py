@@ -1,0 +1,176 @@
+"""Cases from a seed: a small run, its links and its faults, played without arithmetic under the invariants.
+
+An equal seed gives an equal case and an equal run, whatever was played before. `play` raises InvariantBroken.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from jaxdt.build import build_coordinator, build_peers
+from jaxdt.core import config as configs
+from jaxdt.core.config import NetConfig, RunConfig, WiringConfig
+from jaxdt.core.events import COORDINATOR, Action, Event
+from jaxdt.core.network import Link
+from jaxdt.core.peer import Machine, Peer
+from jaxdt.core.plan import Plan
+from jaxdt.core.sizes import sync_groups
+from jaxdt.sim.cluster import Observer, Outcome, Seating, Simulation
+from jaxdt.sim.contents import Contents
+from jaxdt.sim.faults import Fault, draw, spares_every_stage
+from jaxdt.sim.invariants import InvariantBroken, Invariants
+
+N_STEPS = 3
+DETECTION_S = 30.0  # until a fault is noticed, judged and made good, at most
+
+# What a machine raises is a finding too.
+RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+
+Mutate = Callable[[int, Machine, Contents | None], Machine]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`seconds[peer]` of every kind of Work; `links` by ordered pair; `spoilt`: the step whose first gradient is not
+    finite."""
+
+    seed: int
+    config: RunConfig
+    plan: Plan
+    seconds: Mapping[int, Mapping[str, float]]
+    links: Mapping[tuple[int, int], Link]
+    persist_s: float
+    faults: tuple[Fault, ...]
+    spoilt: int | None
+
+    @property
+    def limit_s(self) -> float:
+        """When the run is over at the latest: from the last fault's end on, the time of three whole runs one Work after
+        the other on the slowest peer, and DETECTION_S for each fault."""
+        slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values())
+        serial_s = self.plan.n_stages * self.plan.n_microbatches * self.config.train.steps * slowest_s
+        healed_s = max((fault.until_s for fault in self.faults), default=0.0)
+        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults))
+
+    def __str__(self) -> str:
+        wiring, train = self.config.wiring, self.config.train
+        return (
+            f"seed {self.seed}: {self.plan.n_stages} stages x {self.plan.n_pipelines}, "
+            f"{self.plan.n_microbatches} microbatches, {wiring.routers} routers, window {wiring.window}, "
+            f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
+            f"persist {self.persist_s} s, {train.on_nonfinite}{'' if self.spoilt is None else f' at {self.spoilt}'}"
+        )
+
+
+def draw_case(seed: int) -> Case:
+    """Everything of a case."""
+    rng = random.Random(f"case {seed}")
+    config = _config(rng)
+    plan = configs.default_plan(config)
+    work_s = rng.choice((0.05, 0.3))
+    seconds = {peer: _seconds(work_s * rng.uniform(0.5, 3.0)) for peer in plan.peers}
+    ends = [COORDINATOR, *plan.peers]
+    far_s, gbps = rng.choice(((0.001, 0.01), (0.01, 0.2), (0.1, 0.5))), rng.choice((1e-4, 1e-3))
+    may_take = plan.placement if rng.random() < 0.9 else [plan.peers]  # else a stage may lose all
+    persist_s = rng.choice((0.0, 0.05, 0.5))
+    run_s = N_STEPS * (
+        10 * work_s * (plan.n_microbatches / plan.n_pipelines + plan.n_stages) + 8 * far_s[1] + persist_s
+    )
+    pause_s, n_faults = rng.choice((1.0, 6.0, 15.0)), rng.choice((0, 1, 2, 2, 3, 4))
+    return Case(
+        seed=seed,
+        config=config,
+        plan=plan,
+        seconds=seconds,
+        links={(a, b): Link(rng.choice(far_s), gbps) for a in ends for b in ends if a != b},
+        persist_s=persist_s,
+        faults=tuple(draw(seed, may_take, n_faults, rng.choice((0.5, 1.0)) * run_s, pause_s)),
+        spoilt=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
+    )
+
+
+def _config(rng: random.Random) -> RunConfig:
+    stages, pipelines = rng.choice(((2, 1), (2, 2), (2, 2), (2, 3), (2, 3), (2, 4), (3, 2), (3, 2), (3, 3)))
+    n_peers = stages * pipelines
+    nonfinite = rng.choice(("stop",) * 8 + ("skip", "rollback"))
+    evals = dict(eval_every_steps=rng.choice((0, 2)), eval_microbatches=2)
+    model = dict(preset="debug", n_layers=3, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16)
+    parsed = configs.parse(
+        dict(
+            model=model | {"tied_head": rng.random() < 0.5},
+            plan=dict(stages=stages, pipelines=pipelines, microbatches=max(pipelines, rng.choice((1, 3, 5, 5)))),
+            train=dict(steps=N_STEPS, on_nonfinite=nonfinite, checkpoint_every_steps=rng.choice((0, 1))) | evals,
+            sync=dict(slice_bytes=rng.choice((1 << 10, 1 << 20))),
+        )
+    )
+    wiring = WiringConfig("swarm", rng.choice((1, 2, n_peers)), rng.choice((0, 1, 3)))
+    return replace(parsed, wiring=wiring, net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
+
+
+def _seconds(forward_s: float) -> dict[str, float]:
+    return {"F": forward_s, "B": 2 * forward_s, "E": forward_s, "G": 0.1 * forward_s, "U": 0.1 * forward_s}
+
+
+def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> str:
+    """'' or one line with what was broken."""
+    try:
+        play(case, mutate, observer)
+    except InvariantBroken as broken:
+        return str(broken)
+    except RAISED as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, int]:
+    """Run the case under the invariants; what came of it, and the number of events that were looked at.
+    `mutate(who, machine, contents)` may give another machine instead; `observer` hears what the invariants hear."""
+    peers, coordinator = build_peers(case.config, case.plan, "fuzz"), build_coordinator(case.config, case.plan, "fuzz")
+    invariants = Invariants(peers, spares_every_stage(case.faults, case.plan.placement))
+    seats = _seats(case, peers, invariants)
+    if mutate:
+        coordinator = mutate(COORDINATOR, coordinator, None)
+        changed = {peer: mutate(peer, seat.machine, seat.tensors) for peer, seat in seats.items()}
+        seats = {peer: replace(seat, machine=changed[peer]) for peer, seat in seats.items()}
+    cores = {seat.host: 1.0 for seat in seats.values()}
+
+    def watch(now_s: float, who: int, what: Event | Fault, actions: list[Action]) -> None:
+        if observer:
+            observer(now_s, who, what, actions)
+        invariants(now_s, who, what, actions)
+
+    link = lambda src, dst: case.links[src, dst]  # noqa: E731
+    simulation = Simulation(coordinator, seats, link, cores, case.persist_s, faults=case.faults, observer=watch)
+    outcome = simulation.run(until_s=case.limit_s)
+    invariants.ended(outcome.stopped, [fields["step"] for fields in outcome.fields("step")], N_STEPS)
+    return outcome, invariants.n_checked
+
+
+def _seats(case: Case, peers: Mapping[int, Peer], invariants: Invariants) -> dict[int, Seating]:
+    """Every peer on a host of its own, with Contents for tensors."""
+    plan, groups = case.plan, sync_groups(case.config, case.plan)
+
+    def spoilt(lineage: int, step: int) -> bool:
+        if (lineage, step) != (0, case.spoilt):
+            return False
+        invariants.may_end()
+        return True
+
+    seats = {}
+    for peer, machine in peers.items():
+        stage, _ = plan.seat(peer)
+        own = tuple(group for group in groups if stage in group.stages)
+        sizes = (stage, plan.n_stages, plan.n_microbatches)
+        contents = Contents(peer, *sizes, own, invariants.broken, invariants.applied, spoilt)
+        invariants.contents[peer] = contents
+        seats[peer] = Seating(machine, contents, f"host{peer}", case.seconds[peer])
+    return seats

@@ -1,0 +1,208 @@
+"""What must hold at every event of a simulation, whatever befalls it (step protocol, Sec. 11).
+
+  (1) each result counts every microbatch once, computed with the version of its step
+  (2) what a member has applied is a prefix of the durable records
+  (3) every member of the view can apply every durable record that it has not applied
+  (4) within a lineage records only grow
+  (5) nothing is rolled back, and the run does not end, while each stage keeps a peer that no fault took; before the
+      first view the run needs everybody
+  (6) no microbatch is in the accumulators of two live members of one view
+  (7) the run gets to its end within a stated time after the last fault is over
+
+Seen from outside: from what is made durable, from what is applied, and from what the tensors hold (contents.py); the
+machines are not asked what they believe, but for the view that they have adopted. `Contents` also says when a machine
+wants a tensor that is not there, under (1).
+"""
+
+from collections.abc import Mapping
+
+from jaxdt.core import plain
+from jaxdt.core.events import (
+    BACKWARD,
+    COORDINATOR,
+    Action,
+    Committed,
+    Event,
+    Free,
+    Persist,
+    Persisted,
+    Received,
+    Record,
+    Restore,
+    Round,
+    Run,
+    Send,
+    Stop,
+    View,
+)
+from jaxdt.core.peer import Peer
+from jaxdt.sim.contents import Contents, counted_twice
+from jaxdt.sim.faults import ENDS, Fault
+
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
+DURABLE = {"view": View, "record": Record}
+
+
+class InvariantBroken(Exception):
+    """One line: when, which invariant, who, what."""
+
+
+class Invariants:
+    """The observer of one simulation. `contents` is filled before it runs; `must_last`: the faults leave each stage a
+    peer. What an event did to the tensors is looked at when the next one comes, since an observer hears of it before
+    it is done."""
+
+    def __init__(self, peers: Mapping[int, Peer], must_last: bool):
+        self.contents: dict[int, Contents] = {}
+        self.now_s = 0.0
+        self.n_checked = 0
+        self._peers, self._must_last = peers, must_last
+        self._alive = set(peers)
+        self._changed: tuple[int, bool] | None = None
+        self._pending: dict[str, View | Record] = {}
+        self._view: View | None = None
+        self._lineage = self._n_durable = 0
+        self._records: dict[tuple[int, int], Record] = {}
+
+    def __call__(self, now_s: float, who: int, what: Event | Fault, actions: list[Action]) -> None:
+        if self._changed:
+            self._look_at(*self._changed)
+        self._changed = None
+        self.now_s = now_s
+        self.n_checked += 1
+        if isinstance(what, Fault):
+            self._alive -= {who} if what.kind in ENDS else set()
+        elif who == COORDINATOR:
+            self._coordinator(what, actions)
+        else:
+            self._peer(who, what, actions)
+
+    def may_end(self) -> None:
+        """From now on the run may end or be rolled back: a gradient is not finite."""
+        self._must_last = False
+
+    def broken(self, which: int, who: int, what: str) -> None:
+        name = "coordinator" if who == COORDINATOR else f"peer {who}"
+        raise InvariantBroken(f"{self.now_s:.3f} s: ({which}) {name}: {what}")
+
+    def ended(self, stopped: Mapping[int, Stop], steps: list[int], n_steps: int) -> None:
+        """What must hold at the end: (5) and (7)."""
+        stop = stopped.get(COORDINATOR)
+        if stop is None:
+            self.broken(PROGRESS, COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
+        if stop.code:
+            return  # which _coordinator has judged
+        if self._n_durable != n_steps or sorted(set(steps)) != list(range(n_steps)):
+            self.broken(PROGRESS, COORDINATOR, f"the run is over with steps {steps} of {n_steps}")
+        for peer in sorted(self._alive & set(stopped)):
+            if stopped[peer].code == 0 and self.contents[peer].version != n_steps:
+                self.broken(PREFIX, peer, f"is done with version {self.contents[peer].version} of {n_steps}")
+
+    # ---------------------------------------------------------------------------------------------------- coordinator
+
+    def _coordinator(self, event: Event, actions: list[Action]) -> None:
+        if isinstance(event, Persisted):
+            self._durable(self._pending.pop(event.name))
+        for action in actions:
+            if isinstance(action, Persist):
+                self._pending[action.name] = plain.read(DURABLE[action.name], action.value, action.name)
+            elif isinstance(action, Send):
+                self._announced(action.body)
+            elif isinstance(action, Stop) and action.code and self._must_last and self._view:
+                self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
+
+    def _announced(self, body: object) -> None:
+        """Nothing may be known that a restart of the coordinator would forget."""
+        if isinstance(body, Committed) and self._records.get((self._lineage, body.record.step)) != body.record:
+            self.broken(PREFIX, COORDINATOR, f"announces step {body.record.step} before its record is durable")
+        if isinstance(body, View) and (self._view is None or body.number > self._view.number):
+            self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
+
+    def _durable(self, value: View | Record) -> None:
+        if isinstance(value, View):
+            self._on_view(value)
+            return
+        step = value.step
+        if step != self._n_durable:
+            self.broken(GROWS, COORDINATOR, f"record of step {step} after {self._n_durable} steps")
+        self._records[self._lineage, step] = value
+        self._n_durable = step + 1
+        for member in self._view.members:
+            self._can_apply(member.peer)
+
+    def _on_view(self, view: View) -> None:
+        if view.lineage != self._lineage:
+            if self._must_last:
+                self.broken(SPARED, COORDINATOR, f"rolls back to {view.n_committed} steps")
+            for step in range(view.n_committed):
+                self._records[view.lineage, step] = self._records[self._lineage, step]
+            self._lineage, self._n_durable = view.lineage, view.n_committed
+        elif view.n_committed != self._n_durable:
+            self.broken(
+                GROWS, COORDINATOR, f"view {view.number} says {view.n_committed}, durable are {self._n_durable}"
+            )
+        self._view = view
+
+    # ----------------------------------------------------------------------------------------------------------- peers
+
+    def _peer(self, peer: int, event: Event, actions: list[Action]) -> None:
+        kinds = {type(action) for action in actions}
+        if any(isinstance(action, Send) and action.dst == peer for action in actions):
+            self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
+        if Stop in kinds:
+            self._alive.discard(peer)
+        if Free in kinds and Restore not in kinds:
+            self._freed(peer, [action.step for action in actions if isinstance(action, Free)])
+        counts = any(isinstance(action, Run) and action.work.kind == BACKWARD for action in actions)
+        adopts = isinstance(event, Received) and isinstance(event.body, View)
+        self._changed = (peer, counts or adopts)
+
+    def _look_at(self, peer: int, counted: bool) -> None:
+        self._can_apply(peer)
+        if counted:
+            self._disjoint(peer)
+
+    def _can_apply(self, peer: int) -> None:
+        """(3) for one member: it holds the results that the records name which it has not applied."""
+        contents = self.contents[peer]
+        owed = range(contents.version, self._n_durable)
+        if not owed or peer not in self._alive or contents.lineage != self._lineage:
+            return
+        if peer not in {member.peer for member in self._view.members}:
+            return
+        for round in (round for step in owed for round in self._records[self._lineage, step].rounds):
+            if contents.concerns(round) and not contents.holds(round):
+                self.broken(APPLICABLE, peer, f"cannot apply step {round.step}: it does not hold the result of {round}")
+
+    def _disjoint(self, peer: int) -> None:
+        """(6) for one member and the replicas that have adopted the same view."""
+        view, step = self._peers[peer].membership.view, self.contents[peer].version
+        here = {
+            replica: self.contents[replica]
+            for replica in view.stage_peers(self.contents[peer].stage)
+            if replica in self._alive and self._peers[replica].membership.view == view
+        }
+        found = counted_twice(here, step)
+        if found:
+            self.broken(DISJOINT, peer, f"step {step}: peers {found[1]} of view {view.number} both count {found[0]}")
+
+    def _freed(self, peer: int, steps: list[int]) -> None:
+        """Who lets go of a step without having applied it skips it, as the record must say."""
+        contents = self.contents[peer]
+        for step in steps:
+            if contents.version == step:
+                record = self._records.get((contents.lineage, step))
+                if record is None or record.verdict != "skip":
+                    self.broken(PREFIX, peer, f"lets go of step {step} without having applied it")
+                contents.version = step + 1
+
+    def applied(self, peer: int, step: int, rounds: frozenset[Round]) -> None:
+        """A peer begins the update of a step with the results of `rounds`."""
+        contents = self.contents[peer]
+        record = self._records.get((contents.lineage, step))
+        if record is None:
+            self.broken(PREFIX, peer, f"applies step {step}, of which no record is durable")
+        if step != contents.version:
+            self.broken(PREFIX, peer, f"applies step {step} to version {contents.version}")
+        if not rounds <= set(record.rounds):
+            self.broken(PREFIX, peer, f"applies {sorted(rounds)}, the record names {sorted(record.rounds)}")

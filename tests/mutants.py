@@ -1,0 +1,223 @@
+"""Planted mistakes in the step protocol (step protocol, Sec. 11), each of which the fuzzer must find.
+
+A mutant stands between the driver and one machine and changes what goes in or comes out, so it needs to know messages,
+not the machines' insides; two replace a function of the exchange instead. `SEEN` says by which invariants each may show
+itself, and within how many of the fuzzer's seeds.
+
+Not expressible before peers can come back, the coordinator can restart, or updates are delayed: admission not raised on
+return, accumulator kept after return, no reign, redo with the latest version, only the last record kept, admission
+without version check; nor without lease numbers: cancel without lease order.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from unittest import mock
+
+from jaxdt.core.events import (
+    COORDINATOR,
+    Boundary,
+    Committed,
+    Forget,
+    Free,
+    Grant,
+    Key,
+    Persist,
+    Persisted,
+    Prepared,
+    Received,
+    Record,
+    Resend,
+    Round,
+    Send,
+    Take,
+    View,
+)
+from jaxdt.core.message import tensor_key
+from jaxdt.sim.contents import Contents
+from jaxdt.sim.invariants import APPLICABLE, COVER, DISJOINT, PREFIX, PROGRESS, SPARED
+from jaxdt.sync import allreduce, exchange
+
+
+class Mutant:
+    """A machine that is not changed yet."""
+
+    def __init__(self, machine):
+        self.machine = machine
+
+    def handle(self, now_s, event):
+        return self.machine.handle(now_s, event)
+
+
+# ---------------------------------------------------------------------------------------------------- the coordinator
+
+
+class CommitsEarly(Mutant):
+    """One prepared member of a stage stands for all of them."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        if isinstance(event, Received) and isinstance(event.body, Prepared) and self.machine.view:
+            here = {member.peer: member for member in self.machine.view.members}
+            for member in here.values():
+                if event.header.src in here and member.stage == here[event.header.src].stage:
+                    forged = Received(replace(event.header, src=member.peer), event.body)
+                    actions += self.machine.handle(now_s, forged)
+        return actions
+
+
+class PublishesEarly(Mutant):
+    """What is to be made durable is announced at once."""
+
+    def handle(self, now_s, event):
+        if isinstance(event, Persisted):
+            return []
+        actions = list(self.machine.handle(now_s, event))
+        for action in actions:  # which grows
+            if isinstance(action, Persist):
+                actions += self.machine.handle(now_s, Persisted(action.name))
+        return actions
+
+
+class CountsOldPrepared(Mutant):
+    """A `prepared` of an earlier view counts."""
+
+    def handle(self, now_s, event):
+        if isinstance(event, Received) and isinstance(event.body, Prepared) and self.machine.view:
+            event = Received(replace(event.header, view=self.machine.view.number), event.body)
+        return self.machine.handle(now_s, event)
+
+
+# -------------------------------------------------------------------------------------------------------------- peers
+
+
+class AppliesAlone(Mutant):
+    """Being prepared is enough to apply."""
+
+    def handle(self, now_s, event):
+        actions = list(self.machine.handle(now_s, event))
+        for action in actions:  # which grows
+            if isinstance(action, Send) and isinstance(action.body, Prepared):
+                results = action.body.results
+                norm = sum(result.sq_norm for result in results)
+                rounds = tuple(result.round for result in results)
+                record = Record(action.body.step, rounds, norm, results[0].n_samples, "apply")
+                actions += self.machine.handle(
+                    now_s, Received(replace(action.header, src=COORDINATOR), Committed(record))
+                )
+        return actions
+
+
+class DiscardsResults(Mutant):
+    """A view makes a peer give up what it is prepared for, before it looks at the records."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.rounds = {}
+
+    def handle(self, now_s, event):
+        lost = []
+        if isinstance(event, Received) and isinstance(event.body, View):
+            good = {round for round, _ in event.body.results}
+            lost = [Forget(round) for rounds in self.rounds.values() for round in rounds if round not in good]
+        actions = self.machine.handle(now_s, event)
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.body, Prepared):
+                self.rounds[action.body.step] = [result.round for result in action.body.results]
+            if isinstance(action, Free):
+                self.rounds.pop(action.step, None)
+        return lost + actions
+
+
+class TakesOldMessages(Mutant):
+    """Work granted in an earlier view is done: what a lost peer began goes on beside what replaces it."""
+
+    def handle(self, now_s, event):
+        if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
+            mine = self.machine.membership.header
+            event = Received(replace(event.header, view=max(event.header.view, mine.view)), event.body)
+        return self.machine.handle(now_s, event)
+
+
+class ServesNobody(Mutant):
+    """Who holds a result keeps it for itself."""
+
+    def handle(self, now_s, event):
+        takes = isinstance(event, Received) and isinstance(event.body, Take)
+        return [] if takes else self.machine.handle(now_s, event)
+
+
+class CountsAgain(Mutant):
+    """A lost tensor is made again by a backward that counts."""
+
+    def handle(self, now_s, event):
+        if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
+            event = Received(event.header, replace(event.body, regenerate=()))
+        return self.machine.handle(now_s, event)
+
+
+class KeepsVoidRounds(Mutant):
+    """Slices of rounds that are void stay."""
+
+    def handle(self, now_s, event):
+        return [action for action in self.machine.handle(now_s, event) if not isinstance(action, Forget)]
+
+
+class Forgetful(Contents):
+    """A boundary tensor is gone when it has been sent."""
+
+    def take(self, body):
+        tensor = super().take(body)
+        if isinstance(tensor_key(body), Key):
+            del self._boundaries[body.key]
+        return tensor
+
+
+# ------------------------------------------------------------------------------------------------------------ the list
+
+
+def of_coordinator(kind: type) -> Callable:
+    return lambda who, machine, contents: kind(machine) if who == COORDINATOR else machine
+
+
+def of_peers(kind: type) -> Callable:
+    return lambda who, machine, contents: machine if who == COORDINATOR else kind(machine)
+
+
+def without_retention(who, machine, contents):
+    if contents is not None:
+        contents.__class__ = Forgetful
+    return machine
+
+
+def unchanged(who, machine, contents):
+    return machine
+
+
+def no_cover_check() -> AbstractContextManager:
+    return mock.patch.object(allreduce, "cover_problem", lambda *sets: "")
+
+
+@contextmanager
+def rounds_without_view():
+    """All rounds of a step and group have one name, whoever is in them."""
+    same = lambda group, view, step: Round(step, group.name, 1)  # noqa: E731
+    with mock.patch.object(exchange, "round_of", same), mock.patch.object(allreduce, "round_of", same):
+        yield
+
+
+# name: (mutation, patch, invariants by which it may show itself)
+MUTANTS = {
+    "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}),
+    "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}),
+    "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE, SPARED}),
+    "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}),
+    "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}),
+    "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}),
+    "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {DISJOINT, COVER}),
+    "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}),
+    "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT, COVER}),
+    "void rounds stay": (of_peers(KeepsVoidRounds), nullcontext, {COVER, PREFIX}),
+    "no retention": (without_retention, nullcontext, {COVER}),
+    "rounds without the view's name": (unchanged, rounds_without_view, {COVER, SPARED, PROGRESS}),
+}
