@@ -1,10 +1,13 @@
 """config + plan -> machines: names every wiring and sync that a run can choose."""
 
+import json
+
+from jaxdt.core import plain
 from jaxdt.core.config import RunConfig, check_plan
-from jaxdt.core.coordinator import Coordinator, Terms
+from jaxdt.core.coordinator import Coordinator, Memory, Terms
 from jaxdt.core.membership import Membership, Seat
 from jaxdt.core.peer import Peer
-from jaxdt.core.plan import Plan
+from jaxdt.core.plan import Plan, to_json
 from jaxdt.core.sizes import boundary_bytes, sync_groups
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.wiring.fixed import FixedWiring
@@ -18,18 +21,26 @@ def build_peer(
 ) -> Peer:
     """The machines of one peer of the plan, which begins with `start_version` updates seen."""
     check_plan(config, plan)
-    return _peer(config, plan, peer, run, start_version, fingerprint(config, plan, data_checksum))
+    return _peer(config, plan, peer, plan.seat(peer), run, start_version, fingerprint(config, plan, data_checksum))
 
 
 def build_peers(config: RunConfig, plan: Plan, run: str) -> dict[int, Peer]:
     """All peers of the plan at its start, for a driver that runs them all: the plan is checked once."""
     check_plan(config, plan)
     mark = fingerprint(config, plan, "")
-    return {peer: _peer(config, plan, peer, run, 0, mark) for peer in plan.peers}
+    return {peer: _peer(config, plan, peer, plan.seat(peer), run, 0, mark) for peer in plan.peers}
 
 
-def _peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version: int, mark: str) -> Peer:
-    stage, pipeline = plan.seat(peer)
+def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, data_checksum: str = "") -> Peer:
+    """The machines of a peer that joins a run, for a stage of the plan."""
+    check_plan(config, plan)
+    return _peer(config, plan, peer, (stage, 0), run, 0, fingerprint(config, plan, data_checksum))
+
+
+def _peer(
+    config: RunConfig, plan: Plan, peer: int, place: tuple[int, int], run: str, start_version: int, mark: str
+) -> Peer:
+    stage, _ = place
     seat = Seat(
         run=run,
         fingerprint=mark,
@@ -40,8 +51,15 @@ def _peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version: int
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
+        elastic=elastic(config),
+        outage_s=config.net.outage_s,
     )
-    return Peer(Membership(seat), _wiring(config, plan, peer), _sync(config, plan, peer, stage))
+    return Peer(Membership(seat), _wiring(config, plan, peer, place), _sync(config, plan, peer, stage))
+
+
+def elastic(config: RunConfig) -> bool:
+    """Whether the run's wiring can do without peers, and with others."""
+    return config.wiring.kind == "swarm"
 
 
 def build_coordinator(
@@ -51,8 +69,9 @@ def build_coordinator(
     start_version: int = 0,
     start_lineage: int = 0,
     data_checksum: str = "",
+    memory: Memory | None = None,
 ) -> Coordinator:
-    """The coordinator of a run of this plan."""
+    """The coordinator of a run of this plan; with `memory`, one that goes on after another's death."""
     check_plan(config, plan)
     terms = Terms(
         run=run,
@@ -66,9 +85,11 @@ def build_coordinator(
         tokens_per_sample=config.model.seq_len,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
-        elastic=config.wiring.kind == "swarm",
+        elastic=elastic(config),
+        waits=config.wiring.on_stage_lost == "wait",
+        job={"config": json.dumps(plain.write(config)), "plan": json.dumps(to_json(plan))},
     )
-    return Coordinator(terms)
+    return Coordinator(terms, memory)
 
 
 def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
@@ -76,8 +97,8 @@ def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 
-def _wiring(config: RunConfig, plan: Plan, peer: int) -> FixedWiring | SwarmWiring:
-    stage, pipeline = plan.seat(peer)
+def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) -> FixedWiring | SwarmWiring:
+    stage, pipeline = place
     first, last = stage == 0, stage == plan.n_stages - 1
     activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
     gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)

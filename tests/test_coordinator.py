@@ -323,7 +323,7 @@ def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
         run.message(peer, Saved(1, STAGE_OF[peer]))
     run.commit(1)
     actions = run.prepare(2, sq_norm=math.nan)
-    assert reports(actions, "rollback") == [{"step": 2, "to": 1, "lineage": 1}]
+    assert reports(actions, "rollback") == [{"step": 2, "to": 1, "lineage": 1, "again": [1]}]
     assert not sent(actions, View)
     views = sent(run.event(Persisted("view")), View)
     assert set(views) == set(STAGE_OF)
@@ -354,7 +354,7 @@ def test_a_run_that_only_rolls_back_ends():
 
 
 def test_the_coordinator_looks_at_leases_at_every_heartbeat():
-    assert Driver().event(Started(), 1.0) == [WakeAt(1.5, "tick")]
+    assert Driver().event(Started(), 1.0) == [Persist("reign", 1), WakeAt(1.5, "tick")]
     assert Driver().event(Woke("tick"), 2.0) == [WakeAt(2.5, "tick")]
 
 
@@ -536,7 +536,8 @@ def test_who_left_learns_of_it():
     run = elastic()
     lose(run, 2)
     run.event(Persisted("view"))
-    assert [type(action.body) for action in run.message(2, Heartbeat(9, {}))] == [View]
+    reach, told = run.message(2, Heartbeat(9, {}))
+    assert reach == Connect(2, "h2:1") and type(told.body) is View
 
 
 def test_a_view_names_the_results_that_survivors_hold():

@@ -16,9 +16,10 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdt.build import build_coordinator, build_peer
+from jaxdt.build import build_coordinator, build_newcomer, build_peer
 from jaxdt.core import config as run_config
 from jaxdt.core import plain
+from jaxdt.core.coordinator import remembered
 from jaxdt.core.events import BACKWARD, COORDINATOR, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.core.network import Link
 from jaxdt.core.optim import OptimConfig
@@ -26,7 +27,7 @@ from jaxdt.core.plan import Plan
 from jaxdt.model.gpt import init_stage
 from jaxdt.runtime.store import Store, stage_functions
 from jaxdt.sim.cluster import Seating, Simulation
-from jaxdt.sim.faults import draw
+from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 
 N_STEPS = 20
 SEED = 3
@@ -155,22 +156,33 @@ def train_in_one_process(model, optim, loss_and_gradient):
 def train_in_pieces(config, functions_of, plan=None, faults=()):
     """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits."""
     plan = plan or run_config.default_plan(config)
-    stores = {
-        peer: Store(config, plan, peer, Tokens(), functions_of(config, plan, plan.seat(peer)[0])) for peer in plan.peers
-    }
-    seats = {
-        peer: Seating(build_peer(config, plan, peer, "r"), stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
-        for peer in plan.peers
-    }
+    stores, stage_of = {}, {}
+
+    def seat_of(peer, stage=None):
+        """A process of its own each time; newcomers are told their stage."""
+        here = plan if stage is None else plan.with_newcomer(peer, stage)
+        stage_of[peer] = here.seat(peer)[0]
+        stores[peer] = Store(config, here, peer, Tokens(), functions_of(config, plan, stage_of[peer]))
+        machine = (
+            build_peer(config, plan, peer, "r") if stage is None else build_newcomer(config, plan, peer, stage, "r")
+        )
+        return Seating(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
+
+    def coordinator_of(disk):
+        return build_coordinator(config, plan, "r", memory=remembered(disk, checkpoint=0))
+
+    seats = {peer: seat_of(peer) for peer in plan.peers}
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     cores = {seat.host: 1 for seat in seats.values()}
-    outcome = Simulation(build_coordinator(config, plan, "r"), seats, link, cores, faults=faults).run()
+    coordinator = build_coordinator(config, plan, "r")
+    how = dict(faults=faults, seat_of=seat_of, coordinator_of=coordinator_of)
+    outcome = Simulation(coordinator, seats, link, cores, **how).run()
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
-    alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0}
+    alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
     assert faults or len(alive) == len(seats) + 1
     params = {}
-    for row in plan.placement:
-        row = [peer for peer in row if peer in alive]
+    for stage in range(plan.n_stages):
+        row = [peer for peer in sorted(stage_of) if peer in alive and stage_of[peer] == stage]
         replicas = [jax.device_get(stores[peer].params) for peer in row]
         for other in replicas[1:]:
             jax.tree.map(np.testing.assert_array_equal, replicas[0], other)
@@ -178,7 +190,8 @@ def train_in_pieces(config, functions_of, plan=None, faults=()):
             if name in params:
                 np.testing.assert_array_equal(params[name], value, err_msg=f"two copies of {name} drifted apart")
             params[name] = value
-    steps = outcome.fields("step")
+    again = sum(len(fields["again"]) for fields in outcome.fields("rollback"))
+    steps = outcome.fields("step")[again:]
     assert [fields["step"] for fields in steps] == list(range(config.train.steps))
     return [f["loss"] for f in steps], [f["gradient_norm"] for f in steps], params, outcome
 
@@ -274,3 +287,48 @@ def test_peers_that_are_lost_change_nothing(seed, head, functions_of, one_proces
     config = replace(config, wiring=wiring, net=run_config.NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
     faults = draw(seed, run_config.default_plan(config).placement, 3, 120.0, 20.0)
     assert_same_training(config, functions_of, one_process, faults=faults)
+
+
+def elastic(stages, replicas, head="tied"):
+    config = make_config(stages, replicas, head=head, eval_every_steps=8, eval_microbatches=5)
+    wiring, net = run_config.WiringConfig("swarm", routers=2), run_config.NetConfig(0.5, 4.0)
+    return replace(config, wiring=wiring, net=net)
+
+
+def test_a_newcomer_gets_the_state_and_computes(functions_of, one_process):
+    outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, JOIN, 0)])
+    (report,) = outcome.fields("download")
+    assert report["bytes"] > 0 and outcome.stopped[4].code == 0
+
+
+def test_who_leaves_costs_nothing(functions_of, one_process):
+    outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, LEAVE, 0)])
+    assert "left" in outcome.stopped[0].reason and not outcome.fields("lost")
+
+
+def test_a_crashed_peer_that_is_started_again_joins(functions_of, one_process):
+    faults = [Fault(60.0, CRASH, 1), Fault(90.0, RESTART, 1)]
+    outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults)
+    assert outcome.stopped[1].code == 0 and len(outcome.fields("download")) == 1
+
+
+def test_who_was_paused_comes_back(functions_of, one_process):
+    outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, PAUSE, 1, 60.0)])
+    assert outcome.stopped[1].code == 0 and outcome.fields("outside")
+
+
+def test_a_coordinator_that_is_started_again_goes_on(functions_of, one_process):
+    faults = [Fault(60.0, CRASH, COORDINATOR), Fault(80.0, RESTART, COORDINATOR)]
+    assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults)
+
+
+def test_a_stage_that_has_lost_everyone_waits_for_a_newcomer(functions_of, one_process):
+    """Back to the start, the only checkpoint there is; the steps are done again, with other samples."""
+    config = elastic(2, 2)
+    (first, second), _ = run_config.default_plan(config).placement
+    faults = [Fault(60.0, CRASH, first), Fault(70.0, CRASH, second), Fault(90.0, JOIN, 0)]
+    losses, _, _, outcome = train_in_pieces(config, functions_of, faults=faults)
+    (vacant,) = outcome.fields("vacant")
+    assert vacant["stage"] == 0 and vacant["checkpoint"] == 0
+    assert outcome.fields("rollback")[0]["again"] == [0, 1]
+    assert len(losses) == N_STEPS and losses[-1] < losses[0]

@@ -22,6 +22,7 @@ SYNCS = ("allreduce",)
 DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
+ON_STAGE_LOST = ("wait", "stop")
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,13 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class WiringConfig:
-    """`swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four per peer)."""
+    """`swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four per peer).
+    `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop."""
 
     kind: str = "fixed"
     routers: int = 1
     window: int = 0
+    on_stage_lost: str = "wait"
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,13 @@ class SyncConfig:
 @dataclass(frozen=True)
 class NetConfig:
     """Deadlines are median + spread of what was observed, and never below the floor; all in seconds.
-    `queue_bytes`: payload waiting for one peer beyond which no new Work starts."""
+    `queue_bytes`: payload waiting for one peer beyond which no new Work starts. `outage_s`: how long peers wait for a
+    coordinator that is gone."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
     queue_bytes: int = 64 << 20
+    outage_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ class RunConfig:
         for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
             _at_least(f"train.{name}", getattr(self.train, name), 0)
         _one_of("train.on_nonfinite", self.train.on_nonfinite, ON_NONFINITE)
+        _one_of("wiring.on_stage_lost", self.wiring.on_stage_lost, ON_STAGE_LOST)
         _one_of("wiring.kind", self.wiring.kind, WIRINGS)
         _at_least("wiring.routers", self.wiring.routers, 1)
         _at_least("wiring.window", self.wiring.window, 0)

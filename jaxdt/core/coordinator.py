@@ -16,6 +16,7 @@ again what they are prepared for.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from jaxdt.core import plain
 from jaxdt.core.events import (
@@ -96,6 +97,17 @@ class Memory:
     view: View
     records: tuple[Record, ...]
     checkpoint: int
+
+
+def remembered(disk: Mapping[str, Any], checkpoint: int) -> Memory | None:
+    """From what was persisted under the names "reign", "view" and "record", as plain data; None if there was no view
+    yet. A record of an earlier lineage does not count any more. BadInput for anything else than what was written."""
+    if disk.get("view") is None:
+        return None
+    view = plain.read(View, disk["view"], "view")
+    records = [plain.read(Record, disk["record"], "record")] if disk.get("record") else []
+    reign = plain.read(int, disk.get("reign"), "reign")
+    return Memory(reign, view, tuple(r for r in records if r.lineage == view.lineage), checkpoint)
 
 
 class Coordinator:

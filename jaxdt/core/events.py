@@ -90,7 +90,7 @@ class SliceKey:
 
 @value(order=True)
 class StateKey:
-    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, laid out as one vector of 4-byte words."""
+    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words."""
 
     version: int
     lo: int
@@ -122,8 +122,8 @@ class Member:
 
 @value
 class Record:
-    """A committed step of a lineage. Squared norm of the summed gradient over all groups; verdict "apply" or "skip" (not
-    finite)."""
+    """A committed step of a lineage. Squared norm of the summed gradient over all groups; verdict "apply" or "skip"
+    (not finite)."""
 
     step: int
     rounds: tuple[Round, ...]
@@ -138,8 +138,8 @@ class View:
     """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
     committed. `results`: rounds of the step under way whose whole result some members hold, with those members: they
     stay, all others of groups that changed begin anew. rolled_back: a lineage begins with it, and every member goes
-    back to the checkpoint of n_committed before it computes. `joining`: members that lack the state of n_committed; they
-    get it from the others of their stage, and the step's result too, and compute from the next step on."""
+    back to the checkpoint of n_committed before it computes. `joining`: members that lack the state of n_committed;
+    they get it from the others of their stage, and the step's result too, and compute from the next step on."""
 
     number: int
     reign: int
@@ -181,7 +181,8 @@ class Join:
 
 @value
 class Welcome:
-    """The answer: the run, the newcomer's peer id and stage, and the job of its processes: `config` and `plan`, JSON."""
+    """The answer: the run, the newcomer's peer id and stage, and what its process has to know, `config` and `plan`, as
+    JSON."""
 
     run: str
     peer: int

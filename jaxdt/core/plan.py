@@ -7,7 +7,7 @@ tensors travel between the stages `boundary` and boundary + 1: one name, or one 
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,12 @@ class Plan:
         """16 hex digits that agree iff two plans run the same way; what a solver said about them does not count."""
         own = {name: value for name, value in plain.write(self).items() if name != "found"}
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+
+    def with_newcomer(self, peer: int, stage: int) -> "Plan":
+        """The plan as a newcomer sees it, in the place of the first peer of its stage."""
+        rows = [list(row) for row in self.placement]
+        rows[stage][0] = peer
+        return replace(self, placement=tuple(tuple(row) for row in rows))
 
     def depth(self, stage: int) -> int:
         """Forwards that a stage may have in flight under 1F1B."""

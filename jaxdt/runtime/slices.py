@@ -67,11 +67,11 @@ class Slices:
             del self._slices[key]
 
     def free(self, step: int) -> None:
-        """Forget a step."""
+        """Forget a step, and those before it."""
         self._void = {round for round in self._void if round.step > step}
-        for at in [at for at in self._own if at[0] == step]:
+        for at in [at for at in self._own if at[0] <= step]:
             del self._own[at]
-        for key in [key for key in self._slices if key.round.step == step]:
+        for key in [key for key in self._slices if key.round.step <= step]:
             del self._slices[key]
 
     def _own_part(self, key: SliceKey) -> np.ndarray:

@@ -23,6 +23,8 @@ from jaxdt.core.events import (
     Message,
     Round,
     SliceKey,
+    State,
+    StateKey,
     Work,
 )
 from jaxdt.core.message import tensor_key
@@ -37,6 +39,7 @@ from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.checkpoint import join_entries
 from jaxdt.runtime.crossing import Crossing
 from jaxdt.runtime.slices import Slices
+from jaxdt.runtime.words import WORD, Words, checked
 
 # Samples after a rollback are others than before: a lineage draws as a seed far away from those that people choose.
 LINEAGE_STRIDE = 1_000_003
@@ -71,6 +74,9 @@ class Store:
         self.crossing = Crossing(config, plan, peer, functions)
         self.params = functions.init(config.train.seed)
         self.opt_state = functions.init_optimizer(self.params)
+        self._words = Words((self.params, self.opt_state))
+        self.n_words = self._words.n_words
+        self._fetched: np.ndarray | None = None
         self._accumulators: dict[int, Any] = {}
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
@@ -82,8 +88,7 @@ class Store:
 
     def restore(self, version: int, lineage: int) -> None:
         """Parameters and optimizer state of a checkpoint, or for version 0 the initial ones; samples of `lineage`."""
-        self.lineage = lineage
-        self.crossing.forget()
+        self._start_over(lineage)
         if version == 0:
             self.params = self.functions.init(self._config.train.seed)
             self.opt_state = self.functions.init_optimizer(self.params)
@@ -92,6 +97,20 @@ class Store:
         entries = self._load_entries(version, names)
         params, opt_state = join_entries(entries, self.params, self.opt_state)
         self.params, self.opt_state = self.functions.place(params), self.functions.place(opt_state)
+
+    def install(self, lineage: int) -> None:
+        """Parameters and optimizer state are the fetched ones; samples of `lineage`."""
+        self._start_over(lineage)
+        params, opt_state = self._words.tree(self._fetched)
+        self.params, self.opt_state = self.functions.place(params), self.functions.place(opt_state)
+        self._fetched = None
+
+    def _start_over(self, lineage: int) -> None:
+        """What Work of before left behind belongs to nobody. On the compute thread, so none is running."""
+        self.lineage = lineage
+        self.crossing.forget()
+        self._accumulators.clear()
+        self._residuals.clear()
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -207,12 +226,18 @@ class Store:
         key = tensor_key(body)
         if isinstance(key, Key):
             return self._boundaries[key] if self._retains else self._boundaries.pop(key)
+        if isinstance(key, StateKey):
+            return self._words.cut((self.params, self.opt_state), key.lo, key.hi)
         return self._slices.take(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
         """Keep the tensor that came with a message."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
+        elif isinstance(body, State):
+            if self._fetched is None:
+                self._fetched = np.empty(self.n_words, WORD)
+            self._fetched[body.key.lo : body.key.hi] = checked(tensor, body)
         else:
             self._slices.put(tensor_key(body), tensor)
 
@@ -222,6 +247,10 @@ class Store:
         wanted = []
         if isinstance(key, Key):
             wanted = [self.crossing.leaf(key.kind)]
+        elif isinstance(key, StateKey):
+            if not 0 <= key.lo < key.hi <= self.n_words:
+                raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")
+            wanted = [(WORD, (key.hi - key.lo + 1,))]
         elif key is not None:
             n = sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == key.round.group)
             if not 0 <= key.lo <= key.hi <= n:
@@ -240,10 +269,11 @@ class Store:
         self._slices.forget(round)
 
     def free(self, step: int) -> None:
-        """Forget what is kept for a step."""
-        self._accumulators.pop(step, None)
+        """Forget what is kept for a step, and for those before it."""
+        for old in [kept for kept in self._accumulators if kept <= step]:
+            del self._accumulators[old]
         for kept in (self._residuals, self._boundaries):
-            for key in [key for key in kept if key.step == step]:
+            for key in [key for key in kept if key.step <= step]:
                 del kept[key]
         self._slices.free(step)
 

@@ -22,8 +22,10 @@ from jaxdt.core.events import (
     Event,
     Forget,
     Free,
+    Header,
     Install,
     Installed,
+    Join,
     Key,
     Leave,
     LinkChanged,
@@ -47,6 +49,7 @@ from jaxdt.core.events import (
     Sum,
     Summed,
     WakeAt,
+    Welcome,
     Woke,
     Work,
     WriteCheckpoint,
@@ -58,7 +61,7 @@ from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
 from jaxdt.sim.calendar import Calendar
 from jaxdt.sim.disturbance import Disturbance
-from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, PAUSE, Fault
+from jaxdt.sim.faults import COMES, CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, Fault
 from jaxdt.sim.hosts import host_of
 from jaxdt.sim.lines import Lines, LinkOptions
 
@@ -157,12 +160,15 @@ Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 
 LANES = {"transfer": URGENT, "sync": BULK}
 CRASHED = 137  # the exit code of a process that was killed
+PASSING = 1 << 20  # ids under which newcomers ask for one
 
 
 class Simulation:
     """Runs peers and their coordinator until all have stopped or `until_s` has come. Tensors of the lanes in `free`
     (boundary tensors are "transfer", gradients "sync") arrive at once. `observer(now_s, who, what, actions)` hears what
-    each event makes a machine do, before any of it is done, and of each fault when it begins."""
+    each event makes a machine do, before any of it is done, and of each fault when it begins. `seat_of(peer, stage)`
+    makes a newcomer, or with None for the stage a peer of the plan that starts once more; `coordinator_of(disk)` a
+    coordinator from what an earlier one made durable."""
 
     def __init__(
         self,
@@ -176,9 +182,15 @@ class Simulation:
         free: frozenset[str] = frozenset(),
         faults: Sequence[Fault] = (),
         observer: Observer | None = None,
+        seat_of: Callable[[int, int | None], Seating] | None = None,
+        coordinator_of: Callable[[Mapping[str, Any]], Machine] | None = None,
     ):
+        self._seat_of, self._coordinator_of = seat_of, coordinator_of
+        self._disk: dict[str, Any] = {}
+        self._processes: Counter[int] = Counter()
+        self._stage_of: dict[int, int] = {}
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
-        self._seats, self._persist_s, self._trace = seats, persist_s, trace
+        self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
         self._free = {LANES[name] for name in free}
         self._calendar = Calendar()
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
@@ -212,8 +224,8 @@ class Simulation:
         """The outcome; raises RuntimeError if nothing can happen any more although somebody still runs."""
         for peer in self._machines:
             self._event(peer, Started())
-        for peer, seat in self._seats.items():
-            self._event(peer, Ready(dict(seat.seconds), seat.tensors.n_words))
+        for peer in self._seats:
+            self._ready(peer)
         while len(self.outcome.stopped) < len(self._machines):
             if not self._calendar:
                 raise RuntimeError(f"simulation: nothing left to happen at {self.outcome.now_s} s")
@@ -224,8 +236,15 @@ class Simulation:
             self._calendar.happen()
         return self.outcome
 
+    def _ready(self, peer: int) -> None:
+        seat = self._seats[peer]
+        self._event(peer, Ready(dict(seat.seconds), seat.tensors.n_words))
+
     def _fault(self, fault: Fault) -> None:
         peer, now_s = fault.peer, self.outcome.now_s
+        if fault.kind in COMES:
+            self._come(fault)
+            return
         if peer in self.outcome.stopped:
             return
         if self._observer:
@@ -234,6 +253,9 @@ class Simulation:
             self._paused.setdefault(peer, [])
             self._calendar.at(fault.until_s, partial(self._resume, peer))
             return
+        if fault.kind == LEAVE:
+            self._event(peer, Leave())
+            return
         self._disturbance.begin(now_s, fault)
         if fault.kind in ENDS:
             self.outcome.stopped[peer] = Stop(CRASHED, "crashed")
@@ -241,6 +263,37 @@ class Simulation:
             seen_s = now_s + (CRASH_SEEN_S if fault.kind == CRASH else DEAD_LINK_S)
             for other in self._machines:
                 self._calendar.at(seen_s, partial(self._event, other, LinkChanged(peer, False, "crashed")))
+
+    def _come(self, fault: Fault) -> None:
+        """A newcomer asks the coordinator who to be; the process of a peer, or of the coordinator, starts once more."""
+        peer, now_s = fault.peer, self.outcome.now_s
+        if COORDINATOR in self.outcome.stopped and peer != COORDINATOR:
+            return
+        if self._observer:
+            self._observer(now_s, peer, fault, [])
+        if fault.kind == JOIN:
+            self._event(COORDINATOR, Received(Header("", 0, 0, PASSING + peer), Join()))
+        elif self.outcome.stopped.get(peer) == Stop(CRASHED, "crashed"):
+            del self.outcome.stopped[peer]
+            if peer == COORDINATOR:
+                self._machines[peer] = self._coordinator_of(dict(self._disk))
+                self._event(peer, Started())
+                links = [(other, COORDINATOR) for other in self._seats]
+            else:
+                self._start(peer, self._stage_of.get(peer))
+                links = [(COORDINATOR, peer)]
+            for one, other in links:
+                self._event(one, LinkChanged(other, True, "started again"))
+
+    def _start(self, peer: int, stage: int | None) -> None:
+        seat = self._seat_of(peer, stage)
+        self._seats[peer], self._machines[peer] = seat, seat.machine
+        self._lines.seat(peer, seat.host)
+        if seat.host not in self._hosts:
+            self._hosts[seat.host] = host_of(1, 1, self._calendar.at)
+        self._processes[peer] += 1
+        self._event(peer, Started(process=self._processes[peer]))
+        self._ready(peer)
 
     def _resume(self, peer: int) -> None:
         """What has come in goes before what has become due, as in the runtime."""
@@ -263,10 +316,22 @@ class Simulation:
         self._event(peer, Summed(action.key, *self._seats[peer].tensors.sum(action.key, action.members)))
 
     def _wake_at(self, peer: int, wake: WakeAt) -> None:
-        self._calendar.at(wake.at_s, partial(self._event, peer, Woke(wake.tag)))
+        self._calendar.at(wake.at_s, partial(self._own, peer, self._machines[peer], Woke(wake.tag)))
 
     def _persist(self, peer: int, persist: Persist) -> None:
-        self._calendar.at(self.outcome.now_s + self._persist_s, partial(self._event, peer, Persisted(persist.name)))
+        done = partial(self._persisted, peer, persist, self._machines[peer])
+        self._calendar.at(self.outcome.now_s + self._persist_s, done)
+
+    def _persisted(self, peer: int, persist: Persist, machine: Machine) -> None:
+        """Durable, unless the process died before."""
+        if machine is self._machines[peer] and peer not in self.outcome.stopped:
+            self._disk[persist.name] = persist.value
+            self._event(peer, Persisted(persist.name))
+
+    def _own(self, peer: int, machine: Machine, event: Event) -> None:
+        """An event of a process's own, which nobody hears of when it has been started anew."""
+        if machine is self._machines[peer]:
+            self._event(peer, event)
 
     def _write_checkpoint(self, peer: int, write: WriteCheckpoint) -> None:
         self._seats[peer].tensors.write_checkpoint(write.version)
@@ -274,11 +339,13 @@ class Simulation:
 
     def _restore(self, peer: int, restore: Restore) -> None:
         self._seats[peer].tensors.restore(restore.version, restore.lineage)
-        self._calendar.at(self.outcome.now_s, partial(self._event, peer, Restored(restore.version)))
+        restored = partial(self._own, peer, self._machines[peer], Restored(restore.version))
+        self._calendar.at(self.outcome.now_s, restored)
 
     def _install(self, peer: int, install: Install) -> None:
         self._seats[peer].tensors.install(install.lineage)
-        self._calendar.at(self.outcome.now_s, partial(self._event, peer, Installed(install.version)))
+        installed = partial(self._own, peer, self._machines[peer], Installed(install.version))
+        self._calendar.at(self.outcome.now_s, installed)
 
     def _report(self, peer: int, report: Report) -> None:
         if report.kind != "heartbeat":
@@ -287,6 +354,11 @@ class Simulation:
                 self._trace.report(peer, self.outcome.now_s, report)
 
     def _send(self, src: int, send: Send) -> None:
+        if send.dst >= PASSING:
+            if isinstance(send.body, Welcome):
+                self._stage_of[send.body.peer] = send.body.stage
+                self._start(send.body.peer, send.body.stage)
+            return
         key, tensor = tensor_key(send.body), None
         if key is not None:
             tensor = self._seats[src].tensors.take(send.body)
@@ -319,9 +391,11 @@ class Simulation:
         seconds = seat.seconds[BACKWARD if work.kind == REGENERATE else work.kind]
         if self._disturbance:
             seconds *= self._disturbance.slowness(peer)
-        self._hosts[seat.host].start(now_s, peer, seconds, partial(self._finished, peer, work, now_s, values))
+        self._hosts[seat.host].start(now_s, peer, seconds, partial(self._finished, seat, peer, work, now_s, values))
 
-    def _finished(self, peer: int, work: Work, start_s: float, values: dict[str, float], now_s: float) -> None:
+    def _finished(
+        self, seat: Seating, peer: int, work: Work, start_s: float, values: dict[str, float], now_s: float
+    ) -> None:
         if self._trace:
             self._trace.run(peer, start_s, now_s - start_s, work)
-        self._event(peer, Ran(work, start_s, now_s - start_s, values))
+        self._own(peer, seat.machine, Ran(work, start_s, now_s - start_s, values))

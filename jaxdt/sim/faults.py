@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from jaxdt.core.events import COORDINATOR
 
 CRASH, POWER_OFF, PAUSE, SLOW, CLOG, CUT = "crash", "power-off", "pause", "slow", "clog", "cut"
-DUPLICATE, REORDER, JOIN = "duplicate", "reorder", "join"
+DUPLICATE, REORDER, JOIN, RESTART, LEAVE = "duplicate", "reorder", "join", "restart", "leave"
 ENDS = (CRASH, POWER_OFF)
+COMES = (JOIN, RESTART)
 CONTROL, DATA = "control", "data"  # lanes: data are messages that carry a tensor
 
 CRASH_SEEN_S = 0.1  # until a connection is seen to be broken whose other end has closed it
@@ -36,7 +37,9 @@ class Fault:
                long, and again when it has healed
     duplicate  messages from `peer` to `others` arrive twice, now and then
     reorder    messages from `peer` to `others` are overtaken by later ones, now and then
-    join       `peer` comes (back) into the run
+    join       somebody comes, under `peer` as a passing name, and asks for a seat
+    restart    the process of a `peer` that has crashed, or of the coordinator, is started once more
+    leave      `peer` is asked to leave
     """
 
     at_s: float

@@ -23,9 +23,13 @@ class Lines:
     traffic has no payload and needs no host."""
 
     def __init__(self, link: Callable[[int, int], Link], at: At, host_of: Mapping[int, str], options: LinkOptions):
-        self._link, self._at, self._host_of, self._options = link, at, host_of, options
+        self._link, self._at, self._host_of, self._options = link, at, dict(host_of), options
         self._lines: dict[tuple[int, int], SimulatedLink] = {}
         self._ways: dict[tuple[str, int], Pipe] = {}
+
+    def seat(self, peer: int, host: str) -> None:
+        """A peer that was not there from the start."""
+        self._host_of[peer] = host
 
     def line(self, src: int, dst: int) -> SimulatedLink:
         pair = (src, dst)
