@@ -108,7 +108,7 @@ def test_a_wrong_type_is_refused(part, field, value, message):
     assert str(caught.value).startswith(message)
 
 
-OPTIONAL = {"route", "regenerate", "tally", "blocked_s", "view", "process"}
+OPTIONAL = {"route", "regenerate", "tally", "blocked_s", "process"}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

@@ -125,7 +125,6 @@ class Coordinator:
         self._pending: dict[str, Message | int] = {}
         self._saved: dict[int, dict[int, float]] = {}
         self._done: dict[int, Done] = {}
-        self._processes: dict[int, int] = {}
         self._asked: dict[int, int] = {}
         self._checkpoint = terms.start_version
         self._n_rollbacks = 0
@@ -172,6 +171,7 @@ class Coordinator:
         view, self._records = self._memory.view, list(self._memory.records)
         self.roster.stage_of |= {member.peer: member.stage for member in view.members}
         self.roster.addresses |= {member.peer: member.address for member in view.members}
+        self.roster.processes |= {member.peer: member.process for member in view.members}
         self.roster.adopt(replace(view, reign=self.reign))
         ahead = [record.step + 1 for record in self._records]
         self.n_committed = max(view.n_committed, *ahead) if ahead else view.n_committed
@@ -241,16 +241,14 @@ class Coordinator:
                 f"expected stage {expected} of {self.terms.fingerprint}"
             )
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
-        known, self._processes[src] = self._processes.get(src), hello.process
-        anew = hello.view == 0 if known is None else known != hello.process
+        anew = self.roster.hello(src, hello.address, hello.process)
         actions: list[Action] = []
-        if src in self.roster.members and anew:
+        if anew:
             actions += self._lost(src, "its process was started anew")
             if self._ended:
                 return actions
         if src in self.roster.missing and not anew:
             actions += self._is_back(now_s, src)
-        self.roster.addresses[src] = hello.address
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
         passing = [asked for asked, peer in self._asked.items() if peer == src]
@@ -273,9 +271,9 @@ class Coordinator:
     def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
         """View 1 is made when the last member of the plan is ready to compute; who comes later is a candidate."""
         self.profiles[src] = seconds
-        if "view" in self._pending and self.view is None:
+        if src in self.terms.stage_of and "view" in self._pending and self.view is None:
             return []
-        if self.view:
+        if self.view or src not in self.terms.stage_of:
             if src in self.roster.members and src not in self.roster.lost | set(self.roster.missing):
                 return []
             if not self.terms.elastic:
@@ -298,7 +296,6 @@ class Coordinator:
         if not self.terms.elastic or self.view is None:
             return self._end(3, reason)
         self._leases.end(peer)
-        self._processes.pop(peer, None)
         told: list[Action] = [Report("lost", {"peer": peer, "reason": reason}), Disconnect(peer)]
         if not self.roster.lose(peer, reason):
             if not self.terms.waits:
@@ -382,11 +379,11 @@ class Coordinator:
         if isinstance(value, View):
             if value.number == 1 or value.rolled_back:
                 self._last_commit_s = now_s
-            gone, self.n_committed = self.roster.adopt(value), value.n_committed
+            left, self.n_committed = self.roster.adopt(value), value.n_committed
             members = {member.peer: member.stage for member in value.members}
             report = Report("view", {"view": value.number, "members": members, "joining": list(value.joining)})
-            told = [self._send(peer, value) for peer in sorted(gone) if peer in self._leases]  # who leaves may go
-            for peer in gone:
+            told = [self._send(peer, value) for peer in sorted(left)]  # so that they go
+            for peer in left:
                 self._leases.end(peer)
             return [report, *self._to_all(value), *told, *self._settled(), *self._change()]
         if isinstance(value, Record):

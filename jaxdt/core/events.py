@@ -112,12 +112,14 @@ class Header:
 
 @value
 class Member:
-    """One member of a view: `admission` grows each time the coordinator admits this peer_id. `address` is host:port."""
+    """One member of a view: `admission` grows each time the coordinator admits this peer_id, and `process` is the one
+    of its processes that was admitted. `address` is host:port."""
 
     peer: int
     stage: int
     admission: int
     address: str = ""
+    process: int = 0
 
 
 @value
@@ -163,14 +165,13 @@ class View:
 
 @value
 class Hello:
-    """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `view`: the last one that
-    this process has adopted, 0 for none; `process` tells two processes of one peer apart."""
+    """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `process` tells two
+    processes of one peer apart."""
 
     peer: int
     stage: int
     fingerprint: str
     address: str
-    view: int = 0
     process: int = 0
 
 

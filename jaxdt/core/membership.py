@@ -170,7 +170,7 @@ class Membership:
     def _hello(self) -> Send:
         seat = self.seat
         address, process = self._started.address, self._started.process
-        return Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, address, self._number, process))
+        return Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, address, process))
 
     def _profiled(self) -> Send:
         return Send(COORDINATOR, Profiled(self._profile, self._version))
@@ -231,7 +231,7 @@ class Membership:
         old = {member.peer for member in self.view.members} if self.view else set()
         here = {member.peer for member in view.members}
         ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old - here - {self.seat.peer})]
-        if self.seat.peer not in here:
+        if (self.seat.peer, self._started.process) not in {(member.peer, member.process) for member in view.members}:
             return ends + self._outside(view) if self.view else []
         new = self.view is None
         saved_before = not new and self._saves(self._version)

@@ -30,20 +30,30 @@ class Roster:
     def __init__(self, stage_of: Mapping[int, int], n_stages: int, reign: int):
         self.stage_of = dict(stage_of)
         self.addresses: dict[int, str] = {}
+        self.processes: dict[int, int] = {}  # by the last hello
         self.view: View | None = None
         self.admissions: dict[int, int] = {}  # of the members
         self.candidates: set[int] = set()
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
         self.missing: dict[int, str] = {}
+        self._seated: dict[int, int] = {}
         self._joining: set[int] = set()
         self._coming: set[int] = set()
         self._n_stages = n_stages
+        self._planned = sorted(stage_of)
         self._next_id = max(stage_of) + 1 + (reign - 1) * IDS_PER_REIGN
 
     @property
     def members(self) -> set[int]:
         return set(self.admissions)
+
+    def hello(self, peer: int, address: str, process: int) -> bool:
+        """A peer is there; whether it is a member whose process is another one than the one that was admitted."""
+        if self.processes.get(peer) != process:
+            self.candidates.discard(peer)  # its process of before was ready, this one is not
+        self.addresses[peer], self.processes[peer] = address, process
+        return self._seated.get(peer, process) != process
 
     def live(self, stage: int) -> set[int]:
         """The members that hold their stage's state and are there."""
@@ -80,7 +90,7 @@ class Roster:
 
     def first_view(self, reign: int, lineage: int, n_committed: int) -> View:
         """All peers of the plan."""
-        members = tuple(self._member(peer, 1) for peer in sorted(self.stage_of))
+        members = tuple(self._member(peer, 1) for peer in self._planned)
         return View(1, reign, lineage, members, (1,) * self._n_stages, n_committed)
 
     def next_view(self, moment: Moment) -> View | None:
@@ -126,25 +136,27 @@ class Roster:
         )
 
     def adopt(self, view: View) -> set[int]:
-        """The view is durable; those who are not in it any more."""
-        before = self.members
+        """The view is durable; those who have left with it."""
+        before = self.admissions
         self.view, self.admissions = view, {member.peer: member.admission for member in view.members}
-        members = self.members
+        self._seated = {member.peer: member.process for member in view.members}
         self._joining = set(view.joining)
-        self.candidates -= members
-        self._coming -= members
-        for peer in before - members:
-            self.lost.discard(peer)
-            self.missing.pop(peer, None)
-            self.leaving.discard(peer)
-        return before - members
+        self.candidates -= self.members
+        self._coming -= self.members
+        left = self.leaving - self.members - self.lost
+        for peer in before:
+            if self.admissions.get(peer) != before[peer]:  # gone, or here again
+                self.lost.discard(peer)
+                self.missing.pop(peer, None)
+                self.leaving.discard(peer)
+        return left
 
     def _members_with(self, new: Iterable[int], out: set[int], number: int) -> tuple[Member, ...]:
         kept = [member for member in self.view.members if member.peer not in out]
         return tuple(sorted([*kept, *(self._member(peer, number) for peer in new)], key=lambda member: member.peer))
 
     def _member(self, peer: int, admission: int) -> Member:
-        return Member(peer, self.stage_of[peer], admission, self.addresses.get(peer, ""))
+        return Member(peer, self.stage_of[peer], admission, self.addresses.get(peer, ""), self.processes.get(peer, 0))
 
 
 def held(prepared: Mapping[int, Iterable[Round]], members: set[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:

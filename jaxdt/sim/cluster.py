@@ -275,6 +275,7 @@ class Simulation:
             self._event(COORDINATOR, Received(Header("", 0, 0, PASSING + peer), Join()))
         elif self.outcome.stopped.get(peer) == Stop(CRASHED, "crashed"):
             del self.outcome.stopped[peer]
+            self._disturbance.revive(peer)
             if peer == COORDINATOR:
                 self._machines[peer] = self._coordinator_of(dict(self._disk))
                 self._event(peer, Started())

@@ -20,12 +20,16 @@ from jaxdt.core.events import (
     Message,
     Round,
     SliceKey,
+    State,
+    StateKey,
     Work,
 )
 from jaxdt.core.message import tensor_key
 from jaxdt.core.sizes import Group
 
 EXACT_COVER = 1
+N_WORDS = 1000  # of a state: a few slices
+NO_STATE = -1  # the version of a newcomer
 
 Broken = Callable[[int, int, str], None]
 Applied = Callable[[int, int, frozenset[Round]], None]
@@ -34,7 +38,7 @@ Applied = Callable[[int, int, frozenset[Round]], None]
 class Contents:
     """What one peer of `stage` holds. `groups` are those of its stage; `broken(which, peer, what)` is called when an
     invariant does not hold, `applied(peer, step, rounds)` with every update. `spoilt(lineage, step)` says whether the
-    gradient of a step is not finite."""
+    gradient of a step is not finite; `version` is the one it starts with."""
 
     def __init__(
         self,
@@ -46,9 +50,11 @@ class Contents:
         broken: Broken,
         applied: Applied,
         spoilt: Callable[[int, int], bool] = lambda lineage, step: False,
+        version: int = 0,
     ):
         self.peer, self.stage, self._last = peer, stage, stage == n_stages - 1
-        self.version = self.lineage = 0
+        self.version, self.lineage = version, 0
+        self.n_words = N_WORDS
         self.accumulators: dict[int, Counter] = {}
         self._groups = {group.name: group for group in groups}
         self._n_microbatches = n_microbatches
@@ -58,6 +64,7 @@ class Contents:
         self._own: dict[int, Counter] = {}
         self._slices: dict[SliceKey, Counter] = {}
         self._void: set[Round] = set()
+        self._fetched: dict[int, int] = {}  # word -> version
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -140,6 +147,10 @@ class Contents:
 
     def take(self, body: Message) -> Counter | int:
         key = tensor_key(body)
+        if isinstance(key, StateKey):
+            if key.version != self.version:
+                self._missing(f"{key}, having version {self.version}")
+            return key.version
         if isinstance(key, Key):
             if key not in self._boundaries:
                 self._missing(f"{key} to send it")
@@ -153,6 +164,8 @@ class Contents:
     def put(self, body: Message, src: int, tensor: Counter | int) -> None:
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
+        elif isinstance(body, State):
+            self._fetched.update({word: tensor for word in range(body.key.lo, body.key.hi)})
         elif body.key.round not in self._void:
             self._slices[body.key] = tensor
 
@@ -176,13 +189,14 @@ class Contents:
             del self._slices[key]
 
     def free(self, step: int) -> None:
-        self.accumulators.pop(step, None)
-        self._own.pop(step, None)
+        for by_step in (self.accumulators, self._own):
+            for old in [kept for kept in by_step if kept <= step]:
+                del by_step[old]
         for kept in (self._residuals, self._boundaries):
-            for key in [key for key in kept if key.step == step]:
+            for key in [key for key in kept if key.step <= step]:
                 del kept[key]
         self._void = {round for round in self._void if round.step > step}
-        for key in [key for key in self._slices if key.round.step == step]:
+        for key in [key for key in self._slices if key.round.step <= step]:
             del self._slices[key]
 
     def write_checkpoint(self, version: int) -> None:
@@ -190,6 +204,16 @@ class Contents:
 
     def restore(self, version: int, lineage: int) -> None:
         self.version, self.lineage = version, lineage
+        self.accumulators.clear()
+        self._residuals.clear()
+
+    def install(self, lineage: int) -> None:
+        """The fetched words must be all of them, of one version."""
+        versions = set(self._fetched.values())
+        if len(self._fetched) != self.n_words or len(versions) != 1:
+            self._missing(f"a whole state, has {len(self._fetched)} words of versions {sorted(versions)}")
+        self.restore(versions.pop(), lineage)
+        self._fetched.clear()
 
     def _own_part(self, key: SliceKey) -> Counter:
         if key.round.step not in self._own:

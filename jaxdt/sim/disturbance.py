@@ -113,6 +113,11 @@ class Disturbance:
             if way[0] == fault.peer:
                 self._held[way].clear()
 
+    def revive(self, peer: int) -> None:
+        """A process of this peer is there again."""
+        self._dead.discard(peer)
+        self._silenced.discard(peer)
+
     def _squeeze(self, now_s: float, fault: Fault) -> None:
         for pair in _pairs(fault):
             self._narrow[pair].append(fault.factor)

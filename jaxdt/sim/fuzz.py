@@ -7,17 +7,18 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.build import build_coordinator, build_peers
+from jaxdt.build import build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.core import config as configs
 from jaxdt.core.config import NetConfig, RunConfig, WiringConfig
+from jaxdt.core.coordinator import remembered
 from jaxdt.core.events import COORDINATOR, Action, Event
 from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine, Peer
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
 from jaxdt.sim.cluster import Observer, Outcome, Seating, Simulation
-from jaxdt.sim.contents import Contents
-from jaxdt.sim.faults import Fault, draw, spares_every_stage
+from jaxdt.sim.contents import NO_STATE, Contents
+from jaxdt.sim.faults import CRASH, ENDS, JOIN, LEAVE, RESTART, Fault, draw, spares_every_stage
 from jaxdt.sim.invariants import InvariantBroken, Invariants
 
 N_STEPS = 3
@@ -93,9 +94,26 @@ def draw_case(seed: int) -> Case:
         seconds=seconds,
         links={(a, b): Link(rng.choice(far_s), gbps) for a in ends for b in ends if a != b},
         persist_s=persist_s,
-        faults=tuple(draw(seed, may_take, n_faults, rng.choice((0.5, 1.0)) * run_s, pause_s)),
+        faults=_with_arrivals(
+            rng, plan, run_s, draw(seed, may_take, n_faults, rng.choice((0.5, 1.0)) * run_s, pause_s)
+        ),
         spoilt=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
+
+
+def _with_arrivals(rng: random.Random, plan: Plan, run_s: float, faults: list[Fault]) -> tuple[Fault, ...]:
+    """Some who crashed are started again, others come or leave, and the coordinator may die and be started again."""
+    found = list(faults)
+    for fault in faults:
+        if fault.kind in ENDS and rng.random() < 0.5:
+            found.append(Fault(fault.at_s + rng.uniform(0.0, run_s), RESTART, fault.peer))
+    found += [Fault(rng.uniform(0.0, run_s), JOIN, n) for n in range(rng.choice((0, 0, 1, 2)))]
+    if rng.random() < 0.2:
+        found.append(Fault(rng.uniform(0.0, run_s), LEAVE, rng.choice(sorted(plan.peers))))
+    if rng.random() < 0.15:
+        at_s = rng.uniform(0.0, run_s)
+        found += [Fault(at_s, CRASH, COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, COORDINATOR)]
+    return tuple(sorted(found, key=lambda fault: fault.at_s))
 
 
 def _config(rng: random.Random) -> RunConfig:
@@ -112,7 +130,7 @@ def _config(rng: random.Random) -> RunConfig:
             sync=dict(slice_bytes=rng.choice((1 << 10, 1 << 20))),
         )
     )
-    wiring = WiringConfig("swarm", rng.choice((1, 2, n_peers)), rng.choice((0, 1, 3)))
+    wiring = WiringConfig("swarm", rng.choice((1, 2, n_peers)), rng.choice((0, 1, 3)), "stop")
     return replace(parsed, wiring=wiring, net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
 
 
@@ -148,16 +166,41 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
             observer(now_s, who, what, actions)
         invariants(now_s, who, what, actions)
 
-    link = lambda src, dst: case.links[src, dst]  # noqa: E731
-    simulation = Simulation(coordinator, seats, link, cores, case.persist_s, faults=case.faults, observer=watch)
+    far = Link(0.05, 1e-3)  # to and from newcomers
+    link = lambda src, dst: case.links.get((src, dst), far)  # noqa: E731
+    seat_of, coordinator_of = _again(case, invariants, mutate)
+    how = dict(faults=case.faults, observer=watch, seat_of=seat_of, coordinator_of=coordinator_of)
+    simulation = Simulation(coordinator, seats, link, cores, case.persist_s, **how)
     outcome = simulation.run(until_s=case.limit_s)
     invariants.ended(outcome.stopped, [fields["step"] for fields in outcome.fields("step")], N_STEPS)
     return outcome, invariants.n_checked
 
 
-def _seats(case: Case, peers: Mapping[int, Peer], invariants: Invariants) -> dict[int, Seating]:
-    """Every peer on a host of its own, with Contents for tensors."""
-    plan, groups = case.plan, sync_groups(case.config, case.plan)
+def _again(case: Case, invariants: Invariants, mutate: Mutate | None) -> tuple[Callable, Callable]:
+    """How the processes of newcomers, of peers that crashed and of a coordinator that crashed are made."""
+    config, plan = case.config, case.plan
+    changed = mutate or (lambda who, machine, contents: machine)
+
+    def seat_of(peer: int, stage: int | None) -> Seating:
+        seconds = case.seconds[peer if stage is None else plan.placement[stage][0]]
+        if stage is None:
+            stage, version, machine = plan.seat(peer)[0], 0, build_peer(config, plan, peer, "fuzz")
+        else:
+            version = NO_STATE
+            machine = build_newcomer(config, plan, peer, stage, "fuzz")
+        contents = _contents(case, peer, stage, invariants, version)
+        invariants.comes(peer, machine, contents)
+        return Seating(changed(peer, machine, contents), contents, f"host{peer}", seconds)
+
+    def coordinator_of(disk: Mapping) -> Machine:
+        memory = remembered(disk, invariants.checkpoint)
+        return changed(COORDINATOR, build_coordinator(config, plan, "fuzz", memory=memory), None)
+
+    return seat_of, coordinator_of
+
+
+def _contents(case: Case, peer: int, stage: int, invariants: Invariants, version: int) -> Contents:
+    plan = case.plan
 
     def spoilt(lineage: int, step: int) -> bool:
         if (lineage, step) != (0, case.spoilt):
@@ -165,12 +208,16 @@ def _seats(case: Case, peers: Mapping[int, Peer], invariants: Invariants) -> dic
         invariants.may_end()
         return True
 
+    own = tuple(group for group in sync_groups(case.config, plan) if stage in group.stages)
+    sizes = (stage, plan.n_stages, plan.n_microbatches)
+    return Contents(peer, *sizes, own, invariants.broken, invariants.applied, spoilt, version)
+
+
+def _seats(case: Case, peers: Mapping[int, Peer], invariants: Invariants) -> dict[int, Seating]:
+    """Every peer on a host of its own, with Contents for tensors."""
     seats = {}
     for peer, machine in peers.items():
-        stage, _ = plan.seat(peer)
-        own = tuple(group for group in groups if stage in group.stages)
-        sizes = (stage, plan.n_stages, plan.n_microbatches)
-        contents = Contents(peer, *sizes, own, invariants.broken, invariants.applied, spoilt)
+        contents = _contents(case, peer, case.plan.seat(peer)[0], invariants, 0)
         invariants.contents[peer] = contents
         seats[peer] = Seating(machine, contents, f"host{peer}", case.seconds[peer])
     return seats

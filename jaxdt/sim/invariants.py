@@ -24,6 +24,7 @@ from jaxdt.core.events import (
     Committed,
     Event,
     Free,
+    MarkCheckpoint,
     Persist,
     Persisted,
     Received,
@@ -40,7 +41,8 @@ from jaxdt.sim.contents import Contents, counted_twice
 from jaxdt.sim.faults import ENDS, Fault
 
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
-DURABLE = {"view": View, "record": Record}
+LEFT = "left"  # in the reason of a peer's Stop
+DURABLE = {"view": View, "record": Record, "reign": int}
 
 
 class InvariantBroken(Exception):
@@ -56,13 +58,14 @@ class Invariants:
         self.contents: dict[int, Contents] = {}
         self.now_s = 0.0
         self.n_checked = 0
-        self._peers, self._must_last = peers, must_last
+        self._peers, self._must_last = dict(peers), must_last
         self._alive = set(peers)
         self._changed: tuple[int, bool] | None = None
         self._pending: dict[str, View | Record] = {}
         self._view: View | None = None
         self._lineage = self._n_durable = 0
         self._records: dict[tuple[int, int], Record] = {}
+        self.checkpoint = 0  # version of the newest complete one
 
     def __call__(self, now_s: float, who: int, what: Event | Fault, actions: list[Action]) -> None:
         if self._changed:
@@ -72,10 +75,17 @@ class Invariants:
         self.n_checked += 1
         if isinstance(what, Fault):
             self._alive -= {who} if what.kind in ENDS else set()
+            if who == COORDINATOR and what.kind in ENDS:
+                self._pending.clear()
         elif who == COORDINATOR:
             self._coordinator(what, actions)
         else:
             self._peer(who, what, actions)
+
+    def comes(self, peer: int, machine: Peer, contents: Contents) -> None:
+        """A process that was not there before: a newcomer's, or one of a peer that crashed."""
+        self._peers[peer], self.contents[peer] = machine, contents
+        self._alive.add(peer)
 
     def may_end(self) -> None:
         """From now on the run may end or be rolled back: a gradient is not finite."""
@@ -95,7 +105,7 @@ class Invariants:
         if self._n_durable != n_steps or sorted(set(steps)) != list(range(n_steps)):
             self.broken(PROGRESS, COORDINATOR, f"the run is over with steps {steps} of {n_steps}")
         for peer in sorted(self._alive & set(stopped)):
-            if stopped[peer].code == 0 and self.contents[peer].version != n_steps:
+            if stopped[peer].code == 0 and LEFT not in stopped[peer].reason and self.contents[peer].version != n_steps:
                 self.broken(PREFIX, peer, f"is done with version {self.contents[peer].version} of {n_steps}")
 
     # ---------------------------------------------------------------------------------------------------- coordinator
@@ -108,6 +118,8 @@ class Invariants:
                 self._pending[action.name] = plain.read(DURABLE[action.name], action.value, action.name)
             elif isinstance(action, Send):
                 self._announced(action.body)
+            elif isinstance(action, MarkCheckpoint):
+                self.checkpoint = action.version
             elif isinstance(action, Stop) and action.code and self._must_last and self._view:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
 
@@ -118,9 +130,10 @@ class Invariants:
         if isinstance(body, View) and (self._view is None or body.number > self._view.number):
             self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
 
-    def _durable(self, value: View | Record) -> None:
+    def _durable(self, value: View | Record | int) -> None:
         if isinstance(value, View):
             self._on_view(value)
+        if not isinstance(value, Record):
             return
         step = value.step
         if step != self._n_durable:
@@ -166,9 +179,17 @@ class Invariants:
         """(3) for one member: it holds the results that the records name which it has not applied."""
         contents = self.contents[peer]
         owed = range(contents.version, self._n_durable)
-        if not owed or peer not in self._alive or contents.lineage != self._lineage:
+        if not owed or peer not in self._alive or self._peers[peer].membership.view is None:
             return
         if peer not in {member.peer for member in self._view.members}:
+            return
+        begins = self._view.n_committed
+        lacks = contents.lineage != self._lineage or contents.version < begins
+        if peer in self._view.joining and lacks:
+            if self._n_durable > begins:
+                self.broken(APPLICABLE, peer, f"has not got the state with which step {begins} began")
+            return
+        if contents.lineage != self._lineage:
             return
         for round in (round for step in owed for round in self._records[self._lineage, step].rounds):
             if contents.concerns(round) and not contents.holds(round):
@@ -177,6 +198,8 @@ class Invariants:
     def _disjoint(self, peer: int) -> None:
         """(6) for one member and the replicas that have adopted the same view."""
         view, step = self._peers[peer].membership.view, self.contents[peer].version
+        if view is None:
+            return
         here = {
             replica: self.contents[replica]
             for replica in view.stage_peers(self.contents[peer].stage)

@@ -198,6 +198,7 @@ class AllReduce:
 
     def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
+        void = [Forget(exchange.round) for exchange in self._exchanges.values()]
         lost = range(view.n_committed, self._version + 2)
         self._view, self._version, self._drained = view, view.n_committed, -1
         self._lineage, self._download = view.lineage, None
@@ -206,7 +207,9 @@ class AllReduce:
             self._ledger.free(step)
             self._tallies.pop(step, None)
         self._exchanges.clear()
-        return [*(Free(step) for step in lost), Restore(view.n_committed, view.lineage)]
+        # Boundary tensors are not freed: some of the new lineage may be here already, and those of the old one are
+        # written over before anybody reads them.
+        return [*void, Restore(view.n_committed, view.lineage)]
 
     def _renew(self, step: int, name: str, held: tuple[Round, tuple[int, ...]] | None) -> list[Action]:
         """Give up an exchange whose round is void in the view; the next look makes a new one."""
