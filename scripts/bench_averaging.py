@@ -89,7 +89,7 @@ class Vectors:
         self.began_s: dict[int, float] = {}
         self.ended_s: dict[int, float] = {}
 
-    def run(self, work, scale: float) -> dict:
+    def run(self, work, scale: float, rounds=()) -> dict:
         if work.kind == "G":
             self._slices.offer(work.step, "stage0", self._vector)
             self.began_s[work.step] = time.monotonic()

@@ -27,8 +27,8 @@ class Poisoned(Store):
 
     saved: dict
 
-    def run(self, work, scale):
-        values = super().run(work, scale)
+    def run(self, work, scale, rounds=()):
+        values = super().run(work, scale, rounds)
         if work.kind == "B" and work.step == POISONED_STEP and self.lineage == 0:
             accumulator = self._accumulators[work.step]
             self._accumulators[work.step] = {**accumulator, "block_000": _nan_like(accumulator["block_000"])}
@@ -84,7 +84,9 @@ def test_rollback_repeats_from_the_checkpoint_with_other_samples(data, every, ba
     assert [stop.code for stop in outcome.stopped.values()] == [0, 0, 0]
     again = [(k, "apply") for k in range(back_to, 6)]
     assert steps(outcome) == [(k, "apply") for k in range(POISONED_STEP)] + again
-    assert outcome.fields("rollback") == [{"step": POISONED_STEP, "to": back_to, "lineage": 1}]
+    assert outcome.fields("rollback") == [
+        {"step": POISONED_STEP, "to": back_to, "lineage": 1, "again": [*range(back_to, POISONED_STEP)]}
+    ]
     losses = [fields["loss"] for fields in outcome.fields("step")]
     assert losses[back_to] != losses[POISONED_STEP]
     first, second = (seat.tensors.params["tok"] for seat in seats.values())

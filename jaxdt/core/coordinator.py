@@ -215,7 +215,7 @@ class Coordinator:
             case Leaving() if src not in self.roster.leaving:
                 self.roster.leaving.add(src)
                 return [Report("leaving", {"peer": src}), *self._change()]
-            case Suspect(peer, reason) if peer in self.roster.members:
+            case Suspect(peer, reason) if self.view is None or peer in self.roster.members:
                 return self._lost(peer, f"{reason} (said by peer {src})")
         return []
 

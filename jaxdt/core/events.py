@@ -657,10 +657,12 @@ class Disconnect:
 
 @value
 class Run:
-    """Do the Work on the compute thread; Ran answers. `scale` multiplies the gradient of a U."""
+    """Do the Work on the compute thread; Ran answers. For a U: the rounds whose sums are its gradient, and the factor
+    on it."""
 
     work: Work
     scale: float = 0.0
+    rounds: tuple[Round, ...] = ()
 
 
 @value

@@ -241,7 +241,7 @@ class Loop:
                 else:
                     if action.work.kind == UPDATE and self._checkpointer:
                         self._checkpointer.wait()
-                    values = self.tensors.run(action.work, action.scale)
+                    values = self.tensors.run(action.work, action.scale, action.rounds)
                     self.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
         except BaseException as error:
             self.post(error)

@@ -54,9 +54,9 @@ class Slices:
         sq_norm = float(np.einsum("i,i", total, total))  # one thread, unlike a dot product
         return zlib.crc32(struct.pack("<d", sq_norm)), sq_norm
 
-    def result(self, step: int, group: str) -> np.ndarray:
+    def result(self, round: Round) -> np.ndarray:
         """The whole sum, joined from its slices in a buffer of its own that jax may keep."""
-        keys = sorted(k for k in self._slices if k.src is None and (k.round.step, k.round.group) == (step, group))
+        keys = sorted(key for key in self._slices if key.src is None and key.round == round)
         out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
         return np.concatenate([self._slices[key] for key in keys], out=out)
 

@@ -114,7 +114,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------- compute
 
-    def run(self, work: Work, scale: float) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and wait for its result, but not until what a neighbour gets of it is encoded: the next Work need
         not wait for that. The values of its Ran."""
         if work.kind == FORWARD:
@@ -127,7 +127,7 @@ class Store:
             return self._evaluate(work)
         if work.kind == GATHER:
             return self._gather(work.step)
-        return self._update(work.step, scale)
+        return self._update(scale, rounds)
 
     def _forward(self, work: Work) -> dict[str, float]:
         """The last stage leaves everything to its fused backward."""
@@ -189,9 +189,9 @@ class Store:
         """The step's accumulator; a peer that got no microbatch of it contributes zeros."""
         return self._accumulators[step] if step in self._accumulators else self.functions.zeros()
 
-    def _update(self, step: int, scale: float) -> dict[str, float]:
-        groups = {self._group(name): name for name in self.functions.group_sizes}
-        vectors = {name: self._slices.result(step, group) for group, name in groups.items()}
+    def _update(self, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+        names = {self._group(name): name for name in self.functions.group_sizes}
+        vectors = {names[round.group]: self._slices.result(round) for round in rounds}
         self.params, self.opt_state = jax.block_until_ready(
             self.functions.update(self.params, self.opt_state, vectors, np.float32(scale))
         )

@@ -49,12 +49,13 @@ def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], eval
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    rounds = tuple(Round(0, name, 0) for name in groups)
     for _ in range(N_WARM_UP + N_TIMED):
         for kind in kinds:
             work = Work(stage, kind, 0, peer, 0)
             _put_inputs(store, work, groups)
             start_s = clock()
-            store.run(work, 1.0)
+            store.run(work, 1.0, rounds if kind == UPDATE else ())
             seconds[kind].append(clock() - start_s)
         store.free(0)
     store.params, store.opt_state = params, opt_state

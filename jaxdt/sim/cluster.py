@@ -71,7 +71,7 @@ class Tensors(Protocol):
 
     n_words: int
 
-    def run(self, work: Work, scale: float) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work; the values of its Ran."""
 
     def take(self, body: Message) -> Any:
@@ -105,7 +105,7 @@ class NoTensors:
     def __init__(self, n_samples: int, n_words: int = 0):
         self._n_samples, self.n_words = n_samples, n_words
 
-    def run(self, work: Work, scale: float) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         return {"n_samples": self._n_samples, "loss_sum": 0.0} if work.kind in "BE" else {}
 
     def take(self, body: Message) -> None:
@@ -388,7 +388,7 @@ class Simulation:
 
     def _run(self, peer: int, run: Run) -> None:
         seat, work, now_s = self._seats[peer], run.work, self.outcome.now_s
-        values = seat.tensors.run(work, run.scale)
+        values = seat.tensors.run(work, run.scale, run.rounds)
         seconds = seat.seconds[BACKWARD if work.kind == REGENERATE else work.kind]
         if self._disturbance:
             seconds *= self._disturbance.slowness(peer)

@@ -68,7 +68,7 @@ class Contents:
 
     # ------------------------------------------------------------------------------------------------------- compute
 
-    def run(self, work: Work, scale: float) -> dict[str, float]:
+    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work; the values of its Ran, one sample of loss 1 for each microbatch."""
         step = work.step
         if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and step != self.version:
@@ -82,7 +82,7 @@ class Contents:
         elif work.kind in (BACKWARD, REGENERATE):
             self._backward(work)
         else:
-            self._update(step)
+            self._update(step, rounds)
         counts = work.kind in (BACKWARD, EVALUATE)
         return ({"n_samples": 1} | ({"loss_sum": 1.0} if self._last else {})) if counts else {}
 
@@ -117,22 +117,15 @@ class Contents:
         if lineage != self.lineage:
             self._broken(EXACT_COVER, self.peer, f"{work} in lineage {self.lineage} uses {key} of lineage {lineage}")
 
-    def _update(self, step: int) -> None:
-        keys = {name: self._result(step, name) for name in self._groups}
-        rounds = frozenset(key.round for name in keys for key in keys[name])
-        self._applied(self.peer, step, rounds)
+    def _update(self, step: int, rounds: tuple[Round, ...]) -> None:
+        """What each slice of the sums holds was looked at when it was added up."""
+        if {(step, name) for name in self._groups} != {(round.step, round.group) for round in rounds}:
+            self._broken(EXACT_COVER, self.peer, f"updates with {rounds}, has the groups {sorted(self._groups)}")
+        for round in rounds:
+            if not self.holds(round):
+                self._missing(f"the whole sum of {round}")
+        self._applied(self.peer, step, frozenset(rounds))
         self.version = step + 1
-
-    def _result(self, step: int, group: str) -> list[SliceKey]:
-        """The slices of the whole sum; what each holds was looked at when it was added up."""
-        keys = sorted(
-            (k for k in self._slices if k.src is None and (k.round.step, k.round.group) == (step, group)),
-            key=lambda key: key.lo,
-        )
-        ends = [0, *(key.hi for key in keys)]
-        if [key.lo for key in keys] != ends[:-1] or ends[-1] != self._groups[group].n_elements:
-            self._missing(f"slices of {group}, step {step}: holds {[(key.lo, key.hi) for key in keys]}")
-        return keys
 
     def holds(self, round: Round) -> bool:
         """Whether the whole result of a round is here."""

@@ -109,7 +109,7 @@ def _with_arrivals(rng: random.Random, plan: Plan, run_s: float, faults: list[Fa
             found.append(Fault(fault.at_s + rng.uniform(0.0, run_s), RESTART, fault.peer))
     found += [Fault(rng.uniform(0.0, run_s), JOIN, n) for n in range(rng.choice((0, 0, 1, 2)))]
     if rng.random() < 0.2:
-        found.append(Fault(rng.uniform(0.0, run_s), LEAVE, rng.choice(sorted(plan.peers))))
+        found.append(Fault(rng.uniform(0.5, 1.0) * run_s, LEAVE, rng.choice(sorted(plan.peers))))
     if rng.random() < 0.15:
         at_s = rng.uniform(0.0, run_s)
         found += [Fault(at_s, CRASH, COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, COORDINATOR)]

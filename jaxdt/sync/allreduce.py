@@ -198,7 +198,6 @@ class AllReduce:
 
     def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
-        void = [Forget(exchange.round) for exchange in self._exchanges.values()]
         lost = range(view.n_committed, self._version + 2)
         self._view, self._version, self._drained = view, view.n_committed, -1
         self._lineage, self._download = view.lineage, None
@@ -207,9 +206,7 @@ class AllReduce:
             self._ledger.free(step)
             self._tallies.pop(step, None)
         self._exchanges.clear()
-        # Boundary tensors are not freed: some of the new lineage may be here already, and those of the old one are
-        # written over before anybody reads them.
-        return [*void, Restore(view.n_committed, view.lineage)]
+        return [Free(lost[-1]), Restore(view.n_committed, view.lineage)]
 
     def _renew(self, step: int, name: str, held: tuple[Round, tuple[int, ...]] | None) -> list[Action]:
         """Give up an exchange whose round is void in the view; the next look makes a new one."""
@@ -278,6 +275,8 @@ class AllReduce:
 
     def _gather(self, step: int) -> list[Action]:
         """Nothing more will be added: lay the gradient out for the exchange, unless it was sent already."""
+        if step < self._version:
+            return []  # somebody's word on a step that is over here
         self._drained = step
         if all(self._exchange(step, group).frozen for group in self._groups):
             return []
@@ -391,7 +390,9 @@ class AllReduce:
         if record.verdict == "skip":
             return self._advance(record.step)
         self._updating = True
-        return [Run(Work(self._stage, UPDATE, None, self._peer, record.step), update_scale(record, self._clip_norm))]
+        rounds = tuple(exchange.round for exchange in mine)
+        work = Work(self._stage, UPDATE, None, self._peer, record.step)
+        return [Run(work, update_scale(record, self._clip_norm), rounds)]
 
     def _advance(self, step: int) -> list[Action | Event]:
         self._updating = False

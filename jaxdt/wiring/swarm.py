@@ -132,6 +132,8 @@ class SwarmWiring:
             kept.clear()
         if view.rolled_back or self._peer in view.joining:
             self._forget()
+            if view.rolled_back:  # nobody sends before all have let go of what was
+                self._haves, self._told = {}, False
             return []
         if view.number == 1:
             return self._begin(now_s, view.n_committed)
@@ -146,9 +148,12 @@ class SwarmWiring:
         self._ready.clear()
 
     def _begin(self, now_s: float, step: int) -> list[Action | Event]:
-        if step >= self._n_steps or self._peer not in self._view.working(self._stage, step):
+        if self._peer not in self._view.working(self._stage, step):
             return []
         self._step = step
+        self._ready.clear()  # it was for a step that is over
+        if step >= self._n_steps:
+            return []
         self._own.clear()
         self._forwarded.clear()
         self._gradients.clear()
@@ -302,7 +307,8 @@ class SwarmWiring:
 
     def _tell(self, now_s: float) -> list[Action | Event]:
         """Say what we counted, as soon as we are in the view's step and nothing runs that might still be counted."""
-        if self._told or self._running or self._step != self._view.n_committed:
+        begun = self._step == self._view.n_committed < self._n_steps
+        if self._told or self._running or not begun:
             return []
         self._told = True
         have = Have(self._step, tuple(sorted(self._own)))

@@ -98,7 +98,9 @@ def ours(found: dict[str, Pair], how: str) -> list[float]:
 
 def ratios(rows: dict[str, dict[str, Pair]]) -> list[list]:
     pipelines = lambda found: ours(found, BLOCKING)[1:] + ours(found, BESIDE)[1:]  # noqa: E731
-    return [[m, *PRINTED_RATIO[m], found[SWARM].ratio, found[DEEP].ratio, *pipelines(found)] for m, found in rows.items()]
+    return [
+        [m, *PRINTED_RATIO[m], found[SWARM].ratio, found[DEEP].ratio, *pipelines(found)] for m, found in rows.items()
+    ]
 
 
 def details(rows: dict[str, dict[str, Pair]]) -> list[list]:
