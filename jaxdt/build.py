@@ -44,6 +44,11 @@ def _peer(config: RunConfig, plan: Plan, peer: int, run: str, start_version: int
     return Peer(Membership(seat), _wiring(config, plan, peer), _sync(config, plan, peer, stage))
 
 
+def window(config: RunConfig, plan: Plan) -> int:
+    """Microbatches on their way in all under stochastic wiring."""
+    return config.wiring.window or WINDOW_A_PEER * len(plan.peers)
+
+
 def build_coordinator(
     config: RunConfig,
     plan: Plan,
@@ -93,7 +98,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int) -> FixedWiring | SwarmWiri
         (activation, gradient),
         evals,
         min(config.wiring.routers, len(plan.peers)),
-        config.wiring.window or WINDOW_A_PEER * len(plan.peers),
+        window(config, plan),
         config.train.seed,
     )
 
