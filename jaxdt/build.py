@@ -62,6 +62,11 @@ def elastic(config: RunConfig) -> bool:
     return config.wiring.kind == "swarm"
 
 
+def window(config: RunConfig, plan: Plan) -> int:
+    """Microbatches on their way in all under stochastic wiring."""
+    return config.wiring.window or WINDOW_A_PEER * len(plan.peers)
+
+
 def build_coordinator(
     config: RunConfig,
     plan: Plan,
@@ -114,7 +119,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
         (activation, gradient),
         evals,
         min(config.wiring.routers, len(plan.peers)),
-        config.wiring.window or WINDOW_A_PEER * len(plan.peers),
+        window(config, plan),
         config.train.seed,
     )
 

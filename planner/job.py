@@ -14,12 +14,10 @@ from jaxdt.core.errors import BadInput
 from jaxdt.core.events import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.core.memory import FLOAT_BYTES, stage_memory_bytes
 from jaxdt.core.network import Network
-from jaxdt.core.profile import CodecTimes, Profile, stage_seconds
+from jaxdt.core.profile import Profile, codec_times, stage_seconds
 from jaxdt.core.sizes import DTYPE_BYTES
 from planner.layers import Ranges, cut_points, parameter_load, split
 from planner.problem import MISSING_S
-
-NO_CODEC = CodecTimes(0.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +67,19 @@ class Job:
         """Per kind of Work of a stage, with encoding and decoding at its boundaries."""
         if (kind, lo, hi) not in self._seconds:
             found = stage_seconds(self.profile, kind, lo, hi)
-            times = self.profile.kind(kind).codecs.get(self.codec, NO_CODEC)
+            times = codec_times(self.profile, kind, self.codec)
             before, after = lo > 0, hi < self.n_layers
             found[FORWARD] += before * times.decode_s + after * times.encode_s
             found[BACKWARD] += after * times.decode_s + before * times.encode_s
             self._seconds[kind, lo, hi] = found
         return self._seconds[kind, lo, hi]
 
-    def stage_bytes(self, lo: int, hi: int, in_flight: int, n_replicas: int) -> int:
-        at = (lo, hi, in_flight, n_replicas)
+    def stage_bytes(self, lo: int, hi: int, in_flight: int) -> int:
+        at = (lo, hi, in_flight)
         if at not in self._bytes:
             profile = self.profile
             options = dict(dtype=profile.dtype, remat=profile.remat, optimizer=self.optimizer)
-            needed = stage_memory_bytes(
-                profile.model, lo, hi, profile.microbatch_size, in_flight, n_replicas, **options
-            )
-            self._bytes[at] = needed
+            self._bytes[at] = stage_memory_bytes(profile.model, lo, hi, profile.microbatch_size, in_flight, **options)
         return self._bytes[at]
 
     def split(self, placement: np.ndarray, depth: tuple[int, ...]) -> Ranges | None:
@@ -92,7 +87,6 @@ class Job:
         smallest; None if no ranges fit."""
         kinds = [{self.kinds[k] for k in self.kind_of[row]} for row in placement]
         rooms = [min(self.memory_bytes[d] for d in row) for row in placement]
-        n_replicas = placement.shape[1]
 
         def load(stage: int, lo: int, hi: int) -> float:
             times = [self.seconds(kind, lo, hi) for kind in kinds[stage]]
@@ -101,7 +95,7 @@ class Job:
         def fits(stage: int, lo: int, hi: int) -> bool:
             if rooms[stage] == math.inf:
                 return True
-            return self.stage_bytes(lo, hi, depth[stage], n_replicas) <= rooms[stage]
+            return self.stage_bytes(lo, hi, depth[stage]) <= rooms[stage]
 
         return split(self.cuts, len(placement), load, fits)
 
@@ -139,10 +133,10 @@ def even_split(job: Job, n_stages: int) -> Ranges:
     return found
 
 
-def refuse_too_small(job: Job, n_stages: int, n_pipelines: int):
+def refuse_too_small(job: Job, n_stages: int):
     """Before any search: not even stages of the roomiest devices could hold the model."""
     room = max(job.memory_bytes)
-    fits = lambda stage, lo, hi: room == math.inf or job.stage_bytes(lo, hi, 1, n_pipelines) <= room  # noqa: E731
+    fits = lambda stage, lo, hi: room == math.inf or job.stage_bytes(lo, hi, 1) <= room  # noqa: E731
     even_split(job, n_stages)
     if split(job.cuts, n_stages, parameter_load(job.profile.model), fits) is None:
         refuse_memory(job, n_stages)
@@ -151,7 +145,7 @@ def refuse_too_small(job: Job, n_stages: int, n_pipelines: int):
 def refuse_memory(job: Job, n_stages: int) -> NoReturn:
     """One line: what a stage would need at least, and what there is."""
     stages = even_split(job, n_stages)
-    need = max(job.stage_bytes(lo, hi, 1, job.network.n_devices // n_stages or 1) for lo, hi in stages)
+    need = max(job.stage_bytes(lo, hi, 1) for lo, hi in stages)
     room = [m for m in job.memory_bytes if m < math.inf]
     raise BadInput(
         f"memory_bytes: found no split of {job.n_layers} layers over {n_stages} stages that fits devices with "

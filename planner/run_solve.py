@@ -96,7 +96,7 @@ def memory_job(flags: Namespace, network: Network, workload: sizes.Workload) -> 
     how = dict(dtype=flags.dtype or DTYPE, remat=remat)
     profile = from_flops(workload.model, flags.microbatch_size or 1, flops, 1.0, **how)
     job = Job(network, profile, sum(workload.shares))
-    refuse_too_small(job, len(workload.stages), len(workload.shares))
+    refuse_too_small(job, len(workload.stages))
     return job
 
 

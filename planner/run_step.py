@@ -104,7 +104,7 @@ def run(flags: Namespace, network: Network) -> int:
 def _check_shape(job: Job, n_stages: int, n_pipelines: int):
     sizes.microbatch_shares(job.n_microbatches, n_pipelines)
     problem_of(job.network, n_stages, n_pipelines, *sizes_of_shape(job, n_stages, n_pipelines))
-    refuse_too_small(job, n_stages, n_pipelines)
+    refuse_too_small(job, n_stages)
 
 
 def _workload(job: Job, finalist: Finalist) -> Workload:

@@ -112,8 +112,7 @@ def improve(job: Job, layout: Layout, bits: np.ndarray, heat: float, n_moves: in
     place, spare = layout.placement.copy(), layout.spare.copy()
     best, best_spare = place.copy(), spare.copy()
     work, sizes = job.work_table(layout.stages), job.gradient_bytes(layout.stages)
-    n_replicas = place.shape[1]
-    need = [job.stage_bytes(*r, d, n_replicas) for r, d in zip(layout.stages, layout.depth, strict=True)]
+    need = [job.stage_bytes(*r, d) for r, d in zip(layout.stages, layout.depth, strict=True)]
     room = np.array(job.memory_bytes)
     counts, depth = np.array(layout.shares), np.array(layout.depth)
     anneal_step(

@@ -98,7 +98,7 @@ def parts_of(config: RunConfig, case: Case) -> dict:
 
 def config_of_flags() -> tuple[RunConfig, AblationConfig, TokenFile]:
     """The run's config without its group `ablation`, that group, and the tokens."""
-    fields = run_flags.CONFIG.value.to_dict()
+    fields = run_flags.config_dict().to_dict()
     ablation = plain.read(AblationConfig, fields.pop("ablation", {}), "ablation")
     data = run_flags.token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)

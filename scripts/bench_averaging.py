@@ -11,9 +11,7 @@ Quote it from an otherwise idle machine only.
 import json
 import multiprocessing
 import os
-import shlex
 import statistics
-import subprocess
 import tempfile
 import time
 import zlib
@@ -23,8 +21,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.update(MALLOC_MMAP_THRESHOLD_="1073741824", MALLOC_TRIM_THRESHOLD_="2147483647", MALLOC_TOP_PAD_="67108864")
 os.environ.update(MALLOC_ARENA_MAX="1")  # what train.py sets for itself; the peers are started with it
 
+import guarded  # noqa: E402
 import numpy as np  # noqa: E402
-from absl import app, flags  # noqa: E402
+from absl import flags  # noqa: E402
+from rival import check, rival_seconds  # noqa: E402
 
 from jaxdt.core.coordinator import Coordinator, Terms  # noqa: E402
 from jaxdt.core.events import (  # noqa: E402
@@ -49,11 +49,11 @@ from jaxdt.runtime.slices import Slices  # noqa: E402
 from jaxdt.runtime.transport import Transport  # noqa: E402
 from jaxdt.sync.allreduce import AllReduce  # noqa: E402
 
-N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.")
-N_ELEMENTS = flags.DEFINE_integer("n_elements", 25_000_000, "fp32 numbers of the vector.")
-N_ROUNDS = flags.DEFINE_integer("rounds", 6, "Rounds of one start; the first is not counted.")
-N_STARTS = flags.DEFINE_integer("starts", 3, "How often all processes are started, in turn with the rival.")
-SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 22, "Unit of the exchange.")
+N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.", 2)
+N_ELEMENTS = flags.DEFINE_integer("n_elements", 25_000_000, "fp32 numbers of the vector.", 1)
+N_ROUNDS = flags.DEFINE_integer("rounds", 6, "Rounds of one start; the first is not counted.", 2)
+N_STARTS = flags.DEFINE_integer("starts", 3, "How often all processes are started, in turn with the rival.", 1)
+SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 22, "Unit of the exchange.", 4)
 TLS = flags.DEFINE_bool("tls", False, "With mutual TLS, as runs have by default.")
 RIVAL = flags.DEFINE_string("rival", None, "Command of another system's all-reduce of the same vector.")
 RIVAL_KEY = flags.DEFINE_string("rival_key", "allreduce_s_median", "Where its JSON says the seconds of a round.")
@@ -193,7 +193,8 @@ def rounds_s(options: dict) -> list[float]:
     ]
 
 
-def main(_) -> None:
+def main() -> None:
+    check(RIVAL.value)
     ours, rival = [], []
     with tempfile.TemporaryDirectory() as folder:
         secret = None
@@ -210,8 +211,7 @@ def main(_) -> None:
         for _ in range(N_STARTS.value):
             ours.append(statistics.median(rounds_s(options)))
             if RIVAL.value:
-                done = subprocess.run(shlex.split(RIVAL.value), check=True, stdout=subprocess.PIPE, text=True)
-                rival.append(float(json.loads(done.stdout.strip().splitlines()[-1])[RIVAL_KEY.value]))
+                rival.append(rival_seconds(RIVAL.value, RIVAL_KEY.value))
     result = {"allreduce_s": statistics.median(ours), "starts": ours, "tls": TLS.value}
     if rival:
         result |= {"rival_s": statistics.median(rival), "rival_starts": rival}
@@ -219,4 +219,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    guarded.run(main)

@@ -21,32 +21,43 @@ import memory_settings
 if __name__ == "__main__":
     memory_settings.restart()
 
+import guarded  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from absl import app, flags, logging  # noqa: E402
+from absl import flags  # noqa: E402
 
 from jaxdt.codec import decode, encode  # noqa: E402
-from jaxdt.core.codec import parse  # noqa: E402
+from jaxdt.core.codec import AUTO, parse  # noqa: E402
+from jaxdt.core.errors import BadInput  # noqa: E402
 
 CODECS = flags.DEFINE_list("codecs", ["bf16", "int8", "int8:1024", "int8-dynamic"], "Which codecs.")
 SHAPES = flags.DEFINE_list("shapes", ["1048576", "4x512x4096"], "Shapes of fp32 tensors, such as 4x512x4096.")
-ROUNDS = flags.DEFINE_integer("rounds", 200, "How often each is run, in turn.")
+ROUNDS = flags.DEFINE_integer("rounds", 200, "How often each is run, in turn.", 1)
 QUEUED = 20  # calls in a row on an accelerator
 WARM_UP = 5
 
 
-def main(_) -> None:
-    logging.set_verbosity(logging.WARNING)
+def main() -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    for name in CODECS.value:
+        if parse(name, "--codecs").name == AUTO:
+            raise BadInput("--codecs: got auto, which is a choice between codecs, expected a codec")
     results = []
-    for text in SHAPES.value:
-        shape = tuple(int(size) for size in text.split("x"))
+    for shape in [shape_of(text) for text in SHAPES.value]:
         x = jax.device_put(np.random.default_rng(0).standard_normal(shape, np.float32))
         seconds = timed(calls(x))
         for name in CODECS.value:
             results.append(result(name, shape, seconds, x.nbytes))
     print(json.dumps(results, indent=1))
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """(4, 512) of "4x512"."""
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise BadInput(f"--shapes: got {text!r}, expected sizes >= 1 with an x between them, such as 4x512")
+    return tuple(map(int, sizes))
 
 
 def calls(x: jax.Array) -> dict[str, Callable]:
@@ -97,4 +108,4 @@ def result(name: str, shape: tuple[int, ...], seconds: dict[str, float], n_bytes
 
 
 if __name__ == "__main__":
-    app.run(main)
+    guarded.run(main)

@@ -15,7 +15,6 @@ Quote it from an otherwise idle machine only.
 
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -25,20 +24,22 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import guarded  # noqa: E402
 import numpy as np  # noqa: E402
-from absl import app, flags  # noqa: E402
+from absl import flags  # noqa: E402
+from rival import check, rival_seconds  # noqa: E402
 
 from jaxdt.core import trace  # noqa: E402
 from jaxdt.core.events import parse_work  # noqa: E402
 from jaxdt.model.data import write_tokens  # noqa: E402
 
-ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is run, in turn.")
-STEPS = flags.DEFINE_integer("steps", 14, "Steps of a run; the first three are not counted.")
+WARM_UP = 3
+ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is run, in turn.", 1)
+STEPS = flags.DEFINE_integer("steps", 14, "Steps of a run; the first three are not counted.", WARM_UP + 2)
 RIVAL = flags.DEFINE_string("rival", None, "Command of another system on the same workload.")
 RIVAL_KEY = flags.DEFINE_string("rival_key", "step_s_median", "Where its JSON says the seconds of a step.")
 EXTRA = flags.DEFINE_multi_string("flag", [], "Another flag for launch.py, such as --config.plan.layers=5,3.")
 
-WARM_UP = 3
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -67,12 +68,8 @@ def run_ours(folder: Path, stages: int, tokens: Path) -> dict:
     return {"step_s": step_s, "cpu_s": cpu_s, "ideal_s": ideal_s}
 
 
-def run_rival() -> float:
-    done = subprocess.run(shlex.split(RIVAL.value), check=True, stdout=subprocess.PIPE, text=True)
-    return float(json.loads(done.stdout.strip().splitlines()[-1])[RIVAL_KEY.value])
-
-
-def main(_) -> None:
+def main() -> None:
+    check(RIVAL.value)
     single, ours, rival = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -83,7 +80,7 @@ def main(_) -> None:
             single.append(run_ours(folder / "single", 1, tokens))
             ours.append(run_ours(folder / "pipeline", 2, tokens))
             if RIVAL.value:
-                rival.append(run_rival())
+                rival.append(rival_seconds(RIVAL.value, RIVAL_KEY.value))
     median = lambda runs, key: statistics.median(run[key] for run in runs)  # noqa: E731
     result = {
         "single_step_s": median(single, "step_s"),
@@ -99,4 +96,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    guarded.run(main)

@@ -13,7 +13,8 @@ import statistics
 import time
 from dataclasses import replace
 
-from absl import app, flags
+import guarded
+from absl import flags
 
 from jaxdt.core.config import PlanConfig, RunConfig, default_plan
 from jaxdt.core.gpt import gpt_config
@@ -22,7 +23,7 @@ from jaxdt.core.profile import from_flops
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import Scenario
 
-ROUNDS = flags.DEFINE_integer("rounds", 3, "The median of so many rounds is reported.")
+ROUNDS = flags.DEFINE_integer("rounds", 3, "The median of so many rounds is reported.", 1)
 SMALL_STEPS, LARGE_STEPS = 21, 2
 
 
@@ -50,7 +51,7 @@ def measured(one: Scenario, n_steps: int) -> dict[str, float]:
     return {"step_cpu_s": a_step_s, "steps_per_s": 1 / a_step_s, "total_s": statistics.median(first_s)}
 
 
-def main(_) -> None:
+def main() -> None:
     small, large = measured(scenario(8, 64), SMALL_STEPS), measured(scenario(128, 128 * 32), LARGE_STEPS)
     result = {f"peers_64_{name}": value for name, value in small.items()}
     result |= {f"peers_1024_{name}": value for name, value in large.items()}
@@ -59,4 +60,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    guarded.run(main)

@@ -26,6 +26,7 @@ FLOATS_PER_PARAMETER = 3  # the parameter and two moments
 
 
 def main() -> int:
+    run_flags.check_run_dir()
     findings = [*doctor.versions(), *doctor.devices(), *doctor.clock(doctor.clock_error_s())]
     if LISTEN.value:
         findings += doctor.port(*parse_address("--listen", LISTEN.value))
@@ -46,7 +47,7 @@ def main() -> int:
 def of_config() -> Iterable[doctor.Finding]:
     """Tokens and disk; without a config only what is free."""
     n_kept = n_bytes = 0
-    if run_flags.CONFIG.value is not None:
+    if not run_flags.FLAGS["config"].using_default_value:
         config, _, data = run_flags.config_and_plan()
         yield from doctor.tokens(data)
         n_kept = config.train.keep_checkpoints + 1  # the next one is written before the oldest goes

@@ -8,10 +8,10 @@ broken, when and by whom, and the command that plays it again; --verbose prints 
 Exit codes: 0 nothing found, 1 something found, 2 bad input.
 """
 
-import sys
 import time
 
-from absl import app, flags
+import guarded
+from absl import flags
 
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Action, Event, Received, Report, Run, Send
@@ -70,13 +70,5 @@ def in_short(action: Action) -> str:
     return str(action)
 
 
-def guarded(_) -> None:
-    try:
-        sys.exit(main())
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    app.run(guarded)
+    guarded.run(main)

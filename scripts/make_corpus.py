@@ -1,10 +1,10 @@
-"""Make a larger corpus, about 90 MB of English prose, from Debian documentation packages.
+"""Make a larger corpus, about 80 MB of English prose, from Debian documentation packages.
 
     python scripts/make_corpus.py --out=runs/prose [--cache=DIR] [--packages=a,b,c]
     python scripts/prepare_data.py --train=runs/prose/train.txt --eval=runs/prose/heldout.txt --tokenizer=gpt2 \\
         --out=runs/prose/gpt2.tok
 
-Needs Debian or a relative of it with `apt-get` (after `apt-get update`; no root) and `dpkg-deb`; about 180 MB are
+Needs Debian or a relative of it with `apt-get` (after `apt-get update`; no root) and `dpkg-deb`; about 230 MB are
 downloaded from where the machine's own apt points to. Paragraphs that were seen before are left out, also between
 packages. SOURCES.md beside the texts lists every package with version, licences and share; the texts are not part of
 this repository. The same package versions give the same texts.
@@ -13,13 +13,15 @@ this repository. The same package versions give the same texts.
 import gzip
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from absl import app, flags
+import guarded
+from absl import flags
 from prose import paragraphs
 from rich.progress import track
 
@@ -53,6 +55,8 @@ WELL_KNOWN = (
     r"\b(?:GNU (?:\w+ ){1,3}License|BSD|MIT|Apache License|PostgreSQL License|Python License|[Pp]ublic domain"
     r"|CC BY(?:-SA)?)\b"
 )
+
+QUIET = not sys.stdout.isatty()  # no progress bars into a file
 
 _OUT = flags.DEFINE_string("out", "runs/prose", "folder for train.txt, heldout.txt and SOURCES.md")
 _CACHE = flags.DEFINE_string("cache", None, "folder that keeps the downloaded packages (default: none are kept)")
@@ -110,8 +114,7 @@ def licences(copyright_text: str) -> str:
     """The names in a machine-readable copyright file, else those of the well-known licences that it mentions."""
     names = [] if re.search(r"^License:\s*$", copyright_text, flags=re.MULTILINE) else LICENCE.findall(copyright_text)
     if not names:
-        known = re.findall(r"common-licenses/([\w.+-]*\w)", copyright_text)
-        names = known or re.findall(WELL_KNOWN, copyright_text)
+        names = re.findall(r"common-licenses/([\w.+-]*\w)", copyright_text) + re.findall(WELL_KNOWN, copyright_text)
     return ", ".join(sorted({name.strip().replace("|", "or") for name in names})) or "see its copyright file"
 
 
@@ -162,9 +165,12 @@ def add_package(corpus: Corpus, package: str, deb: Path, cache: Path) -> str:
 
 def build(out: Path, cache: Path, packages: list[str]) -> str:
     """Fill `out`; returns the summary line."""
-    debs = {package: download(package, cache) for package in track(packages, "downloading")}
+    out.mkdir(parents=True, exist_ok=True)  # before anything is fetched for it
+    debs = {package: download(package, cache) for package in track(packages, "downloading", disable=QUIET)}
     corpus = Corpus(out)
-    lines = [add_package(corpus, package, deb, cache) for package, deb in track(list(debs.items()), "reading")]
+    lines = [
+        add_package(corpus, package, deb, cache) for package, deb in track(list(debs.items()), "reading", disable=QUIET)
+    ]
     corpus.close()
     head = (
         "Prose taken from these Debian packages, each under its own licences.\n\n| package | version | licences | MB |"
@@ -174,18 +180,17 @@ def build(out: Path, cache: Path, packages: list[str]) -> str:
     return f"{out}: {len(packages)} packages, {sizes}; versions and licences in SOURCES.md"
 
 
-def main(argv: list[str]) -> int:
-    del argv
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            cache = Path(_CACHE.value or name)
-            cache.mkdir(parents=True, exist_ok=True)
-            print(build(Path(_OUT.value), cache, _PACKAGES.value))
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+def main() -> None:
+    if not _PACKAGES.value:
+        raise BadInput("--packages: got none, expected the names of packages")
+    for program in ("apt-get", "dpkg-deb"):
+        if not shutil.which(program):
+            raise BadInput(f"{program}: not found, expected Debian or a relative of it")
+    with tempfile.TemporaryDirectory() as name:
+        cache = Path(_CACHE.value or name)
+        cache.mkdir(parents=True, exist_ok=True)
+        print(build(Path(_OUT.value), cache, _PACKAGES.value))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    guarded.run(main)

@@ -14,6 +14,7 @@ Exit codes: 0 done, 2 bad input.
 import contextlib
 import json
 import multiprocessing
+import os
 import socket
 from pathlib import Path
 
@@ -25,6 +26,7 @@ if __name__ == "__main__":
 import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
+from jaxdt.core import codec  # noqa: E402
 from jaxdt.core import network as networks  # noqa: E402
 from jaxdt.core import profile as profiles  # noqa: E402
 from jaxdt.core.errors import BadInput  # noqa: E402
@@ -46,6 +48,9 @@ def profile() -> int:
     run_flags.required("config", "out")
     if ROUNDS.value < 1:
         raise BadInput(f"--rounds: got {ROUNDS.value}, expected an integer >= 1")
+    check_out()
+    for name in CODECS.value:
+        codec.parse(name, "--codecs")
     run_flags.set_cpus(CPUS.value)
     import jax
 
@@ -89,7 +94,7 @@ def links() -> int:
     if not 0 <= ME.value < len(hosts) or len(hosts) < 2:
         raise BadInput(f"--me: got {ME.value}, expected an index of the {len(hosts)} hosts in --hosts, at least two")
     if ME.value == 0:
-        run_flags.required("out")
+        check_out()
     be_host(ME.value, hosts, run_flags.CREDENTIAL.value, TRANSFER_S.value, names(len(hosts)), OUT.value, None)
     return 0
 
@@ -104,7 +109,7 @@ def names(n: int) -> list[str]:
 
 def local_links() -> int:
     """All hosts on this machine, over emulated links if asked for; plaintext, since nothing leaves it."""
-    run_flags.required("out")
+    check_out()
     if LOCAL.value < 2:
         raise BadInput(f"--local: got {LOCAL.value}, expected an integer >= 2")
     network = networks.load(run_flags.EMULATE.value) if run_flags.EMULATE.value else None
@@ -155,6 +160,14 @@ def say(src: int, dst: int, link) -> None:
         f"short messages {link.short_gbps:.4g} Gb/s",
         flush=True,
     )
+
+
+def check_out() -> None:
+    """BadInput for an --out that cannot be written, before minutes of measuring go into it."""
+    run_flags.required("out")
+    out = Path(OUT.value)
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise BadInput(f"--out: {out} cannot be written, expected a file in a folder that is there")
 
 
 def write(content: dict, path: Path | None = None) -> None:

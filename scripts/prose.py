@@ -115,6 +115,7 @@ ROFF_TEXT = _words(".B .I .BR .RB .IR .RI .BI .IB .SM .SB .Nm .Ar .Fl .Xr .Pa .D
 ROFF_SIGNS = {r"\-": "-", r"\e": "\\", r"\&": "", r"\ ": " ", r"\(aq": "'", r"\(dq": '"', r"\(em": "-", r"\(en": "-"}
 ROFF_SIGNS |= {r"\(lq": '"', r"\(rq": '"', r"\(oq": "'", r"\(cq": "'", r"\(bu": "", r"\|": "", r"\^": "", r"\:": ""}
 ROFF_SIGNS |= {r"\*(C`": "", r"\*(C'": "", r'\*(L"': '"', r'\*(R"': '"', r"\*(--": "-"}  # those of pod2man
+ROFF_SIGNS |= {r"\*(Aq": "'", r"\*(C+": "C++", r"\*(lq": '"', r"\*(rq": '"'}
 
 
 def from_man(text: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ The second also compares runs: a table on the terminal, and comparison.png in th
 """
 
 import json
+import math
 from pathlib import Path
 
 import run_flags
@@ -22,6 +23,7 @@ from jaxdt.core.plan import Plan
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs, to be shown beside this one.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
+NUMBERS = ("step_s_measured", "step_s_predicted", "step_s_predicted_uncompressed", "tokens_per_s")  # of a summary
 
 
 def main() -> int:
@@ -60,15 +62,27 @@ def read(run_dir: Path, flag: str) -> tuple[Plan, dict, list[dict], list[dict]]:
 
 
 def read_summary(path: Path) -> dict:
-    """The summary with its clock offsets; BadInput if it is damaged."""
+    """The summary; BadInput if what is read from it is damaged."""
     try:
         summary = json.loads(path.read_text())
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error}), expected what a run wrote") from None
-    offsets_s = summary.get("clock_offset_s") if isinstance(summary, dict) else None
-    if not isinstance(offsets_s, dict) or not all(isinstance(offset_s, float) for offset_s in offsets_s.values()):
+    if not isinstance(summary, dict):
+        raise BadInput(f"{path}: got {summary!r:.40}, expected an object")
+    for name in NUMBERS:
+        if summary.get(name) is not None and not is_number(summary[name]):
+            raise BadInput(f"{path}: {name}: got {summary[name]!r:.40}, expected a number")
+    offsets_s, codecs = summary.get("clock_offset_s"), summary.get("codec_on_links", {})
+    if not isinstance(offsets_s, dict) or not all(map(is_number, offsets_s.values())):
         raise BadInput(f"{path}: clock_offset_s: got {offsets_s!r:.40}, expected seconds per peer")
+    if not isinstance(codecs, dict) or not all(isinstance(codec, str) for codec in codecs.values()):
+        raise BadInput(f"{path}: codec_on_links: got {codecs!r:.40}, expected a codec per link")
     return summary
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -79,7 +93,9 @@ def read_metrics(path: Path) -> list[dict]:
             step = json.loads(line)
         except ValueError:
             step = None
-        if not isinstance(step, dict) or not {"step", "loss"} <= set(step):
+        kinds = {"step": int, "loss": int | float, "step_s": int | float}
+        kinds |= {"eval_loss": int | float} if isinstance(step, dict) and "eval_loss" in step else {}
+        if not isinstance(step, dict) or not all(isinstance(step.get(name), kind) for name, kind in kinds.items()):
             raise BadInput(f"{path}: line {number}: got {line!r:.40}, expected a step")
         steps.append(step)
     return steps

@@ -1,8 +1,8 @@
 """A paper's figure and ours, side by side, with what was assumed and where ours differs.
 
-    python scripts/reproduce.py dtfm|square_cube|swarm_table1 [--out=configs/reproduce]
+    python scripts/reproduce.py dtfm|square_cube|swarm_table1|swarm_table2|swarm_scaling [--out=configs/reproduce]
 
-Writes OUT/TARGET/README.md and its pictures; needs no jax. Minutes for dtfm, seconds for the others. Exit codes: 0
+Writes OUT/TARGET/README.md and its pictures; needs no jax. Minutes for dtfm and swarm_table2, seconds for the others. Exit codes: 0
 done, 2 bad input.
 """
 

@@ -4,20 +4,23 @@
     python scripts/simulate.py --model=gpt3_1p3b --stages=8 --pipelines=8 --microbatches=512 --flops=1.25e14 \\
         --efficiency=0.35 --dtype=bfloat16 --network=N.json --sweep=bandwidth_gbps=0.05:10 --out=runs/sim
 
+    python scripts/simulate.py --model=debug --flops=1e9 --stages=2 --pipelines=3 --faults=7:4
+
 Prints the step's parts (jaxdt/sim/account.py defines them) and writes to --out: prediction.json (parts, utilisation and
 memory per peer, bytes per link), timeline.json (ui.perfetto.dev), simulation.png, and for a sweep sweep.json and
 sweep.png. Without --plan the config's plan fields or --stages, --pipelines and --microbatches cut and place evenly;
-without --profile the seconds follow from --flops and --efficiency; without --network links cost nothing. Exit codes:
-0 done, 2 bad input.
+without --profile the seconds follow from --flops and --efficiency; without --network links cost nothing. With --faults
+or --trace, instead: the faults, what the run of --steps makes of them, and how long it takes without (under a config's
+`fixed` wiring it ends with the first peer that is lost). Exit codes: 0 done, 2 bad input.
 """
 
 import json
 import math
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from absl import app, flags
+import guarded
+from absl import flags
 from ml_collections import config_flags
 
 from jaxdt.core import config as configs
@@ -32,8 +35,11 @@ from jaxdt.core.plan import Plan
 from jaxdt.core.profile import Profile
 from jaxdt.core.trace import Trace, read
 from jaxdt.sim.account import WARM_UP_STEPS, Account, account
+from jaxdt.sim.availability import from_trace
+from jaxdt.sim.faults import JOIN, Fault, draw
 from jaxdt.sim.lines import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
+from jaxdt.sim.ordeal import endure, summary
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes
 
@@ -59,6 +65,9 @@ ACCESS = flags.DEFINE_float("access_gbps", None, "The line that all traffic of a
 SEED = flags.DEFINE_integer("seed", 0, "Of the jitter.")
 SWEEP = flags.DEFINE_string("sweep", None, f"NAME=LOW:HIGH with {', '.join(SWEEPS)}; log-spaced, for all links.")
 POINTS = flags.DEFINE_integer("points", 9, "Points of a sweep.")
+FAULTS = flags.DEFINE_string("faults", None, "SEED:N, so many faults from a seed.")
+TRACE = flags.DEFINE_string("trace", None, "An availability trace (jaxdt/sim/availability.py): crashes when nodes go.")
+TRACE_SPEED = flags.DEFINE_float("trace_speed", 1.0, "Seconds of the trace in one second of the run.")
 TIMELINE = flags.DEFINE_bool("timeline", True, "Write timeline.json and simulation.png.")
 OUT = flags.DEFINE_string("out", None, "Folder for the results.")
 
@@ -68,12 +77,16 @@ def main() -> int:
         if not least <= flag.value < math.inf:
             raise BadInput(f"--{flag.name}: got {flag.value}, expected a number >= {least}")
     scenario = scenario_of_flags()
+    if FAULTS.value or TRACE.value:
+        run_ordeal(scenario)
+        return 0
     sweep = parsed_sweep(SWEEP.value) if SWEEP.value else None
+    if OUT.value:
+        Path(OUT.value).mkdir(parents=True, exist_ok=True)
     result = account(scenario, STEPS.value)
     print(table(scenario, result))
     if OUT.value:
         out = Path(OUT.value)
-        out.mkdir(parents=True, exist_ok=True)
         (out / "prediction.json").write_text(json.dumps(as_json(scenario, result), indent=1) + "\n")
         if TIMELINE.value:
             write_timeline(out, scenario, result)
@@ -119,10 +132,12 @@ def config_of_flags(profile: Profile | None) -> RunConfig:
     cut.setdefault("microbatches", 4 * cut.get("stages", 1) * cut.get("pipelines", 1))
     model = {"preset": MODEL.value} if MODEL.value else profiles.to_json(profile)["model"]
     fields = {"model": model, "plan": cut, "train": {}}
-    size = MICROBATCH_SIZE.value or (profile.microbatch_size if profile else None)
+    size = MICROBATCH_SIZE.value
+    size = profile.microbatch_size if size is None and profile else size
     fields["train"] |= {"microbatch_size": size} if size is not None else {}
     dtype = DTYPE.value or (profile.dtype if profile else None)
     fields |= {"dtype": dtype} if dtype else {}
+    fields |= {"wiring": {"kind": "swarm"}} if FAULTS.value or TRACE.value else {}
     fields |= {"remat": profile.remat} if profile else {}
     return configs.parse(fields)
 
@@ -241,13 +256,37 @@ def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
         plots.sweep(Path(OUT.value) / "sweep.png", name, points)
 
 
-def guarded(_) -> None:
-    try:
-        sys.exit(main())
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+def run_ordeal(scenario: Scenario) -> None:
+    """The run under faults beside the run without."""
+    stages, n_steps = scenario.plan.placement, STEPS.value
+    calm = endure(scenario, n_steps)
+    faults = []
+    if FAULTS.value:
+        seed, n = parsed_faults(FAULTS.value)
+        faults += draw(seed, stages, n, calm.now_s, max(scenario.config.net.deadline_floor_s, calm.now_s / 4))
+    if TRACE.value:
+        faults += crashes_of_trace(scenario, calm.now_s)
+    print("\n".join(map(str, faults)) or "no faults")
+    print("\n".join(summary(calm, endure(scenario, n_steps, faults, calm.now_s))))
+
+
+def crashes_of_trace(scenario: Scenario, until_s: float) -> list[Fault]:
+    """Each peer's first crash: a run that has begun takes nobody in yet, so joins are left out."""
+    if not 0 < TRACE_SPEED.value < math.inf:
+        raise BadInput(f"--trace_speed: got {TRACE_SPEED.value}, expected a finite number > 0")
+    told = from_trace(TRACE.value, scenario.plan.placement, SEED.value, until_s, TRACE_SPEED.value)
+    first = {fault.peer: fault for fault in reversed(told) if fault.kind != JOIN}
+    print(f"{sum(fault.kind == JOIN for fault in told)} joins of the trace left out: no peer can join yet")
+    return sorted(first.values(), key=lambda fault: fault.at_s)
+
+
+def parsed_faults(text: str) -> tuple[int, int]:
+    """SEED:N."""
+    seed, _, n = text.partition(":")
+    if not (seed.isdecimal() and n.isdecimal() and int(n) > 0):
+        raise BadInput(f"--faults: got {text!r}, expected SEED:N with N >= 1")
+    return int(seed), int(n)
 
 
 if __name__ == "__main__":
-    app.run(guarded)
+    guarded.run(main)

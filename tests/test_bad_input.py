@@ -79,6 +79,23 @@ def checkpoint(folder: Path, data: str, **changes) -> None:
     (folder / "config.json").write_text("{}")
 
 
+def ended_runs() -> dict[str, str]:
+    """Files of folders of runs that have ended, of which each but the first lacks something or has it wrong."""
+    whole = {"plan.json": json.dumps(PLAN), "metrics.jsonl": '{"step": 0, "loss": 1.5, "step_s": 0.1}\n'}
+    whole["summary.json"] = json.dumps({"clock_offset_s": {"0": 0.0}, "step_s_measured": 0.1})
+    damages = {
+        "ended": {},
+        "ended_unplanned": {"plan.json": "{"},
+        "ended_cut": {"summary.json": whole["summary.json"][:9]},
+        "ended_words": {"summary.json": '{"clock_offset_s": {}, "step_s_measured": "fast"}'},
+        "ended_nan": {"summary.json": '{"clock_offset_s": {"0": NaN}}'},
+        "ended_codec": {"summary.json": '{"clock_offset_s": {}, "codec_on_links": {"0->1": 8}}'},
+        "ended_loss": {"metrics.jsonl": whole["metrics.jsonl"] + '{"step": 1, "loss": "low", "step_s": 0.1}\n'},
+        "ended_traced": {"trace/peer_0.jsonl": '{"what": "run"}\n{}\n'},
+    }
+    return {f"{run}/{name}": text for run, other in damages.items() for name, text in (whole | other).items()}
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A folder with one of everything that can be wrong."""
@@ -102,6 +119,7 @@ def files(tmp_path_factory):
         "gap.json": json.dumps(PLAN | {"stages": [[0, 1], [2, 3]]}),
         "other.json": json.dumps(PLAN | {"n_layers": 3, "stages": [[0, 1], [1, 3]]}),
         "misspelt.json": json.dumps(PLAN | {"shedule": "gpipe"}),
+        **ended_runs(),
         "cut.json": json.dumps(PLAN)[:50],
         "noise.json": b"\xff\xfe\x00{",
         "small.json": network(1),
@@ -113,7 +131,7 @@ def files(tmp_path_factory):
         "metrics.jsonl": '{"step": 0}\n',
     }
     for name, content in contents.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (folder / "broken.pem").chmod(0o600)
     checkpoint(folder / "done", checksum)
@@ -203,8 +221,27 @@ def test_launching(files):
     refused(files, "launch", cases)
 
 
+def test_reporting(files):
+    cases = {
+        "no such run": (["--run_dir={dir}/run"], "has no summary.json"),
+        "a run that goes on": (["--run_dir={dir}/done"], "done has no summary.json"),
+        "a file for a folder": (["--run_dir={dir}/file"], "file has no summary.json"),
+        "damaged plan": (["--run_dir={dir}/ended_unplanned"], "ended_unplanned/plan.json: not JSON"),
+        "truncated summary": (["--run_dir={dir}/ended_cut"], "ended_cut/summary.json: not JSON"),
+        "words for a number": (["--run_dir={dir}/ended_words"], "summary.json: step_s_measured: got 'fast', expected"),
+        "clock of no time": (["--run_dir={dir}/ended_nan"], "summary.json: clock_offset_s: got"),
+        "no name of a codec": (["--run_dir={dir}/ended_codec"], "summary.json: codec_on_links: got"),
+        "words for a loss": (["--run_dir={dir}/ended_loss"], "metrics.jsonl: line 2: got"),
+        "no record": (["--run_dir={dir}/ended_traced"], "peer_0.jsonl: line 1: got"),
+        "another run that is none": (["--run_dir={dir}/ended", "--against={dir}/thesis"], "--against: "),
+        "another run that is damaged": (["--run_dir={dir}/ended", "--against={dir}/ended_words"], "got 'fast'"),
+    }
+    refused(files, "report", cases)
+
+
 def test_coordinating(files):
     cases = {
+        "a file for a folder": (["--run_dir={dir}/file"], "file is not a folder"),
         "port in use": (["--listen=127.0.0.1:{port}", "--run_dir={dir}"], "listen: cannot bind 127.0.0.1:"),
         "no address": (["--listen=here"], "listen: got 'here', expected host:port"),
         "no address at all": (["--listen="], "listen: got no address"),
@@ -216,6 +253,43 @@ def test_coordinating(files):
         "network of another size": (["--emulate={dir}/small.json"], "small.json: has 1 devices"),
     }
     refused(files, "coordinate", cases)
+
+
+def test_a_flag_file_that_is_not_there_is_one_line(tmp_path):
+    command = [sys.executable, str(ROOT / "scripts/train.py"), f"--flagfile={tmp_path}/none.flags"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("--flagfile: ") and done.stderr.count("\n") == 1 and "none.flags" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("simulate", "--model=debug --flops=1e9 --out={dir}/file", "file: File exists"),
+        ("simulate", "--model=debug --flops=1e9 --microbatch_size=0", "train.microbatch_size: got 0"),
+        ("simulate", "--model=debug --flops=1e9 --frob", "frob"),
+        ("doctor", "--run_dir={dir}/file", "file is not a folder"),
+        ("ablate", "--config={dir}/none_such.py --run_dir={dir}/run", "none_such.py"),
+        ("measure", "links --local=2 --out={dir}/thesis", "--out: {dir}/thesis cannot be written"),
+        ("measure", "profile --config={dir}/good.py --out={dir}/none/p.json", "p.json cannot be written"),
+        ("measure", "profile --config={dir}/good.py --out={dir}/p.json --codecs=int9", "--codecs: got 'int9'"),
+        ("make_corpus", "--packages= --out={dir}/run", "--packages: got none"),
+        ("make_corpus", "now", "argument: got 'now'"),
+        ("prepare_data", "--frob", "frob"),
+        ("bench_codec", "--codecs=auto", "--codecs: got auto"),
+        ("bench_codec", "--shapes=4x0", "--shapes: got '4x0'"),
+        ("bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
+        ("bench_averaging", "--n_peers=1", "n_peers"),
+        ("bench_simulator", "--rounds=0", "rounds"),
+    ],
+)
+def test_every_script_refuses_in_one_line(script, flags, words, files):
+    before = content_of(files)
+    command = [sys.executable, "-W", "ignore", str(ROOT / f"scripts/{script}.py"), *flags.format(dir=files).split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=files)
+    assert done.returncode == 2 and not done.stdout, (done.stdout, done.stderr)
+    assert words.format(dir=files) in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert content_of(files) == before and not (files / "run").exists()
 
 
 # --------------------------------------------------------------------------------------------------- the run's folder

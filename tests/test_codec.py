@@ -94,6 +94,17 @@ def test_a_block_with_a_number_that_is_not_finite_decodes_to_nan(name, bad):
     assert np.all(np.isfinite(got[1::2]))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("spec", [LINEAR, DYNAMIC, parse("int8")], ids=str)
+def test_also_in_a_partial_block_and_in_a_tensor_smaller_than_one(spec, bad):
+    for at in (N - 5, N - 1):
+        x = np.ones(N, np.float32)
+        x[at] = bad
+        first = N - N % spec.block if spec.block < N else 0
+        got = there_and_back(spec, x)
+        assert np.all(np.isnan(got[first:])) and np.all(np.isfinite(got[:first]))
+
+
 @pytest.mark.parametrize("spec", [LINEAR, DYNAMIC, parse("int8"), parse("int8-dynamic")], ids=str)
 def test_zeros_and_numbers_too_small_to_count_become_zeros(spec):
     assert not np.any(there_and_back(spec, np.zeros(N, np.float32)))

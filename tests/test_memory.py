@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxdt.core.gpt import gpt_config
-from jaxdt.core.memory import exchange_bytes, residual_bytes, stage_memory_bytes, state_bytes, working_bytes
+from jaxdt.core.memory import residual_bytes, stage_memory_bytes, state_bytes, update_bytes, working_bytes
 from jaxdt.core.optim import OptimConfig
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import build_stage
@@ -25,15 +25,14 @@ def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype
     assert residual_bytes(model, lo, hi, 2, dtype, remat) == n_bytes
 
 
-def test_state_and_exchange_are_the_protocol_table():
-    """16 bytes a parameter with Adam in fp32, 18 with bf16 copies; 4 and a shard more while exchanging."""
+def test_bytes_of_a_parameter():
+    """16 with Adam in fp32, 18 with bf16 copies; 16 more at the update."""
     model = gpt_config("small", **SHAPE)
     n_params = model.stage_params(1, 3)
     assert state_bytes(model, 1, 3) == 16 * n_params
     assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
     assert state_bytes(model, 1, 3, optimizer="sgd") == 12 * n_params
-    assert exchange_bytes(model, 1, 3, 4) == 5 * n_params
-    assert exchange_bytes(model, 1, 3, 1) == 0
+    assert update_bytes(model, 1, 3) == 16 * n_params
 
 
 def test_the_last_stage_holds_logits_and_no_dots():
@@ -43,9 +42,16 @@ def test_the_last_stage_holds_logits_and_no_dots():
 
 
 def test_memory_grows_with_what_is_held():
+    """With 16 samples computing needs more than the update."""
     model = gpt_config("small", **SHAPE)
-    one = stage_memory_bytes(model, 1, 3, 1, 1)
-    assert stage_memory_bytes(model, 1, 3, 1, 4) - one == 3 * 3 * model.boundary_numbers(1) * 4
-    assert stage_memory_bytes(model, 1, 4, 1, 1) > one
-    assert stage_memory_bytes(model, 1, 3, 2, 1) > one
-    assert stage_memory_bytes(model, 1, 3, 1, 8, remat="dots") > stage_memory_bytes(model, 1, 3, 1, 8)
+    one = stage_memory_bytes(model, 1, 3, 16, 1)
+    assert stage_memory_bytes(model, 1, 3, 16, 4) - one == 3 * 3 * model.boundary_numbers(16) * 4
+    assert stage_memory_bytes(model, 1, 3, 16, 1, retained=5) - one == 5 * 2 * model.boundary_numbers(16) * 4
+    assert stage_memory_bytes(model, 1, 4, 16, 1) > one
+    assert stage_memory_bytes(model, 1, 3, 17, 1) > one
+    assert stage_memory_bytes(model, 1, 3, 16, 8, remat="dots") > stage_memory_bytes(model, 1, 3, 16, 8)
+
+
+def test_with_few_samples_the_update_needs_most():
+    model = gpt_config("small", **SHAPE)
+    assert stage_memory_bytes(model, 1, 3, 1, 1) == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)

@@ -189,7 +189,7 @@ def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     model = gpt_config("small")
 
     def needs(lo, hi, in_flight):
-        return stage_memory_bytes(model, lo, hi, 1, in_flight, 1, "bfloat16", "recompute")
+        return stage_memory_bytes(model, lo, hi, 1, in_flight, "bfloat16", "recompute")
 
     room = needs(0, 3, 4)
 

@@ -112,17 +112,17 @@ def test_a_slow_device_gets_fewer_layers_and_its_pipeline_fewer_microbatches():
 def test_slow_links_are_hidden_by_more_in_flight_and_memory_limits_that():
     network = generate("homogeneous", 4, 0)
     network = replace(network, latency_s=((0.5,) * 4,) * 4, bandwidth_gbps=((10.0,) * 4,) * 4)
-    free = job(network, 64)
+    free = job(network, 64, remat="dots")
     column = np.arange(4)[:, None]
     layout = tune(free, column)
     assert layout.depth[0] > 4
     assert simulated_s(free, layout) < 0.7 * simulated_s(free, replace(layout, depth=(4, 3, 2, 1)))
-    room = max(free.stage_bytes(lo, hi, 2, 1) for lo, hi in layout.stages)
-    tight = job(with_devices(network, memory_bytes=lambda i: room), 64)
+    room = max(free.stage_bytes(lo, hi, 32) for lo, hi in layout.stages)
+    tight = job(with_devices(network, memory_bytes=lambda i: room), 64, remat="dots")
     held = tune(tight, column)
     assert held.depth[0] < layout.depth[0]
     for (lo, hi), depth in zip(held.stages, held.depth, strict=True):
-        assert tight.stage_bytes(lo, hi, depth, 1) <= room
+        assert tight.stage_bytes(lo, hi, depth) <= room
     starved = job(with_devices(network, memory_bytes=lambda i: 10_000), 64)
     assert tune(starved, column) is None
 

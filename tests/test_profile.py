@@ -6,8 +6,8 @@ import pytest
 
 from jaxdt.core import profile
 from jaxdt.core.errors import BadInput
-from jaxdt.core.gpt import gpt_config
-from jaxdt.core.profile import CodecTimes, Kind, Part, Profile, from_flops, stage_seconds
+from jaxdt.core.gpt import GPTConfig, gpt_config
+from jaxdt.core.profile import CodecTimes, Kind, Part, Profile, codec_times, from_flops, stage_seconds
 
 MODEL = gpt_config("debug", n_layers=4)
 KIND = Kind(Part(1, 2, 3, 4), Part(10, 20, 30, 40), Part(100, 200, 300, 400), 0.5, {"int8": CodecTimes(7, 8)})
@@ -58,3 +58,30 @@ def test_a_bad_file_is_refused_by_name(change, message):
 def test_an_unknown_kind_is_refused_with_the_nearest():
     with pytest.raises(BadInput, match="no kind 'cpv' .did you mean \"cpu\""):
         PROFILE.kind("cpv")
+
+
+def with_codecs(codecs):
+    return Profile(MODEL, 2, {"k": Kind(Part(), codecs=codecs)})
+
+
+def test_a_codec_takes_its_own_seconds_or_its_familys():
+    timed = with_codecs({"int8": CodecTimes(7, 8), "int8:64": CodecTimes(9, 9), "int8-dynamic": CodecTimes(5, 6)})
+    found = {name: codec_times(timed, "k", name) for name in ("int8", "int8:256", "int8:64", "int8:1024")}
+    assert found["int8"] == found["int8:256"] == found["int8:1024"] == CodecTimes(7, 8)
+    assert found["int8:64"] == CodecTimes(9, 9)
+    assert codec_times(timed, "k", "int8-dynamic:512") == CodecTimes(5, 6)
+
+
+def test_a_codec_that_was_not_measured_is_never_free():
+    with pytest.raises(BadInput, match=r"codecs: has no seconds of int8:512, .* known: none"):
+        codec_times(with_codecs({}), "k", "int8:512")
+    assert codec_times(with_codecs({}), "k", "none") == CodecTimes(0, 0)
+
+
+def test_derived_codecs_are_bound_by_memory():
+    """512 numbers of 4 bytes, 1 byte/s: int8 reads them twice and writes 512 + 2 * 4 bytes."""
+    model = GPTConfig(2, 32, 2, 128, 16, 64)
+    derived = from_flops(model, 1, {"": 1.0}, 0.5, memory_gbps=8e-9)
+    assert codec_times(derived, "", "int8") == CodecTimes(2 * 2048 + 520, 2048 + 520)
+    assert codec_times(derived, "", "bf16") == CodecTimes(2048 + 1024, 2048 + 1024)
+    assert codec_times(from_flops(model, 1, {"": 1.0}, 0.5, dtype="bfloat16"), "", "bf16") == CodecTimes(0, 0)

@@ -52,6 +52,19 @@ def test_a_plan_and_a_profile_say_everything(tmp_path):
     assert "2 stages x 1 pipelines, 6 microbatches, gpipe" in done.stdout
 
 
+def test_a_run_under_faults_says_what_came_of_them(tmp_path):
+    """Drawn faults leave every stage a peer, so the run gets to its end; a trace may take all of them."""
+    run = ("simulate.py", "--model=debug", "--flops=3e6", "--stages=2", "--pipelines=3", "--steps=4")
+    done = call(*run, "--faults=7:4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == call(*run, "--faults=7:4").stdout != call(*run, "--faults=8:4").stdout
+    assert " s: cut p" in done.stdout and done.stdout.endswith("code 0, done: 4 steps\n")
+    (tmp_path / "trace.json").write_text(json.dumps({"t_s": [0, 5, 6], "nodes": [6, 0, 1]}))
+    done = call(*run, f"--trace={tmp_path}/trace.json", "--trace_speed=2")
+    assert done.stdout.count("2.500 s: crash p") == 6 and "1 joins of the trace left out" in done.stdout
+    assert "code 3, " in done.stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -61,6 +74,8 @@ def test_a_plan_and_a_profile_say_everything(tmp_path):
         ((*SMALL, "--sweep=latency_ms=5"), "expected latency_ms=LOW:HIGH"),
         ((*SMALL, "--flops=fast"), "expected FLOP/s or KIND=FLOP/s"),
         ((*SMALL, "--steps=0"), "--steps: got 0"),
+        ((*SMALL, "--faults=7"), "--faults: got '7', expected SEED:N"),
+        ((*SMALL, "--trace=none.json"), "none.json: cannot be read"),
         ((*SMALL, "--network=none.json"), "none.json: cannot be read"),
         ((*SMALL, "--stages=8", f"--network={NETWORK}"), "expected at most n_layers 2"),
         ((*SMALL, "--pipelines=5", f"--network={NETWORK}"), "has 8 devices, the plan uses device 9"),

@@ -432,9 +432,7 @@ class Coordinator:
 
     def _settled(self) -> list[Action]:
         """Over once every member is done and the last checkpoint is complete."""
-        if self._checkpoint != self.terms.n_steps or len(self._done) < len(self.view.members):
-            return []
-        if not {member.peer for member in self.view.members} <= set(self._done):
+        if self._checkpoint != self.terms.n_steps or not all(m.peer in self._done for m in self.view.members):
             return []
         return self._end(0, f"done: {self.terms.n_steps} steps")
 

@@ -137,8 +137,8 @@ def _matrix(data: dict, field: str, n: int, source: str) -> tuple[tuple[float, .
         if not isinstance(row, list) or len(row) != n:
             got = f"{len(row)} numbers" if isinstance(row, list) else type(row).__name__
             raise BadInput(f"{source}: {field}[{i}]: got {got}, expected {n} numbers")
-        for j, value in enumerate(row):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if i != j and (not number or not 0 <= value <= sys.float_info.max):
-                raise BadInput(f"{source}: {field}[{i}][{j}]: got {value!r}, expected a finite number >= 0")
+        for j, entry in enumerate(row):
+            number = isinstance(entry, int | float) and not isinstance(entry, bool)
+            if i != j and (not number or not 0 <= entry <= sys.float_info.max):
+                raise BadInput(f"{source}: {field}[{i}][{j}]: got {entry!r}, expected a finite number >= 0")
     return tuple(tuple(0.0 if i == j else float(v) for j, v in enumerate(row)) for i, row in enumerate(rows))

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from jaxdt.core.events import INTERNAL, Action, Event, Received, Report, Send, ViewChanged
+from jaxdt.core.events import INTERNAL, Action, Event, Header, Received, Report, Send, ViewChanged
 from jaxdt.core.membership import DROP, HOLD, TAKE, Membership
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
+_fill_in_header = Send.header.__set__
 
 
 class Machine(Protocol):
@@ -14,6 +15,15 @@ class Machine(Protocol):
     looks at (types of events, and for Received the types of bodies), and is then spared the others."""
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
+
+
+def _stamped(send: Send, header: Header) -> Send:
+    """The header on a message that a machine sends. A new one is nobody else's yet and is filled in where it lies,
+    since they are many; one that a machine kept and sends again may be on its way still, and is copied."""
+    if send.header is not None:
+        return Send(send.dst, send.body, send.n_bytes, send.priority, header)
+    _fill_in_header(send, header)
+    return send
 
 
 class Peer:
@@ -42,8 +52,7 @@ class Peer:
                 for answer in handle(now_s, event):
                     told = type(answer)
                     if told is Send:
-                        stamp = self.membership.header
-                        actions.append(Send(answer.dst, answer.body, answer.n_bytes, answer.priority, stamp))
+                        actions.append(_stamped(answer, self.membership.header))
                     elif told in BETWEEN_MACHINES:
                         events.append(answer)
                     else:

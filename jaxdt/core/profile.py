@@ -3,7 +3,8 @@
 A stage's seconds are sums over its parts: layers, and the embedding on the first stage, head and loss on the last.
 `forward_s` and `backward_s` are for one microbatch, backward with the recomputation that `remat` asks for; `update_s`
 is the optimizer's step on the part's parameters, `gather_s` laying its gradient out for the exchange. A codec's seconds
-are for one boundary tensor of the full width. Kinds of devices that differ by a factor need one entry each.
+are for one boundary tensor of the full width; one with another block than what was measured takes its family's (int8's
+for int8:1024). Kinds of devices that differ by a factor need one entry each.
 """
 
 import json
@@ -11,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from jaxdt.core import codec as codec_names
 from jaxdt.core import plain
 from jaxdt.core.errors import BadInput, nearest
 from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.core.gpt import GPTConfig
+from jaxdt.core.sizes import DTYPE_BYTES
 
 FORMAT = "jaxdt-profile-1"
 RECOMPUTE = {"recompute": 1.0, "dots": 0.0}
@@ -44,6 +47,9 @@ class Part:
 class CodecTimes:
     encode_s: float
     decode_s: float
+
+
+NO_CODEC = CodecTimes(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,22 @@ def stage_seconds(profile: Profile, kind: str, lo: int, hi: int) -> dict[str, fl
     }
 
 
+def codec_times(profile: Profile, kind: str, name: str) -> CodecTimes:
+    """Seconds of a codec on a kind of device: what was measured under this name, else under another of its family; what
+    leaves every number as it is costs nothing. BadInput where nothing of the family was measured."""
+    spec, known = codec_names.parse(name), profile.kind(kind).codecs
+    if not codec_names.loses(spec, DTYPE_BYTES[profile.dtype]):
+        return NO_CODEC
+    family = [other for other in sorted(known) if codec_names.parse(other).name == spec.name]
+    for measured in (name, str(spec), *family):
+        if measured in known:
+            return known[measured]
+    raise BadInput(
+        f"profile.kinds[{kind!r}].codecs: has no seconds of {name}, expected those of its family; known: "
+        f"{', '.join(sorted(known)) or 'none'}"
+    )
+
+
 def from_flops(
     model: GPTConfig,
     microbatch_size: int,
@@ -114,25 +136,31 @@ def from_flops(
     remat: str = "recompute",
 ) -> Profile:
     """A profile for devices that one does not have: `flops[kind]` peak FLOP/s, of which the maths reaches the share
-    `efficiency`; the optimizer is bound by memory at `memory_gbps` (1e9 bit/s). Forward is 2 FLOP per parameter and
-    token, backward 4, recomputation 2 more (SWARM Sec. 3.1)."""
+    `efficiency`; the optimizer and the codecs are bound by memory at `memory_gbps` (1e9 bit/s). Forward is 2 FLOP per
+    parameter and token, backward 4, recomputation 2 more (SWARM Sec. 3.1)."""
     if not 0 < efficiency <= 1:
         raise BadInput(f"efficiency: got {efficiency}, expected a share in (0, 1]")
-    n_tokens = microbatch_size * model.seq_len
+    n_tokens, bytes_per_s = microbatch_size * model.seq_len, memory_gbps * 1e9 / 8
 
     def part(n_params: int, peak: float, recomputed: float) -> Part:
         forward_s = 2.0 * n_params * n_tokens / (peak * efficiency)
-        bytes_per_s = memory_gbps * 1e9 / 8
         moved_s = [n_params * n / bytes_per_s for n in (GATHER_BYTES_PER_NUMBER, UPDATE_BYTES_PER_NUMBER)]
         return Part(forward_s, (2.0 + recomputed) * forward_s, *moved_s)
 
+    def times(codec: str) -> CodecTimes:
+        spec, n_numbers = codec_names.parse(codec), model.boundary_numbers(microbatch_size)
+        tensor, wire = n_numbers * DTYPE_BYTES[dtype], codec_names.wire_bytes(spec, n_numbers, DTYPE_BYTES[dtype])
+        n_reads = 2 if spec.block else 1  # once for the largest of each block
+        return CodecTimes((n_reads * tensor + wire) / bytes_per_s, (tensor + wire) / bytes_per_s)
+
+    codecs = {name: times(name) for name in (codec_names.BF16, codec_names.INT8, codec_names.DYNAMIC)}
     kinds = {}
     for name, peak in flops.items():
         if not 0 < peak < float("inf"):
             raise BadInput(f"flops[{name}]: got {peak}, expected FLOP/s > 0")
         table = part(model.token_table_params, peak, 0.0)
         embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
-        kinds[name] = Kind(part(model.block_params, peak, RECOMPUTE[remat]), embedding, table)
+        kinds[name] = Kind(part(model.block_params, peak, RECOMPUTE[remat]), embedding, table, codecs=codecs)
     source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"
     return Profile(model, microbatch_size, kinds, dtype, remat, source)
 

@@ -29,6 +29,11 @@ class Calendar:
         else:
             waiting.append(happen)
 
+    def clear(self) -> None:
+        """Nothing will happen any more."""
+        self._instants_s.clear()
+        self._happenings.clear()
+
     def next_s(self) -> float:
         """The next instant."""
         return self._instants_s[0]

@@ -66,7 +66,9 @@ class Fault:
     def takes(self) -> tuple[int, ...]:
         """The peers that the run may lose by it."""
         silent = self.kind in (PAUSE, CUT) or (self.kind == CLOG and not self.factor)
-        hits = self.kind in (*ENDS, LEAVE) or (silent and self.seconds > (SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S))
+        hits = self.kind in (*ENDS, LEAVE) or (
+            silent and self.seconds > (SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S)
+        )
         return tuple(peer for peer in self.peers if hits and peer != COORDINATOR)
 
     def __str__(self) -> str:

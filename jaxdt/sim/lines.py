@@ -24,6 +24,7 @@ class Lines:
 
     def __init__(self, link: Callable[[int, int], Link], at: At, host_of: Mapping[int, str], options: LinkOptions):
         self._link, self._at, self._host_of, self._options = link, at, dict(host_of), options
+        self._plain = options.jitter is options.ramp is None and not options.access_gbps
         self._lines: dict[tuple[int, int], SimulatedLink] = {}
         self._ways: dict[tuple[str, int], Pipe] = {}
 
@@ -40,6 +41,8 @@ class Lines:
 
     def _made(self, src: int, dst: int) -> SimulatedLink:
         link, options = self._link(src, dst), self._options
+        if self._plain:
+            return SimulatedLink(link, self._at)
         jitter_s = options.jitter.draws(src, dst) if options.jitter else None
         return SimulatedLink(link, self._at, jitter_s, options.ramp, *self._access(src, dst))
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import gc
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxdt.build import build_coordinator, build_peers
@@ -12,6 +13,7 @@ from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.trace import Trace
 from jaxdt.sim.cluster import NoTensors, Outcome, Seating, Simulation
+from jaxdt.sim.faults import Fault
 from jaxdt.sim.lines import LinkOptions
 
 WARM_UP_STEPS = 1
@@ -31,17 +33,38 @@ class Conditions:
     free: frozenset[str] = frozenset()
 
 
-def simulate(config: RunConfig, plan: Plan, conditions: Conditions, trace: Trace | None = None) -> Outcome:
+def simulate(
+    config: RunConfig,
+    plan: Plan,
+    conditions: Conditions,
+    trace: Trace | None = None,
+    faults: Sequence[Fault] = (),
+    until_s: float = math.inf,
+) -> Outcome:
     """Run the config's steps in virtual time, without arithmetic."""
+    with _without_gc():
+        return _simulate(config, plan, conditions, trace, faults, until_s)
+
+
+def _simulate(
+    config: RunConfig,
+    plan: Plan,
+    conditions: Conditions,
+    trace: Trace | None,
+    faults: Sequence[Fault],
+    until_s: float,
+) -> Outcome:
     tensors = NoTensors(config.train.microbatch_size)
     seats = {
         peer: Seating(machine, tensors, conditions.host_of[peer], conditions.seconds[peer])
         for peer, machine in build_peers(config, plan, "sim").items()
     }
     coordinator = build_coordinator(config, plan, "sim")
-    how = conditions.cores, conditions.persist_s, trace, conditions.options, conditions.free
-    with _without_gc():
-        return Simulation(coordinator, seats, conditions.link, *how).run()
+    how = conditions.cores, conditions.persist_s, trace, conditions.options, conditions.free, faults
+    simulation = Simulation(coordinator, seats, conditions.link, *how)
+    outcome = simulation.run(until_s)
+    simulation.forget()
+    return outcome
 
 
 @contextlib.contextmanager

@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from jaxdt.build import window
 from jaxdt.core.config import NetConfig, RunConfig
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import BACKWARD, COORDINATOR, FORWARD
 from jaxdt.core.memory import stage_memory_bytes
 from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan, even_shares
-from jaxdt.core.profile import CodecTimes, Profile, stage_seconds
+from jaxdt.core.profile import Profile, codec_times, stage_seconds
 from jaxdt.sim.lines import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links
 
 RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # without faults heartbeats change no step, and cost time here
 PERSIST_S = 0.002
-NO_CODEC = CodecTimes(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ def peer_seconds(scenario: Scenario, peer: int) -> dict[str, float]:
     plan, profile = scenario.plan, scenario.profile
     stage, pipeline = plan.seat(peer)
     kind = scenario.network.devices[peer].kind
-    codecs = profile.kind(kind).codecs
-    times = lambda boundary, forward: codecs.get(plan.codec_of(boundary, pipeline, forward), NO_CODEC)  # noqa: E731
+    times = lambda boundary, forward: codec_times(profile, kind, plan.codec_of(boundary, pipeline, forward))  # noqa: E731
     found = stage_seconds(profile, kind, *plan.stages[stage])
     if stage > 0:
         found[FORWARD] += times(stage - 1, True).decode_s
@@ -84,19 +83,27 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
     found = {}
     for peer in plan.peers:
         stage, pipeline = plan.seat(peer)
-        share = plan.shares[pipeline]
-        in_flight = share if plan.schedule == "gpipe" else min(share, plan.depth(stage))
+        in_flight, retained = _held(config, plan, stage, plan.shares[pipeline])
         found[peer] = stage_memory_bytes(
             config.model,
             *plan.stages[stage],
             config.train.microbatch_size,
             in_flight,
-            plan.n_pipelines,
             config.dtype,
             config.remat,
             config.optim.name,
+            retained,
         )
     return found
+
+
+def _held(config: RunConfig, plan: Plan, stage: int, share: int) -> tuple[int, int]:
+    """Microbatches between forward and backward at a peer, and those whose tensors are kept until the commit. Under
+    stochastic wiring all that are on their way may wait for this stage's backward, evenly spread over its peers."""
+    if config.wiring.kind == "swarm":
+        own = -(-plan.n_microbatches // plan.n_pipelines)
+        return min(own, -(-window(config, plan) // plan.n_pipelines)), own
+    return (share if plan.schedule == "gpipe" else min(share, plan.depth(stage))), 0
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:

@@ -440,8 +440,14 @@ class AllReduce:
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """Their sum, in their order. All stages but the last have no losses to add."""
-    return sum((tally for tally in tallies if tally is not NO_LOSSES), NO_LOSSES)
+    """Their sum, in their order; a loop, since there are as many as slices times members."""
+    loss_sum, n_losses, eval_sum, n_evals = 0.0, 0, 0.0, 0
+    for tally in tallies:
+        loss_sum += tally.loss_sum
+        n_losses += tally.n_losses
+        eval_sum += tally.eval_sum
+        n_evals += tally.n_evals
+    return Tally(loss_sum, n_losses, eval_sum, n_evals)
 
 
 def update_scale(record: Record, clip_norm: float) -> float:

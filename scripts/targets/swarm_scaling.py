@@ -112,9 +112,9 @@ NOT_MODELLED = (
 def assumptions() -> tuple[str, ...]:
     return (
         f"A T4 takes {layer_s():.3f} s for a layer of one sequence of {SEQ_LEN} tokens, forward, recomputation and "
-        f"backward: {BEST_NODES} nodes do {BEST_SAMPLES_PER_S} samples/s through {BEST_LAYERS} layers in Table 3's best "
-        f"case (no network). That is {efficiency():.3f} of {T4_FLOPS / 1e12:g} TFLOP/s. The sequence length of that load "
-        "test is not printed; 2048 is the published server code's.",
+        f"backward: {BEST_NODES} nodes do {BEST_SAMPLES_PER_S} samples/s through {BEST_LAYERS} layers in Table 3's "
+        f"best case (no network). That is {efficiency():.3f} of {T4_FLOPS / 1e12:g} TFLOP/s. The sequence length of "
+        "that load test is not printed; 2048 is the published server code's.",
         f"{STAGES} stages of {LAYERS} layers with one shared GeGLU block each, width {WIDTH}; 8-bit boundaries in "
         "blocks of 4096; microbatches of one sequence.",
         f"{1e3 * GBPS:g} Mb/s each way on each peer's line, shared by all its traffic; {1e3 * LATENCY_S:g} ms one way "

@@ -1,0 +1,51 @@
+"""What SWARM's Table 2 and Figure 7 are reproduced with: closed forms of small fleets, and a page of two sizes."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from targets import swarm_scaling, swarm_table2  # noqa: E402
+from targets.swarm_fleet import Fleet, each_s  # noqa: E402
+
+FLEET = Fleet(2, 2, 64, 1, "none", compute_s=1.0, latency_s=0.0, gbps=1e6)
+
+
+def test_without_a_network_a_microbatch_takes_its_compute():
+    assert each_s(FLEET, 4, 8) == pytest.approx(1.0, rel=1e-3)
+    assert each_s(replace(FLEET, wiring="swarm"), 8, 16) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_sender_that_blocks_waits_for_each_tensor():
+    """Stage 0 sends one tensor a microbatch, and so does stage 1."""
+    blocked = replace(FLEET, latency_s=0.25, blocking=True)
+    assert each_s(blocked, 4, 8) == pytest.approx(1.25, rel=1e-3)
+
+
+def test_a_line_is_shared_by_all_that_a_peer_sends():
+    """A boundary of 512 x 64 numbers in bf16 over a line that takes 2 s for it: stage 1 of 3 sends two a microbatch."""
+    narrow = replace(FLEET, n_stages=3, gbps=512 * 64 * 2 * 8 / 2e9, wiring="swarm", window=48)
+    assert each_s(narrow, 8, 24) == pytest.approx(4.0, rel=0.1)
+
+
+def test_averaging_and_the_commit_count_only_where_they_are_asked_for():
+    far = replace(FLEET, latency_s=0.25, wiring="swarm", window=64)
+    assert replace(far, synced=True).step_s(8) >= far.step_s(8) + 0.5
+
+
+def test_latency_costs_pipelines_more_than_stochastic_wiring():
+    found = {
+        wiring: [each_s(swarm_table2.fleet("xxlarge", far, wiring=wiring), 10, 30) for far in (False, True)]
+        for wiring in ("swarm", "fixed")
+    }
+    near, far = zip(*found.values(), strict=True)
+    assert far[0] / near[0] < far[1] / near[1] and far[0] < far[1]
+
+
+def test_the_page_of_the_scaling(tmp_path):
+    text = swarm_scaling.run(tmp_path, "command", peers=(8, 16))
+    assert "at least 100.0 % of the best case" in text and "0.156 of 65 TFLOP/s" in text
+    assert (tmp_path / "swarm_scaling.png").stat().st_size < 150_000
