@@ -52,7 +52,7 @@ def _peer(
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         elastic=elastic(config),
-        outage_s=config.net.outage_s,
+        outage_s=config.net.outage_s if elastic(config) else 0.0,
     )
     return Peer(Membership(seat), _wiring(config, plan, peer, place), _sync(config, plan, peer, stage))
 

@@ -1,6 +1,7 @@
 """The flags that launch.py, train.py and coordinate.py share, and the job that they describe."""
 
 import itertools
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxdt.core import config as configs
 from jaxdt.core import network as networks
+from jaxdt.core import plain
 from jaxdt.core import plan as plans
 from jaxdt.core.errors import BadInput
 from jaxdt.model.data import TokenFile, open_data
@@ -124,6 +126,25 @@ def job():
         resume=Path(RESUME.value) if RESUME.value else None,
         allow_plaintext=PLAINTEXT.value,
     )
+
+
+def newcomer(coordinator: str, data_path: str):
+    """(process.Job, peer, stage) of a newcomer, as the coordinator at host:port says."""
+    from jaxdt.build import fingerprint
+    from jaxdt.runtime.joining import ask
+    from jaxdt.runtime.process import Job, parse_address
+
+    check_run_dir()
+    credential = Path(CREDENTIAL.value) if CREDENTIAL.value else None
+    welcome = ask(parse_address("--join", coordinator), credential, PLAINTEXT.value)
+    config = plain.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
+    plan = plans.parse(welcome.job["plan"], "the run's plan")
+    data = token_file(data_path or config.data.path)
+    mine = fingerprint(config, plan, data.checksum)
+    if mine != welcome.fingerprint:
+        raise BadInput(f"--data: {data.path}: here is {mine}, the run has {welcome.fingerprint}")
+    job = Job(config, plan, data, welcome.run, Path(RUN_DIR.value), credential, allow_plaintext=PLAINTEXT.value)
+    return job, welcome.peer, welcome.stage
 
 
 def set_cpus(cpus: list[str]) -> None:

@@ -1,4 +1,11 @@
-"""One peer of a run on this host: python scripts/train.py --flagfile=host_2.flags"""
+"""One peer of a run on this host, of its plan or one that joins it.
+
+    python scripts/train.py --flagfile=host_2.flags
+    python scripts/train.py --join=HOST:PORT --credential=FILE --run_dir=DIR [--data=FILE.tok]
+
+A newcomer asks the coordinator at HOST:PORT for a stage, gets the stage's state from the peers that hold it, and then
+takes work. The first SIGTERM or SIGINT lets a peer of an elastic run leave without loss, a second one ends it at once.
+"""
 
 import os
 import sys
@@ -14,6 +21,8 @@ from absl import flags  # noqa: E402
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
+JOIN = flags.DEFINE_string("join", None, "host:port of the coordinator of a run to join as a newcomer.")
+DATA = flags.DEFINE_string("data", "", "With --join: where the run's token file is here, if not where its config says.")
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port on which others reach this peer; empty behind NAT.")
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices to spread the stage's microbatches over.")
 CPUS = flags.DEFINE_list("cpus", [], "Numbers of the CPUs that this process may use; XLA takes as many threads.")
@@ -21,15 +30,19 @@ CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled p
 
 
 def main() -> int:
-    run_flags.required("run_dir", "peer", "coordinator")
+    run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     run_flags.set_cpus(CPUS.value)
     from jaxdt.runtime import process  # imports jax, which counts the CPUs
 
-    job = run_flags.job()
     process.set_up_jax(Path(CACHE_DIR.value).expanduser())
-    stop = process.run_peer(
-        job, PEER.value, COORDINATOR.value, LISTEN.value, DEVICES.value, run_flags.STOP_WITH_PARENT.value
-    )
+    if JOIN.value:
+        job, peer, stage = run_flags.newcomer(JOIN.value, DATA.value)
+        print(f"peer {peer}: joins for stage {stage}", flush=True)
+    else:
+        job, peer, stage = run_flags.job(), PEER.value, None
+    with_parent = run_flags.STOP_WITH_PARENT.value
+    coordinator = JOIN.value or COORDINATOR.value
+    stop = process.run_peer(job, peer, coordinator, LISTEN.value, DEVICES.value, with_parent, stage)
     if stop.code:
         print(stop.reason, file=sys.stderr)
     sys.stdout.flush()

@@ -4,9 +4,8 @@ A mutant stands between the driver and one machine and changes what goes in or c
 not the machines' insides; two replace a function of the exchange instead. `MUTANTS` says by which invariants each may
 show itself, and among which of the fuzzer's seeds.
 
-To be planted once peers come back, the coordinator restarts, or updates are delayed: admission not raised on return,
-prepared without admission, accumulator kept after return, admission without version check; views that are not durable,
-no reign; redo with the latest version, only the last record kept. Once grants have lease numbers: cancel without order.
+To be planted once updates are delayed: redo with the latest version, only the last record kept. Once grants have lease
+numbers: cancel without order.
 """
 
 from collections.abc import Callable
@@ -14,13 +13,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
+from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
     Boundary,
     Committed,
+    Fetch,
     Forget,
     Free,
     Grant,
+    Install,
+    Installed,
     Key,
     Persist,
     Persisted,
@@ -30,12 +33,13 @@ from jaxdt.core.events import (
     Resend,
     Round,
     Send,
+    State,
     Take,
     View,
 )
 from jaxdt.core.message import tensor_key
 from jaxdt.sim.contents import Contents
-from jaxdt.sim.invariants import APPLICABLE, COVER, DISJOINT, PREFIX, PROGRESS
+from jaxdt.sim.invariants import APPLICABLE, COVER, DISJOINT, GROWS, PREFIX, PROGRESS, SPARED
 from jaxdt.sync import allreduce, exchange
 
 
@@ -156,11 +160,18 @@ class CountsAgain(Mutant):
         return self.machine.handle(now_s, event)
 
 
-class KeepsVoidRounds(Mutant):
-    """Slices of rounds that are void stay."""
+class JoinsWithoutState(Mutant):
+    """A newcomer takes part before it has the state of its stage."""
 
     def handle(self, now_s, event):
-        return [action for action in self.machine.handle(now_s, event) if not isinstance(action, Forget)]
+        actions = list(self.machine.handle(now_s, event))
+        for action in actions:  # which grows
+            if isinstance(action, Send) and isinstance(action.body, Fetch):
+                actions += self.machine.handle(now_s, Received(action.header, State(action.body.key)))
+            if isinstance(action, Install):
+                actions += self.machine.handle(now_s, Installed(action.version))
+        fetches = lambda action: isinstance(action, Send) and isinstance(action.body, Fetch)  # noqa: E731
+        return [action for action in actions if not fetches(action) and not isinstance(action, Install)]
 
 
 class Forgetful(Contents):
@@ -190,6 +201,11 @@ def without_retention(who, machine, contents):
     return machine
 
 
+def forgets_its_views(who, machine, contents):
+    """A coordinator that is started again knows nothing."""
+    return Coordinator(machine.terms) if who == COORDINATOR and machine.view else machine
+
+
 def unchanged(who, machine, contents):
     return machine
 
@@ -217,7 +233,8 @@ MUTANTS = {
     "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, range(20, 40)),
     "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, range(300, 320)),
     "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, range(370, 390)),
-    "void rounds stay": (of_peers(KeepsVoidRounds), nullcontext, {COVER, PREFIX}, range(60, 80)),
+    "admission without the state": (of_peers(JoinsWithoutState), nullcontext, {APPLICABLE}, range(40)),
+    "volatile views": (forgets_its_views, nullcontext, {PROGRESS, SPARED, GROWS, PREFIX}, range(100)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(20)),
 }

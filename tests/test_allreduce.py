@@ -426,7 +426,7 @@ def test_nothing_is_applied_without_a_record():
     wire, group = prepared_pair()
     assert not wire.internal
     commit(wire, 0, record(wire, group))
-    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25))]
+    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (Round(STEP, "stage0", 1),)))]
 
 
 def test_the_step_ends_when_the_update_ran():
@@ -476,7 +476,7 @@ def test_a_record_that_comes_twice_is_applied_once():
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
     commit(wire, 0, record(wire, group))
-    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25))]
+    assert wire.internal == [(0, Run(Work(0, "U", None, 0, STEP), 0.25, (Round(STEP, "stage0", 1),)))]
 
 
 def test_a_record_of_another_round_is_reported_and_not_applied():

@@ -178,8 +178,8 @@ def test_only_harmless_messages_come_twice_or_out_of_order(kind):
 
 
 def test_a_fault_that_the_simulator_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="cannot do 1.000 s: join p0"):
-        play([Fault(1.0, JOIN, 0)], STEADY)
+    with pytest.raises(ValueError, match="cannot do 1.000 s: melt p0"):
+        play([Fault(1.0, "melt", 0)], STEADY)
 
 
 # ---------------------------------------------------------------------------------------------------------------- dice

@@ -9,27 +9,23 @@ from pathlib import Path
 import pytest
 
 from jaxdt.core.events import COORDINATOR
-from jaxdt.sim.faults import DRAWERS, spares_every_stage
+from jaxdt.sim.faults import DRAWERS, JOIN, LEAVE, RESTART, spares_every_stage
 from jaxdt.sim.fuzz import draw_case, finding, play
 
 ROOT = Path(__file__).resolve().parent.parent
 N_SEEDS = 300
-# They show mistakes of the protocol that are known and not mended yet: tensors that came for a new lineage are freed
-# with the old one (56); what was said while a view was being made durable counts in it (241).
-OPEN = {56, 241}
 
 
 @pytest.mark.parametrize("low", range(0, N_SEEDS, 50))
 def test_invariants_hold_whatever_befalls_a_run(low):
-    seeds = set(range(low, low + 50)) - OPEN
-    found = {seed: line for seed in sorted(seeds) if (line := finding(draw_case(seed)))}
+    found = {seed: line for seed in range(low, low + 50) if (line := finding(draw_case(seed)))}
     assert not found
 
 
 def test_the_seeds_draw_all_kinds_and_both_ends():
     """Else the fuzzer would look at less than it says."""
     cases = [draw_case(seed) for seed in range(N_SEEDS)]
-    assert {fault.kind for case in cases for fault in case.faults} == set(DRAWERS)
+    assert {fault.kind for case in cases for fault in case.faults} == {*DRAWERS, JOIN, RESTART, LEAVE}
     fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
     assert 3 <= len(fatal) <= N_SEEDS // 10
     assert {case.config.train.on_nonfinite for case in cases} == {"stop", "skip", "rollback"}

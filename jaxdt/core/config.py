@@ -87,7 +87,7 @@ class SyncConfig:
 class NetConfig:
     """Deadlines are median + spread of what was observed, and never below the floor; all in seconds.
     `queue_bytes`: payload waiting for one peer beyond which no new Work starts. `outage_s`: how long peers wait for a
-    coordinator that is gone."""
+    coordinator that is gone, if their wiring can do with that."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0

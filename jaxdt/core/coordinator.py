@@ -130,7 +130,8 @@ class Coordinator:
         self._n_rollbacks = 0
         self._last_commit_s = 0.0
         self._ended = False
-        self._memory = memory
+        if memory:
+            self._recall(memory)
 
     @property
     def view(self) -> View | None:
@@ -141,7 +142,7 @@ class Coordinator:
             return []
         match event:
             case Started():
-                return [*self._remember(now_s), self._tick(now_s)]
+                return [*self._start(now_s), self._tick(now_s)]
             case Woke("tick"):
                 over = self._leases.over(now_s)
                 return [*(self._lost(*over) if over else []), self._tick(now_s)]
@@ -164,25 +165,28 @@ class Coordinator:
     def _tick(self, now_s: float) -> WakeAt:
         return WakeAt(now_s + self.terms.heartbeat_s, "tick")
 
-    def _remember(self, now_s: float) -> list[Action]:
-        """Nobody is put out before a whole lease of this reign (step protocol, Sec. 7.1)."""
-        if self._memory is None:
-            return [self._persist("reign", self.reign)]
-        view, self._records = self._memory.view, list(self._memory.records)
+    def _recall(self, memory: Memory) -> None:
+        view, self._records = memory.view, list(memory.records)
         self.roster.stage_of |= {member.peer: member.stage for member in view.members}
         self.roster.addresses |= {member.peer: member.address for member in view.members}
         self.roster.processes |= {member.peer: member.process for member in view.members}
         self.roster.adopt(replace(view, reign=self.reign))
-        ahead = [record.step + 1 for record in self._records]
-        self.n_committed = max(view.n_committed, *ahead) if ahead else view.n_committed
+        self.n_committed = max([view.n_committed, *(record.step + 1 for record in self._records)])
         if self.n_committed > view.n_committed:
             self.roster.committed()
-        self._checkpoint, self._last_commit_s = self._memory.checkpoint, now_s
-        for member in view.members:
-            self._leases.arrived(member.peer, now_s)
-        links = [Connect(member.peer, member.address) for member in view.members]
-        told = {"reign": self.reign, "view": view.number, "step": self.n_committed}
-        return [self._persist("reign", self.reign), *links, Report("again", told)]
+        self._checkpoint = memory.checkpoint
+
+    def _start(self, now_s: float) -> list[Action]:
+        """Nobody is put out before a whole lease of this reign (step protocol, Sec. 7.1)."""
+        actions: list[Action] = [self._persist("reign", self.reign)]
+        if self.view:
+            self._last_commit_s = now_s
+            for member in self.view.members:
+                self._leases.arrived(member.peer, now_s)
+                actions.append(Connect(member.peer, member.address))
+            told = {"reign": self.reign, "view": self.view.number, "step": self.n_committed}
+            actions.append(Report("again", told))
+        return actions
 
     def _persist(self, name: str, value: Message | int) -> Persist:
         self._pending[name] = value

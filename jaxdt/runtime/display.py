@@ -18,6 +18,7 @@ class Display:
 
     def __init__(self, plan: Plan, n_steps: int, live: bool):
         self._plan, self._n_steps = plan, n_steps
+        self._stages = {peer: plan.seat(peer)[0] for peer in plan.peers}
         self._beats: dict[int, dict] = {}
         self._previous: dict[int, tuple[float, dict]] = {}
         self._rates: dict[int, dict[str, float]] = {}
@@ -42,6 +43,11 @@ class Display:
             self._live.console.print(line, highlight=False)
         else:
             print(line, flush=True)
+
+    def members(self, stages: dict[int, int]) -> None:
+        """Who is in the run now, and for which stage."""
+        self._stages = dict(stages)
+        self._refresh()
 
     def beat(self, fields: dict) -> None:
         """A peer's heartbeat with its counters."""
@@ -77,7 +83,7 @@ class Display:
             print(f"loss           {summary['loss_first']:.4f} -> {summary['loss_last']:.4f}")
             if summary["eval_loss_last"] is not None:
                 print(f"held-out loss  {summary['eval_loss_last']:.4f}")
-            if measured_s:
+            if measured_s and predicted_s:
                 error = 100 * (predicted_s / measured_s - 1)
                 print(f"step           {measured_s:.3f} s measured, {predicted_s:.3f} s predicted ({error:+.1f} %)")
                 print(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
@@ -99,12 +105,12 @@ class Display:
 
     def _table(self) -> Group:
         table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
-        for peer in sorted(self._plan.peers):
+        for peer, stage in sorted(self._stages.items()):
             beat, rates = self._beats.get(peer), self._rates.get(peer, {})
             state = "absent" if beat is None else "training" if self._latest else "preparing"
             table.add_row(
                 str(peer),
-                str(self._plan.seat(peer)[0]),
+                str(stage),
                 state,
                 f"{(beat or {}).get('step', 0):.0f}",
                 f"{rates.get('bytes_out', 0) / 1e6:.2f}",

@@ -22,7 +22,8 @@ ADDRESS_S = 60.0
 class LocalFleet:
     """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py;
     `began_s` is when the launcher began, on the monotonic clock; `lock` an open file that they all hold. An `elastic`
-    run that has begun goes on without peers that end: that is the coordinator's affair."""
+    run that has begun goes on without peers that end: that is the coordinator's affair; and a coordinator that is
+    killed is started again."""
 
     def __init__(
         self,
@@ -49,20 +50,21 @@ class LocalFleet:
             signal.signal(number, self._interrupt)
         (self._run_dir / "logs").mkdir(exist_ok=True)
         try:
+            self._first_view.unlink(missing_ok=True)
             address = self._start_coordinator()
             if address:
+                print(f"coordinator at {address}", flush=True)
                 for peer in sorted(self._plan.peers):
                     self._start_peer(peer, address)
-            return self._wait()
+            return self._wait(address)
         finally:
             self._end()
 
-    def _start_coordinator(self) -> str:
+    def _start_coordinator(self, listen: str = "127.0.0.1:0") -> str:
         """Its address, or '' if it ended before it had one."""
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
-        self._first_view.unlink(missing_ok=True)
-        own = [f"--address_file={address_file}", f"--began_s={self._began_s}"]
+        own = [f"--address_file={address_file}", f"--began_s={self._began_s}", f"--listen={listen}"]
         command = [sys.executable, str(self._scripts / "coordinate.py"), *own, *self._flags]
         self._coordinator = subprocess.Popen(
             command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[self._lock]
@@ -95,9 +97,9 @@ class LocalFleet:
         own = range(first, first + self._n_cpus)
         return [f"--cpus={','.join(map(str, own))}"] if own and own[-1] < (os.cpu_count() or 1) else []
 
-    def _wait(self) -> int:
+    def _wait(self, address: str) -> int:
         """Until the coordinator has ended, or a peer has ended that the coordinator never heard of."""
-        while self._coordinator.poll() is None:
+        while self._coordinator.poll() is None or self._revived(address):
             time.sleep(POLL_S)
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
             if self._elastic and self._first_view.exists():
@@ -113,6 +115,13 @@ class LocalFleet:
         if code is not None and code not in RUN_CODES:
             print(f"coordinator: lost, its process ended with exit code {code}")
         return code if code in RUN_CODES else 3
+
+    def _revived(self, address: str) -> bool:
+        """A coordinator that was killed is started again where it was, if the run can go on."""
+        if not self._elastic or self._coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
+            return False
+        print("coordinator: killed, started again", flush=True)
+        return bool(self._start_coordinator(address))
 
     def _tell_all(self, peer: int) -> None:
         """A peer ended before the coordinator knew it: end the run for those who are there."""

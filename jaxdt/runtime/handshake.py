@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from jaxdt.core.events import COORDINATOR
+from jaxdt.core.events import COORDINATOR, PASSING
 from jaxdt.runtime import frame
 from jaxdt.runtime.frame import FrameError
 from jaxdt.runtime.limits import Limits
@@ -60,8 +60,9 @@ def name_of(peer: int) -> str:
 
 
 def check(theirs: Hello, run: str, me: int) -> None:
-    """Refused unless it is meant for this peer of this run."""
-    if theirs.run != run:
+    """Refused unless it is meant for this peer of this run. The coordinator also hears newcomers, who cannot know it."""
+    asks = me == COORDINATOR and theirs.me >= PASSING and theirs.run == ""
+    if theirs.run != run and not asks:
         raise Refused(f"run: {name_of(theirs.me)} is of run {theirs.run!r:.80}, {name_of(me)} of {run!r}")
     if theirs.to != me:
         raise Refused(f"peer: {name_of(theirs.me)} wants {name_of(theirs.to)}, this is {name_of(me)}")
@@ -97,7 +98,7 @@ def greet(wire: Wire, mine: Hello) -> Hello:
     if answer.kind == frame.REFUSED:
         raise Refused(" ".join(str(answer.head.get("reason")).split())[:200])
     theirs = hello_from(answer.head)
-    check(theirs, mine.run, mine.me)
+    check(theirs, mine.run or theirs.run, mine.me)
     if theirs.me != mine.to:
         raise Refused(f"peer: its address answers as {name_of(theirs.me)}, expected {name_of(mine.to)}")
     return theirs

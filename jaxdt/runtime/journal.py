@@ -66,7 +66,7 @@ class Journal:
         match report.kind:
             case "step":
                 self._step(fields)
-            case "view" if self._predicted_s is None:
+            case "view" if fields["view"] == 1:
                 self._start_s = time.monotonic() - self._began_s
                 self._predicted_s = self._predict(self._plan)
                 if self._compresses:
@@ -74,8 +74,14 @@ class Journal:
                     self._uncompressed_s = self._predict(plain)
                 self._display.say(f"all {len(fields['members'])} peers are ready")
                 self._display.say(f"predicted step time {self._predicted_s:.3f} s")
+            case "view":
+                self._display.members(fields["members"])
+                joining = "".join(f", {peer} joins" for peer in fields["joining"])
+                self._display.say(f"view {fields['view']}: peers {sorted(fields['members'])}{joining}")
             case "lost":
-                self._display.say(f"{fields['reason']}; the run goes on without it")
+                self._display.say(fields["reason"])
+            case "vacant":
+                self._vacant(fields)
             case "rollback":
                 self._roll_back(fields)
             case "checkpoint":
@@ -103,8 +109,14 @@ class Journal:
         self._metrics.close()
         self._steps = [step for step in self._steps if step["step"] < fields["to"]]
         self._metrics = self._rewritten()
-        lost = f"{fields['to']}..{fields['step']}"
-        self._display.say(f"step {fields['step']}: not finite, back to step {fields['to']}; lost steps {lost}")
+        lost = f"lost steps {fields['again']}" if fields["again"] else "no step is lost"
+        self._display.say(f"back from step {fields['step']} to the checkpoint of {fields['to']} steps; {lost}")
+
+    def _vacant(self, fields: dict) -> None:
+        self._display.say(
+            f"stage {fields['stage']} has lost all its peers; the run waits for another, and will go back to the "
+            f"checkpoint of {fields['checkpoint']} steps"
+        )
 
     def _rewritten(self) -> TextIO:
         """metrics.jsonl with the steps that count, open for more; a crash leaves the old content or the new."""

@@ -6,6 +6,7 @@ and this loop only passes keys around between them. Back pressure: no new Work s
 """
 
 import heapq
+import secrets
 import threading
 import time
 from collections import deque
@@ -20,9 +21,12 @@ from jaxdt.core.events import (
     UPDATE,
     Action,
     Connect,
+    Disconnect,
     Event,
     Forget,
     Free,
+    Install,
+    Installed,
     Interrupted,
     LinkChanged,
     MarkCheckpoint,
@@ -79,7 +83,7 @@ class Loop:
         self._events: SimpleQueue[Event | Stop | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Run] = deque()
-        self._work: SimpleQueue[Run | Restore | None] = SimpleQueue()
+        self._work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()
         self._stop: Stop | None = None
         self._busy_s = 0.0
         self._last_step = 0
@@ -126,7 +130,7 @@ class Loop:
         compute.start()
         flush_s = FLUSH_S if self._durable else 0.0  # a coordinator has last words
         try:
-            self._handle(Started(address))
+            self._handle(Started(address, secrets.randbelow(1 << 31)))
             while self._stop is None:
                 self._turn()
         except (BadInput, OSError) as error:
@@ -198,6 +202,8 @@ class Loop:
             case Connect(peer, address):
                 host, _, port = address.rpartition(":")
                 self.transport.connect(peer, (host, int(port)) if address else None)
+            case Disconnect(peer):
+                self.transport.drop(peer)
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):
@@ -205,7 +211,7 @@ class Loop:
                 self._handle(Persisted(name))
             case WriteCheckpoint(version):
                 self._checkpointer.save(version, self.tensors, self.post)
-            case Restore():
+            case Restore() | Install():
                 self._work.put(action)
             case MarkCheckpoint(version, lineage):
                 self._checkpointer.mark_complete(version, lineage)
@@ -238,6 +244,9 @@ class Loop:
                 if isinstance(action, Restore):
                     self.tensors.restore(action.version, action.lineage)
                     self.post(Restored(action.version))
+                elif isinstance(action, Install):
+                    self.tensors.install(action.lineage)
+                    self.post(Installed(action.version))
                 else:
                     if action.work.kind == UPDATE and self._checkpointer:
                         self._checkpointer.wait()

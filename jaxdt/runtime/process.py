@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import sys
@@ -13,17 +14,26 @@ from pathlib import Path
 
 import jax
 
-from jaxdt.build import build_coordinator, build_peer
+from jaxdt.build import build_coordinator, build_newcomer, build_peer, elastic
 from jaxdt.core.config import RunConfig
+from jaxdt.core.coordinator import Memory, remembered
 from jaxdt.core.errors import BadInput
-from jaxdt.core.events import COORDINATOR, Interrupted, Ready, Report, Stop
+from jaxdt.core.events import COORDINATOR, Event, Interrupted, Leave, Ready, Report, Stop
 from jaxdt.core.message import from_plain
 from jaxdt.core.network import Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
 from jaxdt.core.trace import Trace
 from jaxdt.model.data import TokenFile
-from jaxdt.runtime.checkpoint import Checkpointer, Stamp, about_run, check_resumable, load_entries, step_folder
+from jaxdt.runtime.checkpoint import (
+    Checkpointer,
+    Stamp,
+    about_run,
+    check_resumable,
+    complete_checkpoints,
+    load_entries,
+    step_folder,
+)
 from jaxdt.runtime.credential import load as load_credential
 from jaxdt.runtime.durable import FileStore, LateFile
 from jaxdt.runtime.journal import Journal
@@ -68,11 +78,24 @@ class Job:
         return Checkpointer(self.run_dir, about, self.config.train.keep_checkpoints, stage)
 
 
-def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 1, with_parent: bool = False) -> Stop:
-    """Be one peer of the plan until the run ends; `with_parent`: or until standard input does."""
+def run_peer(
+    job: Job,
+    peer: int,
+    coordinator: str,
+    listen: str,
+    devices: int = 1,
+    with_parent: bool = False,
+    joins: int | None = None,
+) -> Stop:
+    """Be one peer of the plan until the run ends; `with_parent`: or until standard input does. `joins`: the stage of a
+    newcomer that the plan does not know."""
     config, plan = job.config, job.plan
-    stage, _ = plan.seat(peer)
-    machine = build_peer(config, plan, peer, job.run, job.start.version, job.data.checksum)
+    if joins is None:
+        stage, _ = plan.seat(peer)
+        machine = build_peer(config, plan, peer, job.run, job.start.version, job.data.checksum)
+    else:
+        stage, plan = joins, plan.with_newcomer(peer, joins)
+        machine = build_newcomer(config, job.plan, peer, stage, job.run, job.data.checksum)
     with contextlib.closing(LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl")) as trace_file:
         trace = Trace(trace_file.write, job.trace_steps)
         loop = Loop(peer, machine, trace, _say, job.checkpointer(stage), queue_bytes=config.net.queue_bytes)
@@ -85,9 +108,10 @@ def run_peer(job: Job, peer: int, coordinator: str, listen: str, devices: int = 
             store.restore(job.start.version, job.start.lineage)
             loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
-            return Ready(time_stage(loop.tensors, peer, stage, groups, config.train.eval_every_steps > 0))
+            seconds = time_stage(store, peer, stage, groups, config.train.eval_every_steps > 0)
+            return Ready(seconds, store.n_words)
 
-        return _until_stopped(loop, address, prepare, with_parent)
+        return _until_stopped(loop, address, prepare, with_parent, Leave() if elastic(config) else Interrupted())
 
 
 def run_coordinator(
@@ -103,8 +127,10 @@ def run_coordinator(
     if not listen:
         raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
     start = job.start
-    machine = build_coordinator(job.config, job.plan, job.run, start.version, start.lineage, job.data.checksum)
     durable = FileStore(job.run_dir / "coordinator")
+    memory = _memory(job, durable)
+    machine = build_coordinator(job.config, job.plan, job.run, start.version, start.lineage, job.data.checksum, memory)
+    durable.put("run", job.run)
     link = device_links(job.network)
     journal = Journal(job.run_dir, job.config, job.plan, machine, durable, link, live, began_s)
     with contextlib.closing(LateFile(job.run_dir / "trace" / "coordinator.jsonl")) as trace_file:
@@ -113,7 +139,18 @@ def run_coordinator(
         address = _open(job, loop, COORDINATOR, listen)
         with journal:
             started(address)
-            return _until_stopped(loop, address, None, with_parent)
+            stop = _until_stopped(loop, address, None, with_parent, Interrupted())
+            durable.put("run", "")  # nothing is left to go on with
+            return stop
+
+
+def _memory(job: Job, durable: FileStore) -> Memory | None:
+    """What another coordinator of this very run left behind, which did not come to its end."""
+    if job.resume or durable.get("run") != job.run:
+        return None
+    complete = complete_checkpoints(job.run_dir)
+    checkpoint = check_resumable(complete[-1], job.about).version if complete else job.start.version
+    return remembered({name: durable.get(name) for name in ("reign", "view", "record")}, checkpoint)
 
 
 def parse_address(name: str, address: str) -> tuple[str, int]:
@@ -149,11 +186,14 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
     return "{}:{}".format(*bound) if bound else ""
 
 
-def _until_stopped(loop: Loop, address: str, prepare: Callable[[], Ready] | None, with_parent: bool) -> Stop:
-    """SIGINT and SIGTERM interrupt the run. With a launcher, so does a line "CODE REASON" on standard input, and its
-    end, which means that the launcher was killed."""
+def _until_stopped(
+    loop: Loop, address: str, prepare: Callable[[], Ready] | None, with_parent: bool, asked: Event
+) -> Stop:
+    """The first SIGINT or SIGTERM is handed to the machine as `asked`, another one interrupts it. With a launcher, so
+    does a line "CODE REASON" on standard input, and its end, which means that the launcher was killed."""
+    requests = itertools.chain([asked], itertools.repeat(Interrupted()))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: loop.post(Interrupted()))
+        signal.signal(number, lambda *_: loop.post(next(requests)))
 
     def watch():
         said = b""

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdt.core.errors import BadInput
 
-WORD = np.dtype(np.uint32)
+WORD = np.dtype(np.int32)
 
 
 class Words:
@@ -31,7 +31,7 @@ class Words:
             if a < b:
                 out[a - lo : b - lo] = np.asarray(leaf).reshape(-1).view(WORD)[a - start : b - start]
             start = end
-        out[-1] = zlib.crc32(out[:-1])
+        out[-1:].view(np.uint32)[0] = zlib.crc32(out[:-1])
         return out
 
     def tree(self, words: np.ndarray) -> Any:
@@ -46,6 +46,7 @@ class Words:
 
 def checked(words: np.ndarray, what: object) -> np.ndarray:
     """The words that `cut` made, without their sum; BadInput if they are not those."""
-    if zlib.crc32(words[:-1]) != words[-1]:
-        raise BadInput(f"{what}: checksum {zlib.crc32(words[:-1])}, expected {words[-1]}, which came with it")
+    got, said = zlib.crc32(words[:-1]), int(words[-1:].view(np.uint32)[0])
+    if got != said:
+        raise BadInput(f"{what}: checksum {got}, expected {said}, which came with it")
     return words[:-1]

@@ -14,6 +14,7 @@ from jaxdt.core.events import (
     BACKWARD,
     BULK,
     COORDINATOR,
+    PASSING,
     REGENERATE,
     URGENT,
     Action,
@@ -160,7 +161,6 @@ Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 
 LANES = {"transfer": URGENT, "sync": BULK}
 CRASHED = 137  # the exit code of a process that was killed
-PASSING = 1 << 20  # ids under which newcomers ask for one
 
 
 class Simulation:

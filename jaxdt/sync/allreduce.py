@@ -198,7 +198,8 @@ class AllReduce:
 
     def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
-        lost = range(view.n_committed, self._version + 2)
+        highest = self._version + 1
+        lost = range(view.n_committed, highest + 1)
         self._view, self._version, self._drained = view, view.n_committed, -1
         self._lineage, self._download = view.lineage, None
         self._asked.clear()
@@ -206,7 +207,7 @@ class AllReduce:
             self._ledger.free(step)
             self._tallies.pop(step, None)
         self._exchanges.clear()
-        return [Free(lost[-1]), Restore(view.n_committed, view.lineage)]
+        return [Free(highest), Restore(view.n_committed, view.lineage)]
 
     def _renew(self, step: int, name: str, held: tuple[Round, tuple[int, ...]] | None) -> list[Action]:
         """Give up an exchange whose round is void in the view; the next look makes a new one."""

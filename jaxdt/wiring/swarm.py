@@ -307,8 +307,7 @@ class SwarmWiring:
 
     def _tell(self, now_s: float) -> list[Action | Event]:
         """Say what we counted, as soon as we are in the view's step and nothing runs that might still be counted."""
-        begun = self._step == self._view.n_committed < self._n_steps
-        if self._told or self._running or not begun:
+        if self._told or self._running or not self._step == self._view.n_committed < self._n_steps:
             return []
         self._told = True
         have = Have(self._step, tuple(sorted(self._own)))

@@ -1,0 +1,34 @@
+"""A small GPT on Shakespeare and Austen with stochastic wiring: 2 stages, 4 peers, which may come and go.
+
+    python scripts/launch.py --config=configs/swarm.py --run_dir=runs/swarm
+
+Hardware: any laptop, 2 cores; about two minutes. Expected: the loss falls from 5.6 to about 2.4 nats per byte, and it
+does the same when peers are killed, paused or joined meanwhile, as long as each stage keeps one.
+"""
+
+from jaxdt.config_file import base_config
+
+
+def get_config():
+    config = base_config("debug")
+    config.model.n_layers = 4
+    config.model.d_model = 128
+    config.model.d_ff = 512
+    config.model.n_heads = 4
+    config.model.seq_len = 64
+    config.plan.stages = 2
+    config.plan.pipelines = 2
+    config.plan.microbatches = 8
+    config.wiring.kind = "swarm"
+    config.wiring.routers = 2
+    config.train.steps = 200
+    config.train.microbatch_size = 8
+    config.train.eval_every_steps = 50
+    config.train.eval_microbatches = 8
+    config.train.checkpoint_every_steps = 20
+    config.optim.lr = 3e-3
+    config.optim.warmup_steps = 10
+    config.optim.lr_schedule = "cosine"
+    config.optim.decay_steps = 200
+    config.optim.weight_decay = 0.1
+    return config

@@ -1,0 +1,51 @@
+"""How a newcomer with one credential and one address learns who it shall be: it asks the coordinator."""
+
+import secrets
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from jaxdt.core.errors import BadInput
+from jaxdt.core.events import COORDINATOR, PASSING, Ended, Header, Join, Message, Received, Welcome
+from jaxdt.core.message import from_plain, to_plain
+from jaxdt.runtime.credential import load as load_credential
+from jaxdt.runtime.transport import Transport
+from jaxdt.runtime.wire import Address
+
+ANSWER_S = 30.0
+
+
+def ask(coordinator: Address, credential: Path | None, allow_plaintext: bool = False) -> Welcome:
+    """The coordinator's answer; BadInput if it refuses or does not answer."""
+    answers: SimpleQueue[Message | str] = SimpleQueue()
+
+    def on_message(src: int, event: Received, leaves: list) -> None:
+        answers.put(event.body)
+
+    def on_link(peer: int | None, state: str, reason: str) -> None:
+        if state == "refused":
+            answers.put(reason)
+
+    me = PASSING + secrets.randbelow(PASSING)
+    transport = Transport(
+        me,
+        "",
+        None,
+        load_credential(credential) if credential else None,
+        read=from_plain,
+        on_message=on_message,
+        on_link=on_link,
+        expect=lambda src, event, table: None,
+        allow_plaintext=allow_plaintext,
+    )
+    where = "coordinator {}:{}".format(*coordinator)
+    try:
+        transport.connect(COORDINATOR, coordinator)
+        transport.send(COORDINATOR, to_plain(Header("", 0, 0, me), Join()))
+        answer = answers.get(timeout=ANSWER_S)
+    except Empty:
+        raise BadInput(f"--join: {where}: no answer within {ANSWER_S:.0f} s") from None
+    finally:
+        transport.close(0.0)
+    if isinstance(answer, Welcome):
+        return answer
+    raise BadInput(f"--join: {where}: {answer.reason if isinstance(answer, Ended) else answer}")
