@@ -2,8 +2,8 @@
 
     python scripts/reproduce.py dtfm|square_cube|swarm_table1|swarm_table2|swarm_scaling [--out=configs/reproduce]
 
-Writes OUT/TARGET/README.md and its pictures; needs no jax. Minutes for dtfm and swarm_table2, seconds for the others. Exit codes: 0
-done, 2 bad input.
+Writes OUT/TARGET/README.md and its pictures; needs no jax. Minutes for dtfm, up to a minute for the others. Exit codes:
+0 done, 2 bad input.
 """
 
 import importlib

@@ -36,6 +36,13 @@ def test_averaging_and_the_commit_count_only_where_they_are_asked_for():
     assert replace(far, synced=True).step_s(8) >= far.step_s(8) + 0.5
 
 
+def test_round_trips_as_long_as_a_forward_hide_behind_the_default_window():
+    """100 ms there and back, a microbatch of 400 ms a stage: at least 0.9 of the throughput without latency."""
+    near = Fleet(4, 4, 64, 1, "none", compute_s=0.4, latency_s=0.0, gbps=1e6, wiring="swarm")
+    assert each_s(near, 20, 60) >= 0.9 * each_s(replace(near, latency_s=0.05), 20, 60)
+    assert each_s(near, 20, 60) <= each_s(replace(near, wiring="fixed"), 20, 60) / 0.95
+
+
 def test_latency_costs_pipelines_more_than_stochastic_wiring():
     found = {
         wiring: [each_s(swarm_table2.fleet("xxlarge", far, wiring=wiring), 10, 30) for far in (False, True)]
