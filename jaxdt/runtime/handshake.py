@@ -60,7 +60,7 @@ def name_of(peer: int) -> str:
 
 
 def check(theirs: Hello, run: str, me: int) -> None:
-    """Refused unless it is meant for this peer of this run. The coordinator also hears newcomers, who cannot know it."""
+    """Refused unless it is meant for this peer of this run. The coordinator hears newcomers too, who cannot know it."""
     asks = me == COORDINATOR and theirs.me >= PASSING and theirs.run == ""
     if theirs.run != run and not asks:
         raise Refused(f"run: {name_of(theirs.me)} is of run {theirs.run!r:.80}, {name_of(me)} of {run!r}")
