@@ -4,12 +4,14 @@ import json
 
 from jaxdt.core import plain
 from jaxdt.core.config import RunConfig, check_plan
-from jaxdt.core.coordinator import Coordinator, Memory, Terms
+from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.membership import Membership, Seat
 from jaxdt.core.peer import Peer
 from jaxdt.core.plan import Plan, to_json
 from jaxdt.core.sizes import boundary_bytes, sync_groups
+from jaxdt.core.terms import Memory, Terms
 from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.handover import Handover
 from jaxdt.wiring.fixed import FixedWiring
 from jaxdt.wiring.swarm import SwarmWiring
 
@@ -54,7 +56,8 @@ def _peer(
         elastic=elastic(config),
         outage_s=config.net.outage_s if elastic(config) else 0.0,
     )
-    return Peer(Membership(seat), _wiring(config, plan, peer, place), _sync(config, plan, peer, stage))
+    handover = Handover(peer, stage, config.sync.slice_bytes)
+    return Peer(Membership(seat), _wiring(config, plan, peer, place), _sync(config, plan, peer, stage), handover)
 
 
 def elastic(config: RunConfig) -> bool:

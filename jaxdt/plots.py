@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 
-from jaxdt.core.events import parse_work  # noqa: E402
+from jaxdt.core.events import COORDINATOR, parse_work  # noqa: E402
 from jaxdt.core.trace import bytes_per_link  # noqa: E402
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
@@ -19,8 +19,14 @@ NAMES = {"F": "forward", "B": "backward", "E": "evaluate", "G": "gather", "U": "
 
 
 def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
-    """report.png of a run: loss, the pipeline's timeline, bytes per link, predicted against measured step time."""
-    figure, axes = plt.subplots(2, 2, figsize=(14, 9), layout="constrained")
+    """report.png of a run: loss, the pipeline's timeline, bytes per link, predicted against measured step time; and if
+    peers came or went, how many each stage had."""
+    views = [r for r in records if r["what"] == "report" and r["kind"] == "view" and r["peer"] == COORDINATOR]
+    n_rows = 3 if len(views) > 1 else 2
+    figure, axes = plt.subplots(n_rows, 2, figsize=(14, 4.5 * n_rows), layout="constrained")
+    if len(views) > 1:
+        fleet(axes[2, 0], views, records[-1]["t"])
+        throughput(axes[2, 1], records, views[0]["t"])
     loss(axes[0, 0], metrics)
     timeline(axes[0, 1], records, _middle_step(records))
     link_bytes(axes[1, 0], records, summary.get("codec_on_links", {}))
@@ -61,6 +67,28 @@ def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
     axes.invert_yaxis()
     kinds = sorted({work.kind for _, work in runs}, key="EFBGU".index)
     axes.legend(handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds], fontsize=8, ncols=len(kinds))
+
+
+def fleet(axes: Axes, views: list[dict], end_s: float) -> None:
+    """Peers per stage over time, from the coordinator's views."""
+    zero_s = views[0]["t"]
+    stages = sorted({stage for view in views for stage in view["fields"]["members"].values()})
+    times = [view["t"] - zero_s for view in views] + [end_s - zero_s]
+    for stage in stages:
+        counts = [list(view["fields"]["members"].values()).count(stage) for view in views]
+        axes.step(times, [*counts, counts[-1]], where="post", label=f"stage {stage}", color=f"C{stage}")
+    axes.set(title="Peers per stage", xlabel="seconds", ylabel="peers")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
+    """Tokens per second of each committed step over time."""
+    steps = [r for r in records if r["what"] == "report" and r["kind"] == "step"]
+    times = [r["t"] - zero_s for r in steps]
+    axes.plot(times, [r["fields"]["tokens_per_s"] for r in steps], ".", color=COLOURS["F"])
+    axes.set(title="Throughput", xlabel="seconds", ylabel="tokens/s")
+    axes.set_ylim(bottom=0)
 
 
 def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:

@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 from rival import check, rival_seconds  # noqa: E402
 
-from jaxdt.core.coordinator import Coordinator, Terms  # noqa: E402
+from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import (  # noqa: E402
     COORDINATOR,
     Accumulated,
@@ -40,6 +40,7 @@ from jaxdt.core.membership import Membership, Seat  # noqa: E402
 from jaxdt.core.message import from_plain, tensor_key  # noqa: E402
 from jaxdt.core.peer import Peer  # noqa: E402
 from jaxdt.core.sizes import Group  # noqa: E402
+from jaxdt.core.terms import Terms  # noqa: E402
 from jaxdt.core.trace import Trace  # noqa: E402
 from jaxdt.runtime import credential  # noqa: E402
 from jaxdt.runtime.buffer import aligned_empty  # noqa: E402

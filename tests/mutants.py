@@ -211,7 +211,7 @@ def unchanged(who, machine, contents):
 
 
 def no_cover_check() -> AbstractContextManager:
-    return mock.patch.object(allreduce, "cover_problem", lambda *sets: "")
+    return mock.patch.object(exchange, "cover_problem", lambda *sets: "")
 
 
 @contextmanager

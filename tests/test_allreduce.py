@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdt.core.coordinator import Coordinator, Terms
+from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
     Accumulated,
@@ -42,6 +42,7 @@ from jaxdt.core.events import (
     Work,
 )
 from jaxdt.core.sizes import Group
+from jaxdt.core.terms import Terms
 from jaxdt.sync.allreduce import AllReduce, update_scale
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)

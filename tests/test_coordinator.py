@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.core.coordinator import ROLLBACKS_MAX, Coordinator, Terms
+from jaxdt.core.coordinator import ROLLBACKS_MAX, Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
     CheckpointComplete,
@@ -38,6 +38,7 @@ from jaxdt.core.events import (
     Woke,
 )
 from jaxdt.core.leases import RECONNECT_S
+from jaxdt.core.terms import Terms
 
 # Two stages, two replicas each.
 STAGE_OF = {0: 0, 1: 1, 2: 0, 3: 1}

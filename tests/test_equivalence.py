@@ -19,11 +19,11 @@ import pytest
 from jaxdt.build import build_coordinator, build_newcomer, build_peer
 from jaxdt.core import config as run_config
 from jaxdt.core import plain
-from jaxdt.core.coordinator import remembered
 from jaxdt.core.events import BACKWARD, COORDINATOR, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.core.network import Link
 from jaxdt.core.optim import OptimConfig
 from jaxdt.core.plan import Plan
+from jaxdt.core.terms import remembered
 from jaxdt.model.gpt import init_stage
 from jaxdt.runtime.store import Store, stage_functions
 from jaxdt.sim.cluster import Seating, Simulation

@@ -24,7 +24,7 @@ from jaxdt.core.events import (
 )
 from jaxdt.core.network import Link
 from jaxdt.sim.availability import from_trace
-from jaxdt.sim.cluster import NoTensors, Seating, Simulation
+from jaxdt.sim.cluster import Seating, Simulation
 from jaxdt.sim.faults import (
     CLOG,
     CONTROL,
@@ -44,6 +44,7 @@ from jaxdt.sim.faults import (
     draw,
     spares_every_stage,
 )
+from jaxdt.sim.tensors import NoTensors
 
 LATENCY_S = 0.25
 ONE_SECOND_BYTES = 125_000_000  # at 1 Gbit/s

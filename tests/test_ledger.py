@@ -14,9 +14,9 @@ def test_a_ledger_counts_items_and_samples_per_step():
     ledger.add(5, (1, 2), 1)
     assert ledger.items(4) == ((1, 0), (1, 2))
     assert (ledger.n_samples(4), ledger.n_samples(5), ledger.n_samples(6)) == (11, 1, 0)
-    ledger.free(4)
+    ledger.free([4])
     assert ledger.items(4) == () and ledger.items(5) == ((1, 2),)
-    ledger.free(4)
+    ledger.free([4])
 
 
 def test_an_item_counts_once():

@@ -38,8 +38,8 @@ class Watched(Store):
         super().__init__(*arguments)
         self.computing = self.averaging = 0
 
-    def run(self, work, scale):
-        values = super().run(work, scale)
+    def run(self, work, scale, rounds=()):
+        values = super().run(work, scale, rounds)
         if work.kind in (FORWARD, BACKWARD):
             self.computing = max(self.computing, self.held())
         return values

@@ -1,24 +1,17 @@
 """The coordinator: leases, numbered views, and the two-phase commit of a step. No tensor ever reaches it.
 
-  WAITING   members say hello; when all of the plan are here, view 1 is made durable and sent
-  RUNNING   a step is committed when every member of the view is prepared for the same rounds with equal digests:
-            the record is made durable first, then announced (step protocol, Sec. 5)
-  ENDED     every member is done, or one was lost that the run needs: everyone is told, with the exit code and one line
-
-No step is half applied: an update needs the record, and a record needs everyone in the view. Peers come and go between
-steps, and who is lost leaves at once (jaxdt.core.roster), if the wiring can do without; else a loss ends the run with
-code 3. A view names the results that survivors hold, so that nothing is averaged twice (step protocol, Sec. 4.6).
-
-What was made durable is enough to start a coordinator again after its death (Sec. 7): members greet it anew, and say
-again what they are prepared for.
+Members say hello; when all of the plan are here, view 1 is made durable and sent. A step is committed when every member
+of the view is prepared for the same rounds with equal digests: the record is made durable, then announced (step
+protocol, Sec. 5). So no step is half applied. Peers come and go between steps, and who is lost leaves at once
+(jaxdt.core.roster) if the wiring can do without; else a loss ends the run with code 3. A view names the results that
+survivors hold, so that nothing is averaged twice (Sec. 4.6). What was made durable is enough to start a coordinator
+again after its death (Sec. 7): members greet it anew, and say again what they are prepared for.
 """
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from jaxdt.core import plain
+from jaxdt.core.commit import Disagreement, Votes, agreed, metrics_of
 from jaxdt.core.events import (
     COORDINATOR,
     Action,
@@ -30,7 +23,6 @@ from jaxdt.core.events import (
     Ended,
     Event,
     Failed,
-    GroupResult,
     Header,
     Heartbeat,
     Hello,
@@ -54,60 +46,16 @@ from jaxdt.core.events import (
     Started,
     Stop,
     Suspect,
-    Tally,
     View,
     WakeAt,
-    Welcome,
     Woke,
 )
 from jaxdt.core.leases import Leases
-from jaxdt.core.roster import Moment, Roster, held
+from jaxdt.core.roster import Roster
+from jaxdt.core.terms import Memory, Terms
 
 KEPT_RECORDS = 2
 ROLLBACKS_MAX = 3
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the coordinator of one run has to know. `stage_of` maps each peer of the plan to its stage; `job` is what a
-    newcomer is told: config and plan as JSON. `waits`: a stage that has lost all its peers waits for another."""
-
-    run: str
-    fingerprint: str
-    stage_of: Mapping[int, int]
-    n_stages: int
-    start_version: int
-    start_lineage: int
-    n_steps: int
-    tokens_per_sample: int
-    on_nonfinite: str
-    heartbeat_s: float
-    deadline_floor_s: float
-    elastic: bool = False
-    waits: bool = False
-    job: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What an earlier coordinator of the run made durable: its number of starts, its last view and record, and the
-    version of the newest complete checkpoint."""
-
-    reign: int
-    view: View
-    records: tuple[Record, ...]
-    checkpoint: int
-
-
-def remembered(disk: Mapping[str, Any], checkpoint: int) -> Memory | None:
-    """From what was persisted under the names "reign", "view" and "record", as plain data; None if there was no view
-    yet. A record of an earlier lineage does not count any more. BadInput for anything else than what was written."""
-    if disk.get("view") is None:
-        return None
-    view = plain.read(View, disk["view"], "view")
-    records = [plain.read(Record, disk["record"], "record")] if disk.get("record") else []
-    reign = plain.read(int, disk.get("reign"), "reign")
-    return Memory(reign, view, tuple(r for r in records if r.lineage == view.lineage), checkpoint)
 
 
 class Coordinator:
@@ -120,15 +68,13 @@ class Coordinator:
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
         self._leases = Leases(terms.deadline_floor_s)
-        self._prepared: dict[int, dict[int, Prepared]] = {}
+        self._votes = Votes()
         self._records: list[Record] = []
         self._pending: dict[str, Message | int] = {}
         self._saved: dict[int, dict[int, float]] = {}
         self._done: dict[int, Done] = {}
-        self._asked: dict[int, int] = {}
         self._checkpoint = terms.start_version
-        self._n_rollbacks = 0
-        self._last_commit_s = 0.0
+        self._n_rollbacks, self._last_commit_s = 0, 0.0
         self._ended = False
         if memory:
             self._recall(memory)
@@ -140,12 +86,13 @@ class Coordinator:
     def handle(self, now_s: float, event: Event) -> list[Action]:
         if self._ended:
             return []
+        tick = WakeAt(now_s + self.terms.heartbeat_s, "tick")
         match event:
             case Started():
-                return [*self._start(now_s), self._tick(now_s)]
+                return [*self._start(now_s), tick]
             case Woke("tick"):
                 over = self._leases.over(now_s)
-                return [*(self._lost(*over) if over else []), self._tick(now_s)]
+                return [*(self._lost(*over) if over else []), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -162,18 +109,10 @@ class Coordinator:
                 return [Report("dropped", {"src": header.src, "run": header.run})]
         return []
 
-    def _tick(self, now_s: float) -> WakeAt:
-        return WakeAt(now_s + self.terms.heartbeat_s, "tick")
-
     def _recall(self, memory: Memory) -> None:
-        view, self._records = memory.view, list(memory.records)
-        self.roster.stage_of |= {member.peer: member.stage for member in view.members}
-        self.roster.addresses |= {member.peer: member.address for member in view.members}
-        self.roster.processes |= {member.peer: member.process for member in view.members}
-        self.roster.adopt(replace(view, reign=self.reign))
+        view, self._records = replace(memory.view, reign=self.reign), list(memory.records)
         self.n_committed = max([view.n_committed, *(record.step + 1 for record in self._records)])
-        if self.n_committed > view.n_committed:
-            self.roster.committed()
+        self.roster.recall(view, self.n_committed > view.n_committed)
         self._checkpoint = memory.checkpoint
 
     def _start(self, now_s: float) -> list[Action]:
@@ -199,7 +138,7 @@ class Coordinator:
         if src in self.roster.missing and src not in self._leases:
             return [*self._is_back(now_s, src), *self._received(now_s, header, body)]
         if src not in self._leases:  # not let in, or taken for lost: so that it learns of it
-            return [*self._reach(src), self._send(src, self.view)] if self.view else []
+            return [self._reach(src), self._send(src, self.view)] if self.view else []
         self._leases.arrived(src, now_s)
         lineage = self.view.lineage if self.view else None
         match body:
@@ -213,7 +152,7 @@ class Coordinator:
             case Saved() if header.lineage == lineage:
                 return self._on_saved(body)
             case Failed(reason):
-                return self._end(2, f"{self._name(src)}: {reason}")
+                return self._end(2, f"{self.roster.name(src)}: {reason}")
             case Done():
                 return self._on_done(src, body)
             case Leaving() if src not in self.roster.leaving:
@@ -229,21 +168,13 @@ class Coordinator:
         """A newcomer asks under a passing name; it gets a peer id, a stage, and what it has to run."""
         if not self.terms.elastic:
             return [self._send(src, Ended(2, "this run takes no newcomers: its wiring is fixed"))]
-        if src not in self._asked:
-            peer, stage = self.roster.newcomer()
-            self._asked[src] = peer
-        peer = self._asked[src]
-        stage, terms = self.roster.stage_of[peer], self.terms
-        welcome = Welcome(terms.run, peer, stage, terms.fingerprint, dict(terms.job))
-        return [Report("asked", {"peer": peer, "stage": stage}), self._send(src, welcome)]
+        peer, stage = self.roster.newcomer(src)
+        welcome = self._send(src, self.terms.answer(peer, stage))
+        return [Report("asked", {"peer": peer, "stage": stage}), welcome]
 
     def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
-        expected = self.roster.stage_of[src]
-        if (hello.peer, hello.stage, hello.fingerprint) != (src, expected, self.terms.fingerprint):
-            reason = (
-                f"peer {src}: refused, it runs stage {hello.stage} of {hello.fingerprint}, "
-                f"expected stage {expected} of {self.terms.fingerprint}"
-            )
+        reason = self.terms.refusal(src, self.roster.stage_of[src], hello)
+        if reason:
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         anew = self.roster.hello(src, hello.address, hello.process)
         actions: list[Action] = []
@@ -255,17 +186,14 @@ class Coordinator:
             actions += self._is_back(now_s, src)
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
-        passing = [asked for asked, peer in self._asked.items() if peer == src]
-        actions += [Disconnect(asked) for asked in passing]
-        for asked in passing:
-            del self._asked[asked]
+        actions += [Disconnect(passing) for passing in self.roster.known(src)]
         return actions + (self._again(src) if src in self.roster.members and not anew else [])
 
     def _is_back(self, now_s: float, src: int) -> list[Action]:
         """The last of its stage was silent, and is not dead."""
         del self.roster.missing[src]
         self._leases.arrived(src, now_s)
-        return [Report("back", {"peer": src}), *self._reach(src)]
+        return [Report("back", {"peer": src}), self._reach(src)]
 
     def _again(self, src: int) -> list[Action]:
         """What a member may have missed while we, or the way to it, were down."""
@@ -281,11 +209,11 @@ class Coordinator:
             if src in self.roster.members and src not in self.roster.lost | set(self.roster.missing):
                 return []
             if not self.terms.elastic:
-                return self._end(3, f"{self._name(src)}: came back, which this run's wiring has no use for")
+                return self._end(3, f"{self.roster.name(src)}: came back, which this run's wiring has no use for")
             self.roster.candidates.add(src)
             return [Report("candidate", {"peer": src}), *self._change()]
         if version != self.n_committed:
-            return self._end(2, f"{self._name(src)}: has version {version}, expected {self.n_committed}")
+            return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
         missing = sorted(set(self.terms.stage_of) - set(self.profiles))
         if missing:
             return [Report("waiting", {"missing": missing})]
@@ -294,7 +222,7 @@ class Coordinator:
 
     def _lost(self, peer: int, reason: str) -> list[Action]:
         """Go on without it, wait for it, or end."""
-        stage, reason = self.roster.stage_of.get(peer), f"{self._name(peer)}: lost, {reason}"
+        stage, reason = self.roster.stage_of.get(peer), f"{self.roster.name(peer)}: lost, {reason}"
         if peer in self.roster.lost or peer in self.roster.missing:
             return []
         if not self.terms.elastic or self.view is None:
@@ -313,23 +241,19 @@ class Coordinator:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
         if self._pending or self.view is None or self._ended:
             return []
-        view = self.roster.next_view(self._moment(between_steps))
+        view = self.roster.next_view(between_steps, self.n_committed, self._records, self._checkpoint)
         if view is None:
             return []
         if view.rolled_back:
             return self._back(view)
         members = {member.peer for member in view.members}
-        said = self._prepared.get(self.n_committed, {})
-        view = replace(view, results=held({p: [r.round for r in one.results] for p, one in said.items()}, members))
-        self._prepared.clear()  # who is prepared says so again in the new view
+        view = replace(view, results=self._votes.held(self.n_committed, members))
+        self._votes.clear()  # who is prepared says so again in the new view
         return [self._persist("view", view)]
-
-    def _moment(self, between_steps: bool = False) -> Moment:
-        return Moment(between_steps, self.n_committed, tuple(self._records), self._checkpoint)
 
     def _back(self, view: View) -> list[Action]:
         """Begin a new lineage at the last complete checkpoint."""
-        self._prepared.clear()
+        self._votes.clear()
         self._saved.clear()
         self._done.clear()
         self._records.clear()
@@ -337,38 +261,26 @@ class Coordinator:
         fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage, "again": steps}
         return [Report("rollback", fields), self._persist("view", view)]
 
-    def _reach(self, peer: int) -> list[Action]:
+    def _reach(self, peer: int) -> Connect:
         """A peer whose connections were ended is reached again where it said that it listens."""
-        return [Connect(peer, self.roster.addresses.get(peer, ""))]
+        return Connect(peer, self.roster.addresses.get(peer, ""))
 
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_prepared(self, src: int, prepared: Prepared) -> list[Action]:
-        admissions = self.roster.admissions
-        if prepared.step != self.n_committed or prepared.admission != admissions.get(src):
+        if prepared.step != self.n_committed:
             return []
         if "view" in self._pending or "record" in self._pending:  # in another view it is said again
             return []
-        said = self._prepared.setdefault(prepared.step, {})
-        said[src] = prepared
-        if len(said) < len(admissions) or set(said) != set(admissions):
+        said = self._votes.add(src, prepared, self.roster.admissions)
+        if said is None:
             return []
-        results: dict[str, GroupResult] = {}
-        for peer, one in sorted(said.items()):
-            for result in one.results:
-                group = result.round.group
-                first = results.setdefault(group, result)
-                if (first.round, first.digest) != (result.round, result.digest):  # norms may be NaN, unequal to itself
-                    return self._end(3, f"step {prepared.step}: peer {peer} holds another result of group {group}")
-        counts = {result.n_samples for result in results.values()}
-        if len(counts) != 1:
-            return self._end(3, f"step {prepared.step}: the groups counted different numbers of samples {counts}")
-        rounds = tuple(result.round for _, result in sorted(results.items()))
-        sq_norm = math.fsum(result.sq_norm for result in results.values())
-        if not math.isfinite(sq_norm) and self.terms.on_nonfinite != "skip":
+        try:
+            record = agreed(prepared.step, said, self.view.lineage)
+        except Disagreement as problem:
+            return self._end(3, f"step {prepared.step}: {problem}")
+        if record.verdict == "skip" and self.terms.on_nonfinite != "skip":
             return self._not_finite(prepared.step)
-        verdict = "apply" if math.isfinite(sq_norm) else "skip"
-        record = Record(prepared.step, rounds, sq_norm, counts.pop(), verdict, self.view.lineage)
         return [self._persist("record", record)]
 
     def _not_finite(self, step: int) -> list[Action]:
@@ -376,7 +288,7 @@ class Coordinator:
         self._n_rollbacks += 1
         if self.terms.on_nonfinite == "stop" or self._n_rollbacks > ROLLBACKS_MAX:
             return self._end(4, f"step {step}: the gradient is not finite")
-        return self._back(self.roster.roll_back(self._moment()))
+        return self._back(self.roster.roll_back(self._checkpoint))
 
     def _durable(self, now_s: float, name: str) -> list[Action]:
         value = self._pending.pop(name)
@@ -391,30 +303,15 @@ class Coordinator:
                 self._leases.end(peer)
             return [report, *self._to_all(value), *told, *self._settled(), *self._change()]
         if isinstance(value, Record):
-            said = self._prepared.pop(value.step)
+            said = self._votes.pop(value.step)
             self._records = [*self._records, value][-KEPT_RECORDS:]
             self.n_committed = value.step + 1
             self.roster.committed()
             step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
-            metrics = self._metrics(value, said.values(), step_s)
+            metrics = Report("step", metrics_of(value, said, step_s, self.terms.tokens_per_sample))
             more = self.n_committed < self.terms.n_steps
             return [*self._to_all(Committed(value)), metrics, *self._change(between_steps=more)]
         return self._change()
-
-    def _metrics(self, record: Record, said: Iterable[Prepared], step_s: float) -> Report:
-        results = {result.round.group: result for one in said for result in one.results}
-        tally = sum((result.tally for result in results.values()), Tally())
-        fields = {
-            "step": record.step,
-            "loss": tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
-            "step_s": step_s,
-            "tokens_per_s": record.n_samples * self.terms.tokens_per_sample / step_s if step_s > 0 else math.inf,
-            "gradient_norm": math.sqrt(record.sq_norm) / record.n_samples,
-            "verdict": record.verdict,
-        }
-        if tally.n_evals:
-            fields["eval_loss"] = tally.eval_sum / tally.n_evals
-        return Report("step", fields)
 
     # --------------------------------------------------------------------------------------------------------- end
 
@@ -449,10 +346,5 @@ class Coordinator:
         return [self._send(member.peer, body) for member in self.view.members]
 
     def _send(self, dst: int, body: Message) -> Send:
-        header = Header(
-            self.terms.run, self.view.lineage if self.view else 0, self.view.number if self.view else 0, COORDINATOR
-        )
-        return Send(dst, body, header=header)
-
-    def _name(self, peer: int) -> str:
-        return f"peer {peer} (stage {self.roster.stage_of.get(peer, '?')})"
+        lineage, number = (self.view.lineage, self.view.number) if self.view else (0, 0)
+        return Send(dst, body, header=Header(self.terms.run, lineage, number, COORDINATOR))

@@ -617,6 +617,13 @@ class Drained:
 
 
 @value
+class Joined:
+    """handover -> sync: the state of `version` is here, this peer may count."""
+
+    version: int
+
+
+@value
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -624,7 +631,7 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Updated)
+INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Joined, Updated)
 
 
 # ---------------------------------------------------------------------------------------------------------- actions
@@ -775,6 +782,7 @@ Event = (
     | Accumulated
     | Evaluated
     | Drained
+    | Joined
     | Updated
 )
 Action = (

@@ -8,14 +8,18 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 
+from jaxdt.core.events import Tally
+
 Item = tuple[int, int]
+NO_LOSSES = Tally()
 
 
 class Ledger:
-    """One peer's own sets: what its accumulator of each step in flight holds."""
+    """One peer's own sets: what its accumulator of each step in flight holds, and the losses that it measured."""
 
     def __init__(self):
         self._samples: dict[int, dict[Item, int]] = {}
+        self._tallies: dict[int, Tally] = {}
 
     def add(self, step: int, item: Item, n_samples: int) -> None:
         """Count an item once; a second time is a bug of the wiring."""
@@ -30,8 +34,17 @@ class Ledger:
     def n_samples(self, step: int) -> int:
         return sum(self._samples.get(step, {}).values())
 
-    def free(self, step: int) -> None:
-        self._samples.pop(step, None)
+    def measured(self, step: int, tally: Tally) -> None:
+        """Losses of some samples more."""
+        self._tallies[step] = self._tallies.get(step, NO_LOSSES) + tally
+
+    def tally(self, step: int) -> Tally:
+        return self._tallies.get(step, NO_LOSSES)
+
+    def free(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self._samples.pop(step, None)
+            self._tallies.pop(step, None)
 
 
 def cover_problem(sets: Mapping[int, Collection[Item]], stages: Iterable[int], n_microbatches: int) -> str:

@@ -1,4 +1,4 @@
-"""Machine: the interface of all protocol logic. Peer: membership + wiring + sync as one machine."""
+"""Machine: the interface of all protocol logic. Peer: membership + wiring + sync + handover as one machine."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -27,13 +27,13 @@ def _stamped(send: Send, header: Header) -> Send:
 
 
 class Peer:
-    """Hands each event to the three machines, and what they tell one another on to all of them, in order. Messages of a
+    """Hands each event to its machines, and what they tell one another on to all of them, in order. Messages of a
     view that this peer has not adopted wait here; messages of another run, lineage or old view are counted and dropped.
     """
 
-    def __init__(self, membership: Membership, wiring: Machine, sync: Machine):
+    def __init__(self, membership: Membership, *others: Machine):
         self.membership = membership
-        self._machines = (membership, wiring, sync)
+        self._machines = (membership, *others)
         self._readers: dict[type, tuple[Callable, ...]] = {}
         self._held: list[Received] = []
         self.n_dropped = 0

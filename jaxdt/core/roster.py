@@ -7,21 +7,11 @@ it, or for a newcomer to its stage, with whom everybody goes back to the last co
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from jaxdt.core.events import Member, Record, Round, View
+from jaxdt.core.events import Member, Record, View
 
 IDS_PER_REIGN = 1000
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When a view is made. `checkpoint`: version of the last complete one."""
-
-    between_steps: bool
-    n_committed: int
-    records: tuple[Record, ...]
-    checkpoint: int
 
 
 class Roster:
@@ -40,6 +30,7 @@ class Roster:
         self._seated: dict[int, int] = {}
         self._joining: set[int] = set()
         self._coming: set[int] = set()
+        self._asked: dict[int, int] = {}  # passing name -> peer
         self._n_stages = n_stages
         self._planned = sorted(stage_of)
         self._next_id = max(stage_of) + 1 + (reign - 1) * IDS_PER_REIGN
@@ -47,6 +38,22 @@ class Roster:
     @property
     def members(self) -> set[int]:
         return set(self.admissions)
+
+    def known(self, peer: int) -> list[int]:
+        """The peer has come under its own name; the passing ones that it asked under."""
+        passing = [name for name, asked in self._asked.items() if asked == peer]
+        for name in passing:
+            del self._asked[name]
+        return passing
+
+    def recall(self, view: View, steps_since: bool) -> None:
+        """Who was there for a coordinator that has died; `steps_since`: a step was committed in its last view."""
+        self.stage_of |= {member.peer: member.stage for member in view.members}
+        self.addresses |= {member.peer: member.address for member in view.members}
+        self.processes |= {member.peer: member.process for member in view.members}
+        self.adopt(view)
+        if steps_since:
+            self.committed()
 
     def hello(self, peer: int, address: str, process: int) -> bool:
         """A peer is there; whether it is a member whose process is another one than the one that was admitted."""
@@ -65,13 +72,16 @@ class Roster:
         """Stages without anyone who is there and holds their state."""
         return [stage for stage in range(self._n_stages) if not self.live(stage)]
 
-    def newcomer(self) -> tuple[int, int]:
-        """A peer id that nobody had, and the stage that needs a peer most."""
+    def newcomer(self, passing: int) -> tuple[int, int]:
+        """A peer id that nobody had, for who asks under a passing name, and the stage that needs a peer most."""
+        if passing in self._asked:
+            return self._asked[passing], self.stage_of[self._asked[passing]]
         peer, self._next_id = self._next_id, self._next_id + 1
         there = (self.members - self.lost - set(self.missing)) | self._coming
         counts = [sum(self.stage_of[one] == stage for one in there) for stage in range(self._n_stages)]
         self.stage_of[peer] = counts.index(min(counts))
         self._coming.add(peer)
+        self._asked[passing] = peer
         return peer, self.stage_of[peer]
 
     def lose(self, peer: int, reason: str) -> bool:
@@ -93,16 +103,19 @@ class Roster:
         members = tuple(self._member(peer, 1) for peer in self._planned)
         return View(1, reign, lineage, members, (1,) * self._n_stages, n_committed)
 
-    def next_view(self, moment: Moment) -> View | None:
-        """The view that the changes so far ask for now, if any; its `results` are still to be filled in."""
+    def next_view(
+        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: int
+    ) -> View | None:
+        """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
+        version of the last complete one."""
         vacant = self.vacant
         if vacant and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}:
-            return self.roll_back(moment)
+            return self.roll_back(checkpoint)
         out = set(self.lost)
-        if moment.between_steps:
+        if between_steps:
             for peer in sorted(self.leaving & self.members):
                 out |= {peer} if self.live(self.stage_of[peer]) - out - {peer} else set()
-        new = self.candidates if moment.between_steps and not vacant else set()
+        new = self.candidates if between_steps and not vacant else set()
         if not out and not new:
             return None
         number = self.view.number + 1
@@ -112,14 +125,14 @@ class Roster:
             number=number,
             members=self._members_with(new, out, number),
             stage_views=tuple(number if s in changed else v for s, v in enumerate(self.view.stage_views)),
-            n_committed=moment.n_committed,
-            records=moment.records,
+            n_committed=n_committed,
+            records=tuple(records),
             rolled_back=False,
             results=(),
             joining=tuple(sorted((self._joining - out) | new)),
         )
 
-    def roll_back(self, moment: Moment) -> View:
+    def roll_back(self, checkpoint: int) -> View:
         """A new lineage, at the last complete checkpoint, of everyone who is there."""
         number = self.view.number + 1
         return replace(
@@ -128,12 +141,16 @@ class Roster:
             lineage=self.view.lineage + 1,
             members=self._members_with(self.candidates, self.lost | set(self.missing), number),
             stage_views=(number,) * self._n_stages,
-            n_committed=moment.checkpoint,
+            n_committed=checkpoint,
             records=(),
             rolled_back=True,
             results=(),
             joining=(),
         )
+
+    def name(self, peer: int) -> str:
+        """For people."""
+        return f"peer {peer} (stage {self.stage_of.get(peer, '?')})"
 
     def adopt(self, view: View) -> set[int]:
         """The view is durable; those who have left with it."""
@@ -157,13 +174,3 @@ class Roster:
 
     def _member(self, peer: int, admission: int) -> Member:
         return Member(peer, self.stage_of[peer], admission, self.addresses.get(peer, ""), self.processes.get(peer, 0))
-
-
-def held(prepared: Mapping[int, Iterable[Round]], members: set[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:
-    """Rounds of the step under way, and the members that hold their whole result."""
-    holders: dict[Round, list[int]] = {}
-    for peer, rounds in sorted(prepared.items()):
-        if peer in members:
-            for round in rounds:
-                holders.setdefault(round, []).append(peer)
-    return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))

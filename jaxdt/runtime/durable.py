@@ -36,15 +36,16 @@ class FileStore:
 
 
 class LateFile:
-    """A text file that is made, or emptied, at the first write: a process that is turned away leaves it as it was."""
+    """A text file that is made at the first write, and emptied unless it `goes_on`: a process that is turned away
+    leaves it as it was."""
 
-    def __init__(self, path: Path):
-        self._path, self._file = path, None
+    def __init__(self, path: Path, goes_on: bool = False):
+        self._path, self._mode, self._file = path, "a" if goes_on else "w", None
 
     def write(self, text: str) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w")
+            self._file = self._path.open(self._mode)
         self._file.write(text)
 
     def close(self) -> None:

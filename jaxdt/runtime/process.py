@@ -16,13 +16,13 @@ import jax
 
 from jaxdt.build import build_coordinator, build_newcomer, build_peer, elastic
 from jaxdt.core.config import RunConfig
-from jaxdt.core.coordinator import Memory, remembered
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Event, Interrupted, Leave, Ready, Report, Stop
 from jaxdt.core.message import from_plain
 from jaxdt.core.network import Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
+from jaxdt.core.terms import Memory, remembered
 from jaxdt.core.trace import Trace
 from jaxdt.model.data import TokenFile
 from jaxdt.runtime.checkpoint import (
@@ -130,14 +130,14 @@ def run_coordinator(
     durable = FileStore(job.run_dir / "coordinator")
     memory = _memory(job, durable)
     machine = build_coordinator(job.config, job.plan, job.run, start.version, start.lineage, job.data.checksum, memory)
-    durable.put("run", job.run)
     link = device_links(job.network)
     journal = Journal(job.run_dir, job.config, job.plan, machine, durable, link, live, began_s)
-    with contextlib.closing(LateFile(job.run_dir / "trace" / "coordinator.jsonl")) as trace_file:
+    with contextlib.closing(LateFile(job.run_dir / "trace" / "coordinator.jsonl", memory is not None)) as trace_file:
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable=durable)
         address = _open(job, loop, COORDINATOR, listen)
         with journal:
+            durable.put("run", job.run)
             started(address)
             stop = _until_stopped(loop, address, None, with_parent, Interrupted())
             durable.put("run", "")  # nothing is left to go on with
@@ -166,9 +166,11 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
     link = device_links(job.network)
 
     def shape(dst: int) -> Shape | None:
+        if job.network is None or max(me, dst) >= job.network.n_devices:
+            return None  # a newcomer, which the network does not know
         to = link(me, dst)
         free = to.latency_s == 0 and to.bandwidth_gbps == float("inf")
-        return None if job.network is None or free else Shape(to.latency_s, to.bandwidth_gbps)
+        return None if free else Shape(to.latency_s, to.bandwidth_gbps)
 
     loop.transport = Transport(
         me,

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from jaxdt.build import build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.core import config as configs
 from jaxdt.core.config import NetConfig, RunConfig, WiringConfig
-from jaxdt.core.coordinator import remembered
 from jaxdt.core.events import COORDINATOR, Action, Event
 from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine, Peer
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
+from jaxdt.core.terms import remembered
 from jaxdt.sim.cluster import Observer, Outcome, Seating, Simulation
 from jaxdt.sim.contents import NO_STATE, Contents
 from jaxdt.sim.faults import CRASH, ENDS, JOIN, LEAVE, RESTART, Fault, draw, spares_every_stage

@@ -18,9 +18,10 @@ PATIENCE = 20.0  # times the undisturbed run's seconds, and as many seconds on t
 
 
 def plain_config(scenario: Scenario, n_steps: int) -> RunConfig:
-    """n_steps steps without evaluation and without checkpoints but the last."""
+    """n_steps steps without evaluation and without checkpoints but the last; who loses a stage stops."""
     train = replace(scenario.config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
-    return replace(scenario.config, train=train)
+    wiring = replace(scenario.config.wiring, on_stage_lost="stop")
+    return replace(scenario.config, train=train, wiring=wiring)
 
 
 def endure(scenario: Scenario, n_steps: int, faults: Sequence[Fault] = (), calm_s: float = float("inf")) -> Outcome:

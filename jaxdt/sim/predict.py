@@ -12,9 +12,10 @@ from jaxdt.core.config import RunConfig
 from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.trace import Trace
-from jaxdt.sim.cluster import NoTensors, Outcome, Seating, Simulation
+from jaxdt.sim.cluster import Outcome, Seating, Simulation
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.lines import LinkOptions
+from jaxdt.sim.tensors import NoTensors
 
 WARM_UP_STEPS = 1
 

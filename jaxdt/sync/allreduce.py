@@ -1,22 +1,16 @@
 """Sharded all-reduce: each member of a group owns one shard of the gradient vector, as a colocated sharded parameter
 server (DT-FM Eq. 2 is its cost).
-
 Every member sends each other owner its part of that owner's shard, slice by slice; an owner adds a slice up as soon as
 all members' parts are here, in the order of the members, and sends the sum to all. So halves of the exchange overlap,
 and every member ends with the same bits. Vectors hold sums over samples: dividing once, by the samples in the
 record, weighs peers with unequal shares of the microbatches rightly. The exchange never writes into the accumulator.
-
 A result is a value: when members are lost, the view names the rounds whose result somebody holds, and who lacks it
 takes it. Other groups that changed begin a new round, when the wiring has had the lost microbatches done again.
-
-Who joins fetches the state of the version that the step begins with from the others of its stage (jaxdt.sync.download),
-and gets the step's result like everyone: the commit waits for it. Until then it adds nothing and owns no shard.
-
+Who joins gets the state of its stage (jaxdt.sync.handover) and the step's result, and adds nothing: the commit waits.
 A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on the
 first and last stage, whose two gradients are summed here and counted once in the norm.
 """
 
-import math
 from collections.abc import Iterable
 
 from jaxdt.core.events import (
@@ -30,22 +24,17 @@ from jaxdt.core.events import (
     Drained,
     Evaluated,
     Event,
-    Fetch,
     Forget,
     Free,
-    Install,
-    Installed,
+    Joined,
     LinkChanged,
     Message,
     Outside,
     Prepared,
     Ran,
-    Ready,
     Received,
     Record,
     Reduced,
-    Refused,
-    Report,
     Restore,
     Restored,
     Round,
@@ -53,8 +42,6 @@ from jaxdt.core.events import (
     Send,
     Shard,
     SliceKey,
-    State,
-    StateKey,
     Sum,
     Summed,
     Suspect,
@@ -65,13 +52,11 @@ from jaxdt.core.events import (
     ViewChanged,
     Work,
 )
-from jaxdt.core.ledger import Ledger, cover_problem
+from jaxdt.core.ledger import NO_LOSSES, Ledger
 from jaxdt.core.sizes import Group
-from jaxdt.sync.download import Download
-from jaxdt.sync.exchange import Bounds, Cover, Exchange, round_of
+from jaxdt.sync.exchange import Bounds, Cover, Exchange, round_of, total, update_scale
 
 FLOAT_BYTES = 4
-NO_LOSSES = Tally()
 
 
 class AllReduce:
@@ -79,7 +64,7 @@ class AllReduce:
 
     READS = frozenset(
         {ViewChanged, Outside, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, Take, Committed}
-        | {Ready, Fetch, State, Installed, Refused, LinkChanged}
+        | {Joined, LinkChanged}
     )
 
     def __init__(
@@ -91,30 +76,22 @@ class AllReduce:
         self._ledger = Ledger()
         self._view: View | None = None
         self._exchanges: dict[tuple[int, str], Exchange] = {}
-        self._tallies: dict[int, Tally] = {}
-        self._version, self._lineage = 0, -1
-        self._updating = False
-        self._n_words = 0
-        self._download: Download | None = None
-        self._asked: list[tuple[int, StateKey]] = []
+        self._version = 0
+        self._updating = self._joining = False
         self._drained = -1
         self._n_gathers = 0
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         if type(event) is Received:
-            return self._received(now_s, event.header.src, event.body) if self._view else []
+            return self._received(event.header.src, event.body) if self._view else []
         match event:
             case ViewChanged(view):
-                return self._adopt(now_s, view)
+                return self._adopt(view)
             case Outside(view):
                 return self._leave(view)
-            case Ready(_, n_words):
-                self._n_words = n_words
-            case Installed(version):
-                return self._installed(now_s, version)
-            case Refused(peer, _) if self._download and peer is not None:
-                self._download.refused(peer)
-                return self._download.ask(self._donors())
+            case Joined(version):
+                self._joining = False
+                return self._say_prepared(version)
             case LinkChanged(peer, up) if peer == COORDINATOR and up and self._view:
                 return self._say_prepared(self._version)
             case Restored(version):
@@ -122,9 +99,9 @@ class AllReduce:
             case Accumulated(step, stage, microbatch, n_samples, loss_sum):
                 self._ledger.add(step, (stage, microbatch), n_samples)
                 if loss_sum is not None:
-                    self._count(step, Tally(loss_sum, n_samples))
+                    self._ledger.measured(step, Tally(loss_sum, n_samples))
             case Evaluated(step, n_samples, loss_sum):
-                self._count(step, Tally(0.0, 0, loss_sum, n_samples))
+                self._ledger.measured(step, Tally(0.0, 0, loss_sum, n_samples))
             case Drained(step):
                 return self._gather(step)
             case Ran(Work(kind="G") as work):
@@ -135,12 +112,8 @@ class AllReduce:
                 return self._advance(work.step)
         return []
 
-    def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
+    def _received(self, src: int, body: Message) -> list[Action | Event]:
         match body:
-            case Fetch(key):
-                return self._give(src, key)
-            case State(key):
-                return self._on_state(key)
             case Shard():
                 return self._on_shard(src, body)
             case Reduced():
@@ -153,11 +126,11 @@ class AllReduce:
 
     # --------------------------------------------------------------------------------------------------------- views
 
-    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+    def _adopt(self, view: View) -> list[Action | Event]:
         if view.rolled_back:
             return self._go_back(view)
         if self._view is None:
-            return self._enter(now_s, view)
+            return self._enter(view)
         # What is committed is applied before anything is given up because of the view (step protocol, Sec. 5.3).
         told = [action for record in view.records for action in self._on_committed(record)]
         self._view, self._drained = view, -1
@@ -166,46 +139,35 @@ class AllReduce:
             if step >= view.n_committed:
                 told += self._renew(step, name, held.get(name) if step == view.n_committed else None)
         told += self._take_held(view)
-        if self._download:
-            told += self._download.ask(self._donors())
         return told + self._say_prepared(view.n_committed)
 
-    def _enter(self, now_s: float, view: View) -> list[Action | Event]:
+    def _enter(self, view: View) -> list[Action | Event]:
         """The first view of ours: with the run's first we begin, in any other we join."""
-        has = (self._lineage, self._version) == (view.lineage, view.n_committed) or self._peer not in view.joining
-        self._view, self._lineage, self._version, self._drained = view, view.lineage, view.n_committed, -1
-        if has:
-            return self._take_held(view)
-        self._download = Download(view.n_committed, self._n_words, self._slice_elements, now_s)
-        return self._take_held(view) + self._download.ask(self._donors())
+        self._view, self._version, self._drained = view, view.n_committed, -1
+        self._joining = self._peer in view.joining
+        return self._take_held(view)
 
     def _leave(self, view: View) -> list[Action | Event]:
         """The run goes on without us: apply what is committed, give up the rest."""
         told = [action for record in view.records for action in self._on_committed(record)] if self._view else []
         steps = range(self._version + self._updating, self._version + 2)
-        self._view, self._download, self._drained = None, None, -1
-        self._asked.clear()
-        for step in steps:
-            self._ledger.free(step)
-            self._tallies.pop(step, None)
+        self._view, self._drained = None, -1
+        self._ledger.free(steps)
         self._exchanges = {at: exchange for at, exchange in self._exchanges.items() if at[0] not in steps}
         return told if self._updating else [*told, Free(steps[-1])]
 
     def _take_held(self, view: View) -> list[Action]:
-        held = {round.group: (round, holders) for round, holders in view.results}
-        groups = [group for group in self._groups if group.name in held]
-        return [send for group in groups for send in self._take(view.n_committed, group, held[group.name])]
+        mine = {group.name: group for group in self._groups}
+        held = [(mine[round.group], (round, holders)) for round, holders in view.results if round.group in mine]
+        return [send for group, result in held for send in self._take(view.n_committed, group, result)]
 
     def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
         highest = self._version + 1
         lost = range(view.n_committed, highest + 1)
         self._view, self._version, self._drained = view, view.n_committed, -1
-        self._lineage, self._download = view.lineage, None
-        self._asked.clear()
-        for step in lost:
-            self._ledger.free(step)
-            self._tallies.pop(step, None)
+        self._joining = False
+        self._ledger.free(lost)
         self._exchanges.clear()
         return [Free(highest), Restore(view.n_committed, view.lineage)]
 
@@ -240,16 +202,8 @@ class AllReduce:
         return self._send_sums(src, exchange, sorted(exchange.sums))
 
     def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
-        cover, n_samples, tally = exchange.good_cover, exchange.n_samples, exchange.tally
-        sends = []
-        for lo, hi in slices:
-            digest, sq_norm = exchange.sums[lo, hi]
-            body = Reduced(SliceKey(exchange.round, lo, hi), cover, n_samples, digest, sq_norm, tally)
-            sends.append(Send(dst, body, FLOAT_BYTES * (hi - lo), BULK))
-        return sends
-
-    def _count(self, step: int, tally: Tally) -> None:
-        self._tallies[step] = self._tallies.get(step, NO_LOSSES) + tally
+        bodies = [exchange.reduced(bounds) for bounds in slices]
+        return [Send(dst, body, FLOAT_BYTES * (body.key.hi - body.key.lo), BULK) for body in bodies]
 
     def _exchange(self, step: int, group: Group) -> Exchange:
         at = (step, group.name)
@@ -298,7 +252,7 @@ class AllReduce:
         exchange.frozen = True
         step = exchange.round.step
         own_stage = exchange.group.stages == (self._stage,)  # losses are counted in one group only
-        tally = self._tallies.get(step, NO_LOSSES) if own_stage else NO_LOSSES
+        tally = self._ledger.tally(step) if own_stage else NO_LOSSES
         part = (self._ledger.items(step), self._ledger.n_samples(step), tally)
         for bounds in exchange.slices(self._peer):
             exchange.parts.setdefault(bounds, {})[self._peer] = part
@@ -343,38 +297,28 @@ class AllReduce:
         cover, n_samples, tally = exchange.covers.pop(bounds)
         body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
         sends = [Send(member, body, n_bytes, BULK) for member in exchange.receivers if member != self._peer]
-        return sends + self._hold(exchange, bounds, digest, sq_norm, n_samples, tally)
+        return sends + self._hold(exchange, body)
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
         exchange = self._find(reduced.key)
         bounds = (reduced.key.lo, reduced.key.hi)
         if exchange is None or not exchange.gives(src, bounds) or bounds in exchange.sums:
             return []
-        problem = self._problem(exchange, reduced.cover)
-        return problem or self._hold(
-            exchange, bounds, reduced.digest, reduced.sq_norm, reduced.n_samples, reduced.tally
-        )
+        return self._problem(exchange, reduced.cover) or self._hold(exchange, reduced)
 
     def _problem(self, exchange: Exchange, cover: Cover) -> list[Action]:
         """A sum is accepted only with an exact cover (step protocol, Sec. 4.3). All slices of a round have one."""
-        if cover == exchange.good_cover:
-            return []
-        problem = cover_problem(dict(cover), exchange.group.stages, self._n_microbatches)
-        if problem:
-            return [Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))]
-        exchange.good_cover = cover
-        return []
+        problem = exchange.problem(cover, self._n_microbatches)
+        return [Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))] if problem else []
 
-    def _hold(
-        self, exchange: Exchange, bounds: Bounds, digest: int, sq_norm: float, n_samples: int, tally: Tally
-    ) -> list[Action]:
-        exchange.hold(bounds, digest, sq_norm, n_samples, tally)
+    def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action]:
+        exchange.hold(sum)
         return self._say_prepared(exchange.round.step) if exchange.complete else []
 
     def _say_prepared(self, step: int) -> list[Action]:
         """Once the results of all groups are here; again in every view."""
         mine = [self._exchanges.get((step, group.name)) for group in self._groups]
-        if self._download or not all(exchange and exchange.complete for exchange in mine):
+        if self._joining or not all(exchange and exchange.complete for exchange in mine):
             return []
         admission = next(member.admission for member in self._view.members if member.peer == self._peer)
         return [Send(COORDINATOR, Prepared(step, admission, tuple(exchange.result() for exchange in mine)))]
@@ -400,59 +344,7 @@ class AllReduce:
         if step != self._version:
             return [Free(step)]  # we were outside meanwhile, and join at a later version
         self._version = step + 1
-        asked, self._asked = self._asked, []
-        self._ledger.free(step)
-        self._tallies.pop(step, None)
+        self._ledger.free([step])
         for group in self._groups:
             self._exchanges.pop((step, group.name), None)
-        given = [send for src, key in asked for send in self._give(src, key)]
-        return [Free(step), *given, Updated(self._stage, self._version)]
-
-    # ------------------------------------------------------------------------------------------------------- joining
-
-    def _donors(self) -> list[int]:
-        return [peer for peer in self._view.stage_peers(self._stage) if peer not in self._view.joining]
-
-    def _give(self, src: int, key: StateKey) -> list[Action]:
-        """A slice of our state, if it is of the version asked for, or as soon as it is."""
-        if self._view is None or self._download or src not in self._view.joining:
-            return []
-        if key.version > self._version or self._updating:
-            self._asked.append((src, key))
-            return []
-        n_bytes = FLOAT_BYTES * (key.hi - key.lo + 1)
-        return [Send(src, State(key), n_bytes, BULK)] if key.version == self._version else []
-
-    def _on_state(self, key: StateKey) -> list[Action]:
-        if not self._download or not self._download.arrived(key):
-            return []
-        if self._download.done:
-            return [Install(self._version, self._view.lineage)]
-        return self._download.ask(self._donors())
-
-    def _installed(self, now_s: float, version: int) -> list[Action]:
-        """The state is ours; of a download that a view has made void, nothing is."""
-        if not self._download or self._download.version != version:
-            return []
-        seconds, n_bytes = now_s - self._download.began_s, FLOAT_BYTES * self._download.n_words
-        self._download = None
-        fields = {"version": version, "bytes": n_bytes, "seconds": seconds, "donors": self._donors()}
-        return [Report("download", fields), *self._say_prepared(version)]
-
-
-def total(tallies: Iterable[Tally]) -> Tally:
-    """Their sum, in their order; a loop, since there are as many as slices times members."""
-    loss_sum, n_losses, eval_sum, n_evals = 0.0, 0, 0.0, 0
-    for tally in tallies:
-        loss_sum += tally.loss_sum
-        n_losses += tally.n_losses
-        eval_sum += tally.eval_sum
-        n_evals += tally.n_evals
-    return Tally(loss_sum, n_losses, eval_sum, n_evals)
-
-
-def update_scale(record: Record, clip_norm: float) -> float:
-    """Factor on the summed gradient: the mean over samples, clipped to the global norm `clip_norm` (0: not)."""
-    norm = math.sqrt(record.sq_norm) / record.n_samples
-    clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
-    return clip / record.n_samples
+        return [Free(step), Updated(self._stage, self._version)]

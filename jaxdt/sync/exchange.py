@@ -4,10 +4,11 @@ import functools
 import itertools
 import math
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.core.events import GroupResult, Round, SliceKey, Tally, View
-from jaxdt.core.ledger import Item
+from jaxdt.core.events import GroupResult, Record, Reduced, Round, SliceKey, Tally, View
+from jaxdt.core.ledger import Item, cover_problem
 from jaxdt.core.sizes import Group
 
 Bounds = tuple[int, int]
@@ -85,11 +86,25 @@ class Exchange:
         """Whether a sum of such a slice is `src`'s to give."""
         return src in self.holders or self.owner_of.get(bounds) == src
 
-    def hold(self, bounds: Bounds, digest: int, sq_norm: float, n_samples: int, tally: Tally) -> None:
+    def problem(self, cover: Cover, n_microbatches: int) -> str:
+        """'' if the cover is exact, which is then looked at no more: all slices of a round have one."""
+        if cover == self.good_cover:
+            return ""
+        problem = cover_problem(dict(cover), self.group.stages, n_microbatches)
+        if not problem:
+            self.good_cover = cover
+        return problem
+
+    def hold(self, sum: Reduced) -> None:
         """A slice's sum is here."""
-        self.sums[bounds] = (digest, sq_norm)
-        self.n_samples, self.tally = n_samples, tally
-        self._n_held += bounds[1] - bounds[0]
+        lo, hi = sum.key.lo, sum.key.hi
+        self.sums[lo, hi] = (sum.digest, sum.sq_norm)
+        self.n_samples, self.tally = sum.n_samples, sum.tally
+        self._n_held += hi - lo
+
+    def reduced(self, bounds: Bounds) -> Reduced:
+        """The message that carries a sum which is here."""
+        return Reduced(self.key(bounds), self.good_cover, self.n_samples, *self.sums[bounds], self.tally)
 
     @property
     def complete(self) -> bool:
@@ -101,3 +116,21 @@ class Exchange:
         digest = zlib.crc32(b"".join(digest.to_bytes(4, "little") for digest, _ in sums))
         sq_norm = math.fsum(sq_norm for _, sq_norm in sums)
         return GroupResult(self.round, digest, sq_norm, self.n_samples, self.tally)
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """Their sum, in their order; a loop, since there are as many as slices times members."""
+    loss_sum, n_losses, eval_sum, n_evals = 0.0, 0, 0.0, 0
+    for tally in tallies:
+        loss_sum += tally.loss_sum
+        n_losses += tally.n_losses
+        eval_sum += tally.eval_sum
+        n_evals += tally.n_evals
+    return Tally(loss_sum, n_losses, eval_sum, n_evals)
+
+
+def update_scale(record: Record, clip_norm: float) -> float:
+    """Factor on the summed gradient: the mean over samples, clipped to the global norm `clip_norm` (0: not)."""
+    norm = math.sqrt(record.sq_norm) / record.n_samples
+    clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
+    return clip / record.n_samples

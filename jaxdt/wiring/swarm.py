@@ -5,7 +5,6 @@ the whole route when a microbatch begins and sends it along, so no hop waits for
 to peer, and backward retraces the route. Each peer keeps a queue of what has arrived: a backward goes before a forward,
 then the oldest, so a device stays busy while others or the network are slow. The replicas of a stage tell one another
 which microbatches they counted: a stage's step is over when all are.
-
 A view in mid-step voids all routes (messages of old views are dropped): each member says what it has counted, and the
 routers have the rest done again, from tensors that their makers keep until the step is committed. A microbatch that a
 live member counted is never given out again; what a lost one counted left with its accumulator. Who joins computes from
@@ -69,19 +68,15 @@ class SwarmWiring:
         seed: int,
     ):
         self._peer, self._stage, self._n_stages = peer, stage, n_stages
-        self._last = stage == n_stages - 1
-        self._n_microbatches, self._n_steps = n_microbatches, n_steps
+        self._n_microbatches, self._n_steps, self._last = n_microbatches, n_steps, stage == n_stages - 1
         self._activation_bytes, self._gradient_bytes = boundary_bytes
         self._eval_every_steps, self._n_evals = evals
         self._n_routers = n_routers
         self._steering = Steering(n_stages, f"{seed} {peer}", max(1, window // n_routers))
         self._view: View | None = None
-        self._members: tuple[int, ...] = ()
-        self._routers: tuple[int, ...] = ()
-        self._replicas: tuple[int, ...] = ()
-        self._step = -1
+        self._members = self._routers = self._replicas = ()
+        self._step, self._order = -1, 0
         self._running: Work | None = None
-        self._order = 0
         self._ready: list[tuple[bool, int, Work]] = []
         self._later: list[Grant | Boundary] = []
         self._paths: dict[Counted, Grant | Boundary] = {}
@@ -124,7 +119,7 @@ class SwarmWiring:
     # -------------------------------------------------------------------------------------------------------- steps
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
-        known, self._view = self._view is not None, view
+        self._view = view
         self._members = tuple(member.peer for member in view.members if member.peer not in view.joining)
         self._routers, self._replicas = self._members[: self._n_routers], view.stage_peers(self._stage)
         self._steering.adopt(view, self._members)
@@ -137,7 +132,6 @@ class SwarmWiring:
             return []
         if view.number == 1:
             return self._begin(now_s, view.n_committed)
-        assert known, "who was outside joins"
         self._haves, self._told = {}, False
         return self._tell(now_s)
 

@@ -1,0 +1,72 @@
+"""What a driver keeps for a peer, as an interface, and nothing at all behind it: timing alone."""
+
+from typing import Any, Protocol
+
+from jaxdt.core.events import Message, Round, SliceKey, Work
+
+
+class Tensors(Protocol):
+    """What a driver keeps for one peer; its state has n_words 4-byte words."""
+
+    n_words: int
+
+    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
+        """Do the Work; the values of its Ran."""
+
+    def take(self, body: Message) -> Any:
+        """The tensor that a message to be sent names."""
+
+    def put(self, body: Message, src: int, tensor: Any) -> None:
+        """Keep the tensor that came with a message."""
+
+    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+        """Add up a slice; its digest and squared norm."""
+
+    def forget(self, round: Round) -> None:
+        """A round of averaging is void."""
+
+    def free(self, step: int) -> None:
+        """Forget what is kept for a step."""
+
+    def write_checkpoint(self, version: int) -> None:
+        """Write this peer's part."""
+
+    def restore(self, version: int, lineage: int) -> None:
+        """Go back to a checkpoint."""
+
+    def install(self, lineage: int) -> None:
+        """Take over the state that was fetched."""
+
+
+class NoTensors:
+    """Timing alone: no arithmetic, losses of zero."""
+
+    def __init__(self, n_samples: int, n_words: int = 0):
+        self._n_samples, self.n_words = n_samples, n_words
+
+    def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
+        return {"n_samples": self._n_samples, "loss_sum": 0.0} if work.kind in "BE" else {}
+
+    def take(self, body: Message) -> None:
+        return None
+
+    def put(self, body: Message, src: int, tensor: Any) -> None:
+        return None
+
+    def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
+        return 0, 0.0
+
+    def forget(self, round: Round) -> None:
+        return None
+
+    def free(self, step: int) -> None:
+        return None
+
+    def write_checkpoint(self, version: int) -> None:
+        return None
+
+    def restore(self, version: int, lineage: int) -> None:
+        return None
+
+    def install(self, lineage: int) -> None:
+        return None

@@ -1,0 +1,137 @@
+"""Real processes that are killed, joined, paused or asked to leave: losses and parameters are those of one process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from test_processes import ROOT, Launched
+
+from jaxdt.core import network as networks
+from jaxdt.model.data import write_tokens
+from jaxdt.runtime.checkpoint import load_entries, newest
+from jaxdt.runtime.credential import create
+
+N_STEPS = 60
+STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
+SWARM = ("--config.wiring.kind=swarm", "--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=2.0")
+
+
+class Churning(Launched):
+    """An elastic fleet and its newcomers."""
+
+    newcomer: subprocess.Popen | None = None
+
+    def join(self) -> None:
+        """A newcomer with one credential and one address; returns when it has the state."""
+        address = (self.run_dir / "coordinator_address").read_text()
+        command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
+        command += [f"--credential={self.run_dir / 'credential.pem'}", f"--run_dir={self.run_dir / 'newcomer'}"]
+        self.log = self.run_dir.parent / "newcomer.log"
+        with self.log.open("w") as log:
+            self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)
+        self.wait_for(lambda: " download " in self.log.read_text(), "the newcomer's download")
+
+    def wait_for(self, true, what: str, timeout_s: float = 60) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not true():
+            assert self.process.poll() is None, (what, self.process.communicate()[0])
+            assert time.monotonic() < deadline_s, what
+            time.sleep(0.05)
+
+    def views(self, peer: int) -> int:
+        """How many views a peer of the plan has adopted."""
+        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" view view=")
+
+
+@pytest.fixture
+def churning(tmp_path):
+    """Starts fleets; none outlives its test, nor do their newcomers."""
+    fleets = []
+
+    def start(*flags, **options):
+        fleets.append(Churning(tmp_path, *flags, **options))
+        return fleets[-1]
+
+    yield start
+    for fleet in fleets:
+        fleet.process.kill()
+        fleet.process.communicate()
+        if fleet.newcomer:
+            fleet.newcomer.kill()
+            fleet.newcomer.wait()
+
+
+@pytest.fixture
+def slow_links(tmp_path) -> str:
+    """A network on which a step of this little model takes about half a second."""
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps(networks.to_json(networks.uniform(4, 0.05, 1.0))))
+    return f"--emulate={path}"
+
+
+def final_parameters(run_dir: Path) -> dict:
+    return {name: entry["params"] for name, entry in load_entries(newest(run_dir)).items()}
+
+
+def relative_l2(got, expected) -> float:
+    square = lambda tree: sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(tree))  # noqa: E731
+    difference = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), got, expected)
+    return (square(difference) / square(expected)) ** 0.5
+
+
+def test_equality_under_fire(churning, slow_links):
+    """kill -9 of a peer, a newcomer, kill -9 of the coordinator, SIGTERM, SIGSTOP longer than any deadline."""
+    one = churning(*STEPS, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
+    assert one.ended() == 0, one.output
+    fleet = churning(*STEPS, *SWARM, slow_links, run_dir="swarm")
+    fleet.wait_for_step(3)
+    pids = fleet.children()
+    os.kill(pids[3], signal.SIGKILL)
+    fleet.join()
+    os.kill(fleet.coordinator(), signal.SIGKILL)
+    fleet.wait_for_step(len(fleet.losses()) + 2)
+    os.kill(pids[1], signal.SIGTERM)
+    fleet.wait_for(lambda: "left the run" in fleet.last_line(1), "peer 1 to leave")
+    n_views = fleet.views(0)
+    os.kill(pids[2], signal.SIGSTOP)
+    fleet.wait_for(lambda: fleet.views(0) > n_views, "a view without peer 2")
+    os.kill(pids[2], signal.SIGCONT)
+    fleet.wait_for(lambda: fleet.views(0) > n_views + 1, "peer 2 to come back")
+    assert fleet.ended() == 0, fleet.output
+    assert fleet.newcomer.wait(timeout=20) == 0, fleet.log.read_text()
+    assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
+    assert len(fleet.losses()) == N_STEPS
+    assert relative_l2(final_parameters(fleet.run_dir), final_parameters(one.run_dir)) < 1e-4
+
+
+def test_a_newcomer_that_does_not_belong_is_refused_on_both_sides(churning, tmp_path, slow_links):
+    """A wrong credential, and tokens of another file; the run goes on."""
+    fleet = churning("--config.train.steps=100000", *SWARM, slow_links)
+    fleet.wait_for_step(1)
+    address = (fleet.run_dir / "coordinator_address").read_text()
+    script = str(ROOT / "scripts/train.py")
+
+    def join(*flags) -> tuple[int, str]:
+        command = [sys.executable, script, f"--join={address}", f"--run_dir={tmp_path / 'newcomer'}", *flags]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90)
+        return done.returncode, done.stdout.strip()
+
+    other = tmp_path / "other.pem"
+    create(other)
+    code, said = join(f"--credential={other}")
+    assert (code, len(said.splitlines())) == (2, 1) and said.startswith("--join: coordinator 127.0.0.1:"), said
+    tokens = write_tokens(tmp_path / "other.tok", "bytes", 256, np.arange(4000) % 256, np.arange(1000) % 256)
+    code, said = join(f"--credential={fleet.run_dir / 'credential.pem'}", f"--data={tokens.path}")
+    assert code == 2 and said.splitlines()[-1].startswith("--data: "), said
+    n = len(fleet.losses())
+    fleet.wait_for_step(n + 2)
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.ended() == 130
+    assert "refused: reason" in fleet.output
