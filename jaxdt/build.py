@@ -123,6 +123,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
         evals,
         min(config.wiring.routers, len(plan.peers)),
         window(config, plan),
+        config.wiring.retain_bytes,
         config.train.seed,
     )
 

@@ -332,3 +332,11 @@ def test_a_stage_that_has_lost_everyone_waits_for_a_newcomer(functions_of, one_p
     assert vacant["stage"] == 0 and vacant["checkpoint"] == 0
     assert outcome.fields("rollback")[0]["again"] == [0]
     assert len(losses) == N_STEPS and losses[-1] < losses[0]
+
+
+def test_tensors_beyond_the_budget_are_made_again(functions_of, one_process):
+    """Three stages, a peer of the middle one dies late in a step; neighbours keep next to nothing."""
+    config = elastic(3, 2)
+    config = replace(config, wiring=replace(config.wiring, retain_bytes=0))
+    middle = run_config.default_plan(config).placement[1][1]
+    assert_same_training(config, functions_of, one_process, faults=[Fault(70.0, CRASH, middle)])

@@ -169,7 +169,9 @@ def test_who_wakes_up_hears_what_came_before_what_became_due():
 
 @pytest.mark.parametrize("kind", [DUPLICATE, REORDER])
 def test_only_harmless_messages_come_twice_or_out_of_order(kind):
-    script = {0.1 * at: [tell(at), show(at), Send(1, Have(at, ()), header=Header("r", 0, 0, 0))] for at in range(50)}
+    script = {
+        0.1 * at: [tell(at), show(at), Send(1, Have(at, (), ()), header=Header("r", 0, 0, 0))] for at in range(50)
+    }
     _, heard = play([Fault(0.0, kind, 0, 60.0, others=(1,))], script)
     beats = [body.count for _, body in heard if isinstance(body, Heartbeat)]
     assert set(beats) == set(range(50)) and beats != sorted(set(beats))

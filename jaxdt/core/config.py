@@ -66,12 +66,14 @@ class TrainConfig:
 @dataclass(frozen=True)
 class WiringConfig:
     """`swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four per peer).
+    `retain_bytes`: boundary tensors that a peer keeps of a step in case they are wanted again; others are made again.
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop."""
 
     kind: str = "fixed"
     routers: int = 1
     window: int = 0
     on_stage_lost: str = "wait"
+    retain_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class RunConfig:
         _one_of("wiring.kind", self.wiring.kind, WIRINGS)
         _at_least("wiring.routers", self.wiring.routers, 1)
         _at_least("wiring.window", self.wiring.window, 0)
+        _at_least("wiring.retain_bytes", self.wiring.retain_bytes, 0)
         _one_of("sync.kind", self.sync.kind, SYNCS)
         _one_of("sync.delay", self.sync.delay, (0,))
         _at_least("sync.slice_bytes", self.sync.slice_bytes, 4)

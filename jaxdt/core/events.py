@@ -241,10 +241,12 @@ class Resend:
 
 @value
 class Have:
-    """Member -> all, after a view in mid-step: what it counted of the step (kind and microbatch)."""
+    """Member -> all, after a view in mid-step: what it counted of the step (kind and microbatch), and the microbatches
+    whose output and input gradient it still keeps."""
 
     step: int
     counted: tuple[tuple[str, int], ...]
+    kept: tuple[int, ...]
 
 
 @value
@@ -689,6 +691,13 @@ class Free:
 
 
 @value
+class Discard:
+    """Forget a boundary tensor, if it is here."""
+
+    key: Key
+
+
+@value
 class Forget:
     """Forget the slices of a round that is void, those too that still come."""
 
@@ -792,6 +801,7 @@ Action = (
     | Run
     | Sum
     | Free
+    | Discard
     | Forget
     | WakeAt
     | Persist

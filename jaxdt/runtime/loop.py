@@ -21,6 +21,7 @@ from jaxdt.core.events import (
     UPDATE,
     Action,
     Connect,
+    Discard,
     Disconnect,
     Event,
     Forget,
@@ -197,6 +198,8 @@ class Loop:
                 self._handle(Summed(key, *self.tensors.sum(key, members)))
             case Free(step):
                 self.tensors.free(step)
+            case Discard(key):
+                self.tensors.discard(key)
             case Forget(round):
                 self.tensors.forget(round)
             case Connect(peer, address):

@@ -225,7 +225,8 @@ class Store:
         it may have to be sent again; a slice stays."""
         key = tensor_key(body)
         if isinstance(key, Key):
-            return self._boundaries[key] if self._retains else self._boundaries.pop(key)
+            retains = self._retains and key.kind != "eval"  # held-out microbatches begin anew
+            return self._boundaries[key] if retains else self._boundaries.pop(key)
         if isinstance(key, StateKey):
             return self._words.cut((self.params, self.opt_state), key.lo, key.hi)
         return self._slices.take(key)
@@ -267,6 +268,10 @@ class Store:
     def forget(self, round: Round) -> None:
         """A round of averaging is void."""
         self._slices.forget(round)
+
+    def discard(self, key: Key) -> None:
+        """A boundary tensor is not kept any longer."""
+        self._boundaries.pop(key, None)
 
     def free(self, step: int) -> None:
         """Forget what is kept for a step, and for those before it."""

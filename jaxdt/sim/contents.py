@@ -181,6 +181,9 @@ class Contents:
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
+    def discard(self, key: Key) -> None:
+        self._boundaries.pop(key, None)
+
     def free(self, step: int) -> None:
         for by_step in (self.accumulators, self._own):
             for old in [kept for kept in by_step if kept <= step]:

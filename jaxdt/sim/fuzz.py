@@ -130,7 +130,9 @@ def _config(rng: random.Random) -> RunConfig:
             sync=dict(slice_bytes=rng.choice((1 << 10, 1 << 20))),
         )
     )
-    wiring = WiringConfig("swarm", rng.choice((1, 2, n_peers)), rng.choice((0, 1, 3)), "stop")
+    wiring = WiringConfig(
+        "swarm", rng.choice((1, 2, n_peers)), rng.choice((0, 1, 3)), "stop", rng.choice((0, 500, 1 << 30))
+    )
     return replace(parsed, wiring=wiring, net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
 
 

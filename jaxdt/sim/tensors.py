@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from jaxdt.core.events import Message, Round, SliceKey, Work
+from jaxdt.core.events import Key, Message, Round, SliceKey, Work
 
 
 class Tensors(Protocol):
@@ -24,6 +24,9 @@ class Tensors(Protocol):
 
     def forget(self, round: Round) -> None:
         """A round of averaging is void."""
+
+    def discard(self, key: Key) -> None:
+        """A boundary tensor is not kept any longer."""
 
     def free(self, step: int) -> None:
         """Forget what is kept for a step."""
@@ -57,6 +60,9 @@ class NoTensors:
         return 0, 0.0
 
     def forget(self, round: Round) -> None:
+        return None
+
+    def discard(self, key: Key) -> None:
         return None
 
     def free(self, step: int) -> None:

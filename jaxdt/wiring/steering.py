@@ -20,14 +20,14 @@ class Task:
     regenerate: tuple[int, ...] = ()
 
 
-def redo(microbatch: int, missing: Collection[int], holders: Mapping[int, int], n_stages: int) -> Task:
-    """What gets a microbatch counted at the stages where it is missing. holders[s] is the live member that counted it
-    at stage s, and keeps its output and input gradient. The range grows over neighbours that nobody holds any more,
+def redo(microbatch: int, missing: Collection[int], keepers: Mapping[int, int], n_stages: int) -> Task:
+    """What gets a microbatch counted at the stages where it is missing. keepers[s] is the live member that counted it
+    at stage s and keeps its output and input gradient. The range grows over neighbours that nobody holds any more,
     and between two gaps: what was counted there is made again, and not counted twice."""
     lo, hi = min(missing), max(missing)
-    while lo > 0 and lo - 1 not in holders:
+    while lo > 0 and lo - 1 not in keepers:
         lo -= 1
-    while hi < n_stages - 1 and hi + 1 not in holders:
+    while hi < n_stages - 1 and hi + 1 not in keepers:
         hi += 1
     return Task(FORWARD, microbatch, lo, hi, tuple(s for s in range(lo, hi + 1) if s not in missing))
 

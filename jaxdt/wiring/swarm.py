@@ -41,6 +41,8 @@ from jaxdt.core.events import (
     ViewChanged,
     Work,
 )
+from jaxdt.wiring.inventory import Inventory
+from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.steering import Steering, Task, redo
 
 Counted = tuple[str, int]
@@ -50,7 +52,7 @@ WORK_OF = {"act": FORWARD, "grad": BACKWARD, "eval": EVALUATE}
 
 class SwarmWiring:
     """One peer's side. `boundary_bytes` and `evals` as in FixedWiring; `n_routers` peers with the least ids steer, with
-    `window` microbatches on their way in all."""
+    `window` microbatches on their way in all; `retain_bytes`: see Retention."""
 
     READS = frozenset({ViewChanged, Outside, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
 
@@ -65,6 +67,7 @@ class SwarmWiring:
         evals: tuple[int, int],
         n_routers: int,
         window: int,
+        retain_bytes: int,
         seed: int,
     ):
         self._peer, self._stage, self._n_stages = peer, stage, n_stages
@@ -73,6 +76,7 @@ class SwarmWiring:
         self._eval_every_steps, self._n_evals = evals
         self._n_routers = n_routers
         self._steering = Steering(n_stages, f"{seed} {peer}", max(1, window // n_routers))
+        self._retention = Retention(stage, n_stages, boundary_bytes, retain_bytes)
         self._view: View | None = None
         self._members = self._routers = self._replicas = ()
         self._step, self._order = -1, 0
@@ -84,7 +88,7 @@ class SwarmWiring:
         self._gradients: set[int] = set()
         self._own: set[Counted] = set()
         self._counted: dict[int, set[Counted]] = {}
-        self._haves: dict[int, frozenset[Counted]] | None = None
+        self._inventory: Inventory | None = None
         self._told = True
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
@@ -128,16 +132,16 @@ class SwarmWiring:
         if view.rolled_back or self._peer in view.joining:
             self._forget()
             if view.rolled_back:  # nobody sends before all have let go of what was
-                self._haves, self._told = {}, False
+                self._inventory, self._told = Inventory(view), False
             return []
         if view.number == 1:
             return self._begin(now_s, view.n_committed)
-        self._haves, self._told = {}, False
+        self._inventory, self._told = Inventory(view), False
         return self._tell(now_s)
 
     def _forget(self) -> None:
         """Nothing is under way here until the next step begins."""
-        self._step, self._haves, self._told = -1, None, True
+        self._step, self._inventory, self._told = -1, None, True
         self._own.clear()
         self._ready.clear()
 
@@ -148,17 +152,16 @@ class SwarmWiring:
         self._ready.clear()  # it was for a step that is over
         if step >= self._n_steps:
             return []
-        self._own.clear()
-        self._forwarded.clear()
-        self._gradients.clear()
-        self._paths.clear()
+        for kept in (self._own, self._forwarded, self._gradients, self._paths):
+            kept.clear()
+        self._retention.begin()
         self._counted.pop(step - 1, None)
         if self._view.n_committed < step:
-            self._haves = None  # what a view in mid-step asked for was of an earlier step
+            self._inventory = None  # what a view in mid-step asked for was of an earlier step
         later, self._later = self._later, []
         for given in later:
             self._take(given)
-        if self._haves is not None:
+        if self._inventory:
             return self._tell(now_s)
         self._steering.adopt(self._view, [member.peer for member in self._view.members])
         if self._peer in self._routers:
@@ -213,7 +216,7 @@ class SwarmWiring:
             return []  # of a lineage that was rolled back
         step, kind, m = work.step, work.kind, work.microbatch
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
-        told: list[Action | Event] = []
+        told: list[Action | Event] = [*self._retention.made(work)]
         if kind == BACKWARD:
             told.append(Accumulated(step, self._stage, m, n_samples, loss_sum))
         if kind == EVALUATE and self._last:
@@ -273,7 +276,7 @@ class SwarmWiring:
 
     def _drained(self) -> list[Event]:
         """Our stage's step is over when every microbatch is counted at one of its replicas."""
-        if self._haves is not None and not set(self._replicas) & set(self._members) <= set(self._haves):
+        if self._inventory and not self._inventory.has_all(set(self._replicas) & set(self._members)):
             return []
         n_expected = self._n_microbatches + (self._n_evaluations(self._step) if self._last else 0)
         return [Drained(self._step)] if len(self._counted.get(self._step, ())) == n_expected else []
@@ -287,10 +290,10 @@ class SwarmWiring:
                 sends += self._post(route[0], Grant(self._step, kind, m, route, regenerate))
             else:
                 key = Key("act", self._step, task.lo, m)
-                sends += self._post(self._holders(m)[task.lo - 1], Resend(key, route, regenerate))
+                sends += self._post(self._inventory.keepers(m)[task.lo - 1], Resend(key, route, regenerate))
             if task.hi < self._n_stages - 1:
                 key = Key("grad", self._step, task.hi + 1, m)
-                sends += self._post(self._holders(m)[task.hi + 1], Resend(key, route, regenerate))
+                sends += self._post(self._inventory.keepers(m)[task.hi + 1], Resend(key, route, regenerate))
         return sends
 
     def _post(self, dst: int, body: Grant | Resend) -> list[Action]:
@@ -304,19 +307,19 @@ class SwarmWiring:
         if self._told or self._running or not self._step == self._view.n_committed < self._n_steps:
             return []
         self._told = True
-        have = Have(self._step, tuple(sorted(self._own)))
+        have = Have(self._step, tuple(sorted(self._own)), self._retention.promise())
         sends = [Send(peer, have) for peer in self._members if peer != self._peer]
         return sends + self._on_have(now_s, self._peer, have)
 
     def _on_have(self, now_s: float, src: int, have: Have) -> list[Action | Event]:
-        if self._haves is None or have.step != self._view.n_committed:
+        if self._inventory is None or have.step != self._view.n_committed:
             return []
-        self._haves[src] = frozenset(have.counted)
+        self._inventory.add(src, have)
         if src in self._replicas:
             self._counted.setdefault(have.step, set()).update(have.counted)
         told: list[Action | Event] = []
         if self._step == have.step:
-            if set(self._haves) == set(self._members) and self._peer in self._routers:
+            if self._inventory.has_all(self._members) and self._peer in self._routers:
                 n = max(self._n_microbatches, self._n_evaluations(have.step))
                 self._steering.begin([task for m in range(n) for task in self._missing(m)])
                 told += self._grant(now_s)
@@ -331,19 +334,15 @@ class SwarmWiring:
         open_stages = [s for s in range(self._n_stages) if f"stage{s}" not in held]
         top = self._n_stages - 1
         tasks = []
-        if m < self._n_evaluations(self._step) and top in open_stages and not self._held_by(top, (EVALUATE, m)):
+        if (
+            m < self._n_evaluations(self._step)
+            and top in open_stages
+            and not self._inventory.holder(top, (EVALUATE, m))
+        ):
             tasks.append(Task(EVALUATE, m, 0, top))
-        holders = self._holders(m)
+        holders = self._inventory.holders(m)
         missing = [s for s in open_stages if s not in holders] if m < self._n_microbatches else []
-        return tasks + ([redo(m, missing, holders, self._n_stages)] if missing else [])
-
-    def _holders(self, m: int) -> dict[int, int]:
-        """Stage -> the live member that counted a microbatch there."""
-        found = ((s, self._held_by(s, (BACKWARD, m))) for s in range(self._n_stages))
-        return {stage: peer for stage, peer in found if peer is not None}
-
-    def _held_by(self, stage: int, what: Counted) -> int | None:
-        return next((p for p in self._view.stage_peers(stage) if what in self._haves.get(p, ())), None)
+        return tasks + ([redo(m, missing, self._inventory.keepers(m), self._n_stages)] if missing else [])
 
 
 def _work_of(key: Key) -> Counted:

@@ -1,0 +1,34 @@
+"""What the members of a view in mid-step have counted of the step, and what they still keep."""
+
+from collections.abc import Collection
+
+from jaxdt.core.events import BACKWARD, Have, View
+
+
+class Inventory:
+    """Filled by the members' Have messages; `view` says who is at which stage."""
+
+    def __init__(self, view: View):
+        self._view = view
+        self._counted: dict[int, frozenset[tuple[str, int]]] = {}
+        self._kept: dict[int, frozenset[int]] = {}
+
+    def add(self, src: int, have: Have) -> None:
+        self._counted[src], self._kept[src] = frozenset(have.counted), frozenset(have.kept)
+
+    def has_all(self, members: Collection[int]) -> bool:
+        """Whether all of them have said it."""
+        return set(members) <= set(self._counted)
+
+    def holder(self, stage: int, what: tuple[str, int]) -> int | None:
+        """The live member of a stage that counted this (kind and microbatch)."""
+        return next((p for p in self._view.stage_peers(stage) if what in self._counted.get(p, ())), None)
+
+    def holders(self, m: int) -> dict[int, int]:
+        """Stage -> the live member that counted a microbatch there."""
+        found = ((stage, self.holder(stage, (BACKWARD, m))) for stage in range(len(self._view.stage_views)))
+        return {stage: peer for stage, peer in found if peer is not None}
+
+    def keepers(self, m: int) -> dict[int, int]:
+        """Those of them who still have the tensors that they made of it."""
+        return {stage: peer for stage, peer in self.holders(m).items() if m in self._kept[peer]}
