@@ -333,12 +333,8 @@ class SwarmWiring:
         held = {round.group for round, _ in self._view.results}
         open_stages = [s for s in range(self._n_stages) if f"stage{s}" not in held]
         top = self._n_stages - 1
-        tasks = []
-        if (
-            m < self._n_evaluations(self._step)
-            and top in open_stages
-            and not self._inventory.holder(top, (EVALUATE, m))
-        ):
+        tasks, evaluates = [], m < self._n_evaluations(self._step) and top in open_stages
+        if evaluates and self._inventory.holder(top, (EVALUATE, m)) is None:
             tasks.append(Task(EVALUATE, m, 0, top))
         holders = self._inventory.holders(m)
         missing = [s for s in open_stages if s not in holders] if m < self._n_microbatches else []
