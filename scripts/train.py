@@ -43,8 +43,7 @@ def main() -> int:
     with_parent = run_flags.STOP_WITH_PARENT.value
     coordinator = JOIN.value or COORDINATOR.value
     stop = process.run_peer(job, peer, coordinator, LISTEN.value, DEVICES.value, with_parent, stage)
-    if stop.code:
-        print(stop.reason, file=sys.stderr)
+    print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(stop.code)  # the compute thread may be inside XLA, where the interpreter's own exit would abort it

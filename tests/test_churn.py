@@ -32,7 +32,7 @@ class Churning(Launched):
         """A newcomer with one credential and one address; returns when it has the state."""
         address = (self.run_dir / "coordinator_address").read_text()
         command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
-        command += [f"--credential={self.run_dir / 'credential.pem'}", f"--run_dir={self.run_dir / 'newcomer'}"]
+        command += [f"--credential={self.run_dir / 'credential.pem'}", f"--run_dir={self.run_dir}"]
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
             self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)
@@ -62,7 +62,7 @@ def churning(tmp_path):
     yield start
     for fleet in fleets:
         fleet.process.kill()
-        fleet.process.communicate()
+        fleet.process.wait()
         if fleet.newcomer:
             fleet.newcomer.kill()
             fleet.newcomer.wait()
@@ -94,7 +94,8 @@ def test_equality_under_fire(churning, slow_links):
     fleet.wait_for_step(3)
     pids = fleet.children()
     os.kill(pids[3], signal.SIGKILL)
-    fleet.join()
+    fleet.wait_for(lambda: fleet.views(0) == 2, "a view without peer 3")
+    fleet.join()  # for the stage that has lost a peer
     os.kill(fleet.coordinator(), signal.SIGKILL)
     fleet.wait_for_step(len(fleet.losses()) + 2)
     os.kill(pids[1], signal.SIGTERM)

@@ -157,7 +157,8 @@ class Coordinator:
                 return self._on_done(src, body)
             case Leaving() if src not in self.roster.leaving:
                 self.roster.leaving.add(src)
-                return [Report("leaving", {"peer": src}), *self._change()]
+                last = not self.roster.live(self.roster.stage_of[src]) - {src}
+                return [Report("leaving", {"peer": src, "last_of_its_stage": last}), *self._change()]
             case Suspect(peer, reason) if self.view is None or peer in self.roster.members:
                 return self._lost(peer, f"{reason} (said by peer {src})")
         return []
@@ -312,8 +313,6 @@ class Coordinator:
             more = self.n_committed < self.terms.n_steps
             return [*self._to_all(Committed(value)), metrics, *self._change(between_steps=more)]
         return self._change()
-
-    # --------------------------------------------------------------------------------------------------------- end
 
     def _on_saved(self, saved: Saved) -> list[Action]:
         version, blocked_s = saved.version, self._saved.setdefault(saved.version, {})

@@ -37,15 +37,16 @@ class FileStore:
 
 class LateFile:
     """A text file that is made at the first write, and emptied unless it `goes_on`: a process that is turned away
-    leaves it as it was."""
+    leaves it as it was. What was written `by_line` outlives the process."""
 
-    def __init__(self, path: Path, goes_on: bool = False):
-        self._path, self._mode, self._file = path, "a" if goes_on else "w", None
+    def __init__(self, path: Path, goes_on: bool = False, by_line: bool = False):
+        self._path, self._by_line, self._file = path, by_line, None
+        self._mode = "a" if goes_on else "w"
 
     def write(self, text: str) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open(self._mode)
+            self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
         self._file.write(text)
 
     def close(self) -> None:

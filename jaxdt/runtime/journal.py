@@ -80,6 +80,13 @@ class Journal:
                 self._display.say(f"view {fields['view']}: peers {sorted(fields['members'])}{joining}")
             case "lost":
                 self._display.say(fields["reason"])
+            case "leaving":
+                stays = (
+                    "; it is the last of its stage, and stays until another joins"
+                    if fields["last_of_its_stage"]
+                    else ""
+                )
+                self._display.say(f"peer {fields['peer']}: wants to leave{stays}")
             case "vacant":
                 self._vacant(fields)
             case "rollback":

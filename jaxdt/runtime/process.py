@@ -132,7 +132,9 @@ def run_coordinator(
     machine = build_coordinator(job.config, job.plan, job.run, start.version, start.lineage, job.data.checksum, memory)
     link = device_links(job.network)
     journal = Journal(job.run_dir, job.config, job.plan, machine, durable, link, live, began_s)
-    with contextlib.closing(LateFile(job.run_dir / "trace" / "coordinator.jsonl", memory is not None)) as trace_file:
+    with contextlib.closing(
+        LateFile(job.run_dir / "trace" / "coordinator.jsonl", memory is not None, True)
+    ) as trace_file:
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable=durable)
         address = _open(job, loop, COORDINATOR, listen)
