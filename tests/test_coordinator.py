@@ -590,3 +590,13 @@ def test_a_rolled_back_view_carries_no_records_of_the_lost_lineage():
     lose(run, 2)
     (view,) = set(sent(run.event(Persisted("view")), View).values())
     assert view.records == ()
+
+
+def test_a_part_that_is_durable_counts_whoever_wrote_it():
+    """Peer 2 writes, leaves meanwhile, and says so afterwards."""
+    run = elastic()
+    run.commit(0)
+    lose(run, 2)
+    run.event(Persisted("view"))
+    run.message(3, Saved(1, 1))
+    assert reports(run.message(2, Saved(1, 0)), "checkpoint") == [{"version": 1, "save_s": 0.0}]

@@ -331,3 +331,16 @@ def test_the_clock_offset_is_taken_from_the_shortest_round_trip():
     machine.handle(26.0, from_coordinator(Pulse(3, 120.1)))
     (done,) = bodies(machine.handle(27.0, Updated(1, 4)))
     assert done.totals["clock_offset_s"] == pytest.approx(100.0)
+
+
+def test_the_version_that_a_view_begins_with_is_saved_by_who_did_so_before_it():
+    """Else the one who leaves and its successor would write the same part at the same time."""
+    two = replace(VIEW, members=(*VIEW.members, Member(2, 1, 1, "h2:1")))
+    leaves = replace(two, number=2, n_committed=2, members=(VIEW.members[0], Member(2, 1, 1, "h2:1")))
+    successor = follower()
+    successor.handle(1.0, from_coordinator(leaves))
+    assert WriteCheckpoint(2) not in successor.handle(1.1, Updated(1, 2))
+    assert WriteCheckpoint(4) in successor.handle(2.0, Updated(1, 4))
+    stays = member(elastic=True)
+    stays.handle(1.0, from_coordinator(two, 1))
+    assert WriteCheckpoint(2) in stays.handle(1.1, Updated(1, 2))

@@ -135,6 +135,8 @@ class Coordinator:
         src = header.src
         if isinstance(body, Hello):
             return self._hello(now_s, src, body)
+        if isinstance(body, Saved):  # a fact, also from one who has left meanwhile
+            return self._on_saved(body) if self.view and header.lineage == self.view.lineage else []
         if src in self.roster.missing and src not in self._leases:
             return [*self._is_back(now_s, src), *self._received(now_s, header, body)]
         if src not in self._leases:  # not let in, or taken for lost: so that it learns of it
@@ -149,8 +151,6 @@ class Coordinator:
                 return self._profiled(src, seconds, version)
             case Prepared() if header.lineage == lineage and header.view == self.view.number:
                 return self._on_prepared(src, body)
-            case Saved() if header.lineage == lineage:
-                return self._on_saved(body)
             case Failed(reason):
                 return self._end(2, f"{self.roster.name(src)}: {reason}")
             case Done():

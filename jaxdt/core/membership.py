@@ -102,7 +102,7 @@ class Membership:
         self._started_s: float | None = None
         self._number = 0  # of the last view, ours or not
         self._profile: dict[str, float] | None = None
-        self._leaving = False
+        self._leaving = self._saves_first = False
         self._writing: set[int] = set()
         self._last_words: dict[type, Message] = {}  # what the coordinator may have to be told again
         self._missed = False
@@ -235,6 +235,8 @@ class Membership:
             return ends + self._outside(view) if self.view else []
         new = self.view is None
         saved_before = not new and self._saves(self._version)
+        # The version that a view begins with is saved by who did so before it: else two would write at the same time.
+        self._saves_first = not new and self._least(self.view, view.n_committed)
         self.view, self.lineage, self._number = view, view.lineage, view.number
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
         self._last_words.pop(Done, None)
@@ -242,7 +244,8 @@ class Membership:
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
         links = [Connect(m.peer, m.address) for m in view.members if m.peer != self.seat.peer]
         told = [*ends, report, *links, ViewChanged(view)]
-        if self._version == self.seat.n_steps and self._saves(self._version) and not saved_before and view.number > 1:
+        last = self._version == self.seat.n_steps and self._least(view, self._version)
+        if last and not saved_before and view.number > 1:
             told.append(self._write(self._version))  # the one who should have written it is gone
         return told
 
@@ -262,7 +265,12 @@ class Membership:
         return [Stop(0, f"peer {self.seat.peer}: left the run")] if gone else []
 
     def _saves(self, version: int) -> bool:
-        return self.view is not None and self.view.working(self.seat.stage, version)[:1] == (self.seat.peer,)
+        if self.view is None:
+            return False
+        return self._saves_first if version == self.view.n_committed else self._least(self.view, version)
+
+    def _least(self, view: View, version: int) -> bool:
+        return view.working(self.seat.stage, version)[:1] == (self.seat.peer,)
 
     def _write(self, version: int) -> Action:
         self._writing.add(version)
