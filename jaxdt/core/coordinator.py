@@ -192,7 +192,7 @@ class Coordinator:
 
     def _is_back(self, now_s: float, src: int) -> list[Action]:
         """The last of its stage was silent, and is not dead."""
-        del self.roster.missing[src]
+        self.roster.missing.discard(src)
         self._leases.arrived(src, now_s)
         return [Report("back", {"peer": src}), self._reach(src)]
 
@@ -207,7 +207,7 @@ class Coordinator:
         if src in self.terms.stage_of and "view" in self._pending and self.view is None:
             return []
         if self.view or src not in self.terms.stage_of:
-            if src in self.roster.members and src not in self.roster.lost | set(self.roster.missing):
+            if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
                 return []
             if not self.terms.elastic:
                 return self._end(3, f"{self.roster.name(src)}: came back, which this run's wiring has no use for")
@@ -230,7 +230,7 @@ class Coordinator:
             return self._end(3, reason)
         self._leases.end(peer)
         told: list[Action] = [Report("lost", {"peer": peer, "reason": reason}), Disconnect(peer)]
-        if not self.roster.lose(peer, reason):
+        if not self.roster.lose(peer):
             if not self.terms.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
             steps = list(range(self._checkpoint, self.n_committed))

@@ -184,7 +184,7 @@ class Membership:
         if not up:
             self._down_since_s.setdefault(peer, now_s)
             return []
-        if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR or self._started_s is None:
+        if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
             return []
         candidate = [self._profiled()] if self.view is None and self._profile is not None else []
         return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._last_words.values())]

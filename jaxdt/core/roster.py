@@ -26,7 +26,7 @@ class Roster:
         self.candidates: set[int] = set()
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
-        self.missing: dict[int, str] = {}
+        self.missing: set[int] = set()
         self._seated: dict[int, int] = {}
         self._joining: set[int] = set()
         self._coming: set[int] = set()
@@ -64,7 +64,7 @@ class Roster:
 
     def live(self, stage: int) -> set[int]:
         """The members that hold their stage's state and are there."""
-        absent = self.lost | set(self.missing) | self._joining
+        absent = self.lost | self.missing | self._joining
         return {peer for peer in self.view.stage_peers(stage) if peer not in absent}
 
     @property
@@ -77,21 +77,21 @@ class Roster:
         if passing in self._asked:
             return self._asked[passing], self.stage_of[self._asked[passing]]
         peer, self._next_id = self._next_id, self._next_id + 1
-        there = (self.members - self.lost - set(self.missing)) | self._coming
+        there = (self.members - self.lost - self.missing) | self._coming
         counts = [sum(self.stage_of[one] == stage for one in there) for stage in range(self._n_stages)]
         self.stage_of[peer] = counts.index(min(counts))
         self._coming.add(peer)
         self._asked[passing] = peer
         return peer, self.stage_of[peer]
 
-    def lose(self, peer: int, reason: str) -> bool:
+    def lose(self, peer: int) -> bool:
         """A peer is gone; False if it was the last of its stage, and stays a member for want of another."""
         self.candidates.discard(peer)
         self._coming.discard(peer)
         if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) - {peer}:
             self.lost |= {peer} & self.members
             return True
-        self.missing[peer] = reason
+        self.missing.add(peer)
         return False
 
     def committed(self) -> None:
@@ -139,7 +139,7 @@ class Roster:
             self.view,
             number=number,
             lineage=self.view.lineage + 1,
-            members=self._members_with(self.candidates, self.lost | set(self.missing), number),
+            members=self._members_with(self.candidates, self.lost | self.missing, number),
             stage_views=(number,) * self._n_stages,
             n_committed=checkpoint,
             records=(),
@@ -164,7 +164,7 @@ class Roster:
         for peer in before:
             if self.admissions.get(peer) != before[peer]:  # gone, or here again
                 self.lost.discard(peer)
-                self.missing.pop(peer, None)
+                self.missing.discard(peer)
                 self.leaving.discard(peer)
         return left
 

@@ -85,7 +85,6 @@ LAW = (
     "With one microbatch at a time a server is busy for u = c / (c + x + 2 RTT): c its compute, x exposed transfer, a "
     "round trip forward and one backward. So 1/u = a + s RTT, with c = 2/s and x = (a - 1) c.\n\n"
 )
-SIM_HEAD = ["model", "RTT ms", "paper", "ours, 1 in flight", f"ours, {MANY} in flight"]
 FIT_HEAD = ["model", "a", "s per ms", "worst error %", "c ms", "x ms", "one fp16 boundary ms"]
 
 
