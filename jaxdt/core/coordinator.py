@@ -56,6 +56,7 @@ from jaxdt.core.terms import Memory, Terms
 
 KEPT_RECORDS = 2
 ROLLBACKS_MAX = 3
+AGAIN_S = 10.0  # peers need so long to find a coordinator that was started again
 
 
 class Coordinator:
@@ -74,7 +75,7 @@ class Coordinator:
         self._saved: dict[int, dict[int, float]] = {}
         self._done: dict[int, Done] = {}
         self._checkpoint = terms.start_version
-        self._n_rollbacks, self._last_commit_s = 0, 0.0
+        self._n_rollbacks, self._last_commit_s, self._patient_until_s = 0, 0.0, 0.0
         self._ended = False
         if memory:
             self._recall(memory)
@@ -91,7 +92,7 @@ class Coordinator:
             case Started():
                 return [*self._start(now_s), tick]
             case Woke("tick"):
-                over = self._leases.over(now_s)
+                over = self._leases.over(now_s) if now_s >= self._patient_until_s else None
                 return [*(self._lost(*over) if over else []), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
@@ -119,7 +120,7 @@ class Coordinator:
         """Nobody is put out before a whole lease of this reign (step protocol, Sec. 7.1)."""
         actions: list[Action] = [self._persist("reign", self.reign)]
         if self.view:
-            self._last_commit_s = now_s
+            self._last_commit_s, self._patient_until_s = now_s, now_s + AGAIN_S
             for member in self.view.members:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
