@@ -95,6 +95,7 @@ def build_coordinator(
         deadline_floor_s=config.net.deadline_floor_s,
         elastic=elastic(config),
         waits=config.wiring.on_stage_lost == "wait",
+        delay_steps=config.sync.delay,
         job={"config": json.dumps(plain.write(config)), "plan": json.dumps(to_json(plan))},
     )
     return Coordinator(terms, memory)
@@ -112,7 +113,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
     gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)
     evals = (config.train.eval_every_steps, config.train.eval_microbatches)
     if config.wiring.kind == "fixed":
-        return FixedWiring(plan, peer, config.train.steps, (activation, gradient), evals)
+        return FixedWiring(plan, peer, config.train.steps, (activation, gradient), evals, config.delay)
     return SwarmWiring(
         peer,
         stage,
@@ -130,4 +131,6 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
 
 def _sync(config: RunConfig, plan: Plan, peer: int, stage: int) -> AllReduce:
     groups = tuple(group for group in sync_groups(config, plan) if stage in group.stages)
-    return AllReduce(peer, stage, groups, plan.n_microbatches, config.sync.slice_bytes, config.optim.clip_norm)
+    return AllReduce(
+        peer, stage, groups, plan.n_microbatches, config.sync.slice_bytes, config.optim.clip_norm, config.delay
+    )

@@ -440,7 +440,10 @@ def test_the_step_ends_when_the_update_ran():
 def test_a_skipped_step_advances_without_an_update():
     wire, group = prepared_pair()
     commit(wire, 1, record(wire, group, verdict="skip", sq_norm=math.inf))
-    assert wire.internal == [(1, Free(STEP)), (1, Updated(0, 1))]
+    work = Work(0, "U", None, 1, STEP)
+    assert wire.internal == [(1, Run(work, 0.0, ()))]
+    wire.tell(1, Ran(work, 0.0, 1.0))
+    assert wire.internal[1:] == [(1, Free(STEP)), (1, Updated(0, 1))]
 
 
 @pytest.mark.parametrize("step", [STEP - 1, STEP + 1])

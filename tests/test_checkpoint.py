@@ -68,14 +68,14 @@ def assert_equal(got, expected):
 
 
 def stage_of(entries, lo, hi, optim):
-    return join_entries({name: entries[name] for name in stage_entries(MODEL, lo, hi)}, *blank(lo, hi, optim))
+    return join_entries({name: entries[name] for name in stage_entries(MODEL, lo, hi)}, blank(lo, hi, optim))
 
 
 def save_stages(run_dir, cuts, version, params, opt_state, optim):
     """Each stage writes its part of the whole model's state; the events that come of it."""
-    entries, told = split_entries(params, opt_state), queue.SimpleQueue()
+    entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        store = SimpleNamespace(**dict(zip(("params", "opt_state"), stage_of(entries, lo, hi, optim), strict=True)))
+        store = SimpleNamespace(versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
         Checkpointer(run_dir, ABOUT, 2, stage).save(version, store, told.put)
     return [told.get(timeout=60) for _ in cuts[1:]]
 
@@ -86,24 +86,24 @@ def save_stages(run_dir, cuts, version, params, opt_state, optim):
 @pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
 def test_join_is_the_inverse_of_split(optim, trained):
     params, opt_state = trained(optim)
-    entries = split_entries(params, opt_state)
+    entries = split_entries((params, opt_state))
     assert sorted(entries) == stage_entries(MODEL, 0, 3)
-    assert_equal(join_entries(entries, *blank(0, 3, optim)), (params, opt_state))
+    assert_equal(join_entries(entries, blank(0, 3, optim)), (params, opt_state))
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
 def test_an_entry_does_not_depend_on_the_cut(optim, trained):
     """Cut into stages, split there and joined again, the whole is what it was; a middle stage has one entry only."""
     params, opt_state = trained(optim)
-    whole, again = split_entries(params, opt_state), {}
+    whole, again = split_entries((params, opt_state)), {}
     for lo, hi in ((0, 1), (1, 2), (2, 3)):
-        again |= split_entries(*stage_of(whole, lo, hi, optim))
+        again |= split_entries(stage_of(whole, lo, hi, optim))
     assert_equal(again, whole)
 
 
 def test_moments_go_with_their_parameters(trained):
     params, opt_state = trained(OPTIMIZERS[0])
-    entry = split_entries(params, opt_state)["tok"]
+    entry = split_entries((params, opt_state))["tok"]
     matrices = [leaf for leaf in entry["optimizer"] if leaf.ndim]
     assert [leaf.shape for leaf in matrices] == [params["tok"].shape] * 2
     np.testing.assert_array_equal(matrices[0], opt_state[0].mu["tok"])
@@ -120,11 +120,11 @@ def test_two_stages_save_and_other_cuts_load(tmp_path, trained):
     assert [(type(event), event.version) for event in told] == [(WroteCheckpoint, 5)] * 2
     mark_complete(tmp_path, 5, ABOUT | MARK | {"stages": 2})
     folder = newest(tmp_path)
-    assert_equal(join_entries(load_entries(folder), *blank(0, 3, optim)), (params, opt_state))
-    whole = split_entries(params, opt_state)
+    assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), (params, opt_state))
+    whole = split_entries((params, opt_state))
     for lo, hi in ((0, 2), (2, 3), (1, 2)):
         names = stage_entries(MODEL, lo, hi)
-        got = join_entries(load_entries(folder, names), *blank(lo, hi, optim))
+        got = join_entries(load_entries(folder, names), blank(lo, hi, optim))
         assert_equal(got, stage_of(whole, lo, hi, optim))
 
 
@@ -139,11 +139,11 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
     """The training goes on, and an update gives the buffers away while the thread still writes."""
     optim = OPTIMIZERS[2]
     params, opt_state = trained(optim)
-    expected = jax.tree.map(np.array, split_entries(params, opt_state))
+    expected = jax.tree.map(np.array, split_entries((params, opt_state)))
     told = queue.SimpleQueue()
     checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
     checkpointer.wait()
-    checkpointer.save(1, SimpleNamespace(params=params, opt_state=opt_state), told.put)
+    checkpointer.save(1, SimpleNamespace(versions=SimpleNamespace(state=(params, opt_state))), told.put)
     checkpointer.wait()
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
     assert told.get(timeout=60).version == 1
@@ -153,7 +153,7 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
 
 def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_path, trained, monkeypatch):
     params, opt_state = trained(OPTIMIZERS[2])
-    store, told = SimpleNamespace(params=params, opt_state=opt_state), queue.SimpleQueue()
+    store, told = SimpleNamespace(versions=SimpleNamespace(state=(params, opt_state))), queue.SimpleQueue()
     disk, updated = threading.Event(), threading.Event()
     monkeypatch.setattr(checkpoint_module, "digest", lambda entry: (disk.wait(60), 0)[1])
     checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
@@ -217,7 +217,7 @@ def test_parts_of_an_earlier_attempt_on_another_cut_do_not_count(tmp_path, train
     (folder / "stage_2.json").unlink()
     save_stages(tmp_path, [0, 3], 5, params, opt_state, optim)
     mark_complete(tmp_path, 5, ABOUT | MARK)
-    assert_equal(join_entries(load_entries(folder), *blank(0, 3, optim)), (params, opt_state))
+    assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), (params, opt_state))
 
 
 def test_what_is_written_again_does_not_count_until_it_is_whole(tmp_path, trained):

@@ -222,7 +222,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     told = queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(((0, 1), (1, 3))):
         params, opt_state = stage_state(config, lo, hi, rule)
-        store = SimpleNamespace(params=params, opt_state=opt_state)
+        store = SimpleNamespace(versions=SimpleNamespace(state=(params, opt_state)))
         Checkpointer(tmp_path, about_run(config, "abc"), 2, stage).save(4, store, told.put)
         told.get(timeout=60)
     mark_complete(tmp_path, 4, about_run(config, "abc") | {"lineage": 0, "stages": 2})
@@ -230,7 +230,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     assert {"sender_001", "receiver_001"} <= set(names)
     assert {"sender_001"} == set(stage_entries(config.model, 0, 1)) - {"tok", "pos", "block_000"}
     expected = stage_state(config, 0, 2, rule)
-    got = join_entries(load_entries(newest(tmp_path), names), *jax.tree.map(jnp.zeros_like, expected))
+    got = join_entries(load_entries(newest(tmp_path), names), jax.tree.map(jnp.zeros_like, expected))
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 

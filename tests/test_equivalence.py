@@ -113,8 +113,8 @@ def functions_of():
 def one_process():
     """(config) -> (losses, gradient norms, final parameters) of the plain run, once per model and optimizer."""
     gradients = functools.cache(lambda model: jax.jit(jax.value_and_grad(partial(mean_loss, model))))
-    runs = functools.cache(lambda model, optim: train_in_one_process(model, optim, gradients(model)))
-    return lambda config: runs(config.model, config.optim)
+    runs = functools.cache(lambda model, optim, sync: train_in_one_process(model, optim, gradients(model), sync))
+    return lambda config: runs(config.model, config.optim, (config.sync.delay, config.sync.delay_after_steps))
 
 
 def plain_optimizer(optim):
@@ -132,7 +132,9 @@ def mean_loss(model, params, tokens_BT):
     return gpt_reference.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / tokens_BT.shape[0]
 
 
-def train_in_one_process(model, optim, loss_and_gradient):
+def train_in_one_process(model, optim, loss_and_gradient, sync=(0, 0)):
+    """`sync`: steps from the second on compute with the parameters of `delay` updates before (SWARM App. E)."""
+    delay, after_steps = sync
     data, rule = Tokens(), plain_optimizer(optim)
     params = init_stage(model, 0, model.n_layers, SEED)
     state = rule.init(params)
@@ -143,11 +145,13 @@ def train_in_one_process(model, optim, loss_and_gradient):
             change, state = rule.update(gradient, state, params)
         return optax.tree.norm(gradient), optax.apply_updates(params, change), state
 
-    losses, norms = [], []
+    losses, norms, versions = [], [], [params]
     for step in range(N_STEPS):
         parts = [data.train_batch(SEED, step, m, BATCH, model.seq_len, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
-        loss, gradient = loss_and_gradient(params, np.concatenate(parts))
+        lag = delay if step >= max(after_steps, 1) else 0
+        loss, gradient = loss_and_gradient(versions[step - lag], np.concatenate(parts))
         norm, params, state = update(params, state, gradient)
+        versions.append(params)
         losses.append(float(loss))
         norms.append(float(norm))
     return losses, norms, params
@@ -183,7 +187,7 @@ def train_in_pieces(config, functions_of, plan=None, faults=()):
     params = {}
     for stage in range(plan.n_stages):
         row = [peer for peer in sorted(stage_of) if peer in alive and stage_of[peer] == stage]
-        replicas = [jax.device_get(stores[peer].params) for peer in row]
+        replicas = [jax.device_get(stores[peer].versions.params) for peer in row]
         for other in replicas[1:]:
             jax.tree.map(np.testing.assert_array_equal, replicas[0], other)
         for name, value in replicas[0].items():

@@ -16,20 +16,22 @@ class Votes:
     def __init__(self):
         self._said: dict[int, dict[int, Prepared]] = {}
 
-    def add(self, src: int, prepared: Prepared, admissions: Mapping[int, int]) -> Mapping[int, Prepared] | None:
-        """All votes on the step, once every member of the view has given its own under its present admission."""
-        if prepared.admission != admissions.get(src):
-            return None
-        said = self._said.setdefault(prepared.step, {})
-        said[src] = prepared
+    def add(self, src: int, prepared: Prepared, admissions: Mapping[int, int]) -> None:
+        """What a member says under its present admission; of another nothing counts."""
+        if prepared.admission == admissions.get(src):
+            self._said.setdefault(prepared.step, {})[src] = prepared
+
+    def all(self, step: int, admissions: Mapping[int, int]) -> Mapping[int, Prepared] | None:
+        """All votes on a step, once every member of the view has given its own."""
+        said = self._said.get(step, {})
         return said if len(said) == len(admissions) and set(said) == set(admissions) else None
 
-    def held(self, step: int, members: Collection[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:
-        """Rounds of a step, and the members that hold their whole result."""
+    def held(self, members: Collection[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:
+        """Rounds of all steps, and the members that hold their whole result."""
         holders: dict[Round, list[int]] = {}
-        for peer, prepared in sorted(self._said.get(step, {}).items()):
-            if peer in members:
-                for result in prepared.results:
+        for said in self._said.values():
+            for peer, prepared in sorted(said.items()):
+                for result in prepared.results if peer in members else ():
                     holders.setdefault(result.round, []).append(peer)
         return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
 

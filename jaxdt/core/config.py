@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxdt.core import codec as codecs
 from jaxdt.core import plain
+from jaxdt.core.delay import Delay
 from jaxdt.core.errors import BadInput, nearest
 from jaxdt.core.gpt import FIELDS as MODEL_FIELDS
 from jaxdt.core.gpt import GPTConfig, gpt_config
@@ -78,10 +79,12 @@ class WiringConfig:
 
 @dataclass(frozen=True)
 class SyncConfig:
-    """`delay`: parameter updates lag by so many steps. `slice_bytes`: unit of the sharded exchange."""
+    """`delay` 1: a step is averaged and applied while the next one computes, with parameters that lag by one update;
+    the first `delay_after_steps` steps do without. `slice_bytes`: unit of the sharded exchange."""
 
     kind: str = "allreduce"
     delay: int = 0
+    delay_after_steps: int = 0
     slice_bytes: int = 1 << 22
 
 
@@ -134,7 +137,8 @@ class RunConfig:
         _at_least("wiring.window", self.wiring.window, 0)
         _at_least("wiring.retain_bytes", self.wiring.retain_bytes, 0)
         _one_of("sync.kind", self.sync.kind, SYNCS)
-        _one_of("sync.delay", self.sync.delay, (0,))
+        _one_of("sync.delay", self.sync.delay, (0, 1))
+        _at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
         _at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
         codecs.parse(self.codec)
         _one_of("dtype", self.dtype, DTYPES)
@@ -147,6 +151,11 @@ class RunConfig:
                 f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
             )
         _at_least("net.queue_bytes", self.net.queue_bytes, 1)
+
+    @property
+    def delay(self) -> Delay:
+        """Which version a step computes with."""
+        return Delay(self.sync.delay, self.sync.delay_after_steps)
 
     @property
     def fingerprint(self) -> str:

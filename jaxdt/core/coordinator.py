@@ -65,7 +65,7 @@ class Coordinator:
     def __init__(self, terms: Terms, memory: Memory | None = None):
         self.terms = terms
         self.reign = memory.reign + 1 if memory else 1
-        self.roster = Roster(terms.stage_of, terms.n_stages, self.reign)
+        self.roster = Roster(terms.stage_of, terms.n_stages, self.reign, terms.delay_steps)
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
         self._leases = Leases(terms.deadline_floor_s)
@@ -249,7 +249,7 @@ class Coordinator:
         if view.rolled_back:
             return self._back(view)
         members = {member.peer for member in view.members}
-        view = replace(view, results=self._votes.held(self.n_committed, members))
+        view = replace(view, results=self._votes.held(members))
         self._votes.clear()  # who is prepared says so again in the new view
         return [self._persist("view", view)]
 
@@ -270,19 +270,25 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_prepared(self, src: int, prepared: Prepared) -> list[Action]:
-        if prepared.step != self.n_committed:
+        if "view" in self._pending:  # in another view it is said again
             return []
-        if "view" in self._pending or "record" in self._pending:  # in another view it is said again
+        if not self.n_committed <= prepared.step <= self.n_committed + self.terms.delay_steps:
             return []
-        said = self._votes.add(src, prepared, self.roster.admissions)
-        if said is None:
+        self._votes.add(src, prepared, self.roster.admissions)
+        return self._commit()
+
+    def _commit(self) -> list[Action]:
+        """Make the record of the next step once every member is prepared for it."""
+        step = self.n_committed
+        said = self._votes.all(step, self.roster.admissions)
+        if said is None or self._pending.keys() & {"view", "record"}:
             return []
         try:
-            record = agreed(prepared.step, said, self.view.lineage)
+            record = agreed(step, said, self.view.lineage)
         except Disagreement as problem:
-            return self._end(3, f"step {prepared.step}: {problem}")
+            return self._end(3, f"step {step}: {problem}")
         if record.verdict == "skip" and self.terms.on_nonfinite != "skip":
-            return self._not_finite(prepared.step)
+            return self._not_finite(step)
         return [self._persist("record", record)]
 
     def _not_finite(self, step: int) -> list[Action]:
@@ -312,7 +318,7 @@ class Coordinator:
             step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
             metrics = Report("step", metrics_of(value, said, step_s, self.terms.tokens_per_sample))
             more = self.n_committed < self.terms.n_steps
-            return [*self._to_all(Committed(value)), metrics, *self._change(between_steps=more)]
+            return [*self._to_all(Committed(value)), metrics, *self._change(between_steps=more), *self._commit()]
         return self._change()
 
     def _on_saved(self, saved: Saved) -> list[Action]:

@@ -114,13 +114,14 @@ class Header:
 @value
 class Member:
     """One member of a view: `admission` grows each time the coordinator admits this peer_id, and `process` is the one
-    of its processes that was admitted. `address` is host:port."""
+    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on."""
 
     peer: int
     stage: int
     admission: int
     address: str = ""
     process: int = 0
+    first_step: int = 0
 
 
 @value
@@ -139,10 +140,10 @@ class Record:
 @value
 class View:
     """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
-    committed. `results`: rounds of the step under way whose whole result some members hold, with those members: they
+    committed. `results`: rounds of steps under way whose whole result some members hold, with those members: they
     stay, all others of groups that changed begin anew. rolled_back: a lineage begins with it, and every member goes
     back to the checkpoint of n_committed before it computes. `joining`: members that lack the state of n_committed;
-    they get it from the others of their stage, and the step's result too, and compute from the next step on."""
+    they get it from the others of their stage, and the results of steps under way too."""
 
     number: int
     reign: int
@@ -160,8 +161,7 @@ class View:
 
     def working(self, stage: int, step: int) -> tuple[int, ...]:
         """The members of a stage that compute and average in this step: those that still join do not."""
-        new = self.joining if step == self.n_committed else ()
-        return tuple(peer for peer in self.stage_peers(stage) if peer not in new)
+        return tuple(member.peer for member in self.members if member.stage == stage and member.first_step <= step)
 
 
 @value

@@ -15,10 +15,10 @@ IDS_PER_REIGN = 1000
 
 
 class Roster:
-    """`stage_of` is the plan's; newcomers are added to it."""
+    """`stage_of` is the plan's; newcomers are added to it. With `delay_steps` as many steps more are under way."""
 
-    def __init__(self, stage_of: Mapping[int, int], n_stages: int, reign: int):
-        self.stage_of = dict(stage_of)
+    def __init__(self, stage_of: Mapping[int, int], n_stages: int, reign: int, delay_steps: int = 0):
+        self.stage_of, self._delay_steps = dict(stage_of), delay_steps
         self.addresses: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # by the last hello
         self.view: View | None = None
@@ -100,7 +100,7 @@ class Roster:
 
     def first_view(self, reign: int, lineage: int, n_committed: int) -> View:
         """All peers of the plan."""
-        members = tuple(self._member(peer, 1) for peer in self._planned)
+        members = tuple(self._member(peer, 1, 0) for peer in self._planned)
         return View(1, reign, lineage, members, (1,) * self._n_stages, n_committed)
 
     def next_view(
@@ -123,7 +123,7 @@ class Roster:
         return replace(
             self.view,
             number=number,
-            members=self._members_with(new, out, number),
+            members=self._members_with(new, out, number, n_committed, changed),
             stage_views=tuple(number if s in changed else v for s, v in enumerate(self.view.stage_views)),
             n_committed=n_committed,
             records=tuple(records),
@@ -135,11 +135,12 @@ class Roster:
     def roll_back(self, checkpoint: int) -> View:
         """A new lineage, at the last complete checkpoint, of everyone who is there."""
         number = self.view.number + 1
+        everyone = self._members_with(self.candidates, self.lost | self.missing, number, checkpoint, set())
         return replace(
             self.view,
             number=number,
             lineage=self.view.lineage + 1,
-            members=self._members_with(self.candidates, self.lost | self.missing, number),
+            members=tuple(replace(member, first_step=0) for member in everyone),
             stage_views=(number,) * self._n_stages,
             n_committed=checkpoint,
             records=(),
@@ -168,9 +169,21 @@ class Roster:
                 self.leaving.discard(peer)
         return left
 
-    def _members_with(self, new: Iterable[int], out: set[int], number: int) -> tuple[Member, ...]:
+    def _members_with(
+        self, new: Iterable[int], out: set[int], number: int, n_committed: int, changed: set[int]
+    ) -> tuple[Member, ...]:
+        """Who comes computes from the first step on that is not under way yet. In stages where rounds begin anew
+        everyone takes part who has the state."""
         kept = [member for member in self.view.members if member.peer not in out]
-        return tuple(sorted([*kept, *(self._member(peer, number) for peer in new)], key=lambda member: member.peer))
+        kept = [
+            replace(member, first_step=min(member.first_step, n_committed))
+            if member.stage in changed and member.peer not in self._joining
+            else member
+            for member in kept
+        ]
+        come = [self._member(peer, number, n_committed + 1 + self._delay_steps) for peer in new]
+        return tuple(sorted([*kept, *come], key=lambda member: member.peer))
 
-    def _member(self, peer: int, admission: int) -> Member:
-        return Member(peer, self.stage_of[peer], admission, self.addresses.get(peer, ""), self.processes.get(peer, 0))
+    def _member(self, peer: int, admission: int, first_step: int) -> Member:
+        address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
+        return Member(peer, self.stage_of[peer], admission, address, process, first_step)

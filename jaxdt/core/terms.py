@@ -11,7 +11,8 @@ from jaxdt.core.events import Hello, Record, View, Welcome
 @dataclass(frozen=True)
 class Terms:
     """What the coordinator of one run has to know. `stage_of` maps each peer of the plan to its stage; `job` is what a
-    newcomer is told: config and plan as JSON. `waits`: a stage that has lost all its peers waits for another."""
+    newcomer is told: config and plan as JSON. `waits`: a stage that has lost all its peers waits for another.
+    `delay_steps` steps are under way beside the first that is not committed."""
 
     run: str
     fingerprint: str
@@ -26,6 +27,7 @@ class Terms:
     deadline_floor_s: float
     elastic: bool = False
     waits: bool = False
+    delay_steps: int = 0
     job: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:

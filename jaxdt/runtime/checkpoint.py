@@ -69,9 +69,9 @@ class Checkpointer:
     def save(
         self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None]
     ) -> None:
-        """Write store.params and store.opt_state as `version`; `post` is called on the writing thread, with an
+        """Write the store's state as `version`; `post` is called on the writing thread, with an
         exception if it must end the process. The arrays must not change until `wait` has returned."""
-        state = [split_entries(store.params, store.opt_state)]
+        state = [split_entries(store.versions.state)]
         folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
         earlier, copying = self._threads[-2:], Copying()
 
@@ -170,9 +170,11 @@ def prune(run_dir: Path, keep: int) -> list[Path]:
     return old
 
 
-def split_entries(params: dict, opt_state: Any) -> dict[str, dict]:
-    """{entry: {"params": tree, "optimizer": leaves}}: every subtree of the optimizer's state that mirrors the
-    parameters is cut like them; scalars such as step counts go into every entry."""
+def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
+    """{entry: {"params": tree, "optimizer": leaves}}, and "before": tree with delayed updates (jaxdt.runtime.versions):
+    every subtree of the optimizer's state that mirrors the parameters is cut like them; scalars such as step counts go
+    into every entry."""
+    params, opt_state, *before = state
 
     def mirrors(tree: Any) -> bool:
         return isinstance(tree, dict) and set(tree) == set(params)
@@ -181,11 +183,17 @@ def split_entries(params: dict, opt_state: Any) -> dict[str, dict]:
         own = jax.tree.map(lambda tree: tree[name] if mirrors(tree) else tree, opt_state, is_leaf=mirrors)
         return jax.tree.leaves(own)
 
-    return {name: {"params": params[name], "optimizer": optimizer_leaves(name)} for name in params}
+    entries = {name: {"params": params[name], "optimizer": optimizer_leaves(name)} for name in params}
+    for tree in before:
+        for name, entry in entries.items():
+            entry["before"] = tree[name]
+    return entries
 
 
-def join_entries(entries: dict[str, dict], params: dict, opt_state: Any) -> tuple[dict, Any]:
-    """The inverse of split_entries, for the structure of `params` and `opt_state`."""
+def join_entries(entries: dict[str, dict], like: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inverse of split_entries, for the structure of `like`; a checkpoint of a run without delay serves one with
+    delay, which then begins with one version."""
+    params, opt_state, *before = like
 
     def mirrors(tree: Any) -> bool:
         return isinstance(tree, dict) and set(tree) == set(params)
@@ -198,7 +206,8 @@ def join_entries(entries: dict[str, dict], params: dict, opt_state: Any) -> tupl
             joined.append({name: _rebuilt(node[name], iterators[name]) for name in params})
         else:
             joined.append([next(iterator) for iterator in iterators.values()][0])
-    return {name: entries[name]["params"] for name in params}, jax.tree.unflatten(structure, joined)
+    kept = tuple({name: entries[name].get("before", entries[name]["params"]) for name in params} for _ in before)
+    return {name: entries[name]["params"] for name in params}, jax.tree.unflatten(structure, joined), *kept
 
 
 def _rebuilt(like: Any, leaves) -> Any:

@@ -248,7 +248,7 @@ class Loop:
                     self.tensors.restore(action.version, action.lineage)
                     self.post(Restored(action.version))
                 elif isinstance(action, Install):
-                    self.tensors.install(action.lineage)
+                    self.tensors.install(action.version, action.lineage)
                     self.post(Installed(action.version))
                 else:
                     if action.work.kind == UPDATE and self._checkpointer:

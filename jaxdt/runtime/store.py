@@ -39,6 +39,7 @@ from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.checkpoint import join_entries
 from jaxdt.runtime.crossing import Crossing
 from jaxdt.runtime.slices import Slices
+from jaxdt.runtime.versions import Versions
 from jaxdt.runtime.words import WORD, Words, checked
 
 # Samples after a rollback are others than before: a lineage draws as a seed far away from those that people choose.
@@ -72,9 +73,8 @@ class Store:
         self._config, self._plan, self._data = config, plan, data
         self._stage, _ = plan.seat(peer)
         self.crossing = Crossing(config, plan, peer, functions)
-        self.params = functions.init(config.train.seed)
-        self.opt_state = functions.init_optimizer(self.params)
-        self._words = Words((self.params, self.opt_state))
+        self.versions = Versions(functions, config.delay, config.train.seed)
+        self._words = Words(self.versions.state)
         self.n_words = self._words.n_words
         self._fetched: np.ndarray | None = None
         self._accumulators: dict[int, Any] = {}
@@ -90,19 +90,16 @@ class Store:
         """Parameters and optimizer state of a checkpoint, or for version 0 the initial ones; samples of `lineage`."""
         self._start_over(lineage)
         if version == 0:
-            self.params = self.functions.init(self._config.train.seed)
-            self.opt_state = self.functions.init_optimizer(self.params)
+            self.versions.begin()
             return
         names = stage_entries(self._config.model, *self._plan.stages[self._stage])
         entries = self._load_entries(version, names)
-        params, opt_state = join_entries(entries, self.params, self.opt_state)
-        self.params, self.opt_state = self.functions.place(params), self.functions.place(opt_state)
+        self.versions.put(version, join_entries(entries, self.versions.state))
 
-    def install(self, lineage: int) -> None:
+    def install(self, version: int, lineage: int) -> None:
         """Parameters and optimizer state are the fetched ones; samples of `lineage`."""
         self._start_over(lineage)
-        params, opt_state = self._words.tree(self._fetched)
-        self.params, self.opt_state = self.functions.place(params), self.functions.place(opt_state)
+        self.versions.put(version, self._words.tree(self._fetched))
         self._fetched = None
 
     def _start_over(self, lineage: int) -> None:
@@ -133,7 +130,7 @@ class Store:
         """The last stage leaves everything to its fused backward."""
         if not self.functions.last:
             x = self._input(work)
-            y, residual = self.functions.forward(self.params, x)
+            y, residual = self.functions.forward(self.versions.of(work.step), x)
             self._residuals[self._key("act", work)] = residual
             self._hand_out("act", work, 1, y)
         return {}
@@ -157,16 +154,16 @@ class Store:
 
     def _into(self, accumulator, work: Work) -> tuple[dict[str, float], Any]:
         """A backward into an accumulator, which it donates."""
-        functions = self.functions
+        functions, params = self.functions, self.versions.of(work.step)
         values: dict[str, float] = {"n_samples": self._config.train.microbatch_size}
         if functions.last:
             targets = self._tokens(work)[:, 1:]
-            loss, gx, accumulator = functions.loss_backward(self.params, self._input(work), targets, accumulator)
+            loss, gx, accumulator = functions.loss_backward(params, self._input(work), targets, accumulator)
             values["loss_sum"] = float(loss)
         else:
             gy = self.crossing.incoming("grad", self._boundaries.pop(self._key("grad", work, 1)))
             residual = self._residuals.pop(self._key("act", work))
-            gx, accumulator = functions.backward(self.params, residual, gy, accumulator)
+            gx, accumulator = functions.backward(params, residual, gy, accumulator)
         if not functions.first:
             self._hand_out("grad", work, 0, gx)
         return values, jax.block_until_ready(accumulator)
@@ -174,10 +171,10 @@ class Store:
     def _evaluate(self, work: Work) -> dict[str, float]:
         x = self._input(work, "eval")
         if not self.functions.last:
-            y = self.functions.evaluate(self.params, x)
+            y = self.functions.evaluate(self.versions.of(work.step), x)
             self._hand_out("eval", work, 1, y)
             return {}
-        loss = self.functions.eval_loss(self.params, x, self._tokens(work)[:, 1:])
+        loss = self.functions.eval_loss(self.versions.of(work.step), x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
     def _gather(self, step: int) -> dict[str, float]:
@@ -192,9 +189,7 @@ class Store:
     def _update(self, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
         names = {self._group(name): name for name in self.functions.group_sizes}
         vectors = {names[round.group]: self._slices.result(round) for round in rounds}
-        self.params, self.opt_state = jax.block_until_ready(
-            self.functions.update(self.params, self.opt_state, vectors, np.float32(scale))
-        )
+        self.versions.update(vectors, scale)
         return {}
 
     def _input(self, work: Work, kind: str = "act"):
@@ -228,7 +223,7 @@ class Store:
             retains = self._retains and key.kind != "eval"  # held-out microbatches begin anew
             return self._boundaries[key] if retains else self._boundaries.pop(key)
         if isinstance(key, StateKey):
-            return self._words.cut((self.params, self.opt_state), key.lo, key.hi)
+            return self._words.cut(self.versions.state, key.lo, key.hi)
         return self._slices.take(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:

@@ -44,21 +44,21 @@ def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], eval
     """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
     own code, decoding and encoding included, with inputs of zeros. `groups`: the run's names of
     this stage's sync groups and their sizes. Parameters and optimizer state are the same afterwards."""
-    params, opt_state, functions = store.params, store.opt_state, store.functions
-    store.opt_state = functions.init_optimizer(params)  # an update donates it
+    version, (params, opt_state, *before) = store.versions.version, store.versions.state
+    store.versions.opt_state = store.functions.init_optimizer(params)  # an update donates it
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    rounds = tuple(Round(0, name, 0) for name in groups)
-    for _ in range(N_WARM_UP + N_TIMED):
+    for step in range(version, version + N_WARM_UP + N_TIMED):
+        rounds = tuple(Round(step, name, 0) for name in groups)
         for kind in kinds:
-            work = Work(stage, kind, 0, peer, 0)
+            work = Work(stage, kind, 0, peer, step)
             _put_inputs(store, work, groups)
             start_s = clock()
             store.run(work, 1.0, rounds if kind == UPDATE else ())
             seconds[kind].append(clock() - start_s)
-        store.free(0)
-    store.params, store.opt_state = params, opt_state
+        store.free(step)
+    store.versions.put(version, (params, opt_state, *before))
     store.crossing.forget()
     return {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
 
@@ -69,9 +69,9 @@ def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:
         at_the_end = store.functions.last if work.kind == BACKWARD else store.functions.first
         if not at_the_end:
             dtype, shape = store.crossing.leaf(kind)
-            store.put(Boundary(Key(kind, 0, work.stage + offset, 0)), 0, np.zeros(shape, dtype))
+            store.put(Boundary(Key(kind, work.step, work.stage + offset, 0)), 0, np.zeros(shape, dtype))
     elif work.kind == UPDATE:
         for name, n_elements in groups.items():
             total = aligned_empty((n_elements,), np.dtype(np.float32))
             total.fill(0.0)
-            store.put(Reduced(SliceKey(Round(0, name, 0), 0, n_elements), (), 0, 0, 0.0), 0, total)
+            store.put(Reduced(SliceKey(Round(work.step, name, 0), 0, n_elements), (), 0, 0, 0.0), 0, total)

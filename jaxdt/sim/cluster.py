@@ -283,7 +283,7 @@ class Simulation:
         self._calendar.at(self.outcome.now_s, restored)
 
     def _install(self, peer: int, install: Install) -> None:
-        self._seats[peer].tensors.install(install.lineage)
+        self._seats[peer].tensors.install(install.version, install.lineage)
         installed = partial(self._own, peer, self._machines[peer], Installed(install.version))
         self._calendar.at(self.outcome.now_s, installed)
 

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from jaxdt.core.delay import NO_DELAY, Delay
 from jaxdt.core.events import (
     BACKWARD,
     EVALUATE,
@@ -51,7 +52,9 @@ class Contents:
         applied: Applied,
         spoilt: Callable[[int, int], bool] = lambda lineage, step: False,
         version: int = 0,
+        delay: Delay = NO_DELAY,
     ):
+        self._delay = delay
         self.peer, self.stage, self._last = peer, stage, stage == n_stages - 1
         self.version, self.lineage = version, 0
         self.n_words = N_WORDS
@@ -71,8 +74,8 @@ class Contents:
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work; the values of its Ran, one sample of loss 1 for each microbatch."""
         step = work.step
-        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and step != self.version:
-            self._broken(EXACT_COVER, self.peer, f"{work} is computed with version {self.version}")
+        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and step not in self._delay.open(self.version):
+            self._broken(EXACT_COVER, self.peer, f"{work} is computed with version {self.version} and the one before")
         if work.kind == GATHER:
             self._own[step] = Counter(self.accumulators.get(step, ()))
         elif work.kind == FORWARD:
@@ -118,8 +121,8 @@ class Contents:
             self._broken(EXACT_COVER, self.peer, f"{work} in lineage {self.lineage} uses {key} of lineage {lineage}")
 
     def _update(self, step: int, rounds: tuple[Round, ...]) -> None:
-        """What each slice of the sums holds was looked at when it was added up."""
-        if {(step, name) for name in self._groups} != {(round.step, round.group) for round in rounds}:
+        """What each slice of the sums holds was looked at when it was added up. None: the record says skip."""
+        if rounds and {(step, name) for name in self._groups} != {(round.step, round.group) for round in rounds}:
             self._broken(EXACT_COVER, self.peer, f"updates with {rounds}, has the groups {sorted(self._groups)}")
         for round in rounds:
             if not self.holds(round):
@@ -203,12 +206,12 @@ class Contents:
         self.accumulators.clear()
         self._residuals.clear()
 
-    def install(self, lineage: int) -> None:
-        """The fetched words must be all of them, of one version."""
+    def install(self, version: int, lineage: int) -> None:
+        """The fetched words must be all of them, of that version."""
         versions = set(self._fetched.values())
-        if len(self._fetched) != self.n_words or len(versions) != 1:
+        if len(self._fetched) != self.n_words or versions != {version}:
             self._missing(f"a whole state, has {len(self._fetched)} words of versions {sorted(versions)}")
-        self.restore(versions.pop(), lineage)
+        self.restore(version, lineage)
         self._fetched.clear()
 
     def _own_part(self, key: SliceKey) -> Counter:

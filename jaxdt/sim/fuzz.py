@@ -212,7 +212,7 @@ def _contents(case: Case, peer: int, stage: int, invariants: Invariants, version
 
     own = tuple(group for group in sync_groups(case.config, plan) if stage in group.stages)
     sizes = (stage, plan.n_stages, plan.n_microbatches)
-    return Contents(peer, *sizes, own, invariants.broken, invariants.applied, spoilt, version)
+    return Contents(peer, *sizes, own, invariants.broken, invariants.applied, spoilt, version, case.config.delay)
 
 
 def _seats(case: Case, peers: Mapping[int, Peer], invariants: Invariants) -> dict[int, Seating]:

@@ -210,14 +210,9 @@ class Invariants:
             self.broken(DISJOINT, peer, f"step {step}: peers {found[1]} of view {view.number} both count {found[0]}")
 
     def _freed(self, peer: int, steps: list[int]) -> None:
-        """Who lets go of a step without having applied it skips it, as the record must say."""
-        contents = self.contents[peer]
-        for step in steps:
-            if contents.version == step:
-                record = self._records.get((contents.lineage, step))
-                if record is None or record.verdict != "skip":
-                    self.broken(PREFIX, peer, f"lets go of step {step} without having applied it")
-                contents.version = step + 1
+        """Nobody lets go of a step without having applied it."""
+        if self.contents[peer].version in steps:
+            self.broken(PREFIX, peer, f"lets go of step {self.contents[peer].version} without having applied it")
 
     def applied(self, peer: int, step: int, rounds: frozenset[Round]) -> None:
         """A peer begins the update of a step with the results of `rounds`."""
@@ -227,5 +222,7 @@ class Invariants:
             self.broken(PREFIX, peer, f"applies step {step}, of which no record is durable")
         if step != contents.version:
             self.broken(PREFIX, peer, f"applies step {step} to version {contents.version}")
+        if not rounds and record.verdict != "skip":
+            self.broken(PREFIX, peer, f"skips step {step}, the record says {record.verdict}")
         if not rounds <= set(record.rounds):
             self.broken(PREFIX, peer, f"applies {sorted(rounds)}, the record names {sorted(record.rounds)}")

@@ -37,7 +37,7 @@ class Tensors(Protocol):
     def restore(self, version: int, lineage: int) -> None:
         """Go back to a checkpoint."""
 
-    def install(self, lineage: int) -> None:
+    def install(self, version: int, lineage: int) -> None:
         """Take over the state that was fetched."""
 
 
@@ -74,5 +74,5 @@ class NoTensors:
     def restore(self, version: int, lineage: int) -> None:
         return None
 
-    def install(self, lineage: int) -> None:
+    def install(self, version: int, lineage: int) -> None:
         return None

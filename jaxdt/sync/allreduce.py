@@ -11,8 +11,10 @@ A peer may be in two groups: the replicas of its stage, and, with a tied head, t
 first and last stage, whose two gradients are summed here and counted once in the norm.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
+from jaxdt.core.delay import NO_DELAY, Delay
 from jaxdt.core.events import (
     BULK,
     COORDINATOR,
@@ -68,18 +70,26 @@ class AllReduce:
     )
 
     def __init__(
-        self, peer: int, stage: int, groups: tuple[Group, ...], n_microbatches: int, slice_bytes: int, clip_norm: float
+        self,
+        peer: int,
+        stage: int,
+        groups: tuple[Group, ...],
+        n_microbatches: int,
+        slice_bytes: int,
+        clip_norm: float,
+        delay: Delay = NO_DELAY,
     ):
         self._peer, self._stage, self._groups = peer, stage, groups
-        self._n_microbatches, self._clip_norm = n_microbatches, clip_norm
+        self._n_microbatches, self._clip_norm, self._delay = n_microbatches, clip_norm, delay
         self._slice_elements = max(1, slice_bytes // FLOAT_BYTES)
         self._ledger = Ledger()
         self._view: View | None = None
         self._exchanges: dict[tuple[int, str], Exchange] = {}
         self._version = 0
         self._updating = self._joining = False
-        self._drained = -1
-        self._n_gathers = 0
+        self._next_record: Record | None = None  # with a delay it may come while the update before it runs
+        self._drained: set[int] = set()
+        self._n_gathers: Counter[int] = Counter()
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         if type(event) is Received:
@@ -89,11 +99,11 @@ class AllReduce:
                 return self._adopt(view)
             case Outside(view):
                 return self._leave(view)
-            case Joined(version):
+            case Joined():
                 self._joining = False
-                return self._say_prepared(version)
+                return self._say_prepared_again()
             case LinkChanged(peer, up) if peer == COORDINATOR and up and self._view:
-                return self._say_prepared(self._version)
+                return self._say_prepared_again()
             case Restored(version):
                 return [Updated(self._stage, version)]
             case Accumulated(step, stage, microbatch, n_samples, loss_sum):
@@ -133,48 +143,57 @@ class AllReduce:
             return self._enter(view)
         # What is committed is applied before anything is given up because of the view (step protocol, Sec. 5.3).
         told = [action for record in view.records for action in self._on_committed(record)]
-        self._view, self._drained = view, -1
-        held = {round.group: (round, holders) for round, holders in view.results}
+        self._view = view
+        self._drained.clear()
+        held = {(round.step, round.group): round for round, _ in view.results}
         for step, name in list(self._exchanges):
             if step >= view.n_committed:
-                told += self._renew(step, name, held.get(name) if step == view.n_committed else None)
+                told += self._renew(step, name, held.get((step, name)))
         told += self._take_held(view)
-        return told + self._say_prepared(view.n_committed)
+        return told + self._say_prepared_again()
 
     def _enter(self, view: View) -> list[Action | Event]:
         """The first view of ours: with the run's first we begin, in any other we join."""
-        self._view, self._version, self._drained = view, view.n_committed, -1
+        self._view, self._version = view, view.n_committed
+        self._drained.clear()
         self._joining = self._peer in view.joining
         return self._take_held(view)
 
     def _leave(self, view: View) -> list[Action | Event]:
         """The run goes on without us: apply what is committed, give up the rest."""
         told = [action for record in view.records for action in self._on_committed(record)] if self._view else []
-        steps = range(self._version + self._updating, self._version + 2)
-        self._view, self._drained = None, -1
+        steps = range(self._version + self._updating, self._highest + 1)
+        self._view, self._next_record = None, None
+        self._drained.clear()
         self._ledger.free(steps)
         self._exchanges = {at: exchange for at, exchange in self._exchanges.items() if at[0] not in steps}
         return told if self._updating else [*told, Free(steps[-1])]
 
+    @property
+    def _highest(self) -> int:
+        """The last step of which something may be here: others may have applied one update more."""
+        return self._version + 1 + self._delay.steps
+
     def _take_held(self, view: View) -> list[Action]:
         mine = {group.name: group for group in self._groups}
         held = [(mine[round.group], (round, holders)) for round, holders in view.results if round.group in mine]
-        return [send for group, result in held for send in self._take(view.n_committed, group, result)]
+        return [send for group, result in held for send in self._take(group, result)]
 
     def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
-        highest = self._version + 1
+        highest = self._highest
         lost = range(view.n_committed, highest + 1)
-        self._view, self._version, self._drained = view, view.n_committed, -1
+        self._view, self._version, self._next_record = view, view.n_committed, None
+        self._drained.clear()
         self._joining = False
         self._ledger.free(lost)
         self._exchanges.clear()
         return [Free(highest), Restore(view.n_committed, view.lineage)]
 
-    def _renew(self, step: int, name: str, held: tuple[Round, tuple[int, ...]] | None) -> list[Action]:
+    def _renew(self, step: int, name: str, held: Round | None) -> list[Action]:
         """Give up an exchange whose round is void in the view; the next look makes a new one."""
         exchange = self._exchanges[step, name]
-        good = held[0] if held else round_of(exchange.group, self._view, step)
+        good = held or round_of(exchange.group, self._view, step)
         if exchange.round == good:
             return self._catch_up(exchange)
         del self._exchanges[step, name]
@@ -187,8 +206,9 @@ class AllReduce:
         mine = [bounds for bounds in exchange.slices(self._peer) if bounds in exchange.sums]
         return [send for peer in sorted(new - {self._peer}) for send in self._send_sums(peer, exchange, mine)]
 
-    def _take(self, step: int, group: Group, held: tuple[Round, tuple[int, ...]]) -> list[Action]:
+    def _take(self, group: Group, held: tuple[Round, tuple[int, ...]]) -> list[Action]:
         """Ask for the result that others hold, unless we hold it too."""
+        step = held[0].step
         exchange = self._exchanges.get((step, group.name))
         if exchange and exchange.complete:
             return []
@@ -218,7 +238,7 @@ class AllReduce:
         exchange = self._exchanges.get((step, name))
         if exchange is None:
             group = next((group for group in self._groups if group.name == name), None)
-            if group is None or not self._version <= step <= self._version + 1:
+            if group is None or not self._version <= step <= self._highest:
                 return None
             exchange = self._exchange(step, group)
         mine = exchange.round  # of the same step and group, by the look-up
@@ -232,16 +252,19 @@ class AllReduce:
         """Nothing more will be added: lay the gradient out for the exchange, unless it was sent already."""
         if step < self._version:
             return []  # somebody's word on a step that is over here
-        self._drained = step
+        self._drained.add(step)
         if all(self._exchange(step, group).frozen for group in self._groups):
             return []
-        self._n_gathers += 1
+        self._n_gathers[step] += 1
         return [Run(Work(self._stage, GATHER, None, self._peer, step))]
 
     def _on_gathered(self, step: int) -> list[Action]:
         """A view in between may have asked for another gathering, with what was done again in it: the last counts."""
-        self._n_gathers -= 1
-        if self._n_gathers or self._drained != step:
+        self._n_gathers[step] -= 1
+        if self._n_gathers[step]:
+            return []
+        del self._n_gathers[step]
+        if step not in self._drained:
             return []
         exchanges = [e for group in self._groups if not (e := self._exchange(step, group)).frozen]
         sends = [send for exchange in exchanges for send in self._freeze(exchange)]
@@ -315,6 +338,10 @@ class AllReduce:
         exchange.hold(sum)
         return self._say_prepared(exchange.round.step) if exchange.complete else []
 
+    def _say_prepared_again(self) -> list[Action]:
+        """Of all steps under way."""
+        return [send for step in self._delay.open(self._version) for send in self._say_prepared(step)]
+
     def _say_prepared(self, step: int) -> list[Action]:
         """Once the results of all groups are here; again in every view."""
         mine = [self._exchanges.get((step, group.name)) for group in self._groups]
@@ -326,18 +353,19 @@ class AllReduce:
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_committed(self, record: Record) -> list[Action | Event]:
+        if self._updating and record.step == self._version + 1:
+            self._next_record = record
         if record.step != self._version or self._updating:
             return []
         mine = [self._exchange(record.step, group) for group in self._groups]
         if not all(exchange.complete and exchange.round in record.rounds for exchange in mine):
             problem = f"the record of step {record.step} names a round that it is not prepared for"
             return [Send(COORDINATOR, Suspect(self._peer, problem))]
-        if record.verdict == "skip":
-            return self._advance(record.step)
         self._updating = True
-        rounds = tuple(exchange.round for exchange in mine)
+        skips = record.verdict == "skip"
+        rounds = () if skips else tuple(exchange.round for exchange in mine)
         work = Work(self._stage, UPDATE, None, self._peer, record.step)
-        return [Run(work, update_scale(record, self._clip_norm), rounds)]
+        return [Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
 
     def _advance(self, step: int) -> list[Action | Event]:
         self._updating = False
@@ -347,4 +375,8 @@ class AllReduce:
         self._ledger.free([step])
         for group in self._groups:
             self._exchanges.pop((step, group.name), None)
-        return [Free(step), Updated(self._stage, self._version)]
+        if self._view is None:  # since then: what was under way beside it is void
+            return [Free(self._highest), Updated(self._stage, self._version)]
+        record, self._next_record = self._next_record, None
+        more = self._on_committed(record) if record else []
+        return [Free(step), Updated(self._stage, self._version), *more]

@@ -1,0 +1,36 @@
+"""Delayed parameter updates: every run equals one process that delays by hand (SWARM App. E)."""
+
+from dataclasses import replace
+
+import pytest
+from test_equivalence import assert_same_training, elastic, functions_of, make_config, one_process  # noqa: F401
+
+from jaxdt.core.delay import Delay
+
+
+def delayed(config, after_steps=0):
+    return replace(config, sync=replace(config.sync, delay=1, delay_after_steps=after_steps))
+
+
+def test_versions_and_steps_without_delay():
+    assert [Delay().version_of(step) for step in range(4)] == [0, 1, 2, 3]
+    assert [Delay().open(version) for version in range(3)] == [(0,), (1,), (2,)]
+
+
+def test_from_the_second_step_on_the_version_lags_by_one():
+    assert [Delay(1).version_of(step) for step in range(5)] == [0, 0, 1, 2, 3]
+    assert [Delay(1).open(version) for version in range(3)] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_the_first_steps_are_spared():
+    late = Delay(1, after_steps=3)
+    assert [late.version_of(step) for step in range(6)] == [0, 1, 2, 2, 3, 4]
+    assert [late.open(version) for version in range(5)] == [(0,), (1,), (2, 3), (3, 4), (4, 5)]
+
+
+@pytest.mark.parametrize("after_steps", [0, 7])
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "head"), [(1, 1, "tied"), (1, 2, "tied"), (2, 2, "untied"), (3, 1, "tied")]
+)
+def test_fixed_pipelines(stages, pipelines, head, after_steps, functions_of, one_process):  # noqa: F811
+    assert_same_training(delayed(make_config(stages, pipelines, head=head), after_steps), functions_of, one_process)
