@@ -13,6 +13,7 @@ from jaxdt.core.terms import Memory, Terms
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.handover import Handover
 from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.overlap import Overlap
 from jaxdt.wiring.swarm import SwarmWiring
 
 WINDOW_A_PEER = 4  # with 2, boundary tensors that take as long as the Work left peers idle a third of the time
@@ -57,7 +58,9 @@ def _peer(
         outage_s=config.net.outage_s if elastic(config) else 0.0,
     )
     handover = Handover(peer, stage, config.sync.slice_bytes)
-    return Peer(Membership(seat), _wiring(config, plan, peer, place), _sync(config, plan, peer, stage), handover)
+    wirings = [_wiring(config, plan, peer, place) for _ in range(1 + config.sync.delay)]
+    wiring = Overlap(peer, stage, wirings, config.delay) if len(wirings) > 1 else wirings[0]
+    return Peer(Membership(seat), wiring, _sync(config, plan, peer, stage), handover)
 
 
 def elastic(config: RunConfig) -> bool:
@@ -113,7 +116,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
     gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)
     evals = (config.train.eval_every_steps, config.train.eval_microbatches)
     if config.wiring.kind == "fixed":
-        return FixedWiring(plan, peer, config.train.steps, (activation, gradient), evals, config.delay)
+        return FixedWiring(plan, peer, config.train.steps, (activation, gradient), evals)
     return SwarmWiring(
         peer,
         stage,
@@ -124,7 +127,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
         evals,
         min(config.wiring.routers, len(plan.peers)),
         window(config, plan),
-        config.wiring.retain_bytes,
+        config.wiring.retain_bytes // (1 + config.sync.delay),
         config.train.seed,
     )
 

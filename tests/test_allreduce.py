@@ -73,6 +73,8 @@ class Wire:
         self.waiting, self.said, self.internal = [], [], []
         for peer in stage_of:
             self.tell(peer, ViewChanged(self.view))
+        assert self.internal == [(peer, Updated(stage, STEP)) for peer, stage in stage_of.items()]
+        self.internal.clear()
 
     def compute(self, peer, microbatches, n_samples=1, loss=None):
         """The peer's backward Work, then the word that nothing more will come, and the vector's making."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from test_equivalence import assert_same_training, elastic, functions_of, make_config, one_process  # noqa: F401
 
+from jaxdt.core.config import WiringConfig
 from jaxdt.core.delay import Delay
 
 
@@ -34,3 +35,11 @@ def test_the_first_steps_are_spared():
 )
 def test_fixed_pipelines(stages, pipelines, head, after_steps, functions_of, one_process):  # noqa: F811
     assert_same_training(delayed(make_config(stages, pipelines, head=head), after_steps), functions_of, one_process)
+
+
+@pytest.mark.parametrize("after_steps", [0, 7])
+@pytest.mark.parametrize(("stages", "pipelines", "routers"), [(1, 2, 1), (2, 2, 2), (3, 2, 6)])
+def test_stochastic_wiring(stages, pipelines, routers, after_steps, functions_of, one_process):  # noqa: F811
+    config = make_config(stages, pipelines, head="tied", eval_every_steps=8, eval_microbatches=5)
+    config = replace(config, wiring=WiringConfig("swarm", routers))
+    assert_same_training(delayed(config, after_steps), functions_of, one_process)

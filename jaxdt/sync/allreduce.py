@@ -12,7 +12,6 @@ first and last stage, whose two gradients are summed here and counted once in th
 """
 
 from collections import Counter
-from collections.abc import Iterable
 
 from jaxdt.core.delay import NO_DELAY, Delay
 from jaxdt.core.events import (
@@ -26,7 +25,6 @@ from jaxdt.core.events import (
     Drained,
     Evaluated,
     Event,
-    Forget,
     Free,
     Joined,
     LinkChanged,
@@ -39,7 +37,6 @@ from jaxdt.core.events import (
     Reduced,
     Restore,
     Restored,
-    Round,
     Run,
     Send,
     Shard,
@@ -56,9 +53,8 @@ from jaxdt.core.events import (
 )
 from jaxdt.core.ledger import NO_LOSSES, Ledger
 from jaxdt.core.sizes import Group
-from jaxdt.sync.exchange import Bounds, Cover, Exchange, round_of, total, update_scale
-
-FLOAT_BYTES = 4
+from jaxdt.sync.exchange import Bounds, Cover, Exchange, total, update_scale
+from jaxdt.sync.rounds import FLOAT_BYTES, Rounds
 
 
 class AllReduce:
@@ -79,12 +75,11 @@ class AllReduce:
         clip_norm: float,
         delay: Delay = NO_DELAY,
     ):
-        self._peer, self._stage, self._groups = peer, stage, groups
+        self._peer, self._stage = peer, stage
         self._n_microbatches, self._clip_norm, self._delay = n_microbatches, clip_norm, delay
-        self._slice_elements = max(1, slice_bytes // FLOAT_BYTES)
+        self._rounds = Rounds(peer, groups, slice_bytes)
         self._ledger = Ledger()
         self._view: View | None = None
-        self._exchanges: dict[tuple[int, str], Exchange] = {}
         self._version = 0
         self._updating = self._joining = False
         self._next_record: Record | None = None  # with a delay it may come while the update before it runs
@@ -129,7 +124,7 @@ class AllReduce:
             case Reduced():
                 return self._on_reduced(src, body)
             case Take(round):
-                return self._on_take(src, round)
+                return self._rounds.give(src, round)
             case Committed(record):
                 return self._on_committed(record)
         return []
@@ -145,106 +140,40 @@ class AllReduce:
         told = [action for record in view.records for action in self._on_committed(record)]
         self._view = view
         self._drained.clear()
-        held = {(round.step, round.group): round for round, _ in view.results}
-        for step, name in list(self._exchanges):
-            if step >= view.n_committed:
-                told += self._renew(step, name, held.get((step, name)))
-        told += self._take_held(view)
-        return told + self._say_prepared_again()
+        return told + self._rounds.adopt(view) + self._say_prepared_again()
 
     def _enter(self, view: View) -> list[Action | Event]:
         """The first view of ours: with the run's first we begin, in any other we join."""
         self._view, self._version = view, view.n_committed
         self._drained.clear()
         self._joining = self._peer in view.joining
-        return self._take_held(view)
+        begins = [] if self._joining else [Updated(self._stage, self._version)]
+        return [*self._rounds.enter(view), *begins]
 
     def _leave(self, view: View) -> list[Action | Event]:
         """The run goes on without us: apply what is committed, give up the rest."""
         told = [action for record in view.records for action in self._on_committed(record)] if self._view else []
-        steps = range(self._version + self._updating, self._highest + 1)
+        steps = self._steps[self._updating :]
         self._view, self._next_record = None, None
         self._drained.clear()
         self._ledger.free(steps)
-        self._exchanges = {at: exchange for at, exchange in self._exchanges.items() if at[0] not in steps}
+        self._rounds.drop(steps)
         return told if self._updating else [*told, Free(steps[-1])]
 
     @property
-    def _highest(self) -> int:
-        """The last step of which something may be here: others may have applied one update more."""
-        return self._version + 1 + self._delay.steps
-
-    def _take_held(self, view: View) -> list[Action]:
-        mine = {group.name: group for group in self._groups}
-        held = [(mine[round.group], (round, holders)) for round, holders in view.results if round.group in mine]
-        return [send for group, result in held for send in self._take(group, result)]
+    def _steps(self) -> range:
+        """The steps of which something may be here: others may have applied one update more."""
+        return range(self._version, self._version + 2 + self._delay.steps)
 
     def _go_back(self, view: View) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
-        highest = self._highest
-        lost = range(view.n_committed, highest + 1)
+        steps = self._steps
         self._view, self._version, self._next_record = view, view.n_committed, None
         self._drained.clear()
         self._joining = False
-        self._ledger.free(lost)
-        self._exchanges.clear()
-        return [Free(highest), Restore(view.n_committed, view.lineage)]
-
-    def _renew(self, step: int, name: str, held: Round | None) -> list[Action]:
-        """Give up an exchange whose round is void in the view; the next look makes a new one."""
-        exchange = self._exchanges[step, name]
-        good = held or round_of(exchange.group, self._view, step)
-        if exchange.round == good:
-            return self._catch_up(exchange)
-        del self._exchanges[step, name]
-        return [Forget(exchange.round)]
-
-    def _catch_up(self, exchange: Exchange) -> list[Action]:
-        """Who joins gets what was summed for the step before its view was here."""
-        now = Exchange(exchange.group, self._view, exchange.round.step, self._slice_elements)
-        new, exchange.joining = set(now.joining) - set(exchange.joining), now.joining
-        mine = [bounds for bounds in exchange.slices(self._peer) if bounds in exchange.sums]
-        return [send for peer in sorted(new - {self._peer}) for send in self._send_sums(peer, exchange, mine)]
-
-    def _take(self, group: Group, held: tuple[Round, tuple[int, ...]]) -> list[Action]:
-        """Ask for the result that others hold, unless we hold it too."""
-        step = held[0].step
-        exchange = self._exchanges.get((step, group.name))
-        if exchange and exchange.complete:
-            return []
-        self._exchanges[step, group.name] = Exchange(group, self._view, step, self._slice_elements, held)
-        return [Send(held[1][0], Take(held[0]))]
-
-    def _on_take(self, src: int, round: Round) -> list[Action]:
-        exchange = self._exchanges.get((round.step, round.group))
-        if exchange is None or exchange.round != round or not exchange.complete:
-            return []
-        return self._send_sums(src, exchange, sorted(exchange.sums))
-
-    def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
-        bodies = [exchange.reduced(bounds) for bounds in slices]
-        return [Send(dst, body, FLOAT_BYTES * (body.key.hi - body.key.lo), BULK) for body in bodies]
-
-    def _exchange(self, step: int, group: Group) -> Exchange:
-        at = (step, group.name)
-        if at not in self._exchanges:
-            self._exchanges[at] = Exchange(group, self._view, step, self._slice_elements)
-        return self._exchanges[at]
-
-    def _find(self, key: SliceKey) -> Exchange | None:
-        """The exchange that a message belongs to; None for a round that is over or not one of ours."""
-        theirs = key.round
-        step, name = theirs.step, theirs.group
-        exchange = self._exchanges.get((step, name))
-        if exchange is None:
-            group = next((group for group in self._groups if group.name == name), None)
-            if group is None or not self._version <= step <= self._highest:
-                return None
-            exchange = self._exchange(step, group)
-        mine = exchange.round  # of the same step and group, by the look-up
-        if mine.group_view != theirs.group_view or mine.attempt != theirs.attempt:
-            return None
-        return exchange if (key.lo, key.hi) in exchange.owner_of or exchange.holders else None
+        self._ledger.free(steps)
+        self._rounds.drop(steps)
+        return [Free(steps[-1]), Restore(view.n_committed, view.lineage)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -253,7 +182,7 @@ class AllReduce:
         if step < self._version:
             return []  # somebody's word on a step that is over here
         self._drained.add(step)
-        if all(self._exchange(step, group).frozen for group in self._groups):
+        if all(exchange.frozen for exchange in self._rounds.of(step)):
             return []
         self._n_gathers[step] += 1
         return [Run(Work(self._stage, GATHER, None, self._peer, step))]
@@ -266,7 +195,7 @@ class AllReduce:
         del self._n_gathers[step]
         if step not in self._drained:
             return []
-        exchanges = [e for group in self._groups if not (e := self._exchange(step, group)).frozen]
+        exchanges = [exchange for exchange in self._rounds.of(step) if not exchange.frozen]
         sends = [send for exchange in exchanges for send in self._freeze(exchange)]
         return sends + [a for exchange in exchanges for a in self._offer(exchange)]
 
@@ -291,7 +220,7 @@ class AllReduce:
         return [a for bounds in exchange.slices(self._peer) for a in self._try_sum(exchange, bounds)]
 
     def _on_shard(self, src: int, shard: Shard) -> list[Action]:
-        exchange = self._find(shard.key)
+        exchange = self._rounds.find(shard.key, self._steps)
         bounds = (shard.key.lo, shard.key.hi)
         if exchange is None or exchange.owner_of.get(bounds) != self._peer or src not in exchange.member_set:
             return []
@@ -312,7 +241,7 @@ class AllReduce:
         return problem or [Sum(exchange.key(bounds), exchange.members)]
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
-        exchange = self._find(key)
+        exchange = self._rounds.find(key, self._steps)
         bounds = (key.lo, key.hi)
         if exchange is None or bounds not in exchange.covers:
             return []  # of a round that is void by now
@@ -323,7 +252,7 @@ class AllReduce:
         return sends + self._hold(exchange, body)
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
-        exchange = self._find(reduced.key)
+        exchange = self._rounds.find(reduced.key, self._steps)
         bounds = (reduced.key.lo, reduced.key.hi)
         if exchange is None or not exchange.gives(src, bounds) or bounds in exchange.sums:
             return []
@@ -344,8 +273,8 @@ class AllReduce:
 
     def _say_prepared(self, step: int) -> list[Action]:
         """Once the results of all groups are here; again in every view."""
-        mine = [self._exchanges.get((step, group.name)) for group in self._groups]
-        if self._joining or not all(exchange and exchange.complete for exchange in mine):
+        mine = self._rounds.known(step)
+        if self._joining or mine is None or not all(exchange.complete for exchange in mine):
             return []
         admission = next(member.admission for member in self._view.members if member.peer == self._peer)
         return [Send(COORDINATOR, Prepared(step, admission, tuple(exchange.result() for exchange in mine)))]
@@ -357,7 +286,7 @@ class AllReduce:
             self._next_record = record
         if record.step != self._version or self._updating:
             return []
-        mine = [self._exchange(record.step, group) for group in self._groups]
+        mine = self._rounds.of(record.step)
         if not all(exchange.complete and exchange.round in record.rounds for exchange in mine):
             problem = f"the record of step {record.step} names a round that it is not prepared for"
             return [Send(COORDINATOR, Suspect(self._peer, problem))]
@@ -373,10 +302,9 @@ class AllReduce:
             return [Free(step)]  # we were outside meanwhile, and join at a later version
         self._version = step + 1
         self._ledger.free([step])
-        for group in self._groups:
-            self._exchanges.pop((step, group.name), None)
+        self._rounds.drop([step])
         if self._view is None:  # since then: what was under way beside it is void
-            return [Free(self._highest), Updated(self._stage, self._version)]
+            return [Free(self._steps[-1]), Updated(self._stage, self._version)]
         record, self._next_record = self._next_record, None
         more = self._on_committed(record) if record else []
         return [Free(step), Updated(self._stage, self._version), *more]

@@ -5,9 +5,6 @@ runs as soon as its input is here; nothing is ever done out of turn. A boundary 
 same pipeline.
 """
 
-from dataclasses import replace
-
-from jaxdt.core.delay import NO_DELAY, Delay
 from jaxdt.core.events import (
     BACKWARD,
     EVALUATE,
@@ -37,16 +34,7 @@ class FixedWiring:
 
     READS = frozenset({ViewChanged, Updated, Boundary, Ran})
 
-    def __init__(
-        self,
-        plan: Plan,
-        peer: int,
-        n_steps: int,
-        boundary_bytes: tuple[int, int],
-        evals: tuple[int, int],
-        delay: Delay = NO_DELAY,
-    ):
-        self._delay = delay
+    def __init__(self, plan: Plan, peer: int, n_steps: int, boundary_bytes: tuple[int, int], evals: tuple[int, int]):
         self._plan, self._peer, self._n_steps = plan, peer, n_steps
         self._stage, self._pipeline = plan.seat(peer)
         self._first, self._last = self._stage == 0, self._stage == plan.n_stages - 1
@@ -56,33 +44,29 @@ class FixedWiring:
         self._work: list[Work] = []
         self._arrived: set[Key] = set()
         self._step = -1
-        self._running = False
+        self.running = False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
-            case ViewChanged(view):
+            case ViewChanged():
                 self._arrived.clear()
                 self._work.clear()
-                self._step = view.n_committed - 1
-                return [] if view.rolled_back else self._begin(view.n_committed)
             case Updated(_, version):
                 return self._begin(version)
             case Received(_, Boundary(key)):
                 self._arrived.add(key)
                 return self._next()
             case Ran(work, _, _, values) if work.kind in (FORWARD, BACKWARD, EVALUATE):
-                self._running = False
+                self.running = False
                 self._work.pop(0)
                 return self._finished(work, values) + self._next()
         return []
 
-    def _begin(self, version: int) -> list[Action]:
-        """The steps that may compute with this version or the one before; one after the other."""
-        for step in self._delay.open(version):
-            if self._step < step < self._n_steps:
-                self._step = step
-                works = [*self._evaluations(step), *self._order]
-                self._work += [replace(work, peer=self._peer, step=step) for work in works]
+    def _begin(self, step: int) -> list[Action]:
+        if step >= self._n_steps:
+            return []
+        self._step = step
+        self._work = [*self._evaluations(step), *self._order]
         return self._next()
 
     def _evaluations(self, step: int) -> list[Work]:
@@ -93,7 +77,7 @@ class FixedWiring:
         return [Work(self._stage, EVALUATE, m) for m in range(self._pipeline, self._n_evals, self._plan.n_pipelines)]
 
     def _next(self) -> list[Action]:
-        if self._running or not self._work:
+        if self.running or not self._work:
             return []
         work = self._work[0]
         key = self._need(work)
@@ -101,24 +85,24 @@ class FixedWiring:
             if key not in self._arrived:
                 return []
             self._arrived.remove(key)
-        self._running = True
-        return [Run(work)]
+        self.running = True
+        return [Run(Work(work.stage, work.kind, work.microbatch, self._peer, self._step))]
 
     def _need(self, work: Work) -> Key | None:
         """The tensor that must have come over a link before this Work may run."""
         stage, m = work.stage, work.microbatch
         if work.kind == BACKWARD:
-            return None if self._last else Key("grad", work.step, stage + 1, m)
-        return None if self._first else Key("act" if work.kind == FORWARD else "eval", work.step, stage, m)
+            return None if self._last else Key("grad", self._step, stage + 1, m)
+        return None if self._first else Key("act" if work.kind == FORWARD else "eval", self._step, stage, m)
 
     def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
-        step, stage, m = work.step, work.stage, work.microbatch
+        step, stage, m = self._step, work.stage, work.microbatch
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         if work.kind == BACKWARD:
             told: list[Action | Event] = [Accumulated(step, stage, m, n_samples, loss_sum)]
             if not self._first:
                 told.append(self._send(Key("grad", step, stage, m), stage - 1))
-            if not self._work or self._work[0].step != step:
+            if not self._work:
                 told.append(Drained(step))
             return told
         if self._last:

@@ -80,7 +80,7 @@ class SwarmWiring:
         self._view: View | None = None
         self._members = self._routers = self._replicas = ()
         self._step, self._order = -1, 0
-        self._running: Work | None = None
+        self.running: Work | None = None
         self._ready: list[tuple[bool, int, Work]] = []
         self._later: list[Grant | Boundary] = []
         self._paths: dict[Counted, Grant | Boundary] = {}
@@ -103,7 +103,7 @@ class SwarmWiring:
             case Received(header, body) if self._view:
                 return self._received(now_s, header.src, body)
             case Ran(work, _, _, values) if work.kind in COMPUTING:
-                self._running = None
+                self.running = None
                 return self._finished(now_s, work, values) + self._next() + self._tell(now_s)
         return []
 
@@ -124,18 +124,18 @@ class SwarmWiring:
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
         self._view = view
-        self._members = tuple(member.peer for member in view.members if member.peer not in view.joining)
+        self._members = tuple(member.peer for member in view.members if member.first_step <= view.n_committed)
         self._routers, self._replicas = self._members[: self._n_routers], view.stage_peers(self._stage)
         self._steering.adopt(view, self._members)
         for kept in (self._ready, self._later, self._paths, self._forwarded, self._gradients, self._counted):
             kept.clear()
-        if view.rolled_back or self._peer in view.joining:
+        if view.rolled_back or self._peer not in self._members:
             self._forget()
             if view.rolled_back:  # nobody sends before all have let go of what was
                 self._inventory, self._told = Inventory(view), False
             return []
         if view.number == 1:
-            return self._begin(now_s, view.n_committed)
+            return []
         self._inventory, self._told = Inventory(view), False
         return self._tell(now_s)
 
@@ -163,7 +163,7 @@ class SwarmWiring:
             self._take(given)
         if self._inventory:
             return self._tell(now_s)
-        self._steering.adopt(self._view, [member.peer for member in self._view.members])
+        self._steering.adopt(self._view, [m.peer for m in self._view.members if m.first_step <= step])
         if self._peer in self._routers:
             self._steering.begin([task for task in self._tasks(step) if self._mine(task.microbatch)])
         return self._grant(now_s) + self._next() + self._drained()
@@ -206,10 +206,10 @@ class SwarmWiring:
         heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._order, work))
 
     def _next(self) -> list[Action]:
-        if self._running or not self._ready:
+        if self.running or not self._ready:
             return []
-        self._running = heapq.heappop(self._ready)[2]
-        return [Run(self._running)]
+        self.running = heapq.heappop(self._ready)[2]
+        return [Run(self.running)]
 
     def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
         if work.step != self._step:
@@ -304,7 +304,7 @@ class SwarmWiring:
 
     def _tell(self, now_s: float) -> list[Action | Event]:
         """Say what we counted, as soon as we are in the view's step and nothing runs that might still be counted."""
-        if self._told or self._running or not self._step == self._view.n_committed < self._n_steps:
+        if self._told or self.running or not self._step == self._view.n_committed < self._n_steps:
             return []
         self._told = True
         have = Have(self._step, tuple(sorted(self._own)), self._retention.promise())

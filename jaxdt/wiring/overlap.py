@@ -1,0 +1,117 @@
+"""Two steps under way at a time, for delayed parameter updates: each has a wiring of its own, and they share a device.
+
+While a step is averaged the next one computes, and so it goes on in turns: one wiring does the even steps, the other
+the odd ones, and neither knows of the other. Of two Works that could run, the one of the older step does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxdt.core.delay import Delay
+from jaxdt.core.events import (
+    Action,
+    Boundary,
+    Event,
+    Grant,
+    Have,
+    Outside,
+    Progress,
+    Ran,
+    Received,
+    Resend,
+    Run,
+    Updated,
+    View,
+    ViewChanged,
+)
+from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.swarm import COMPUTING, SwarmWiring
+
+Wiring = FixedWiring | SwarmWiring
+
+
+class Overlap:
+    """`wirings`: two of one peer. A step begins when the version is there that it computes with, unless the peer takes
+    no part in it; it may yet have to, when others are lost."""
+
+    READS = frozenset({ViewChanged, Outside, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
+
+    def __init__(self, peer: int, stage: int, wirings: Sequence[Wiring], delay: Delay):
+        self._peer, self._stage, self._wirings, self._delay = peer, stage, tuple(wirings), delay
+        self._view: View | None = None
+        self._version: int | None = None
+        self._begun: set[int] = set()
+        self._waiting: dict[int, Run] = {}  # step -> the Work that its wiring wants done
+        self._running = False
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case ViewChanged(view):
+                told = self._adopt(now_s, view)
+            case Outside():
+                self._give_up()
+                self._view = None
+                told = [answer for wiring in self._wirings for answer in wiring.handle(now_s, event)]
+            case Updated(_, version):
+                self._version = version
+                told = self._open(now_s)
+            case Received(_, body):
+                told = self._of(_step_of(body)).handle(now_s, event)
+            case Ran(work) if work.kind in COMPUTING:
+                self._running = False
+                told = self._of(work.step).handle(now_s, event)
+            case _:
+                return []
+        return self._in_turn(told)
+
+    def _of(self, step: int) -> Wiring:
+        return self._wirings[step % len(self._wirings)]
+
+    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+        """Each wiring is shown the view as one in which its own step is the next to be committed."""
+        if view.rolled_back:
+            self._give_up()
+        told = []
+        for step in range(view.n_committed, view.n_committed + len(self._wirings)):
+            results = tuple((round, holders) for round, holders in view.results if round.step == step)
+            own = replace(view, n_committed=step, results=results)
+            told += self._of(step).handle(now_s, ViewChanged(own))
+        self._view = view
+        return told + self._open(now_s)
+
+    def _open(self, now_s: float) -> list[Action | Event]:
+        """Begin what can begin."""
+        if self._view is None or self._version is None:
+            return []
+        steps, told = self._delay.open(self._version), []
+        self._begun &= set(steps)
+        for step in steps:
+            if step not in self._begun and self._peer in self._view.working(self._stage, step):
+                self._begun.add(step)
+                told += self._of(step).handle(now_s, Updated(self._stage, step))
+        return told
+
+    def _give_up(self) -> None:
+        """Nothing that waits is done any more, and steps begin anew."""
+        self._version = None
+        self._begun.clear()
+        for step in self._waiting:
+            self._of(step).running = None
+        self._waiting.clear()
+
+    def _in_turn(self, told: list[Action | Event]) -> list[Action | Event]:
+        """One Work at a time."""
+        others = []
+        for answer in told:
+            if isinstance(answer, Run):
+                self._waiting[answer.work.step] = answer
+            else:
+                others.append(answer)
+        if self._running or not self._waiting:
+            return others
+        self._running = True
+        return [*others, self._waiting.pop(min(self._waiting))]
+
+
+def _step_of(body: Grant | Resend | Have | Progress | Boundary) -> int:
+    return body.key.step if isinstance(body, Resend | Boundary) else body.step
