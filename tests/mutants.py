@@ -74,12 +74,12 @@ class PublishesEarly(Mutant):
     """A record is announced while it is still being made durable."""
 
     def handle(self, now_s, event):
-        if event == Persisted("record"):
+        if event == Persisted("records"):
             return []
         actions = list(self.machine.handle(now_s, event))
         for action in actions:  # which grows
-            if isinstance(action, Persist) and action.name == "record":
-                actions += self.machine.handle(now_s, Persisted("record"))
+            if isinstance(action, Persist) and action.name == "records":
+                actions += self.machine.handle(now_s, Persisted("records"))
         return actions
 
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from test_equivalence import assert_same_training, elastic, functions_of, make_config, one_process  # noqa: F401
 
-from jaxdt.core.config import WiringConfig
+from jaxdt.core.config import WiringConfig, default_plan
 from jaxdt.core.delay import Delay
+from jaxdt.core.events import COORDINATOR
+from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 
 
 def delayed(config, after_steps=0):
@@ -43,3 +45,29 @@ def test_stochastic_wiring(stages, pipelines, routers, after_steps, functions_of
     config = make_config(stages, pipelines, head="tied", eval_every_steps=8, eval_microbatches=5)
     config = replace(config, wiring=WiringConfig("swarm", routers))
     assert_same_training(delayed(config, after_steps), functions_of, one_process)
+
+
+@pytest.mark.parametrize("after_steps", [0, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_peers_that_are_lost_change_nothing(seed, after_steps, functions_of, one_process):  # noqa: F811
+    """Two steps are under way when a peer goes: what it counted of both is done again, each with its own version."""
+    config = delayed(elastic(2, 3), after_steps)
+    faults = draw(seed, default_plan(config).placement, 3, 100.0, 20.0)
+    assert_same_training(config, functions_of, one_process, faults=faults)
+
+
+FAULTS = {
+    "join": [Fault(60.0, JOIN, 0)],
+    "leave": [Fault(60.0, LEAVE, 0)],
+    "start anew": [Fault(60.0, CRASH, 1), Fault(90.0, RESTART, 1)],
+    "join, then lose the others": [Fault(40.0, JOIN, 0), Fault(90.0, CRASH, 0), Fault(95.0, CRASH, 2)],
+    "pause": [Fault(60.0, PAUSE, 1, 60.0)],
+    "coordinator": [Fault(60.0, CRASH, COORDINATOR), Fault(80.0, RESTART, COORDINATOR)],
+}
+
+
+@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
+def test_who_comes_and_goes(faults, functions_of, one_process):  # noqa: F811
+    """A newcomer gets both versions that are in use, and computes from the first step on that nobody has begun."""
+    outcome = assert_same_training(delayed(elastic(2, 2)), functions_of, one_process, faults=faults)
+    assert outcome.fields("view")[1:] or COORDINATOR in {fault.peer for fault in faults}

@@ -43,8 +43,9 @@ def coordinator(*values, must_last=True):
 
 
 def durable(one, value, now_s=1.0):
-    name = "view" if isinstance(value, View) else "record"
-    one(now_s, COORDINATOR, None, [Persist(name, plain.write(value))])
+    name = "view" if isinstance(value, View) else "records"
+    written = plain.write(value if isinstance(value, View) else (value,))
+    one(now_s, COORDINATOR, None, [Persist(name, written)])
     one(now_s, COORDINATOR, Persisted(name), [])
 
 

@@ -47,6 +47,8 @@ def test_memory_grows_with_what_is_held():
     one = stage_memory_bytes(model, 1, 3, 16, 1)
     assert stage_memory_bytes(model, 1, 3, 16, 4) - one == 3 * 3 * model.boundary_numbers(16) * 4
     assert stage_memory_bytes(model, 1, 3, 16, 1, retained=5) - one == 5 * 2 * model.boundary_numbers(16) * 4
+    delayed = stage_memory_bytes(model, 1, 3, 16, 1, delay=1)
+    assert delayed > one + 2 * 4 * model.stage_params(1, 3)  # parameters of the version before, a second accumulator
     assert stage_memory_bytes(model, 1, 4, 16, 1) > one
     assert stage_memory_bytes(model, 1, 3, 17, 1) > one
     assert stage_memory_bytes(model, 1, 3, 16, 8, remat="dots") > stage_memory_bytes(model, 1, 3, 16, 8)

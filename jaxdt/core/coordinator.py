@@ -130,6 +130,8 @@ class Coordinator:
 
     def _persist(self, name: str, value: Message | int) -> Persist:
         self._pending[name] = value
+        if isinstance(value, Record):
+            value = (*self._records, value)[-KEPT_RECORDS:]
         return Persist(name, value if isinstance(value, int) else plain.write(value))
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
@@ -281,7 +283,7 @@ class Coordinator:
         """Make the record of the next step once every member is prepared for it."""
         step = self.n_committed
         said = self._votes.all(step, self.roster.admissions)
-        if said is None or self._pending.keys() & {"view", "record"}:
+        if said is None or self._pending.keys() & {"view", "records"}:
             return []
         try:
             record = agreed(step, said, self.view.lineage)
@@ -289,7 +291,7 @@ class Coordinator:
             return self._end(3, f"step {step}: {problem}")
         if record.verdict == "skip" and self.terms.on_nonfinite != "skip":
             return self._not_finite(step)
-        return [self._persist("record", record)]
+        return [self._persist("records", record)]
 
     def _not_finite(self, step: int) -> list[Action]:
         """Stop, or begin a new lineage at the last complete checkpoint."""

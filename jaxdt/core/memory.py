@@ -75,13 +75,18 @@ def stage_memory_bytes(
     remat: str = "recompute",
     optimizer: str = "adamw",
     retained: int = 0,
+    delay: int = 0,
 ) -> int:
     """The larger of both moments, for layers lo..hi-1 with `in_flight` microbatches between forward and backward, each
     with one boundary tensor on its way in and one on its way out. `retained`: microbatches whose output and input
-    gradient are kept until the commit, counted without a codec."""
+    gradient are kept until the commit, counted without a codec. With a `delay` both moments fall together, two steps
+    are kept, and there are the parameters of the version before and a second accumulator."""
     n_boundaries = (lo > 0) + (hi < model.n_layers)
     boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
     kept = retained * boundary_bytes
     held = in_flight * (residual_bytes(model, lo, hi, microbatch_size, dtype, remat) + boundary_bytes)
     computing = held + working_bytes(model, lo, hi, microbatch_size, dtype)
-    return state_bytes(model, lo, hi, dtype, optimizer) + kept + max(computing, update_bytes(model, lo, hi))
+    state, updating = state_bytes(model, lo, hi, dtype, optimizer), update_bytes(model, lo, hi)
+    if delay:
+        return state + 2 * FLOAT_BYTES * model.stage_params(lo, hi) + 2 * kept + computing + updating
+    return state + kept + max(computing, updating)

@@ -46,7 +46,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Memory:
-    """What an earlier coordinator of the run made durable: its number of starts, its last view and record, and the
+    """What an earlier coordinator of the run made durable: its number of starts, its last view and records, and the
     version of the newest complete checkpoint."""
 
     reign: int
@@ -56,11 +56,11 @@ class Memory:
 
 
 def remembered(disk: Mapping[str, Any], checkpoint: int) -> Memory | None:
-    """From what was persisted under the names "reign", "view" and "record", as plain data; None if there was no view
+    """From what was persisted under the names "reign", "view" and "records", as plain data; None if there was no view
     yet. A record of an earlier lineage does not count any more. BadInput for anything else than what was written."""
     if disk.get("view") is None:
         return None
     view = plain.read(View, disk["view"], "view")
-    records = [plain.read(Record, disk["record"], "record")] if disk.get("record") else []
+    records = plain.read(tuple[Record, ...], disk.get("records") or [], "records")
     reign = plain.read(int, disk.get("reign"), "reign")
     return Memory(reign, view, tuple(r for r in records if r.lineage == view.lineage), checkpoint)

@@ -152,7 +152,7 @@ def _memory(job: Job, durable: FileStore) -> Memory | None:
         return None
     complete = complete_checkpoints(job.run_dir)
     checkpoint = check_resumable(complete[-1], job.about).version if complete else job.start.version
-    return remembered({name: durable.get(name) for name in ("reign", "view", "record")}, checkpoint)
+    return remembered({name: durable.get(name) for name in ("reign", "view", "records")}, checkpoint)
 
 
 def parse_address(name: str, address: str) -> tuple[str, int]:

@@ -149,6 +149,8 @@ class Simulation:
         }
         self.outcome = Outcome()
         self._paused: dict[int, list[Event]] = {}
+        self._working: Counter[int] = Counter()
+        self._then: dict[int, list[Callable[[], None]]] = {}  # what waits for the Work under way
         self._observer = observer
         self._disturbance = Disturbance(self._calendar.at, self._event, self._lines) if faults else None
         for fault in faults:
@@ -279,13 +281,19 @@ class Simulation:
 
     def _restore(self, peer: int, restore: Restore) -> None:
         self._seats[peer].tensors.restore(restore.version, restore.lineage)
-        restored = partial(self._own, peer, self._machines[peer], Restored(restore.version))
-        self._calendar.at(self.outcome.now_s, restored)
+        self._after_work(peer, Restored(restore.version))
 
     def _install(self, peer: int, install: Install) -> None:
         self._seats[peer].tensors.install(install.version, install.lineage)
-        installed = partial(self._own, peer, self._machines[peer], Installed(install.version))
-        self._calendar.at(self.outcome.now_s, installed)
+        self._after_work(peer, Installed(install.version))
+
+    def _after_work(self, peer: int, event: Event) -> None:
+        """As in the runtime, where one thread does all of it in order."""
+        happens = partial(self._own, peer, self._machines[peer], event)
+        if self._working[peer]:
+            self._then.setdefault(peer, []).append(happens)
+        else:
+            self._calendar.at(self.outcome.now_s, happens)
 
     def _report(self, peer: int, report: Report) -> None:
         if report.kind != "heartbeat":
@@ -331,6 +339,7 @@ class Simulation:
         seconds = seat.seconds[BACKWARD if work.kind == REGENERATE else work.kind]
         if self._disturbance:
             seconds *= self._disturbance.slowness(peer)
+        self._working[peer] += 1
         self._hosts[seat.host].start(now_s, peer, seconds, partial(self._finished, seat, peer, work, now_s, values))
 
     def _finished(
@@ -339,3 +348,6 @@ class Simulation:
         if self._trace:
             self._trace.run(peer, start_s, now_s - start_s, work)
         self._own(peer, seat.machine, Ran(work, start_s, now_s - start_s, values))
+        self._working[peer] -= 1
+        for happens in self._then.pop(peer, ()) if not self._working[peer] else ():
+            happens()

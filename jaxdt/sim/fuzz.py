@@ -66,7 +66,8 @@ class Case:
         wiring, train = self.config.wiring, self.config.train
         return (
             f"seed {self.seed}: {self.plan.n_stages} stages x {self.plan.n_pipelines}, "
-            f"{self.plan.n_microbatches} microbatches, {wiring.routers} routers, window {wiring.window}, "
+            f"{self.plan.n_microbatches} microbatches, delay {self.config.sync.delay}, "
+            f"{wiring.routers} routers, window {wiring.window}, "
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{'' if self.spoilt is None else f' at {self.spoilt}'}"
         )
@@ -75,7 +76,7 @@ class Case:
 def draw_case(seed: int) -> Case:
     """Everything of a case."""
     rng = random.Random(f"case {seed}")
-    config = _config(rng)
+    config = _with_delay(_config(rng), seed)
     plan = configs.default_plan(config)
     work_s = rng.choice((0.05, 0.3))
     seconds = {peer: _seconds(work_s * rng.uniform(0.5, 3.0)) for peer in plan.peers}
@@ -136,6 +137,12 @@ def _config(rng: random.Random) -> RunConfig:
     return replace(parsed, wiring=wiring, net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
 
 
+def _with_delay(config: RunConfig, seed: int) -> RunConfig:
+    """Every other case delays its updates, half of those after a step without."""
+    sync = replace(config.sync, delay=seed % 2, delay_after_steps=seed // 2 % 2)
+    return replace(config, sync=sync, train=replace(config.train, steps=N_STEPS + sync.delay))
+
+
 def _seconds(forward_s: float) -> dict[str, float]:
     return {"F": forward_s, "B": 2 * forward_s, "E": forward_s, "G": 0.1 * forward_s, "U": 0.1 * forward_s}
 
@@ -174,7 +181,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     how = dict(faults=case.faults, observer=watch, seat_of=seat_of, coordinator_of=coordinator_of)
     simulation = Simulation(coordinator, seats, link, cores, case.persist_s, **how)
     outcome = simulation.run(until_s=case.limit_s)
-    invariants.ended(outcome.stopped, [fields["step"] for fields in outcome.fields("step")], N_STEPS)
+    invariants.ended(outcome.stopped, [fields["step"] for fields in outcome.fields("step")], case.config.train.steps)
     return outcome, invariants.n_checked
 
 

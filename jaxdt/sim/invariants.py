@@ -42,7 +42,7 @@ from jaxdt.sim.faults import ENDS, Fault
 
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
 LEFT = "left"  # in the reason of a peer's Stop
-DURABLE = {"view": View, "record": Record, "reign": int}
+DURABLE = {"view": View, "records": tuple[Record, ...], "reign": int}
 
 
 class InvariantBroken(Exception):
@@ -115,7 +115,8 @@ class Invariants:
             self._durable(self._pending.pop(event.name))
         for action in actions:
             if isinstance(action, Persist):
-                self._pending[action.name] = plain.read(DURABLE[action.name], action.value, action.name)
+                value = plain.read(DURABLE[action.name], action.value, action.name)
+                self._pending[action.name] = value[-1] if isinstance(value, tuple) else value
             elif isinstance(action, Send):
                 self._announced(action.body)
             elif isinstance(action, MarkCheckpoint):
@@ -197,7 +198,7 @@ class Invariants:
 
     def _disjoint(self, peer: int) -> None:
         """(6) for one member and the replicas that have adopted the same view."""
-        view, step = self._peers[peer].membership.view, self.contents[peer].version
+        view = self._peers[peer].membership.view
         if view is None:
             return
         here = {
@@ -205,9 +206,11 @@ class Invariants:
             for replica in view.stage_peers(self.contents[peer].stage)
             if replica in self._alive and self._peers[replica].membership.view == view
         }
-        found = counted_twice(here, step)
-        if found:
-            self.broken(DISJOINT, peer, f"step {step}: peers {found[1]} of view {view.number} both count {found[0]}")
+        for step in sorted(self.contents[peer].accumulators):
+            found = counted_twice(here, step)
+            if found:
+                both = f"peers {found[1]} of view {view.number} both count {found[0]}"
+                self.broken(DISJOINT, peer, f"step {step}: {both}")
 
     def _freed(self, peer: int, steps: list[int]) -> None:
         """Nobody lets go of a step without having applied it."""

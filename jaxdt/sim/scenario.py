@@ -93,6 +93,7 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
             config.remat,
             config.optim.name,
             retained,
+            config.sync.delay,
         )
     return found
 

@@ -81,8 +81,10 @@ class AllReduce:
         self._ledger = Ledger()
         self._view: View | None = None
         self._version = 0
-        self._updating = self._joining = False
-        self._next_record: Record | None = None  # with a delay it may come while the update before it runs
+        self._joining = False
+        self._updating: Record | None = None
+        self._next_record: Record | None = None  # with a delay it may come before we are ready for it
+        self._rollback: View | None = None  # which waits for the update that runs
         self._drained: set[int] = set()
         self._n_gathers: Counter[int] = Counter()
 
@@ -133,7 +135,8 @@ class AllReduce:
 
     def _adopt(self, view: View) -> list[Action | Event]:
         if view.rolled_back:
-            return self._go_back(view)
+            self._rollback = view
+            return [] if self._updating else self._go_back()
         if self._view is None:
             return self._enter(view)
         # What is committed is applied before anything is given up because of the view (step protocol, Sec. 5.3).
@@ -153,8 +156,8 @@ class AllReduce:
     def _leave(self, view: View) -> list[Action | Event]:
         """The run goes on without us: apply what is committed, give up the rest."""
         told = [action for record in view.records for action in self._on_committed(record)] if self._view else []
-        steps = self._steps[self._updating :]
-        self._view, self._next_record = None, None
+        steps = self._steps[1 if self._updating else 0 :]
+        self._view = self._next_record = self._rollback = None
         self._drained.clear()
         self._ledger.free(steps)
         self._rounds.drop(steps)
@@ -165,14 +168,15 @@ class AllReduce:
         """The steps of which something may be here: others may have applied one update more."""
         return range(self._version, self._version + 2 + self._delay.steps)
 
-    def _go_back(self, view: View) -> list[Action]:
+    def _go_back(self) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
-        steps = self._steps
+        steps, view, self._rollback = self._steps, self._rollback, None
         self._view, self._version, self._next_record = view, view.n_committed, None
         self._drained.clear()
         self._joining = False
         self._ledger.free(steps)
         self._rounds.drop(steps)
+        self._rounds.enter(view)
         return [Free(steps[-1]), Restore(view.n_committed, view.lineage)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
@@ -282,7 +286,7 @@ class AllReduce:
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_committed(self, record: Record) -> list[Action | Event]:
-        if self._updating and record.step == self._version + 1:
+        if record.step == self._version + 1:
             self._next_record = record
         if record.step != self._version or self._updating:
             return []
@@ -290,15 +294,17 @@ class AllReduce:
         if not all(exchange.complete and exchange.round in record.rounds for exchange in mine):
             problem = f"the record of step {record.step} names a round that it is not prepared for"
             return [Send(COORDINATOR, Suspect(self._peer, problem))]
-        self._updating = True
+        self._updating = record
         skips = record.verdict == "skip"
         rounds = () if skips else tuple(exchange.round for exchange in mine)
         work = Work(self._stage, UPDATE, None, self._peer, record.step)
         return [Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
 
     def _advance(self, step: int) -> list[Action | Event]:
-        self._updating = False
-        if step != self._version:
+        done, self._updating = self._updating, None
+        if self._rollback:
+            return self._go_back()
+        if self._view and (done.lineage, step) != (self._view.lineage, self._version):
             return [Free(step)]  # we were outside meanwhile, and join at a later version
         self._version = step + 1
         self._ledger.free([step])
