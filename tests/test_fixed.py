@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from jaxdt.core.events import (
@@ -30,7 +32,8 @@ VIEW = View(1, 1, 0, tuple(Member(p, PLAN.seat(p)[0], 1) for p in PLAN.peers), (
 
 
 def wiring(peer, plan=PLAN, n_steps=5, evals=(0, 4)):
-    return FixedWiring(plan, peer, n_steps, BOUNDARY_BYTES[plan.seat(peer)[0]], evals)
+    stage, _ = plan.seat(peer)
+    return FixedWiring(plan, peer, stage, n_steps, [BOUNDARY_BYTES[stage]] * 2, evals, retain_bytes=1 << 20)
 
 
 def arrival(kind, step, stage, microbatch, src=0):
@@ -194,7 +197,7 @@ def eval_steps(every, n_steps):
     desks = []
     for version in range(n_steps):
         desks.append(Desk(wiring(0, n_steps=n_steps, evals=(every, 1))))
-        desks[-1].give(Updated(0, version))
+        desks[-1].give(ViewChanged(replace(VIEW, n_committed=version)))
     return [desk.runs[0].step for desk in desks if desk.runs[0].kind == "E"]
 
 
