@@ -52,7 +52,6 @@ def _peer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, start_
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
-        elastic=True,
         outage_s=config.net.outage_s,
     )
     handover = Handover(peer, stage, config.sync.slice_bytes)
@@ -87,7 +86,6 @@ def build_coordinator(
         tokens_per_sample=config.model.seq_len,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
-        elastic=True,
         waits=config.wiring.on_stage_lost == "wait",
         job={"config": json.dumps(plain.write(config)), "plan": json.dumps(to_json(plan))},
     )
