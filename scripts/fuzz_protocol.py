@@ -1,7 +1,7 @@
 """Plays small runs under faults and checks the invariants of the step protocol at every event. Needs no jax.
 
     python scripts/fuzz_protocol.py --seeds=0:10000
-    python scripts/fuzz_protocol.py --seeds=K:K+1 --verbose
+    python scripts/fuzz_protocol.py --seeds=K:K+1 --verbose [--wiring=fixed]
 
 Each seed draws a run, its links and its faults (jaxdt/sim/fuzz.py). A seed that fails prints one line with what was
 broken, when and by whom, and the command that plays it again; --verbose prints the case, its faults and every event.
