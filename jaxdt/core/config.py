@@ -66,7 +66,7 @@ class TrainConfig:
 @dataclass(frozen=True)
 class WiringConfig:
     """`fixed`: the plan's pipelines; one that has lost a peer borrows the others' replicas until somebody takes the
-    place. `swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four per peer).
+    place. `swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four a peer).
     `retain_bytes`: boundary tensors that a peer keeps of a step in case they are wanted again; others are made again.
     0 keeps nothing: the least memory, and a loss in mid-step costs what was lost from the tokens on.
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop."""
