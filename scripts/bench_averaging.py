@@ -27,6 +27,7 @@ from absl import flags  # noqa: E402
 from rival import check, rival_seconds  # noqa: E402
 
 from jaxdt.core.coordinator import Coordinator
+from jaxdt.core.delay import NO_DELAY
 from jaxdt.core.events import (  # noqa: E402
     COORDINATOR,
     Accumulated,
@@ -149,7 +150,7 @@ def be_peer(peer: int, options: dict, coordinator: tuple[str, int], results) -> 
     """One process: its round times go into the queue."""
     seat = Seat("bench", "", peer, 0, 0, options["rounds"], 0, 1.0, LEASE_S)
     group = Group("stage0", (0,), options["n_elements"])
-    sync = AllReduce(peer, 0, (group,), options["n_peers"], options["slice_bytes"], 0.0)
+    sync = AllReduce(peer, 0, (group,), options["n_peers"], options["slice_bytes"], 0.0, NO_DELAY)
     machine = Peer(Membership(seat), AlwaysReady(peer, options["rounds"]), sync)
     loop, address = open_loop(peer, machine, options["secret"])
     loop.tensors = Vectors(peer, options["n_elements"])

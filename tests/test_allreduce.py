@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdt.core.coordinator import Coordinator
+from jaxdt.core.delay import NO_DELAY
 from jaxdt.core.events import (
     COORDINATOR,
     Accumulated,
@@ -65,7 +66,7 @@ class Wire:
         self.view = View(1, 1, 0, members, (1,) * n_stages, STEP)
         self.groups = {peer: tuple(g for g in groups if stage in g.stages) for peer, stage in stage_of.items()}
         self.machines = {
-            peer: AllReduce(peer, stage, self.groups[peer], n_microbatches, slice_bytes, clip_norm)
+            peer: AllReduce(peer, stage, self.groups[peer], n_microbatches, slice_bytes, clip_norm, NO_DELAY)
             for peer, stage in stage_of.items()
         }
         self.items = {peer: [] for peer in stage_of}

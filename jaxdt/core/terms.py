@@ -25,7 +25,6 @@ class Terms:
     on_nonfinite: str
     heartbeat_s: float
     deadline_floor_s: float
-    elastic: bool = False
     waits: bool = False
     delay_steps: int = 0
     job: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ first and last stage, whose two gradients are summed here and counted once in th
 
 from collections import Counter
 
-from jaxdt.core.delay import NO_DELAY, Delay
+from jaxdt.core.delay import Delay
 from jaxdt.core.events import (
     BULK,
     COORDINATOR,
@@ -73,7 +73,7 @@ class AllReduce:
         n_microbatches: int,
         slice_bytes: int,
         clip_norm: float,
-        delay: Delay = NO_DELAY,
+        delay: Delay,
     ):
         self._peer, self._stage = peer, stage
         self._n_microbatches, self._clip_norm, self._delay = n_microbatches, clip_norm, delay

@@ -96,7 +96,7 @@ class Overlap:
         self._version = None
         self._begun.clear()
         for step in self._waiting:
-            self._of(step).running = None
+            self._of(step).let_go()
         self._waiting.clear()
 
     def _in_turn(self, told: list[Action | Event]) -> list[Action | Event]:
