@@ -60,7 +60,7 @@ FAULTS = {
     "join": [Fault(60.0, JOIN, 0)],
     "leave": [Fault(60.0, LEAVE, 0)],
     "start anew": [Fault(60.0, CRASH, 1), Fault(90.0, RESTART, 1)],
-    "join, then lose the others": [Fault(40.0, JOIN, 0), Fault(90.0, CRASH, 0), Fault(95.0, CRASH, 2)],
+    "join, then lose the others": [Fault(40.0, JOIN, 0), Fault(250.0, CRASH, 0), Fault(255.0, CRASH, 2)],
     "pause": [Fault(60.0, PAUSE, 1, 60.0)],
     "coordinator": [Fault(60.0, CRASH, COORDINATOR), Fault(80.0, RESTART, COORDINATOR)],
 }
