@@ -32,6 +32,7 @@ from jaxdt.core.events import (
     Leave,
     LinkChanged,
     MarkCheckpoint,
+    Meet,
     Persist,
     Persisted,
     Ran,
@@ -55,7 +56,7 @@ from jaxdt.core.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.core.message import tensor_key
+from jaxdt.core.message import WITH_TENSOR
 from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
@@ -132,6 +133,7 @@ class Simulation:
         self._handlers: dict[type, Callable[[int, Any], None] | None] = {
             Connect: None,
             Disconnect: None,
+            Meet: None,
             MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
@@ -294,28 +296,30 @@ class Simulation:
                 self._trace.report(peer, self.outcome.now_s, report)
 
     def _send(self, src: int, send: Send) -> None:
-        if send.dst >= PASSING:
-            if isinstance(send.body, Welcome):
-                self._stage_of[send.body.peer] = send.body.stage
-                self._start(send.body.peer, send.body.stage)
+        dst, body = send.dst, send.body
+        if dst >= PASSING:
+            if isinstance(body, Welcome):
+                self._stage_of[body.peer] = body.stage
+                self._start(body.peer, body.stage)
             return
-        key, tensor = tensor_key(send.body), None
-        if key is not None:
-            tensor = self._seats[src].tensors.take(send.body)
+        now_s, key = self.outcome.now_s, body.key if type(body) in WITH_TENSOR else None
+        if key is None:
+            deliver = partial(self._deliver, src, send)
+        else:
+            deliver = partial(self._deliver, src, send, key, self._seats[src].tensors.take(body))
             if self._trace:
-                self._trace.send(src, self.outcome.now_s, send.dst, key, send.n_bytes)
-        now_s, deliver = self.outcome.now_s, partial(self._deliver, src, send, key, tensor)
+                self._trace.send(src, now_s, dst, key, send.n_bytes)
         if self._disturbance:
             deliver = partial(self._arrive, src, send, deliver)
         if key is not None and send.priority in self._free:
             self._calendar.at(now_s, deliver)
         else:
-            self._lines.line(src, send.dst).offer(now_s, send.n_bytes, send.priority, deliver)
+            self._lines.line(src, dst).offer(now_s, send.n_bytes, send.priority, deliver)
 
     def _arrive(self, src: int, send: Send, deliver: Callable[[], None]) -> None:
         self._disturbance.arrive(self.outcome.now_s, src, send.dst, send.body, deliver)
 
-    def _deliver(self, src: int, send: Send, key: Key | SliceKey | StateKey | None, tensor: Any) -> None:
+    def _deliver(self, src: int, send: Send, key: Key | SliceKey | StateKey | None = None, tensor: Any = None) -> None:
         dst = send.dst
         if dst in self.outcome.stopped:
             return
