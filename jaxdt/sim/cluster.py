@@ -6,7 +6,7 @@ timing alone, the runtime's store for real arithmetic under virtual time. Equal 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -123,6 +123,7 @@ class Simulation:
         self._disk: dict[str, Any] = {}
         self._processes: Counter[int] = Counter()
         self._stage_of: dict[int, int] = {}
+        self._came: dict[int, int] = {}  # who came under which passing name
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
         self._free = {LANES[name] for name in free}
@@ -182,10 +183,14 @@ class Simulation:
         self._calendar.clear()
 
     def _fault(self, fault: Fault) -> None:
-        peer, now_s = fault.peer, self.outcome.now_s
         if fault.kind in COMES:
             self._come(fault)
             return
+        if fault.peer >= PASSING:
+            if fault.peer not in self._came:
+                return
+            fault = replace(fault, peer=self._came[fault.peer])
+        peer, now_s = fault.peer, self.outcome.now_s
         if peer in self.outcome.stopped:
             return
         if self._observer:
@@ -299,7 +304,7 @@ class Simulation:
         dst, body = send.dst, send.body
         if dst >= PASSING:
             if isinstance(body, Welcome):
-                self._stage_of[body.peer] = body.stage
+                self._stage_of[body.peer], self._came[dst] = body.stage, body.peer
                 self._start(body.peer, body.stage)
             return
         now_s, key = self.outcome.now_s, body.key if type(body) in WITH_TENSOR else None
