@@ -156,7 +156,7 @@ class View:
     joining: tuple[int, ...] = ()
 
     def stage_peers(self, stage: int) -> tuple[int, ...]:
-        return tuple(member.peer for member in self.members if member.stage == stage)
+        return tuple([member.peer for member in self.members if member.stage == stage])
 
     def working(self, stage: int, step: int) -> tuple[int, ...]:
         """The members of a stage that compute and average in this step: those that still join do not."""

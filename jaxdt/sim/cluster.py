@@ -347,4 +347,5 @@ class Simulation:
     ) -> None:
         if self._trace:
             self._trace.run(peer, start_s, now_s - start_s, work)
-        self._own(peer, seat.machine, Ran(work, start_s, now_s - start_s, values))
+        if seat.machine is self._machines[peer]:
+            self._event(peer, Ran(work, start_s, now_s - start_s, values))
