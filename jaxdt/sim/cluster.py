@@ -186,13 +186,10 @@ class Simulation:
         if fault.kind in COMES:
             self._come(fault)
             return
-        if fault.peer >= PASSING:
-            if fault.peer not in self._came:
-                return
-            fault = replace(fault, peer=self._came[fault.peer])
-        peer, now_s = fault.peer, self.outcome.now_s
-        if peer in self.outcome.stopped:
+        peer, now_s = self._came.get(fault.peer, fault.peer), self.outcome.now_s
+        if peer >= PASSING or peer in self.outcome.stopped:
             return
+        fault = replace(fault, peer=peer)
         if self._observer:
             self._observer(now_s, peer, fault, [])
         if fault.kind == PAUSE:
