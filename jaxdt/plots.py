@@ -91,6 +91,16 @@ def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
     axes.set_ylim(bottom=0)
 
 
+def endured(path: Path, records: list[dict]) -> None:
+    """faults.png of a simulated run under faults: peers per stage and throughput over time."""
+    figure, axes = plt.subplots(2, 1, figsize=(10, 8), layout="constrained", sharex=True)
+    views = [r for r in records if r["kind"] == "view"]
+    fleet(axes[0], views, records[-1]["t"])
+    throughput(axes[1], records, views[0]["t"])
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
 def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
     """Payload bytes per directed link in the recorded steps, and its codec where it has one."""
     totals = sorted(bytes_per_link(records).items())

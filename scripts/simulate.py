@@ -11,7 +11,8 @@ memory per peer, bytes per link), timeline.json (ui.perfetto.dev), simulation.pn
 sweep.png. Without --plan the config's plan fields or --stages, --pipelines and --microbatches cut and place evenly;
 without --profile the seconds follow from --flops and --efficiency; without --network links cost nothing. With --faults
 or --trace, instead: the faults, what the run of --steps makes of them, and how long it takes without (wired as the
-config says, without one `swarm`). Exit codes: 0 done, 2 bad input.
+config says, without one `swarm`); --out receives faults.json and faults.png, with the peers per stage and the
+throughput over time. Machines that come back in a trace join as newcomers. Exit codes: 0 done, 2 bad input.
 """
 
 import json
@@ -36,10 +37,11 @@ from jaxdt.core.profile import Profile
 from jaxdt.core.trace import Trace, read
 from jaxdt.sim.account import WARM_UP_STEPS, Account, account
 from jaxdt.sim.availability import from_trace
-from jaxdt.sim.faults import JOIN, Fault, draw
+from jaxdt.sim.cluster import Outcome
+from jaxdt.sim.faults import Fault, draw
 from jaxdt.sim.lines import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
-from jaxdt.sim.ordeal import endure, summary
+from jaxdt.sim.ordeal import endure, patience_s, records, summary
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes
 
@@ -66,7 +68,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Of the jitter.")
 SWEEP = flags.DEFINE_string("sweep", None, f"NAME=LOW:HIGH with {', '.join(SWEEPS)}; log-spaced, for all links.")
 POINTS = flags.DEFINE_integer("points", 9, "Points of a sweep.")
 FAULTS = flags.DEFINE_string("faults", None, "SEED:N, so many faults from a seed.")
-TRACE = flags.DEFINE_string("trace", None, "An availability trace (jaxdt/sim/availability.py): crashes when nodes go.")
+TRACE = flags.DEFINE_string("trace", None, "An availability trace (jaxdt/sim/availability.py): who goes and who comes.")
 TRACE_SPEED = flags.DEFINE_float("trace_speed", 1.0, "Seconds of the trace in one second of the run.")
 TIMELINE = flags.DEFINE_bool("timeline", True, "Write timeline.json and simulation.png.")
 OUT = flags.DEFINE_string("out", None, "Folder for the results.")
@@ -257,7 +259,7 @@ def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
 
 
 def run_ordeal(scenario: Scenario) -> None:
-    """The run under faults beside the run without."""
+    """The run under faults beside the run without; the faults are known, and printed, before it begins."""
     stages, n_steps = scenario.plan.placement, STEPS.value
     calm = endure(scenario, n_steps)
     faults = []
@@ -265,19 +267,37 @@ def run_ordeal(scenario: Scenario) -> None:
         seed, n = parsed_faults(FAULTS.value)
         faults += draw(seed, stages, n, calm.now_s, max(scenario.config.net.deadline_floor_s, calm.now_s / 4))
     if TRACE.value:
-        faults += crashes_of_trace(scenario, calm.now_s)
+        faults += faults_of_trace(scenario, patience_s(calm.now_s))
     print("\n".join(map(str, faults)) or "no faults")
-    print("\n".join(summary(calm, endure(scenario, n_steps, faults, calm.now_s))))
+    stormy = endure(scenario, n_steps, faults, calm.now_s)
+    print("\n".join(summary(calm, stormy)))
+    if OUT.value:
+        write_ordeal(Path(OUT.value), faults, stormy)
 
 
-def crashes_of_trace(scenario: Scenario, until_s: float) -> list[Fault]:
-    """Each peer's first crash: a run that has begun takes nobody in yet, so joins are left out."""
+def write_ordeal(out: Path, faults: list[Fault], stormy: Outcome) -> None:
+    """faults.json and faults.png."""
+    from jaxdt import plots
+
+    out.mkdir(parents=True, exist_ok=True)
+    told = records(stormy)
+    views = [(r["t"], sorted(r["fields"]["members"].values())) for r in told if r["kind"] == "view"]
+    stages = sorted({stage for _, held in views for stage in held})
+    found = {
+        "faults": list(map(str, faults)),
+        "steps": [{"t_s": r["t"]} | r["fields"] for r in told if r["kind"] == "step"],
+        "peers_per_stage": [{"t_s": t_s, "peers": [held.count(stage) for stage in stages]} for t_s, held in views],
+    }
+    (out / "faults.json").write_text(json.dumps(found, indent=1) + "\n")
+    if views:
+        plots.endured(out / "faults.png", told)
+
+
+def faults_of_trace(scenario: Scenario, until_s: float) -> list[Fault]:
+    """What the trace holds before until_s."""
     if not 0 < TRACE_SPEED.value < math.inf:
         raise BadInput(f"--trace_speed: got {TRACE_SPEED.value}, expected a finite number > 0")
-    told = from_trace(TRACE.value, scenario.plan.placement, SEED.value, until_s, TRACE_SPEED.value)
-    first = {fault.peer: fault for fault in reversed(told) if fault.kind != JOIN}
-    print(f"{sum(fault.kind == JOIN for fault in told)} joins of the trace left out: no peer can join yet")
-    return sorted(first.values(), key=lambda fault: fault.at_s)
+    return from_trace(TRACE.value, scenario.plan.placement, SEED.value, until_s, TRACE_SPEED.value)
 
 
 def parsed_faults(text: str) -> tuple[int, int]:

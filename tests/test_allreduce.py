@@ -281,12 +281,13 @@ def test_a_foreign_item_is_reported():
 @pytest.mark.parametrize(
     "cover",
     [
-        ((0, ((0, 0), (0, 1))), (1, ((0, 1), (0, 2), (0, 3)))),
-        ((0, ((0, 0), (0, 1))), (1, ((0, 3),))),
-        ((0, ((0, 0), (0, 1))),),
-        (),
+        ((0, 1), (((0, 0), (0, 1)), ((0, 1), (0, 2), (0, 3)))),
+        ((0, 1), (((0, 0), (0, 1)), ((0, 3),))),
+        ((0,), (((0, 0), (0, 1)),)),
+        ((), ()),
+        ((0,), (((0, 0), (0, 1)), ((0, 2), (0, 3)))),
     ],
-    ids=["overlap", "hole", "member missing", "empty"],
+    ids=["overlap", "hole", "member missing", "empty", "unnamed"],
 )
 def test_a_sum_with_a_wrong_cover_is_not_accepted(cover):
     wire, _ = replicas(2, slice_bytes=400)
@@ -330,7 +331,7 @@ def test_a_sum_counts_only_from_its_owner():
     wire, _ = replicas(3, n_elements=3, n_microbatches=3)
     for peer in range(3):
         wire.compute(peer, [peer])
-    cover = tuple((peer, ((0, peer),)) for peer in range(3))
+    cover = ((0, 1, 2), (((0, 0),), ((0, 1),), ((0, 2),)))
     forged = Reduced(SliceKey(Round(STEP, "stage0", 1), 1, 2), cover, 99, 0, 0.0)
     wire.tell(0, Received(Header("r", 0, 1, 2), forged))
     wire.deliver_all()

@@ -7,6 +7,7 @@ import pytest
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import (
     COORDINATOR,
+    PASSING,
     Boundary,
     Have,
     Header,
@@ -223,7 +224,8 @@ def test_a_trace_of_node_counts_gives_crashes_and_joins(tmp_path):
     assert [(fault.at_s, fault.kind) for fault in faults] == [(10.0, CRASH), (10.0, CRASH)]
     whole = from_trace(path, STAGES, seed=1, until_s=1e9)
     assert [fault.kind for fault in whole] == [CRASH] * 2 + [JOIN] + [CRASH] * 4
-    assert whole[2].peer == whole[0].peer, "who has been away for longest comes back first"
+    assert whole[2].others == (whole[0].peer,), "the machine that has been away for longest comes back first"
+    assert {fault.peer for fault in whole[3:]} == {*range(5), PASSING} - {fault.peer for fault in whole[:2]}
     assert whole == from_trace(path, STAGES, seed=1, until_s=1e9) != from_trace(path, STAGES, seed=2, until_s=1e9)
 
 

@@ -8,7 +8,6 @@ from jaxdt.core.events import (
     CheckpointComplete,
     CheckpointFailed,
     Committed,
-    Connect,
     Done,
     Ended,
     Failed,
@@ -19,6 +18,7 @@ from jaxdt.core.events import (
     Key,
     LinkChanged,
     MarkCheckpoint,
+    Meet,
     Member,
     Profiled,
     Pulse,
@@ -110,7 +110,7 @@ def test_a_view_connects_the_members_and_tells_the_others():
     machine = Membership(SEAT)
     machine.handle(0.0, Started("h1:1"))
     actions = machine.handle(1.0, from_coordinator(VIEW))
-    assert actions == [Report("view", {"view": 1, "members": [0, 1]}), Connect(0, "h0:1"), ViewChanged(VIEW)]
+    assert actions == [Report("view", {"view": 1, "members": [0, 1]}), Meet(VIEW.members), ViewChanged(VIEW)]
     assert machine.header == Header("r", 0, 1, 1)
 
 

@@ -58,7 +58,7 @@ EXAMPLES = {
     "Boundary": Boundary(Key("act", 1, 2, 3)),
     "Hello": Hello(0, 0, "f", "host:1"),
     "Shard": Shard(SLICE, ((1, 0), (1, 1)), 4),
-    "Reduced": Reduced(SliceKey(Round(4, "stage1", 1), 0, 100), ((2, ((1, 0),)),), 4, 5, 6.5),
+    "Reduced": Reduced(SliceKey(Round(4, "stage1", 1), 0, 100), ((2,), (((1, 0),),)), 4, 5, 6.5),
 }
 
 
@@ -125,10 +125,10 @@ def test_a_missing_field_is_refused(kind):
 
 def test_a_nested_error_names_the_way_to_it():
     frame = example_of("Reduced")
-    frame["body"]["cover"] = [[2, [[1, "0"]]]]
+    frame["body"]["cover"] = [[2], [[[1, "0"]]]]
     with pytest.raises(BadInput) as caught:
         from_plain(frame)
-    assert str(caught.value) == "message.Reduced.cover[0][1][0][1]: got '0', expected int"
+    assert str(caught.value) == "message.Reduced.cover[1][0][0][1]: got '0', expected int"
 
 
 @DETERMINISTIC

@@ -157,7 +157,7 @@ class View:
     joining: tuple[int, ...] = ()
 
     def stage_peers(self, stage: int) -> tuple[int, ...]:
-        return tuple(member.peer for member in self.members if member.stage == stage)
+        return tuple([member.peer for member in self.members if member.stage == stage])
 
     def working(self, stage: int, step: int) -> tuple[int, ...]:
         """The members of a stage that compute and average in this step: those that still join do not."""
@@ -326,11 +326,11 @@ class Shard:
 
 @value
 class Reduced:
-    """Owner -> members, or holder -> one who takes a result: the sum of slice `key`, the contributions of each member
-    in it and their losses, its digest and squared norm."""
+    """Owner -> members, or holder -> one who takes a result: the sum of slice `key`, its cover (the members, and the
+    contributions of each), their losses, its digest and squared norm."""
 
     key: SliceKey
-    cover: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    cover: tuple[tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]]
     n_samples: int
     digest: int
     sq_norm: float
@@ -659,6 +659,13 @@ class Connect:
 
 
 @value
+class Meet:
+    """From now on these members are reached at their addresses; the peer itself may be among them."""
+
+    members: tuple[Member, ...]
+
+
+@value
 class Disconnect:
     """`peer` is no member any more: end its connections, forget what waits for it."""
 
@@ -797,6 +804,7 @@ Event = (
 Action = (
     Send
     | Connect
+    | Meet
     | Disconnect
     | Run
     | Sum

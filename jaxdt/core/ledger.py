@@ -26,7 +26,7 @@ class Ledger:
         samples = self._samples.setdefault(step, {})
         if item in samples:
             raise RuntimeError(f"step {step}: the gradient of {item} was added twice")
-        samples[item] = n_samples
+        samples[_same(item)] = n_samples
 
     def items(self, step: int) -> tuple[Item, ...]:
         return tuple(sorted(self._samples.get(step, {})))
@@ -67,4 +67,10 @@ def cover_problem(sets: Mapping[int, Collection[Item]], stages: Iterable[int], n
 
 @functools.lru_cache(maxsize=64)
 def _expected(stages: tuple[int, ...], n_microbatches: int) -> list[Item]:
-    return sorted((stage, m) for stage in set(stages) for m in range(n_microbatches))
+    return sorted(_same((stage, m)) for stage in set(stages) for m in range(n_microbatches))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _same(item: Item) -> Item:
+    """One object for all equal items: comparing it with itself is quick, where one process holds many ledgers."""
+    return item

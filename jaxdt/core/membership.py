@@ -14,7 +14,6 @@ from jaxdt.core.events import (
     CheckpointComplete,
     CheckpointFailed,
     Committed,
-    Connect,
     Disconnect,
     Done,
     Ended,
@@ -30,6 +29,7 @@ from jaxdt.core.events import (
     Leaving,
     LinkChanged,
     MarkCheckpoint,
+    Meet,
     Message,
     Outside,
     Profiled,
@@ -230,7 +230,8 @@ class Membership:
         old = {member.peer for member in self.view.members} if self.view else set()
         here = {member.peer for member in view.members}
         ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old - here - {self.seat.peer})]
-        if (self.seat.peer, self._started.process) not in {(member.peer, member.process) for member in view.members}:
+        me = next((member for member in view.members if member.peer == self.seat.peer), None)
+        if me is None or me.process != self._started.process:
             return ends + self._outside(view) if self.view else []
         new = self.view is None
         saved_before = not new and self._saves(self._version)
@@ -241,8 +242,7 @@ class Membership:
         self._last_words.pop(Done, None)
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p in here | {COORDINATOR}}
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
-        links = [Connect(m.peer, m.address) for m in view.members if m.peer != self.seat.peer]
-        told = [*ends, report, *links, ViewChanged(view)]
+        told = [*ends, report, Meet(view.members), ViewChanged(view)]
         last = self._version == self.seat.n_steps and self._least(view, self._version)
         if last and not saved_before and view.number > 1:
             told.append(self._write(self._version))  # the one who should have written it is gone

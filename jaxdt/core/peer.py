@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from jaxdt.core.events import INTERNAL, Action, Event, Header, Received, Report, Send, ViewChanged
+from jaxdt.core.events import INTERNAL, Action, Event, Received, Report, Send, ViewChanged
 from jaxdt.core.membership import DROP, HOLD, TAKE, Membership
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
-_fill_in_header = Send.header.__set__
+_fill_in = Send.header.__set__
 
 
 class Machine(Protocol):
@@ -15,15 +15,6 @@ class Machine(Protocol):
     looks at (types of events, and for Received the types of bodies), and is then spared the others."""
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
-
-
-def _stamped(send: Send, header: Header) -> Send:
-    """The header on a message that a machine sends. A new one is nobody else's yet and is filled in where it lies,
-    since they are many; one that a machine kept and sends again may be on its way still, and is copied."""
-    if send.header is not None:
-        return Send(send.dst, send.body, send.n_bytes, send.priority, header)
-    _fill_in_header(send, header)
-    return send
 
 
 class Peer:
@@ -39,20 +30,27 @@ class Peer:
         self.n_dropped = 0
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
+        membership = self.membership
         events, actions = [event], []
         for event in events:  # which grows
             kind = type(event)
             if kind is Received:
-                verdict = self.membership.admit(event.header, event.body)
+                body = event.body
+                verdict = membership.admit(event.header, body)
                 if verdict != TAKE:
                     actions += self._not_now(event, verdict)
                     continue
-                kind = type(event.body)
+                kind = type(body)
             for handle in self._readers.get(kind) or self._readers_of(kind):
                 for answer in handle(now_s, event):
                     told = type(answer)
                     if told is Send:
-                        actions.append(_stamped(answer, self.membership.header))
+                        # A new message is nobody else's yet, and its header is filled in where it lies, since they are
+                        # many; one that a machine kept and sends again may be on its way still, and is copied.
+                        if answer.header is not None:
+                            answer = Send(answer.dst, answer.body, answer.n_bytes, answer.priority)
+                        _fill_in(answer, membership.header)
+                        actions.append(answer)
                     elif told in BETWEEN_MACHINES:
                         events.append(answer)
                     else:

@@ -15,7 +15,7 @@ def value(cls: type | None = None, /, **options):
         return lambda cls: value(cls, **options)
     made = dataclasses.dataclass(frozen=True, slots=True, **options)(cls)
     fields = dataclasses.fields(made)
-    if fields and not any(field.default_factory is not dataclasses.MISSING for field in fields):
+    if fields:
         made.__init__ = _constructor(made, fields)
     return made
 
@@ -23,8 +23,11 @@ def value(cls: type | None = None, /, **options):
 def _constructor(cls: type, fields: tuple[dataclasses.Field, ...]):
     scope = {f"set_{field.name}": getattr(cls, field.name).__set__ for field in fields}
     scope |= {f"default_{field.name}": field.default for field in fields}
-    given = lambda field: "" if field.default is dataclasses.MISSING else f"=default_{field.name}"  # noqa: E731
-    parameters = ", ".join(field.name + given(field) for field in fields)
-    body = "\n".join(f"    set_{field.name}(self, {field.name})" for field in fields)
+    scope |= {f"make_{field.name}": field.default_factory for field in fields} | {"MISSING": dataclasses.MISSING}
+    made_here = {field.name for field in fields if field.default_factory is not dataclasses.MISSING}
+    has_none = lambda field: field.default is dataclasses.MISSING and field.name not in made_here  # noqa: E731
+    parameters = ", ".join(field.name + ("" if has_none(field) else f"=default_{field.name}") for field in fields)
+    lines = [f"    if {name} is MISSING: {name} = make_{name}()" for name in sorted(made_here)]
+    body = "\n".join(lines + [f"    set_{field.name}(self, {field.name})" for field in fields])
     exec(f"def __init__(self, {parameters}):\n{body}", scope)
     return scope["__init__"]

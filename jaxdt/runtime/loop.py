@@ -31,6 +31,7 @@ from jaxdt.core.events import (
     Interrupted,
     LinkChanged,
     MarkCheckpoint,
+    Meet,
     Persist,
     Persisted,
     Ran,
@@ -203,8 +204,11 @@ class Loop:
             case Forget(round):
                 self.tensors.forget(round)
             case Connect(peer, address):
-                host, _, port = address.rpartition(":")
-                self.transport.connect(peer, (host, int(port)) if address else None)
+                self._connect(peer, address)
+            case Meet(members):
+                for member in members:
+                    if member.peer != self._me:
+                        self._connect(member.peer, member.address)
             case Disconnect(peer):
                 self.transport.drop(peer)
             case WakeAt(at_s, tag):
@@ -231,6 +235,10 @@ class Loop:
         if key:
             self._trace.send(self._me, time.monotonic(), send.dst, key, send.n_bytes)
         self.transport.send(send.dst, to_plain(send.header, send.body), leaves, priority=send.priority)
+
+    def _connect(self, peer: int, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.transport.connect(peer, (host, int(port)) if address else None)
 
     def _release(self) -> None:
         """Start the Work that waits, unless a link is congested."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxdt.core.errors import BadInput
+from jaxdt.core.events import PASSING
 from jaxdt.sim.faults import CRASH, JOIN, Fault
 
 Counts = list[tuple[float, int]]
@@ -36,22 +37,27 @@ def from_trace(
 ) -> list[Fault]:
     """Crashes and joins before until_s. The trace's largest count stands for all peers of `stages` (others are scaled
     and rounded); the run begins at the first moment with that count, and the trace's time goes `speed` times as fast.
-    No stage is spared."""
+    No stage is spared. A machine that comes back is a newcomer, which a later crash names by its passing name."""
     counts = load(path)
     most = max(n for _, n in counts)
     begin_s = next(t_s for t_s, n in counts if n == most)
     rng = random.Random(f"trace {seed}")
     here, gone = sorted(peer for peers in stages for peer in peers), []
-    n_peers, faults = len(here), []
+    machine_of = {peer: peer for peer in here}
+    n_peers, n_came, faults = len(here), 0, []
     for t_s, n in counts:
         at_s = (t_s - begin_s) / speed
         if not 0.0 <= at_s < until_s:
             continue
         wanted = round(n_peers * n / most)
         while len(here) > wanted:
-            gone.append(here.pop(rng.randrange(len(here))))
-            faults.append(Fault(at_s, CRASH, gone[-1]))
+            peer = here.pop(rng.randrange(len(here)))
+            gone.append(machine_of[peer])
+            faults.append(Fault(at_s, CRASH, peer))
         while len(here) < wanted:
-            here.append(gone.pop(0))
-            faults.append(Fault(at_s, JOIN, here[-1]))
+            machine = gone.pop(0)
+            faults.append(Fault(at_s, JOIN, n_came, others=(machine,)))
+            here.append(PASSING + n_came)
+            machine_of[PASSING + n_came] = machine
+            n_came += 1
     return faults

@@ -15,7 +15,7 @@ class Calendar:
 
     def __init__(self):
         self._instants_s: list[float] = []
-        self._happenings: dict[float, list[Happening]] = {}
+        self._happenings: dict[float, list[Happening | None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._instants_s)
@@ -39,9 +39,11 @@ class Calendar:
         return self._instants_s[0]
 
     def happen(self) -> None:
-        """Everything of the next instant."""
+        """Everything of the next instant; what has happened is let go of at once, for what it brings about to reuse."""
         when_s = self._instants_s[0]
-        for happen in self._happenings[when_s]:
+        waiting = self._happenings[when_s]
+        for i, happen in enumerate(waiting):
+            waiting[i] = None
             happen()
         heapq.heappop(self._instants_s)
         del self._happenings[when_s]

@@ -6,7 +6,7 @@ timing alone, the runtime's store for real arithmetic under virtual time. Equal 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from jaxdt.core.events import (
     Leave,
     LinkChanged,
     MarkCheckpoint,
+    Meet,
     Persist,
     Persisted,
     Ran,
@@ -55,7 +56,7 @@ from jaxdt.core.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.core.message import tensor_key
+from jaxdt.core.message import WITH_TENSOR
 from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
@@ -122,6 +123,7 @@ class Simulation:
         self._disk: dict[str, Any] = {}
         self._processes: Counter[int] = Counter()
         self._stage_of: dict[int, int] = {}
+        self._came: dict[int, int] = {}  # who came under which passing name
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
         self._free = {LANES[name] for name in free}
@@ -132,6 +134,7 @@ class Simulation:
         self._handlers: dict[type, Callable[[int, Any], None] | None] = {
             Connect: None,
             Disconnect: None,
+            Meet: None,
             MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
@@ -182,12 +185,13 @@ class Simulation:
         self._calendar.clear()
 
     def _fault(self, fault: Fault) -> None:
-        peer, now_s = fault.peer, self.outcome.now_s
         if fault.kind in COMES:
             self._come(fault)
             return
-        if peer in self.outcome.stopped:
+        peer, now_s = self._came.get(fault.peer, fault.peer), self.outcome.now_s
+        if peer >= PASSING or peer in self.outcome.stopped:
             return
+        fault = replace(fault, peer=peer)
         if self._observer:
             self._observer(now_s, peer, fault, [])
         if fault.kind == PAUSE:
@@ -302,28 +306,30 @@ class Simulation:
                 self._trace.report(peer, self.outcome.now_s, report)
 
     def _send(self, src: int, send: Send) -> None:
-        if send.dst >= PASSING:
-            if isinstance(send.body, Welcome):
-                self._stage_of[send.body.peer] = send.body.stage
-                self._start(send.body.peer, send.body.stage)
+        dst, body = send.dst, send.body
+        if dst >= PASSING:
+            if isinstance(body, Welcome):
+                self._stage_of[body.peer], self._came[dst] = body.stage, body.peer
+                self._start(body.peer, body.stage)
             return
-        key, tensor = tensor_key(send.body), None
-        if key is not None:
-            tensor = self._seats[src].tensors.take(send.body)
+        now_s, key = self.outcome.now_s, body.key if type(body) in WITH_TENSOR else None
+        if key is None:
+            deliver = partial(self._deliver, src, send)
+        else:
+            deliver = partial(self._deliver, src, send, key, self._seats[src].tensors.take(body))
             if self._trace:
-                self._trace.send(src, self.outcome.now_s, send.dst, key, send.n_bytes)
-        now_s, deliver = self.outcome.now_s, partial(self._deliver, src, send, key, tensor)
+                self._trace.send(src, now_s, dst, key, send.n_bytes)
         if self._disturbance:
             deliver = partial(self._arrive, src, send, deliver)
         if key is not None and send.priority in self._free:
             self._calendar.at(now_s, deliver)
         else:
-            self._lines.line(src, send.dst).offer(now_s, send.n_bytes, send.priority, deliver)
+            self._lines.line(src, dst).offer(now_s, send.n_bytes, send.priority, deliver)
 
     def _arrive(self, src: int, send: Send, deliver: Callable[[], None]) -> None:
         self._disturbance.arrive(self.outcome.now_s, src, send.dst, send.body, deliver)
 
-    def _deliver(self, src: int, send: Send, key: Key | SliceKey | StateKey | None, tensor: Any) -> None:
+    def _deliver(self, src: int, send: Send, key: Key | SliceKey | StateKey | None = None, tensor: Any = None) -> None:
         dst = send.dst
         if dst in self.outcome.stopped:
             return
@@ -347,7 +353,8 @@ class Simulation:
     ) -> None:
         if self._trace:
             self._trace.run(peer, start_s, now_s - start_s, work)
-        self._own(peer, seat.machine, Ran(work, start_s, now_s - start_s, values))
+        if seat.machine is self._machines[peer]:
+            self._event(peer, Ran(work, start_s, now_s - start_s, values))
         self._working[peer] -= 1
         for happens in self._then.pop(peer, ()) if not self._working[peer] else ():
             happens()

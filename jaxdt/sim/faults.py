@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxdt.core.events import COORDINATOR
+from jaxdt.core.events import COORDINATOR, PASSING
 
 CRASH, POWER_OFF, PAUSE, SLOW, CLOG, CUT = "crash", "power-off", "pause", "slow", "clog", "cut"
 DUPLICATE, REORDER, JOIN, RESTART, LEAVE = "duplicate", "reorder", "join", "restart", "leave"
@@ -37,9 +37,11 @@ class Fault:
                long, and again when it has healed
     duplicate  messages from `peer` to `others` arrive twice, now and then
     reorder    messages from `peer` to `others` are overtaken by later ones, now and then
-    join       somebody comes, under `peer` as a passing name, and asks for a seat
+    join       somebody comes, under `peer` as a passing name, and asks for a seat; `others`: on that peer's machine
     restart    the process of a `peer` that has crashed, or of the coordinator, is started once more
     leave      `peer` is asked to leave
+
+    A `peer` of PASSING + n is whoever came under the passing name n; nothing happens if nobody did.
     """
 
     at_s: float
@@ -74,9 +76,11 @@ class Fault:
     def __str__(self) -> str:
         extra = {SLOW: f", {self.factor:.3g} times", CLOG: f", {self.factor:.3g} of {self.lane or 'all'}"}
         extra[CUT] = f", seen after {self.breaks_s:.3g} s"
-        to = f" {'from' if self.kind == CUT else 'to'} {_names(self.others)}" if self.others else ""
+        way = {CUT: "from", JOIN: "on the machine of"}.get(self.kind, "to")
+        to = f" {way} {_names(self.others)}" if self.others else ""
         lasts = f" for {self.seconds:.3f} s" if self.seconds else ""
-        return f"{self.at_s:.3f} s: {self.kind} {_names(self.peers)}{to}{lasts}{extra.get(self.kind, '')}"
+        who = f"newcomer {self.peer}" if self.kind == JOIN else _names(self.peers)
+        return f"{self.at_s:.3f} s: {self.kind} {who}{to}{lasts}{extra.get(self.kind, '')}"
 
 
 def spares_every_stage(faults: Sequence[Fault], stages: Sequence[Sequence[int]]) -> bool:
@@ -208,4 +212,10 @@ DRAWERS: dict[str, Callable[[_Dice, float], Fault | None]] = {
 
 
 def _names(peers: tuple[int, ...]) -> str:
-    return ",".join("coordinator" if peer == COORDINATOR else f"p{peer}" for peer in peers)
+    return ",".join(map(_name, peers))
+
+
+def _name(peer: int) -> str:
+    if peer == COORDINATOR:
+        return "coordinator"
+    return f"newcomer {peer - PASSING}" if peer >= PASSING else f"p{peer}"

@@ -25,7 +25,7 @@ class Lines:
     def __init__(self, link: Callable[[int, int], Link], at: At, host_of: Mapping[int, str], options: LinkOptions):
         self._link, self._at, self._host_of, self._options = link, at, dict(host_of), options
         self._plain = options.jitter is options.ramp is None and not options.access_gbps
-        self._lines: dict[tuple[int, int], SimulatedLink] = {}
+        self._from: dict[int, dict[int, SimulatedLink]] = {}
         self._ways: dict[tuple[str, int], Pipe] = {}
 
     def seat(self, peer: int, host: str) -> None:
@@ -33,10 +33,12 @@ class Lines:
         self._host_of[peer] = host
 
     def line(self, src: int, dst: int) -> SimulatedLink:
-        pair = (src, dst)
-        line = self._lines.get(pair)
+        lines = self._from.get(src)
+        if lines is None:
+            lines = self._from[src] = {}
+        line = lines.get(dst)
         if line is None:
-            line = self._lines[pair] = self._made(src, dst)
+            line = lines[dst] = self._made(src, dst)
         return line
 
     def _made(self, src: int, dst: int) -> SimulatedLink:

@@ -61,34 +61,34 @@ class Pipe:
         self.link, self._at = link, at
         self._free_s = 0.0
         self._order = 0
-        self._queue: list[tuple[int, int, int, float, Entered]] = []
+        self._queue: list[tuple[int, int, int, float, Entered]] | None = None  # most links never need one
 
     def offer(self, now_s: float, n_bytes: int, priority: int, tail_s: float, entered: Entered) -> None:
         """Call entered(start, end) when the message's first byte enters: the instants at which its first and its last
         byte leave. The last one does not come in before tail_s."""
-        if self.idle(now_s):
-            self._enter(now_s, n_bytes, tail_s, entered)
+        end_s = self.passed_s(now_s, n_bytes)
+        if end_s is not None:
+            entered(now_s, max(end_s, tail_s))
             return
         self._order += 1
+        if self._queue is None:
+            self._queue = []
         heapq.heappush(self._queue, (priority, self._order, n_bytes, tail_s, entered))
         if len(self._queue) == 1:
             self._at(self._free_s, self._next)
 
-    def idle(self, now_s: float) -> bool:
-        """Whether a message would enter at once."""
-        return now_s >= self._free_s and not self._queue
-
-    def take(self, now_s: float, n_bytes: int) -> float:
-        """Let a message in; when its last byte leaves."""
-        self._free_s = now_s + self.link.occupied_s(n_bytes)
-        return self._free_s
-
-    def _enter(self, now_s: float, n_bytes: int, tail_s: float, entered: Entered) -> None:
-        entered(now_s, max(self.take(now_s, n_bytes), tail_s))
+    def passed_s(self, now_s: float, n_bytes: int) -> float | None:
+        """Let a message in, if it can enter at once; when its last byte leaves."""
+        if now_s < self._free_s or self._queue:
+            return None
+        self._free_s = end_s = now_s + self.link.occupied_s(n_bytes)
+        return end_s
 
     def _next(self) -> None:
         _, _, n_bytes, tail_s, entered = heapq.heappop(self._queue)
-        self._enter(self._free_s, n_bytes, tail_s, entered)
+        start_s = self._free_s
+        self._free_s = start_s + self.link.occupied_s(n_bytes)
+        entered(start_s, max(self._free_s, tail_s))
         if self._queue:
             self._at(self._free_s, self._next)
 
@@ -130,8 +130,8 @@ class SimulatedLink:
         """Call `deliver` when n_bytes, offered at now_s, have arrived."""
         if n_bytes == 0:
             self._at(now_s + self._latency_s, deliver)
-        elif self._plain and self._pipe.idle(now_s):  # nearly always: no need for the callbacks below
-            self._at(self._pipe.take(now_s, n_bytes) + self._latency_s, deliver)
+        elif self._plain and (end_s := self._pipe.passed_s(now_s, n_bytes)) is not None:
+            self._at(end_s + self._latency_s, deliver)  # nearly always: no need for the callbacks below
         elif self._way_out is None:
             self._pipe.offer(now_s, n_bytes, priority, now_s, partial(self._crossed, n_bytes, priority, deliver))
         else:

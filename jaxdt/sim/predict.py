@@ -12,8 +12,9 @@ from jaxdt.core.config import RunConfig
 from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.trace import Trace
+from jaxdt.sim.arrivals import Arrivals
 from jaxdt.sim.cluster import Outcome, Seating, Simulation
-from jaxdt.sim.faults import Fault
+from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.lines import LinkOptions
 from jaxdt.sim.tensors import NoTensors
 
@@ -23,7 +24,8 @@ WARM_UP_STEPS = 1
 @dataclass(frozen=True)
 class Conditions:
     """Where a plan runs. `seconds[peer]`: per kind of Work on one core; `link(src, dst)` also knows the coordinator;
-    `host_of[peer]` and `cores[host]`; `persist_s`: making a record durable; `free`: see Simulation."""
+    `host_of[peer]` and `cores[host]`; `persist_s`: making a record durable; `free`: see Simulation. `seconds_at(peer,
+    stage)`: of a newcomer on the machine of a peer, where some join."""
 
     seconds: Mapping[int, Mapping[str, float]]
     link: Callable[[int, int], Link]
@@ -32,6 +34,7 @@ class Conditions:
     persist_s: float = 0.0
     options: LinkOptions = field(default_factory=LinkOptions)
     free: frozenset[str] = frozenset()
+    seconds_at: Callable[[int, int], Mapping[str, float]] | None = None
 
 
 def simulate(
@@ -62,7 +65,9 @@ def _simulate(
     }
     coordinator = build_coordinator(config, plan, "sim")
     how = conditions.cores, conditions.persist_s, trace, conditions.options, conditions.free, faults
-    simulation = Simulation(coordinator, seats, conditions.link, *how)
+    arrivals = Arrivals(config, plan, conditions.link, conditions.host_of, conditions.seconds_at, faults)
+    link = arrivals.link if any(fault.kind == JOIN for fault in faults) else conditions.link
+    simulation = Simulation(coordinator, seats, link, *how, seat_of=arrivals.seat_of)
     outcome = simulation.run(until_s)
     simulation.forget()
     return outcome

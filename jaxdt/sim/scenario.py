@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from jaxdt.build import window
 from jaxdt.core.config import NetConfig, RunConfig
@@ -54,6 +55,7 @@ class Scenario:
             cores={host: hosts.count(host) for host in set(hosts)},
             persist_s=self.persist_s,
             options=self.options,
+            seconds_at=partial(seconds_at, self),
         )
 
     def quiet(self, n_steps: int) -> RunConfig:
@@ -63,10 +65,14 @@ class Scenario:
 
 
 def peer_seconds(scenario: Scenario, peer: int) -> dict[str, float]:
-    """Seconds per kind of Work of a peer, with encoding and decoding at its stage's boundaries."""
+    """Seconds per kind of Work of a peer of the plan."""
+    return seconds_at(scenario, peer, *scenario.plan.seat(peer))
+
+
+def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -> dict[str, float]:
+    """Seconds per kind of Work of a stage on a device, with encoding and decoding at the stage's boundaries."""
     plan, profile = scenario.plan, scenario.profile
-    stage, pipeline = plan.seat(peer)
-    kind = scenario.network.devices[peer].kind
+    kind = scenario.network.devices[device].kind
     times = lambda boundary, forward: codec_times(profile, kind, plan.codec_of(boundary, pipeline, forward))  # noqa: E731
     found = stage_seconds(profile, kind, *plan.stages[stage])
     if stage > 0:

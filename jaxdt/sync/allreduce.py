@@ -237,7 +237,7 @@ class AllReduce:
         if len(parts) < len(exchange.members):
             return []
         in_order = [parts[src] for src in exchange.members]
-        cover = tuple((src, items) for src, (items, _, _) in zip(exchange.members, in_order, strict=True))
+        cover = (exchange.members, tuple([items for items, _, _ in in_order]))
         problem = self._problem(exchange, cover)
         if not problem:
             n_samples = sum(n for _, n, _ in in_order) // len(exchange.group.stages)

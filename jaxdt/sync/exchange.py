@@ -12,7 +12,7 @@ from jaxdt.core.ledger import Item, cover_problem
 from jaxdt.core.sizes import Group
 
 Bounds = tuple[int, int]
-Cover = tuple[tuple[int, tuple[Item, ...]], ...]
+Cover = tuple[tuple[int, ...], tuple[tuple[Item, ...], ...]]  # members, and the contributions of each
 
 
 def round_of(group: Group, view: View, step: int) -> Round:
@@ -90,7 +90,10 @@ class Exchange:
         """'' if the cover is exact, which is then looked at no more: all slices of a round have one."""
         if cover == self.good_cover:
             return ""
-        problem = cover_problem(dict(cover), self.group.stages, n_microbatches)
+        members, sets = cover
+        if len(members) != len(sets):
+            return f"{len(members)} members with {len(sets)} sets"
+        problem = cover_problem(dict(zip(members, sets, strict=True)), self.group.stages, n_microbatches)
         if not problem:
             self.good_cover = cover
         return problem
