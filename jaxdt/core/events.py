@@ -281,6 +281,15 @@ class State:
 
 
 @value
+class Load:
+    """Member -> coordinator, now and then: the mean length of its queue since the last time (Work that waits or runs),
+    and the share of that time in which some ran."""
+
+    queue: float
+    busy: float
+
+
+@value
 class Leaving:
     """Member -> coordinator: let me go as soon as that costs nothing."""
 
@@ -428,6 +437,7 @@ Message = (
     | Progress
     | Fetch
     | State
+    | Load
     | Leaving
     | Boundary
     | Shard

@@ -1,0 +1,151 @@
+"""Who changes stages (SWARM Sec. 3.3, Algorithm 2): one table of queue lengths in, moves out.
+
+The stage of the greatest load (the sum of its peers' queues) gets a peer. The paper takes it from the stage of the
+least load; but in a pipeline that is in balance with its slowest stage all others have equal loads, whatever their
+sizes (Little's law), so the least of them is noise. Here it comes from the stage that stays fastest without it: work
+that would come through if the stage never waited goes as its peers over the share of time in which they compute. It
+is that stage's peer of the shortest queue, as in the paper. Nothing moves if the stage that gives would then be no
+faster than the one that gets is now, so that the slowest stage never gets slower by a move, and what a move has
+mended is not undone by the next. Decided by one machine from one table, so that two peers never both move.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxdt.core.events import Load
+
+Table = Sequence[Mapping[int, Load]]
+THRESHOLD = 1.0  # Works by which the loads of two stages differ at least before a peer moves
+MARGIN = 0.25  # of a peer, by which the stage that gives must stay faster: shares of time are measured, not known
+FRESH_PERIODS = 0.5  # reports that are older are left out
+
+
+@dataclass(frozen=True, order=True)
+class Move:
+    """`peer` leaves stage `src` for stage `dst`."""
+
+    peer: int
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """Peers of a stage, the sum of their queues, and the share of time in which they compute, summed too."""
+
+    n_peers: int
+    queue: float
+    busy: float
+
+    def rate(self, fewer: float = 0.0) -> float:
+        """How much faster than now the run could go for all that this stage does, with so many peers fewer."""
+        n = self.n_peers - fewer
+        return n / self.busy if self.busy and n > 0 else float("inf") if n > 0 else 0.0
+
+    def with_one_more(self) -> "StageLoad":
+        n = self.n_peers
+        return replace(self, n_peers=n + 1, queue=self.queue * n / (n + 1))
+
+    def with_one_less(self) -> "StageLoad":
+        return replace(self, n_peers=self.n_peers - 1)
+
+
+def loads_of(table: Table) -> list[StageLoad]:
+    """Per stage."""
+    return [
+        StageLoad(len(own), sum(load.queue for load in own.values()), sum(load.busy for load in own.values()))
+        for own in table
+    ]
+
+
+def decide(table: Table, n_moves: int = 1, before: Collection[Move] = ()) -> list[Move]:
+    """At most n_moves moves of different peers. A move that undoes one of `before`, those of the last period, is not
+    made: the sign of a difference that flips at once was noise."""
+    loads, left = loads_of(table), [dict(own) for own in table]
+    barred = {(move.dst, move.src) for move in before}
+    made: list[Move] = []
+    while len(made) < n_moves and len(loads) > 1:
+        dst = neediest(loads, measured=not made)
+        src = max((s for s in range(len(loads)) if s != dst), key=lambda s: (loads[s].rate(1), loads[s].n_peers, -s))
+        if (src, dst) in barred or not gains(loads, src, dst, measured=not made):
+            break
+        peer = min(left[src], key=lambda p: (left[src][p].queue, p))
+        del left[src][peer]
+        made.append(Move(peer, src, dst))
+        loads[src], loads[dst] = loads[src].with_one_less(), loads[dst].with_one_more()
+    return made
+
+
+def neediest(loads: Sequence[StageLoad], measured: bool = True) -> int:
+    """The stage that a peer would help most: one without any, else that of the greatest load. Once a move is decided
+    nobody has measured the queues that come of it (`measured` is false), and the slowest stage is."""
+    stages = range(len(loads))
+    if measured:
+        return max(stages, key=lambda s: (not loads[s].n_peers, loads[s].queue, -s))
+    return min(stages, key=lambda s: (loads[s].rate(), -loads[s].queue, s))
+
+
+def gains(loads: Sequence[StageLoad], src: int, dst: int, measured: bool = True) -> bool:
+    """Whether stage src can spare a peer that helps dst."""
+    if loads[src].n_peers < 2 or loads[src].rate(1 + MARGIN) <= loads[dst].rate():
+        return False
+    return not loads[dst].n_peers or not measured or loads[dst].queue - loads[src].queue >= THRESHOLD
+
+
+class Rebalancer:
+    """The table, from the peers' reports, and a decision every period_s seconds. Without (period_s 0) it still says
+    which stage a joiner is for, by the number of peers alone."""
+
+    def __init__(self, period_s: float = 0.0, n_moves: int = 1):
+        self._period_s, self._n_moves = period_s, n_moves
+        self._reports: dict[int, tuple[float, Load]] = {}
+        self._due_s: float | None = None
+        self._before: list[Move] = []
+
+    def report(self, now_s: float, peer: int, load: Load) -> None:
+        """What a peer says of its queue."""
+        self._reports[peer] = (now_s, load)
+
+    def moves(self, now_s: float, stages: Sequence[Collection[int]], at_work: Collection[int]) -> list[Move]:
+        """Those that are due now, of peers `at_work`. stages[s]: all peers of stage s, those on their way to it too."""
+        if not self._period_s:
+            return []
+        if self._due_s is None:
+            self._due_s = now_s + self._period_s
+        if now_s < self._due_s:
+            return []
+        self._due_s = now_s + self._period_s
+        table = self._table(now_s, stages)
+        found = decide(table, self._n_moves, self._before) if table else []
+        self._before = [move for move in found if move.peer in at_work]
+        return self._before
+
+    def stage_for(self, now_s: float, stages: Sequence[Collection[int]]) -> int:
+        """The stage that a joiner is for: of the greatest load, or without a table the smallest."""
+        return neediest(loads_of(self._table(now_s, stages) or _by_number(stages)))
+
+    def better(self, now_s: float, stages: Sequence[Collection[int]], peer: int) -> int | None:
+        """Another stage that a joiner on its way to one of `stages` had better be for."""
+        loads = loads_of(self._table(now_s, stages) or _by_number(stages))
+        own, best = next(s for s, peers in enumerate(stages) if peer in peers), neediest(loads)
+        vacant = not loads[best].n_peers
+        worth = vacant or loads[own].rate(1 + MARGIN) > loads[best].rate()
+        return best if best != own and worth else None
+
+    def _table(self, now_s: float, stages: Sequence[Collection[int]]) -> list[dict[int, Load]]:
+        """Who has not said anything lately does as the others of its stage do; nothing if a whole stage has not."""
+        fresh_s = now_s - FRESH_PERIODS * self._period_s
+        table = []
+        for peers in stages:
+            said = {p: self._reports[p][1] for p in peers if p in self._reports and self._reports[p][0] >= fresh_s}
+            if peers and not said:
+                return []
+            n = len(said) or 1
+            mean = Load(sum(one.queue for one in said.values()) / n, sum(one.busy for one in said.values()) / n)
+            table.append({p: said.get(p, mean) for p in sorted(peers)})
+        return table
+
+
+def _by_number(stages: Sequence[Collection[int]]) -> list[dict[int, Load]]:
+    """What queues would be if every stage had the same to do: the fewer peers, the longer."""
+    return [{peer: Load(1.0 / len(peers) ** 2, 1.0 / len(peers)) for peer in peers} for peers in stages]
