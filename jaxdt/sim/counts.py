@@ -16,7 +16,6 @@ from jaxdt.wiring.rebalance import Table, decide
 ON_THEIR_WAY = 4  # microbatches per peer, over all stages
 RANDOM, SMALLEST = "random", "smallest"
 HOUR_S = 3600.0
-LEAST_A_STAGE = 4  # peers per stage with which a run begins
 
 
 def queues(counts: Sequence[int]) -> Table:
@@ -42,12 +41,14 @@ def rebalanced(counts: Sequence[int], n_moves: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Rules:
-    """`period_s`: 0 if nobody moves. `join`: the stage of who comes, RANDOM or SMALLEST."""
+    """`period_s`: 0 if nobody moves. `join`: the stage of who comes, RANDOM or SMALLEST. A run begins when there are
+    `least` peers a stage."""
 
     n_stages: int
     period_s: float
     join: str
     n_moves: int = 1
+    least: int = 4
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,12 @@ class Lived:
 
 def live(trace: Sequence[tuple[float, int]], end_s: float, times: int, rules: Rules, seed: int) -> Lived:
     """A trace of (second, nodes from then on), with `times` as many nodes, from the first moment that has
-    LEAST_A_STAGE nodes a stage. Who leaves is one of a random stage. BadInput if the trace never has so many."""
+    `rules.least` nodes a stage. Who leaves is one of a random stage. BadInput if the trace never has so many."""
     n_stages, rng = rules.n_stages, random.Random(f"counts {seed}")
-    first = next((i for i, (_, n) in enumerate(trace) if n * times >= LEAST_A_STAGE * n_stages), None)
+    least = rules.least * n_stages
+    first = next((i for i, (_, n) in enumerate(trace) if n * times >= least), None)
     if first is None:
-        raise BadInput(f"trace: never has the {LEAST_A_STAGE * n_stages} nodes that {n_stages} stages begin with")
+        raise BadInput(f"trace: never has the {least} nodes that {n_stages} stages begin with")
     began_s, nodes = trace[first][0], trace[first][1] * times
     counts = [nodes // n_stages + (s < nodes % n_stages) for s in range(n_stages)]
     changes = [(t_s, n * times) for t_s, n in trace[first + 1 :]] + [(end_s, None)]
