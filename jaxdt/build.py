@@ -3,18 +3,22 @@
 import json
 
 from jaxdt.core import plain
+from jaxdt.core.balance import Balance
 from jaxdt.core.config import RunConfig, check_plan
 from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.membership import Membership, Seat
-from jaxdt.core.peer import Peer
+from jaxdt.core.peer import Machine, Peer
 from jaxdt.core.plan import Plan, to_json
 from jaxdt.core.sizes import boundary_bytes, sync_groups
 from jaxdt.core.terms import Memory, Terms
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.handover import Handover
 from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.gauge import Gauge
+from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.swarm import SwarmWiring
 
+REPORTS_A_PERIOD = 4  # of rebalancing
 WINDOW_A_PEER = 4  # with 2, boundary tensors that take as long as the Work left peers idle a third of the time
 
 
@@ -78,8 +82,10 @@ def build_coordinator(
     start_lineage: int = 0,
     data_checksum: str = "",
     memory: Memory | None = None,
+    balance: Balance | None = None,
 ) -> Coordinator:
-    """The coordinator of a run of this plan; with `memory`, one that goes on after another's death."""
+    """The coordinator of a run of this plan; with `memory`, one that goes on after another's death. `balance` decides
+    who changes stages, if not the config does."""
     check_plan(config, plan)
     terms = Terms(
         run=run,
@@ -97,7 +103,10 @@ def build_coordinator(
         waits=config.wiring.on_stage_lost == "wait",
         job={"config": json.dumps(plain.write(config)), "plan": json.dumps(to_json(plan))},
     )
-    return Coordinator(terms, memory)
+    every_s = config.wiring.rebalance_s
+    if balance is None and every_s:
+        balance = Rebalancer(every_s, config.wiring.rebalance_moves)
+    return Coordinator(terms, memory, balance)
 
 
 def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
@@ -105,7 +114,7 @@ def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 
-def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) -> FixedWiring | SwarmWiring:
+def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) -> Machine:
     stage, pipeline = place
     first, last = stage == 0, stage == plan.n_stages - 1
     activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
@@ -113,7 +122,7 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
     evals = (config.train.eval_every_steps, config.train.eval_microbatches)
     if config.wiring.kind == "fixed":
         return FixedWiring(plan, peer, config.train.steps, (activation, gradient), evals)
-    return SwarmWiring(
+    wiring = SwarmWiring(
         peer,
         stage,
         plan.n_stages,
@@ -126,6 +135,8 @@ def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) ->
         config.wiring.retain_bytes,
         config.train.seed,
     )
+    every_s = config.wiring.rebalance_s / REPORTS_A_PERIOD
+    return Gauge(wiring, every_s) if every_s else wiring
 
 
 def _sync(config: RunConfig, plan: Plan, peer: int, stage: int) -> AllReduce:

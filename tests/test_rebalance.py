@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxdt.core.balance import ByNumber, Move
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import Load
 from jaxdt.sim.availability import load
 from jaxdt.sim.counts import RANDOM, SMALLEST, Rules, live, queues, rebalanced
-from jaxdt.wiring.rebalance import Move, Rebalancer, decide
+from jaxdt.wiring.rebalance import Rebalancer, decide
 
 COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 LOADS = st.builds(Load, st.floats(0, 50), st.floats(0, 1))
@@ -130,7 +131,7 @@ def test_a_decision_every_period_of_fresh_reports():
     assert rebalancer.moves(119.0, stages, range(5)) == []
     assert rebalancer.moves(120.0, stages, range(5)) == [Move(0, 0, 1)]
     told(counts, 170.0, rebalancer)
-    assert rebalancer.moves(180.0, stages, [1, 2, 3, 4]) == [], "peer 0 is not at work"
+    assert rebalancer.moves(180.0, stages, [1, 2, 4]) == [Move(1, 0, 1)], "peer 0 is not at work"
 
 
 def test_who_said_nothing_does_as_the_others_of_its_stage():
@@ -141,24 +142,26 @@ def test_who_said_nothing_does_as_the_others_of_its_stage():
     assert rebalancer.moves(60.0, [[0, 1, 2, 3], [4]], range(5)) == [Move(0, 0, 1)]
 
 
-def test_who_joins_is_for_a_vacant_stage_then_the_loaded_then_the_smallest_one():
-    rebalancer = Rebalancer(60.0)
-    assert rebalancer.stage_for(0.0, stages_of([3, 2, 2])) == 1
-    assert rebalancer.stage_for(0.0, stages_of([3, 2, 0])) == 2
-    stages = stages_of([2, 2, 3])
+@pytest.mark.parametrize("balance", [ByNumber(), Rebalancer(60.0)], ids=["by number", "no reports"])
+def test_without_reports_who_joins_is_for_a_vacant_or_the_smallest_stage(balance):
+    assert balance.stage_for(stages_of([3, 2, 2])) == 1
+    assert balance.stage_for(stages_of([3, 2, 0])) == 2
+    assert balance.better(stages_of([3, 2]), 0) is None, "without it both would have 2"
+    assert balance.better(stages_of([4, 2]), 0) == 1
+    assert balance.better(stages_of([1, 0]), 0) == 1
+    assert balance.moves(1000.0, stages_of([9, 1]), range(10)) == []
+
+
+def test_who_joins_is_for_the_most_loaded_stage():
+    rebalancer, stages = Rebalancer(60.0), stages_of([2, 2, 3])
     for peer in (0, 1, 2, 3):
         rebalancer.report(0.0, peer, Load(0.5, 0.5))
-    for peer in (4, 5, 6):  # the largest stage has most to do
+    for peer in (4, 5):  # the largest stage has most to do; peer 6 is on its way to it
         rebalancer.report(0.0, peer, Load(5.0, 1.0))
-    assert rebalancer.stage_for(1.0, stages) == 2
-    assert rebalancer.stage_for(1.0, [*stages[:2], []]) == 2
-
-
-def test_who_joins_is_sent_elsewhere_only_if_that_helps_the_run():
-    rebalancer = Rebalancer()
-    assert rebalancer.better(0.0, stages_of([3, 2]), 0) is None, "without it both would have 2"
-    assert rebalancer.better(0.0, stages_of([4, 2]), 0) == 1
-    assert rebalancer.better(0.0, stages_of([1, 0]), 0) == 1
+    assert rebalancer.stage_for(stages) == 2
+    assert rebalancer.stage_for([*stages[:2], []]) == 2
+    assert rebalancer.better(stages, 6) is None
+    assert rebalancer.better([stages[0], stages[1] + [6], [4, 5]], 6) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- traces

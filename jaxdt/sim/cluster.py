@@ -32,6 +32,7 @@ from jaxdt.core.events import (
     Leave,
     LinkChanged,
     MarkCheckpoint,
+    MoveTo,
     Persist,
     Persisted,
     Ran,
@@ -145,6 +146,7 @@ class Simulation:
             Restore: self._restore,
             Install: self._install,
             Report: self._report,
+            MoveTo: self._move_to,
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
         }
         self.outcome = Outcome()
@@ -224,6 +226,11 @@ class Simulation:
                 links = [(COORDINATOR, peer)]
             for one, other in links:
                 self._event(one, LinkChanged(other, True, "started again"))
+
+    def _move_to(self, peer: int, move: MoveTo) -> None:
+        """The process begins another machine for another stage."""
+        self._stage_of[peer] = move.stage
+        self._start(peer, move.stage)
 
     def _start(self, peer: int, stage: int | None) -> None:
         seat = self._seat_of(peer, stage)

@@ -12,21 +12,13 @@ mended is not undone by the next. Decided by one machine from one table, so that
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jaxdt.core.balance import ByNumber, Move, Stages
 from jaxdt.core.events import Load
 
 Table = Sequence[Mapping[int, Load]]
 THRESHOLD = 1.0  # Works by which the loads of two stages differ at least before a peer moves
 MARGIN = 0.25  # of a peer, by which the stage that gives must stay faster: shares of time are measured, not known
 FRESH_PERIODS = 0.5  # reports that are older are left out
-
-
-@dataclass(frozen=True, order=True)
-class Move:
-    """`peer` leaves stage `src` for stage `dst`."""
-
-    peer: int
-    src: int
-    dst: int
 
 
 @dataclass(frozen=True)
@@ -58,16 +50,19 @@ def loads_of(table: Table) -> list[StageLoad]:
     ]
 
 
-def decide(table: Table, n_moves: int = 1, before: Collection[Move] = ()) -> list[Move]:
-    """At most n_moves moves of different peers. A move that undoes one of `before`, those of the last period, is not
-    made: the sign of a difference that flips at once was noise."""
-    loads, left = loads_of(table), [dict(own) for own in table]
+def decide(
+    table: Table, n_moves: int = 1, before: Collection[Move] = (), may_move: Collection[int] | None = None
+) -> list[Move]:
+    """At most n_moves moves of different peers, of all or of those that `may_move`. A move that undoes one of
+    `before`, those of the last period, is not made: the sign of a difference that flips at once was noise."""
+    loads = loads_of(table)
+    left = [{p: load for p, load in own.items() if may_move is None or p in may_move} for own in table]
     barred = {(move.dst, move.src) for move in before}
     made: list[Move] = []
     while len(made) < n_moves and len(loads) > 1:
         dst = neediest(loads, measured=not made)
         src = max((s for s in range(len(loads)) if s != dst), key=lambda s: (loads[s].rate(1), loads[s].n_peers, -s))
-        if (src, dst) in barred or not gains(loads, src, dst, measured=not made):
+        if not left[src] or (src, dst) in barred or not gains(loads, src, dst, measured=not made):
             break
         peer = min(left[src], key=lambda p: (left[src][p].queue, p))
         del left[src][peer]
@@ -93,48 +88,48 @@ def gains(loads: Sequence[StageLoad], src: int, dst: int, measured: bool = True)
 
 
 class Rebalancer:
-    """The table, from the peers' reports, and a decision every period_s seconds. Without (period_s 0) it still says
-    which stage a joiner is for, by the number of peers alone."""
+    """The table, from the peers' reports, and a decision every period_s seconds."""
 
-    def __init__(self, period_s: float = 0.0, n_moves: int = 1):
+    def __init__(self, period_s: float, n_moves: int = 1):
         self._period_s, self._n_moves = period_s, n_moves
         self._reports: dict[int, tuple[float, Load]] = {}
-        self._due_s: float | None = None
+        self._now_s, self._due_s = 0.0, None
         self._before: list[Move] = []
 
     def report(self, now_s: float, peer: int, load: Load) -> None:
         """What a peer says of its queue."""
-        self._reports[peer] = (now_s, load)
+        self._now_s, self._reports[peer] = now_s, (now_s, load)
 
-    def moves(self, now_s: float, stages: Sequence[Collection[int]], at_work: Collection[int]) -> list[Move]:
-        """Those that are due now, of peers `at_work`. stages[s]: all peers of stage s, those on their way to it too."""
-        if not self._period_s:
-            return []
+    def moves(self, now_s: float, stages: Stages, at_work: Collection[int]) -> list[Move]:
+        """Those that are due now, of peers `at_work`."""
+        self._now_s = now_s
         if self._due_s is None:
             self._due_s = now_s + self._period_s
         if now_s < self._due_s:
             return []
         self._due_s = now_s + self._period_s
-        table = self._table(now_s, stages)
-        found = decide(table, self._n_moves, self._before) if table else []
-        self._before = [move for move in found if move.peer in at_work]
+        table = self._table(stages)
+        self._before = decide(table, self._n_moves, self._before, at_work) if table else []
         return self._before
 
-    def stage_for(self, now_s: float, stages: Sequence[Collection[int]]) -> int:
-        """The stage that a joiner is for: of the greatest load, or without a table the smallest."""
-        return neediest(loads_of(self._table(now_s, stages) or _by_number(stages)))
+    def stage_for(self, stages: Stages) -> int:
+        """The stage of the greatest load; without a table the smallest."""
+        table = self._table(stages)
+        return neediest(loads_of(table)) if table else ByNumber().stage_for(stages)
 
-    def better(self, now_s: float, stages: Sequence[Collection[int]], peer: int) -> int | None:
-        """Another stage that a joiner on its way to one of `stages` had better be for."""
-        loads = loads_of(self._table(now_s, stages) or _by_number(stages))
+    def better(self, stages: Stages, peer: int) -> int | None:
+        """The same, if that stage needs the joiner more than its own does."""
+        table = self._table(stages)
+        if not table:
+            return ByNumber().better(stages, peer)
+        loads = loads_of(table)
         own, best = next(s for s, peers in enumerate(stages) if peer in peers), neediest(loads)
-        vacant = not loads[best].n_peers
-        worth = vacant or loads[own].rate(1 + MARGIN) > loads[best].rate()
+        worth = not loads[best].n_peers or loads[own].rate(1 + MARGIN) > loads[best].rate()
         return best if best != own and worth else None
 
-    def _table(self, now_s: float, stages: Sequence[Collection[int]]) -> list[dict[int, Load]]:
+    def _table(self, stages: Stages) -> list[dict[int, Load]]:
         """Who has not said anything lately does as the others of its stage do; nothing if a whole stage has not."""
-        fresh_s = now_s - FRESH_PERIODS * self._period_s
+        fresh_s = self._now_s - FRESH_PERIODS * self._period_s
         table = []
         for peers in stages:
             said = {p: self._reports[p][1] for p in peers if p in self._reports and self._reports[p][0] >= fresh_s}
@@ -144,8 +139,3 @@ class Rebalancer:
             mean = Load(sum(one.queue for one in said.values()) / n, sum(one.busy for one in said.values()) / n)
             table.append({p: said.get(p, mean) for p in sorted(peers)})
         return table
-
-
-def _by_number(stages: Sequence[Collection[int]]) -> list[dict[int, Load]]:
-    """What queues would be if every stage had the same to do: the fewer peers, the longer."""
-    return [{peer: Load(1.0 / len(peers) ** 2, 1.0 / len(peers)) for peer in peers} for peers in stages]

@@ -198,8 +198,8 @@ WHY = (
     "is ours. The paper's curves agree by step (Fig. 8), so both runs have as many steps here.",
     "The paper's ratio is 1.098, with machines whose availability it does not print. With eight machines in four "
     "stages, one that is missing halves a stage and with it the run, so the ratio is the market's: the first of these "
-    "traces gives about the paper's, the second and third, in which one machine of eight and one of four are missing on "
-    "average, cost so many hours more that most of what the lower price saves is gone, or all of it.",
+    "traces gives about the paper's; in the second and third one machine of eight and one of four are missing on "
+    "average, and that costs so many hours more that most of what the lower price saves is gone, or all of it.",
     "The paper pays for eight machines all the time; here only those are paid that are there.",
 )
 NOT_MODELLED = (
@@ -213,8 +213,8 @@ NOT_MODELLED = (
 def assumptions() -> tuple[str, ...]:
     return (
         f"{FLOPS / 1e12:g} TFLOP/s for a V100, as fitted in square_cube: {sample_s():.3f} s for a sequence of "
-        f"{SEQ_LEN} tokens through {LAYERS} layers of width {WIDTH} with recomputation. Microbatches of one sequence, fp16 "
-        "boundaries, four layer groups with parameters of their own (one a stage).",
+        f"{SEQ_LEN} tokens through {LAYERS} layers of width {WIDTH} with recomputation. Microbatches of one sequence, "
+        "fp16 boundaries, four layer groups with parameters of their own (one a stage).",
         f"{1e3 * GBPS:g} Mb/s each way on each machine's line, {1e3 * LATENCY_S:g} ms one way; averaging and commit "
         "at the end of every step.",
         f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. So is the cost of a loss: "

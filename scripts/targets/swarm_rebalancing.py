@@ -163,6 +163,7 @@ def draw_fig6(path: Path, rows: list[list]) -> None:
                 ax.plot([row[2] for row in own], [row[column] for row in own], f"C{index}o{style}", label=label, ms=3)
         ax.set(xscale="log", xlabel="stages", title=f"who joins: {join} stage", ylim=(0, 102))
         ax.set_xticks(MANY_STAGES, [str(n) for n in MANY_STAGES])
+        ax.minorticks_off()
     axes[0].set(ylabel="% of the optimum")
     axes[1].legend(fontsize=6)
     figure.savefig(path, dpi=80)
