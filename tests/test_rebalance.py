@@ -134,12 +134,25 @@ def test_a_decision_every_period_of_fresh_reports():
     assert rebalancer.moves(180.0, stages, [1, 2, 4]) == [Move(1, 0, 1)], "peer 0 is not at work"
 
 
-def test_who_said_nothing_does_as_the_others_of_its_stage():
+def test_who_is_on_its_way_will_share_the_load_and_does_not_move():
+    stages = [[0, 1, 2, 3], [4, 5]]
+    for said, moves in (((0, 1, 2, 3), [Move(0, 0, 1)]), ((2, 3), [Move(2, 0, 1)])):
+        rebalancer = Rebalancer(60.0)
+        rebalancer.moves(0.0, stages, range(5))
+        rebalancer.report(60.0, 4, Load(20.0, 1.0))
+        for peer in said:
+            rebalancer.report(60.0, peer, Load(0.25, 0.25))
+        assert rebalancer.moves(60.0, stages, range(5)) == moves
+    rebalancer.report(60.0, 5, Load(0.0, 0.0))
+    assert rebalancer.stage_for([[0, 1, 2, 3], [4, 5]]) == 1
+
+
+def test_joiners_that_come_at_once_are_for_different_stages():
     rebalancer = Rebalancer(60.0)
-    rebalancer.moves(0.0, [[0, 1, 2, 3], [4]], range(5))
-    rebalancer.report(60.0, 4, Load(20.0, 1.0))
-    rebalancer.report(60.0, 1, Load(0.25, 0.25))
-    assert rebalancer.moves(60.0, [[0, 1, 2, 3], [4]], range(5)) == [Move(0, 0, 1)]
+    for peer in range(4):
+        rebalancer.report(1.0, peer, Load(5.0, 0.9))
+    assert rebalancer.stage_for([[0, 1], [2, 3]]) == 0
+    assert rebalancer.stage_for([[0, 1, 4], [2, 3]]) == 1
 
 
 @pytest.mark.parametrize("balance", [ByNumber(), Rebalancer(60.0)], ids=["by number", "no reports"])

@@ -42,20 +42,26 @@ class StageLoad:
         return replace(self, n_peers=self.n_peers - 1)
 
 
-def loads_of(table: Table) -> list[StageLoad]:
-    """Per stage."""
-    return [
-        StageLoad(len(own), sum(load.queue for load in own.values()), sum(load.busy for load in own.values()))
-        for own in table
-    ]
+def loads_of(table: Table, sizes: Sequence[int] | None = None) -> list[StageLoad]:
+    """Per stage. With `sizes`, some of its peers have said nothing: who is on its way will share what there is."""
+    found = []
+    for stage, own in enumerate(table):
+        n = len(own) if sizes is None else sizes[stage]
+        queue, busy = (sum(getattr(load, name) for load in own.values()) for name in ("queue", "busy"))
+        found.append(StageLoad(n, queue * len(own) / n if n else 0.0, busy))
+    return found
 
 
 def decide(
-    table: Table, n_moves: int = 1, before: Collection[Move] = (), may_move: Collection[int] | None = None
+    table: Table,
+    n_moves: int = 1,
+    before: Collection[Move] = (),
+    may_move: Collection[int] | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> list[Move]:
     """At most n_moves moves of different peers, of all or of those that `may_move`. A move that undoes one of
     `before`, those of the last period, is not made: the sign of a difference that flips at once was noise."""
-    loads = loads_of(table)
+    loads = loads_of(table, sizes)
     left = [{p: load for p, load in own.items() if may_move is None or p in may_move} for own in table]
     barred = {(move.dst, move.src) for move in before}
     made: list[Move] = []
@@ -109,33 +115,31 @@ class Rebalancer:
             return []
         self._due_s = now_s + self._period_s
         table = self._table(stages)
-        self._before = decide(table, self._n_moves, self._before, at_work) if table else []
+        self._before = decide(table, self._n_moves, self._before, at_work, _sizes(stages)) if table else []
         return self._before
 
     def stage_for(self, stages: Stages) -> int:
         """The stage of the greatest load; without a table the smallest."""
         table = self._table(stages)
-        return neediest(loads_of(table)) if table else ByNumber().stage_for(stages)
+        return neediest(loads_of(table, _sizes(stages))) if table else ByNumber().stage_for(stages)
 
     def better(self, stages: Stages, peer: int) -> int | None:
         """The same, if that stage needs the joiner more than its own does."""
         table = self._table(stages)
         if not table:
             return ByNumber().better(stages, peer)
-        loads = loads_of(table)
+        loads = loads_of(table, _sizes(stages))
         own, best = next(s for s, peers in enumerate(stages) if peer in peers), neediest(loads)
         worth = not loads[best].n_peers or loads[own].rate(1 + MARGIN) > loads[best].rate()
         return best if best != own and worth else None
 
     def _table(self, stages: Stages) -> list[dict[int, Load]]:
-        """Who has not said anything lately does as the others of its stage do; nothing if a whole stage has not."""
+        """Late reports are left out; nothing if nobody of a stage has said anything lately."""
         fresh_s = self._now_s - FRESH_PERIODS * self._period_s
-        table = []
-        for peers in stages:
-            said = {p: self._reports[p][1] for p in peers if p in self._reports and self._reports[p][0] >= fresh_s}
-            if peers and not said:
-                return []
-            n = len(said) or 1
-            mean = Load(sum(one.queue for one in said.values()) / n, sum(one.busy for one in said.values()) / n)
-            table.append({p: said.get(p, mean) for p in sorted(peers)})
-        return table
+        fresh = {peer: load for peer, (at_s, load) in self._reports.items() if at_s >= fresh_s}
+        table = [{peer: fresh[peer] for peer in sorted(peers) if peer in fresh} for peers in stages]
+        return [] if any(peers and not own for peers, own in zip(stages, table, strict=True)) else table
+
+
+def _sizes(stages: Stages) -> list[int]:
+    return [len(peers) for peers in stages]
