@@ -161,7 +161,8 @@ def test_without_reports_who_joins_is_for_a_vacant_or_the_smallest_stage(balance
     assert balance.stage_for(stages_of([3, 2, 0])) == 2
     assert balance.better(stages_of([3, 2]), 0) is None, "without it both would have 2"
     assert balance.better(stages_of([4, 2]), 0) == 1
-    assert balance.better(stages_of([1, 0]), 0) == 1
+    assert balance.better(stages_of([2, 0]), 0) == 1
+    assert balance.better(stages_of([1, 0]), 0) is None, "its own stage would have nobody then"
     assert balance.moves(1000.0, stages_of([9, 1]), range(10)) == []
 
 

@@ -52,4 +52,4 @@ class ByNumber:
     def better(self, stages: Stages, peer: int) -> int | None:
         own = next(stage for stage, peers in enumerate(stages) if peer in peers)
         best = self.stage_for(stages)
-        return best if not stages[best] or len(stages[own]) - 1 > len(stages[best]) else None
+        return best if len(stages[own]) - 1 > len(stages[best]) else None

@@ -34,7 +34,8 @@ class Roster:
         self.missing: set[int] = set()
         self._seated: dict[int, int] = {}
         self._joining: set[int] = set()
-        self.coming: set[int] = set()
+        self.coming: set[int] = set()  # newcomers, and members that change stages
+        self._sent: set[int] = set()  # those of them who were sent to another stage than the one they were for
         self._asked: dict[int, int] = {}  # passing name -> peer
         self._n_stages = n_stages
         self._planned = sorted(stage_of)
@@ -100,11 +101,12 @@ class Roster:
         return {"peer": peer, "last_of_its_stage": not self.live(self.stage_of[peer]) - {peer}}
 
     def reseat(self) -> list[tuple[int, int]]:
-        """Newcomers that are ready but had better be for another stage, and which."""
+        """Newcomers that are ready but had better be for another stage, and which. Who was sent somewhere already is
+        sent on only to a stage that has nobody: what is measured changes while it prepares, and back again."""
         found = []
         for peer in sorted(self.candidates & self.coming):
             to = self.balance.better(self.stages, peer)
-            if to is not None:
+            if to is not None and (peer not in self._sent or not self.stages[to]):
                 self._sent_to(peer, to)
                 found.append((peer, to))
         return found
@@ -112,6 +114,7 @@ class Roster:
     def _sent_to(self, peer: int, stage: int) -> None:
         self.stage_of[peer] = stage
         self.coming.add(peer)
+        self._sent.add(peer)
         self.candidates.discard(peer)
         self.processes.pop(peer, None)
 
@@ -210,6 +213,7 @@ class Roster:
         self._joining = set(view.joining)
         self.candidates -= self.members
         self.coming -= self.members
+        self._sent -= self.members
         left = (self.leaving | set(self.moving)) - self.members - self.lost
         for peer in left & set(self.moving) - self.leaving:
             self._sent_to(peer, self.moving[peer])

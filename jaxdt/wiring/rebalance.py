@@ -130,8 +130,7 @@ class Rebalancer:
             return ByNumber().better(stages, peer)
         loads = loads_of(table, _sizes(stages))
         own, best = next(s for s, peers in enumerate(stages) if peer in peers), neediest(loads)
-        worth = not loads[best].n_peers or loads[own].rate(1 + MARGIN) > loads[best].rate()
-        return best if best != own and worth else None
+        return best if best != own and loads[own].rate(1 + MARGIN) > loads[best].rate() else None
 
     def _table(self, stages: Stages) -> list[dict[int, Load]]:
         """Late reports are left out; nothing if nobody of a stage has said anything lately."""
