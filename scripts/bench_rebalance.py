@@ -66,7 +66,7 @@ def fields(rebalance_s: float) -> dict:
     return {
         "plan": dict(stages=STAGES, pipelines=PAIRS, microbatches=MICROBATCHES.value),
         "train": dict(steps=1_000_000, microbatch_size=1),
-        "net": dict(heartbeat_s=0.5, deadline_floor_s=60.0),  # who is killed is noticed by its connections
+        "net": dict(heartbeat_s=0.5, deadline_floor_s=600.0),  # who is killed is noticed by its connections
         "wiring": dict(kind="swarm", rebalance_s=rebalance_s, rebalance_moves=MOVES.value),
     }
 
