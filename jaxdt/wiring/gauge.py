@@ -15,7 +15,7 @@ class Gauge:
     def __init__(self, wiring: SwarmWiring, every_s: float):
         self._wiring, self._every_s = wiring, every_s
         self._began_s: float | None = None
-        self._now_s = self._queue_s = self._busy_s = 0.0
+        self._now_s = self._queue_s = self._busy_s = self._due_s = 0.0
         self._waiting, self._runs = 0, False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
@@ -39,11 +39,12 @@ class Gauge:
 
     def _begin(self, now_s: float) -> WakeAt:
         self._began_s, self._queue_s, self._busy_s = now_s, 0.0, 0.0
-        return WakeAt(now_s + self._every_s, TAG)
+        self._due_s = now_s + self._every_s
+        return WakeAt(self._due_s, TAG)
 
     def _tell(self, now_s: float) -> list[Action]:
-        """Nothing of a time in which we were outside, or have just come back."""
-        if self._began_s is None or now_s <= self._began_s:
+        """Nothing when we are outside, nor at a time that was meant for before we were."""
+        if self._began_s is None or now_s < self._due_s:
             return []
         seconds = now_s - self._began_s
         load = Load(self._queue_s / seconds, self._busy_s / seconds)
