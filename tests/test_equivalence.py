@@ -181,6 +181,8 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
     assert faults or len(alive) == len(seats) + 1
+    *_, last = (view["members"] for view in outcome.fields("view") if "joining" in view)
+    alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
     for stage in range(plan.n_stages):
         row = [peer for peer in sorted(stage_of) if peer in alive and stage_of[peer] == stage]
