@@ -126,12 +126,12 @@ def test_a_decision_every_period_of_fresh_reports():
     told(counts, 0.0, rebalancer)
     assert rebalancer.moves(0.0, stages, range(5)) == [], "the period begins"
     assert rebalancer.moves(59.0, stages, range(5)) == []
-    assert rebalancer.moves(60.0, stages, range(5)) == [], "reports that are a period old"
+    assert rebalancer.moves(60.5, stages, range(5)) == [], "reports that are more than a period old"
     told(counts, 110.0, rebalancer)
-    assert rebalancer.moves(119.0, stages, range(5)) == []
-    assert rebalancer.moves(120.0, stages, range(5)) == [Move(0, 0, 1)]
+    assert rebalancer.moves(120.0, stages, range(5)) == []
+    assert rebalancer.moves(120.5, stages, range(5)) == [Move(0, 0, 1)]
     told(counts, 170.0, rebalancer)
-    assert rebalancer.moves(180.0, stages, [1, 2, 4]) == [Move(1, 0, 1)], "peer 0 is not at work"
+    assert rebalancer.moves(181.0, stages, [1, 2, 4]) == [Move(1, 0, 1)], "peer 0 is not at work"
 
 
 def test_who_is_on_its_way_will_share_the_load_and_does_not_move():

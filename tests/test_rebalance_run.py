@@ -20,9 +20,9 @@ from jaxdt.core.events import (
     Reseat,
     Send,
     Started,
+    Updated,
     View,
     ViewChanged,
-    Woke,
     WroteCheckpoint,
 )
 from jaxdt.core.events import Header as MessageHeader
@@ -30,7 +30,7 @@ from jaxdt.core.membership import Membership, Seat
 from jaxdt.core.plan import Plan
 from jaxdt.sim.faults import JOIN, LEAVE, POWER_OFF, Fault
 from jaxdt.sim.fuzz import Restless, draw_case, play
-from jaxdt.wiring.gauge import TAG, Gauge
+from jaxdt.wiring.gauge import Gauge
 
 CASES = [case for seed in range(60) if (case := draw_case(seed)).moves]
 EMPTY = View(1, 1, 0, (), (1,), 0)
@@ -46,21 +46,21 @@ class FakeWiring:
         return []
 
 
-def test_a_queue_is_averaged_over_time_and_not_over_events():
+def test_a_queue_is_averaged_over_time_in_whole_steps():
     wiring = FakeWiring()
     gauge = Gauge(wiring, 4.0)
-    (wake,) = gauge.handle(10.0, ViewChanged(EMPTY))
-    assert (wake.at_s, wake.tag) == (14.0, TAG)
+    gauge.handle(10.0, ViewChanged(EMPTY))
     wiring.queue = (3, True)
     gauge.handle(11.0, ViewChanged(EMPTY))
     gauge.handle(11.5, ViewChanged(EMPTY))
     wiring.queue = (0, False)
     gauge.handle(12.0, ViewChanged(EMPTY))
-    send, wake = gauge.handle(14.0, Woke(TAG))
-    assert send == Send(COORDINATOR, Load(queue=1.0, busy=0.25)) and wake.at_s == 18.0
-    assert gauge.handle(15.0, Woke("heartbeat")) == []
+    assert gauge.handle(13.9, Updated(0, 1)) == [], "too short"
+    assert gauge.handle(14.0, Updated(0, 2)) == [Send(COORDINATOR, Load(queue=1.0, busy=0.25))]
     gauge.handle(16.0, Outside(EMPTY))
-    assert gauge.handle(18.0, Woke(TAG)) == [], "outside it has no queue to speak of"
+    assert gauge.handle(20.0, Updated(0, 3)) == [], "outside it has no queue to speak of"
+    gauge.handle(21.0, ViewChanged(EMPTY))
+    assert gauge.handle(25.0, Updated(0, 4)) == [Send(COORDINATOR, Load(0.0, 0.0))]
 
 
 def test_rebalancing_needs_peers_that_may_have_any_stage():
@@ -155,7 +155,7 @@ def test_processes_change_stages_and_the_losses_are_those_of_one(churning):  # n
     """Two stages of three; one loses two to kill -9, and gets a peer of the other."""
     steps = ("--config.train.steps=40", "--config.plan.microbatches=12")
     one = churning(*steps, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
-    swarm = ("--config.wiring.kind=swarm", "--config.wiring.rebalance_s=2", "--config.plan.pipelines=3")
+    swarm = ("--config.wiring.kind=swarm", "--config.wiring.rebalance_s=4", "--config.plan.pipelines=3")
     net = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=60", "--emulate_forward_s=0.02")
     fleet = churning(*steps, *swarm, *net, run_dir="swarm")
     fleet.wait_for_step(3)
@@ -165,7 +165,7 @@ def test_processes_change_stages_and_the_losses_are_those_of_one(churning):  # n
     assert fleet.ended() == 0, fleet.output
     assert one.ended() == 0, one.output
     moves = re.findall(r"move: peer (\d+), stage 0, to_stage 1", fleet.output)
-    assert len(moves) == 1 and moves[0] in "024", fleet.output
+    assert moves and moves[0] in "024" and "back from step" not in fleet.output, fleet.output
     assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
     log = (fleet.run_dir / "logs" / f"peer_{moves[0]}.log").read_text()
     assert " moves to_stage=1" in log and " download version=" in log

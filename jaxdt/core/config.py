@@ -69,7 +69,8 @@ class WiringConfig:
     `retain_bytes`: boundary tensors that a peer keeps of a step in case they are wanted again; others are made again.
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop.
     `rebalance_s`: how often the stage with most work waiting may get a peer of the one that can best do without it (0:
-    never); some steps at least. `rebalance_moves`: how many peers may change stages each time."""
+    never); several steps are best, since queues are averaged over whole steps. `rebalance_moves`: how many peers may
+    change stages each time."""
 
     kind: str = "fixed"
     routers: int = 1

@@ -291,8 +291,8 @@ class State:
 
 @value
 class Load:
-    """Member -> coordinator, now and then: the mean length of its queue since the last time (Work that waits or runs),
-    and the share of that time in which some ran."""
+    """Member -> coordinator, now and then: the mean length of its queue over whole steps (Work that waits or runs), and
+    the share of that time in which some ran."""
 
     queue: float
     busy: float

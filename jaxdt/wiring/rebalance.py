@@ -18,7 +18,7 @@ from jaxdt.core.events import Load
 Table = Sequence[Mapping[int, Load]]
 THRESHOLD = 1.0  # Works by which the loads of two stages differ at least before a peer moves
 MARGIN = 0.25  # of a peer, by which the stage that gives must stay faster: shares of time are measured, not known
-FRESH_PERIODS = 0.5  # reports that are older are left out
+FRESH_PERIODS = 1.0  # reports that are older are left out
 
 
 @dataclass(frozen=True)
