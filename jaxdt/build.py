@@ -3,6 +3,7 @@
 import json
 
 from jaxdt.core import plain
+from jaxdt.core.balance import Balance
 from jaxdt.core.config import RunConfig, check_plan
 from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.membership import Membership, Seat
@@ -13,11 +14,14 @@ from jaxdt.core.terms import Memory, Terms
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.handover import Handover
 from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.gauge import Gauge
 from jaxdt.wiring.overlap import Overlap
+from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.routes import MeasuredRoutes
 from jaxdt.wiring.swarm import SwarmWiring
 
+REPORTS_A_PERIOD = 4  # of rebalancing
 WINDOW_A_PEER = 4  # with 2, boundary tensors that take as long as the Work left peers idle a third of the time
 
 
@@ -58,6 +62,8 @@ def _peer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, start_
     handover = Handover(peer, stage, config.sync.slice_bytes)
     wirings = [_wiring(config, plan, peer, stage) for _ in range(1 + config.sync.delay)]
     wiring = Overlap(peer, stage, wirings, config.delay) if len(wirings) > 1 else wirings[0]
+    if config.wiring.rebalance_s:
+        wiring = Gauge(wiring, config.wiring.rebalance_s / REPORTS_A_PERIOD)
     return Peer(Membership(seat), wiring, _sync(config, plan, peer, stage), handover)
 
 
@@ -74,8 +80,10 @@ def build_coordinator(
     start_lineage: int = 0,
     data_checksum: str = "",
     memory: Memory | None = None,
+    balance: Balance | None = None,
 ) -> Coordinator:
-    """The coordinator of a run of this plan; with `memory`, one that goes on after another's death."""
+    """The coordinator of a run of this plan; with `memory`, one that goes on after another's death. `balance` decides
+    who changes stages, if not the config does."""
     check_plan(config, plan)
     terms = Terms(
         run=run,
@@ -93,7 +101,10 @@ def build_coordinator(
         delay_steps=config.sync.delay,
         job={"config": json.dumps(plain.write(config)), "plan": json.dumps(to_json(plan))},
     )
-    return Coordinator(terms, memory)
+    every_s = config.wiring.rebalance_s
+    if balance is None and every_s:
+        balance = Rebalancer(every_s, config.wiring.rebalance_moves)
+    return Coordinator(terms, memory, balance)
 
 
 def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:

@@ -58,6 +58,7 @@ def main() -> int:
     check_pin(plan)
     run_dir = Path(run_flags.RUN_DIR.value)
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
+    extra += [f"--emulate_forward_s={run_flags.FORWARD_S.value}"] if run_flags.FORWARD_S.value else []
     if RESUME.value:
         newest(run_dir)  # no folder is made for a run that never was
     else:

@@ -30,6 +30,9 @@ RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of this run: metrics, sum
 PLAN = flags.DEFINE_string("plan", None, "A plan.json; without it the config's plan fields are used.")
 CREDENTIAL = flags.DEFINE_string("credential", None, "The run's credential file. Without one: loopback only.")
 EMULATE = flags.DEFINE_string("emulate", None, "A network.json whose links are emulated inside the transport.")
+FORWARD_S = flags.DEFINE_float(
+    "emulate_forward_s", 0.0, "Emulate a slower device: a forward takes at least so long, a backward twice that.", 0.0
+)
 RUN = flags.DEFINE_string("run", "local", "Name of the run, equal on all its processes.")
 PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Run without a credential outside of loopback.")
 RESUME = flags.DEFINE_string("resume_from", None, "Folder of a complete checkpoint to go on from.")
@@ -125,6 +128,7 @@ def job():
         network=emulated(plan),
         resume=Path(RESUME.value) if RESUME.value else None,
         allow_plaintext=PLAINTEXT.value,
+        forward_s=FORWARD_S.value,
     )
 
 
@@ -143,7 +147,8 @@ def newcomer(coordinator: str, data_path: str):
     mine = fingerprint(config, plan, data.checksum)
     if mine != welcome.fingerprint:
         raise BadInput(f"--data: {data.path}: here is {mine}, the run has {welcome.fingerprint}")
-    job = Job(config, plan, data, welcome.run, Path(RUN_DIR.value), credential, allow_plaintext=PLAINTEXT.value)
+    own = dict(allow_plaintext=PLAINTEXT.value, forward_s=FORWARD_S.value)
+    job = Job(config, plan, data, welcome.run, Path(RUN_DIR.value), credential, **own)
     return job, welcome.peer, welcome.stage
 
 

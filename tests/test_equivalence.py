@@ -28,6 +28,7 @@ from jaxdt.model.gpt import init_stage
 from jaxdt.runtime.store import Store, stage_functions
 from jaxdt.sim.cluster import Seating, Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
+from jaxdt.sim.fuzz import Restless
 
 N_STEPS = 20
 SEED = 3
@@ -157,7 +158,7 @@ def train_in_one_process(model, optim, loss_and_gradient, sync=(0, 0)):
     return losses, norms, params
 
 
-def train_in_pieces(config, functions_of, plan=None, faults=()):
+def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
     """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits."""
     plan = plan or run_config.default_plan(config)
     stores, stage_of = {}, {}
@@ -178,12 +179,14 @@ def train_in_pieces(config, functions_of, plan=None, faults=()):
     seats = {peer: seat_of(peer) for peer in plan.peers}
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     cores = {seat.host: 1 for seat in seats.values()}
-    coordinator = build_coordinator(config, plan, "r")
+    coordinator = build_coordinator(config, plan, "r", balance=balance)
     how = dict(faults=faults, seat_of=seat_of, coordinator_of=coordinator_of)
     outcome = Simulation(coordinator, seats, link, cores, **how).run()
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
     assert faults or len(alive) == len(seats) + 1
+    *_, last = (view["members"] for view in outcome.fields("view") if "joining" in view)
+    alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
     for stage in range(plan.n_stages):
         row = [peer for peer in sorted(stage_of) if peer in alive and stage_of[peer] == stage]
@@ -206,8 +209,8 @@ def relative_l2(got, expected):
     return (square(difference) / square(expected)) ** 0.5
 
 
-def assert_same_training(config, functions_of, one_process, plan=None, faults=()):
-    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults)
+def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None):
+    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance)
     expected_losses, expected_norms, expected_params = one_process(config)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)
@@ -344,3 +347,25 @@ def test_tensors_beyond_the_budget_are_made_again(functions_of, one_process):
     config = replace(config, wiring=replace(config.wiring, retain_bytes=0))
     middle = run_config.default_plan(config).placement[1][1]
     assert_same_training(config, functions_of, one_process, faults=[Fault(70.0, CRASH, middle)])
+
+
+def test_a_stage_that_has_lost_two_of_three_gets_a_peer_of_the_other(functions_of, one_process):
+    config = elastic(2, 3)
+    config = replace(config, wiring=replace(config.wiring, rebalance_s=40.0))
+    faults = [Fault(60.0, CRASH, peer) for peer in run_config.default_plan(config).placement[1][1:]]
+    outcome = assert_same_training(config, functions_of, one_process, faults=faults)
+    (move,) = outcome.fields("move")
+    last = [fields for fields in outcome.fields("view") if "joining" in fields][-1]
+    assert (move["stage"], move["to_stage"]) == (0, 1) and sorted(last["members"].values()) == [0, 0, 1, 1]
+    assert len(outcome.fields("download")) == 1 and outcome.stopped[move["peer"]].code == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_peers_that_change_stages_at_random_change_nothing(seed, functions_of, one_process):
+    """Some are lost besides, and one joins."""
+    config = elastic(3, 3)
+    faults = draw(seed, run_config.default_plan(config).placement, 2, 200.0, 20.0, (CRASH, PAUSE))
+    balance = Restless(seed, every_s=60.0)
+    how = dict(faults=[*faults, Fault(100.0, JOIN, 0)], balance=balance)
+    outcome = assert_same_training(config, functions_of, one_process, **how)
+    assert len(outcome.fields("moves")) > 3

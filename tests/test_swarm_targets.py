@@ -1,14 +1,17 @@
 """What SWARM's Table 2 and Figure 7 are reproduced with: closed forms of small fleets, and a page of two sizes."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jaxdt.core.errors import BadInput
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from targets import swarm_scaling, swarm_table2  # noqa: E402
+from targets import swarm_cost, swarm_rebalancing, swarm_scaling, swarm_table2  # noqa: E402
 from targets.swarm_fleet import Fleet, each_s  # noqa: E402
 
 FLEET = Fleet(2, 2, 64, 1, "none", compute_s=1.0, latency_s=0.0, gbps=1e6)
@@ -56,3 +59,26 @@ def test_the_page_of_the_scaling(tmp_path):
     text = swarm_scaling.run(tmp_path, "command", peers=(8, 16))
     assert "at least 100.0 % of the best case" in text and "0.156 of 65 TFLOP/s" in text
     assert (tmp_path / "swarm_scaling.png").stat().st_size < 150_000
+
+
+def written(tmp_path, **data):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"t_s": [0, 3000, 9000], "nodes": [128, 100, 128]} | data))
+    return path
+
+
+def test_the_page_of_rebalancing_takes_other_traces(tmp_path):
+    text = swarm_rebalancing.run(tmp_path, "command", [str(written(tmp_path, duration_s=12000))])
+    assert "holds in 4 of 4 cases" in text and text.count("| trace | random | 5 |") == 3
+    with pytest.raises(BadInput, match="duration_s: got 10, expected at least the last t_s, 9000"):
+        swarm_rebalancing.run(tmp_path, "command", [str(written(tmp_path, duration_s=10))])
+
+
+def test_machines_that_stay_have_the_speed_of_whole_stages_and_missing_ones_halve_it(tmp_path):
+    steps = swarm_cost.Steps(parallel_s=10.0, pairs_s=11.0, singles_s=22.0, loss_s=36.0)
+    always = swarm_cost.market(swarm_rebalancing.read(written(tmp_path, nodes=[8, 8, 8], duration_s=9001)))
+    assert (always.present, always.losses_an_hour, always.share) == (8.0, 0.0, (0.0, 0.0, 1.0))
+    assert always.speed(steps) == pytest.approx(1 / 11.0)
+    halved = swarm_cost.Market("m", 4.0, 0.0, (0.0, 1.0, 0.0))
+    assert halved.speed(steps) == pytest.approx(1 / 22.0)
+    assert replace(halved, losses_an_hour=100.0).speed(steps) == pytest.approx(1 / 44.0)

@@ -70,13 +70,18 @@ class WiringConfig:
     place. `swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four a peer).
     `retain_bytes`: boundary tensors that a peer keeps of a step in case they are wanted again; others are made again.
     0 keeps nothing: the least memory, and a loss in mid-step costs what was lost from the tokens on.
-    `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop."""
+    `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop.
+    `rebalance_s`: how often the stage with most work waiting may get a peer of the one that can best do without it (0:
+    never); several steps are best, since queues are averaged over whole steps. `rebalance_moves`: how many peers may
+    change stages each time."""
 
     kind: str = "fixed"
     routers: int = 1
     window: int = 0
     on_stage_lost: str = "wait"
     retain_bytes: int = 1 << 30
+    rebalance_s: float = 0.0
+    rebalance_moves: int = 1
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,8 @@ class RunConfig:
         _at_least("wiring.routers", self.wiring.routers, 1)
         _at_least("wiring.window", self.wiring.window, 0)
         _at_least("wiring.retain_bytes", self.wiring.retain_bytes, 0)
+        _at_least("wiring.rebalance_moves", self.wiring.rebalance_moves, 1)
+        _rebalance_s(self.wiring)
         _one_of("sync.kind", self.sync.kind, SYNCS)
         _one_of("sync.delay", self.sync.delay, (0, 1))
         _at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
@@ -252,6 +259,16 @@ def _model(data: dict | None, vocab_size: int | None) -> dict:
             raise BadInput(f"model.vocab_size: got {given}, expected at least the token file's {vocab_size}")
         overrides.setdefault("vocab_size", vocab_size)
     return plain.write(gpt_config(data.get("preset", "debug"), **overrides))
+
+
+def _rebalance_s(wiring: WiringConfig) -> None:
+    if not 0 <= wiring.rebalance_s < math.inf:
+        raise BadInput(f"wiring.rebalance_s: got {wiring.rebalance_s}, expected a finite number >= 0")
+    if wiring.rebalance_s and wiring.kind != "swarm":
+        raise BadInput(
+            f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
+            "fixed stages"
+        )
 
 
 def _integers(name: str, text: str, n: int) -> tuple[int, ...]:

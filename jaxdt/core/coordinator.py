@@ -11,7 +11,9 @@ what they are prepared for.
 from dataclasses import replace
 
 from jaxdt.core import plain
+from jaxdt.core.balance import Balance
 from jaxdt.core.commit import Disagreement, Votes, agreed, metrics_of
+from jaxdt.core.completion import Completion
 from jaxdt.core.events import (
     COORDINATOR,
     Action,
@@ -30,6 +32,7 @@ from jaxdt.core.events import (
     Join,
     Leaving,
     LinkChanged,
+    Load,
     MarkCheckpoint,
     Message,
     Persist,
@@ -41,6 +44,7 @@ from jaxdt.core.events import (
     Record,
     Refused,
     Report,
+    Reseat,
     Saved,
     Send,
     Started,
@@ -62,19 +66,17 @@ AGAIN_S = 10.0  # peers need so long to find a coordinator that was started agai
 class Coordinator:
     """See the module text; `memory` for one that goes on after another's death."""
 
-    def __init__(self, terms: Terms, memory: Memory | None = None):
+    def __init__(self, terms: Terms, memory: Memory | None = None, balance: Balance | None = None):
         self.terms = terms
         self.reign = memory.reign + 1 if memory else 1
-        self.roster = Roster(terms.stage_of, terms.n_stages, self.reign, terms.delay_steps)
+        self.roster = Roster(terms.stage_of, terms.n_stages, self.reign, terms.delay_steps, balance)
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
         self._leases = Leases(terms.deadline_floor_s)
         self._votes = Votes()
         self._records: list[Record] = []
         self._pending: dict[str, Message | int] = {}
-        self._saved: dict[int, dict[int, float]] = {}
-        self._done: dict[int, Done] = {}
-        self._checkpoint = terms.start_version
+        self._completion = Completion(terms.n_stages, terms.n_steps, terms.start_version)
         self._n_rollbacks, self._last_commit_s, self._patient_until_s = 0, 0.0, 0.0
         self._ended = False
         if memory:
@@ -93,7 +95,7 @@ class Coordinator:
                 return [*self._start(now_s), tick]
             case Woke("tick"):
                 over = self._leases.over(now_s) if now_s >= self._patient_until_s else None
-                return [*(self._lost(*over) if over else []), tick]
+                return [*(self._lost(*over) if over else self.roster.move_due(now_s)), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -114,7 +116,7 @@ class Coordinator:
         view, self._records = replace(memory.view, reign=self.reign), list(memory.records)
         self.n_committed = max([view.n_committed, *(record.step + 1 for record in self._records)])
         self.roster.recall(view, self.n_committed > view.n_committed)
-        self._checkpoint = memory.checkpoint
+        self._completion.checkpoint = memory.checkpoint
 
     def _start(self, now_s: float) -> list[Action]:
         """Nobody is put out before a whole lease of this reign (step protocol, Sec. 7.1)."""
@@ -150,18 +152,18 @@ class Coordinator:
             case Heartbeat(count, status):
                 pulse = self._send(src, Pulse(count, now_s))
                 return [pulse, Report("heartbeat", {"peer": src, **status})]
-            case Profiled(seconds, version):
+            case Profiled(seconds, version, process) if process == self.roster.processes.get(src):
                 return self._profiled(src, seconds, version)
+            case Load():
+                self.roster.balance.report(now_s, src, body)
             case Prepared() if header.lineage == lineage and header.view == self.view.number:
                 return self._on_prepared(src, body)
             case Failed(reason):
                 return self._end(2, f"{self.roster.name(src)}: {reason}")
             case Done():
-                return self._on_done(src, body)
+                return [Report("done", self._completion.done(src, body)), *self._settled()]
             case Leaving() if src not in self.roster.leaving:
-                self.roster.leaving.add(src)
-                last = not self.roster.live(self.roster.stage_of[src]) - {src}
-                return [Report("leaving", {"peer": src, "last_of_its_stage": last}), *self._change()]
+                return [Report("leaving", self.roster.leaves(src)), *self._change()]
             case Suspect(peer, reason) if self.view is None or peer in self.roster.members:
                 return self._lost(peer, f"{reason} (said by peer {src})")
         return []
@@ -175,7 +177,8 @@ class Coordinator:
         return [Report("asked", {"peer": peer, "stage": stage}), welcome]
 
     def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
-        reason = self.terms.refusal(src, self.roster.stage_of[src], hello)
+        stage = self.roster.stage_of[src]
+        reason = self.terms.refusal(src, hello.stage if self.view else stage, hello)
         if reason:
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         anew = self.roster.hello(src, hello.address, hello.process)
@@ -189,6 +192,8 @@ class Coordinator:
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
         actions += [Disconnect(passing) for passing in self.roster.known(src)]
+        if self.roster.misplaced(hello):
+            return [*actions, self._send(src, Reseat(stage))]
         return actions + (self._again(src) if src in self.roster.members and not anew else [])
 
     def _is_back(self, now_s: float, src: int) -> list[Action]:
@@ -199,7 +204,7 @@ class Coordinator:
 
     def _again(self, src: int) -> list[Action]:
         """What a member may have missed while we, or the way to it, were down."""
-        again = [self.view, *map(Committed, self._records), CheckpointComplete(self._checkpoint)]
+        again = [self.view, *map(Committed, self._records), CheckpointComplete(self._completion.checkpoint)]
         return [self._send(src, body) for body in again]
 
     def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
@@ -232,8 +237,8 @@ class Coordinator:
         if not self.roster.lose(peer):
             if not self.terms.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
-            steps = list(range(self._checkpoint, self.n_committed))
-            fields = {"stage": stage, "reason": reason, "checkpoint": self._checkpoint, "at_stake": steps}
+            steps = list(range(self._completion.checkpoint, self.n_committed))
+            fields = {"stage": stage, "reason": reason, "checkpoint": self._completion.checkpoint, "at_stake": steps}
             told.append(Report("vacant", fields))
         return told + self._change()
 
@@ -241,21 +246,22 @@ class Coordinator:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
         if self._pending or self.view is None or self._ended:
             return []
-        view = self.roster.next_view(between_steps, self.n_committed, self._records, self._checkpoint)
+        wanted = self.roster.reseat() if between_steps or self.roster.vacant else []
+        seats: list[Action] = [self._send(peer, Reseat(stage)) for peer, stage in wanted]
+        view = self.roster.next_view(between_steps, self.n_committed, self._records, self._completion.checkpoint)
         if view is None:
-            return []
+            return seats
         if view.rolled_back:
-            return self._back(view)
+            return seats + self._back(view)
         members = {member.peer for member in view.members}
         view = replace(view, results=self._votes.held(members))
         self._votes.clear()  # who is prepared says so again in the new view
-        return [self._persist("view", view)]
+        return [*seats, self._persist("view", view)]
 
     def _back(self, view: View) -> list[Action]:
         """Begin a new lineage at the last complete checkpoint."""
         self._votes.clear()
-        self._saved.clear()
-        self._done.clear()
+        self._completion.begin_again()
         self._records.clear()
         steps = list(range(view.n_committed, self.n_committed))
         fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage, "again": steps}
@@ -294,7 +300,7 @@ class Coordinator:
         self._n_rollbacks += 1
         if self.terms.on_nonfinite == "stop" or self._n_rollbacks > ROLLBACKS_MAX:
             return self._end(4, f"step {step}: the gradient is not finite")
-        return self._back(self.roster.roll_back(self._checkpoint))
+        return self._back(self.roster.roll_back(self._completion.checkpoint))
 
     def _durable(self, now_s: float, name: str) -> list[Action]:
         value = self._pending.pop(name)
@@ -305,7 +311,7 @@ class Coordinator:
             members = {member.peer: member.stage for member in value.members}
             report = Report("view", {"view": value.number, "members": members, "joining": list(value.joining)})
             told = [self._send(peer, value) for peer in sorted(left)]  # so that they go
-            for peer in left:
+            for peer in left - self.roster.coming:
                 self._leases.end(peer)
             return [report, *self._to_all(value), *told, *self._settled(), *self._change()]
         if isinstance(value, Record):
@@ -320,26 +326,18 @@ class Coordinator:
         return self._change()
 
     def _on_saved(self, saved: Saved) -> list[Action]:
-        version, blocked_s = saved.version, self._saved.setdefault(saved.version, {})
-        blocked_s[saved.stage] = saved.blocked_s
-        if len(blocked_s) < self.terms.n_stages:
+        save_s, version = self._completion.saved(saved), saved.version
+        if save_s is None:
             return []
-        del self._saved[version]
-        self._checkpoint, self._n_rollbacks = version, 0
-        report = Report("checkpoint", {"version": version, "save_s": max(blocked_s.values())})
-        mark = MarkCheckpoint(version, self.view.lineage)
-        return [mark, report, *self._to_all(CheckpointComplete(version)), *self._settled()]
-
-    def _on_done(self, src: int, done: Done) -> list[Action]:
-        self._done[src] = done
-        actions: list[Action] = [Report("done", {"peer": src, "bytes_to": done.bytes_to, **done.totals})]
-        return actions + self._settled()
+        self._n_rollbacks = 0
+        mark, report = MarkCheckpoint(version, self.view.lineage), {"version": version, "save_s": save_s}
+        told = [mark, Report("checkpoint", report), *self._to_all(CheckpointComplete(version))]
+        return told + self._settled()
 
     def _settled(self) -> list[Action]:
         """Over once every member is done and the last checkpoint is complete."""
-        if self._checkpoint != self.terms.n_steps or not all(m.peer in self._done for m in self.view.members):
-            return []
-        return self._end(0, f"done: {self.terms.n_steps} steps")
+        over = self._completion.over(member.peer for member in self.view.members)
+        return self._end(0, f"done: {self.terms.n_steps} steps") if over else []
 
     def _end(self, code: int, reason: str) -> list[Action]:
         self._ended = True

@@ -195,10 +195,19 @@ class Welcome:
 
 @value
 class Profiled:
-    """The peer can compute: the seconds of its stage functions per kind of Work, and the version of its parameters."""
+    """The peer's `process` can compute: the seconds of its stage functions per kind of Work, and the version of its
+    parameters."""
 
     seconds: dict[str, float]
     version: int
+    process: int = 0
+
+
+@value
+class Reseat:
+    """Coordinator -> peer that is no member: you are for this stage, come back as a newcomer to it."""
+
+    stage: int
 
 
 @value
@@ -278,6 +287,15 @@ class State:
     """The answer, with the words and, as one more, their CRC-32."""
 
     key: StateKey
+
+
+@value
+class Load:
+    """Member -> coordinator, now and then: the mean length of its queue over whole steps (Work that waits or runs), and
+    the share of that time in which some ran."""
+
+    queue: float
+    busy: float
 
 
 @value
@@ -419,6 +437,7 @@ Message = (
     | Join
     | Welcome
     | Profiled
+    | Reseat
     | Heartbeat
     | Pulse
     | Grant
@@ -428,6 +447,7 @@ Message = (
     | Progress
     | Fetch
     | State
+    | Load
     | Leaving
     | Boundary
     | Shard
@@ -769,6 +789,13 @@ class Report:
 
 
 @value
+class MoveTo:
+    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id."""
+
+    stage: int
+
+
+@value
 class Stop:
     """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 130 interrupted."""
 
@@ -818,5 +845,6 @@ Action = (
     | Install
     | MarkCheckpoint
     | Report
+    | MoveTo
     | Stop
 )

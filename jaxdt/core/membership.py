@@ -31,6 +31,7 @@ from jaxdt.core.events import (
     MarkCheckpoint,
     Meet,
     Message,
+    MoveTo,
     Outside,
     Profiled,
     Pulse,
@@ -39,6 +40,7 @@ from jaxdt.core.events import (
     Reduced,
     Refused,
     Report,
+    Reseat,
     Saved,
     Send,
     Shard,
@@ -60,7 +62,7 @@ from jaxdt.core.events import (
 FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
 TAKE, HOLD, DROP = "take", "hold", "drop"
-AT_ANY_TIME = frozenset({View, Pulse, Ended})
+AT_ANY_TIME = frozenset({View, Pulse, Ended, Reseat})
 # What names its round or version outlives the views that do not touch it.
 NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take, Committed, Fetch, State})
 
@@ -87,7 +89,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Reseat}
     )
 
     def __init__(self, seat: Seat):
@@ -102,6 +104,7 @@ class Membership:
         self._number = 0  # of the last view, ours or not
         self._profile: dict[str, float] | None = None
         self._leaving = self._saves_first = False
+        self._seat: int | None = None  # the stage that the coordinator wants us for
         self._writing: set[int] = set()
         self._last_words: dict[type, Message] = {}  # what the coordinator may have to be told again
         self._missed = False
@@ -139,6 +142,9 @@ class Membership:
                 return self._adopt(view)
             case Received(_, Pulse(count, coordinator_s)):
                 self._heard(now_s, count, coordinator_s)
+            case Received(_, Reseat(stage)) if self.view is None and stage != self.seat.stage:
+                self._seat = stage
+                return self._go()
             case Received(_, CheckpointComplete(version)) if self._saves(version):
                 return [MarkCheckpoint(version, self.lineage)]
             case Received(_, Ended(code, reason)):
@@ -172,7 +178,7 @@ class Membership:
         return Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, address, process))
 
     def _profiled(self) -> Send:
-        return Send(COORDINATOR, Profiled(self._profile, self._version))
+        return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process))
 
     def _tell(self, body: Message) -> Send:
         """Say something that must not be lost with the coordinator."""
@@ -257,9 +263,12 @@ class Membership:
         return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
 
     def _go(self) -> list[Action]:
-        """Who wanted to leave ends when it is out and its last part of a checkpoint is written."""
-        gone = self._leaving and self.view is None and not self._writing
-        return [Stop(0, f"peer {self.seat.peer}: left the run")] if gone else []
+        """Who wants to leave, or is wanted elsewhere, goes when it is out and its part of a checkpoint is written."""
+        if self.view is not None or self._writing:
+            return []
+        if self._leaving:
+            return [Stop(0, f"peer {self.seat.peer}: left the run")]
+        return [] if self._seat is None else [Report("moves", {"to_stage": self._seat}), MoveTo(self._seat)]
 
     def _saves(self, version: int) -> bool:
         if self.view is None:

@@ -136,10 +136,11 @@ class Plan:
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
     def with_newcomer(self, peer: int, stage: int) -> "Plan":
-        """The plan as a newcomer sees it, in the place of the first peer of its stage."""
-        rows = [list(row) for row in self.placement]
-        rows[stage][0] = peer
-        return replace(self, placement=tuple(tuple(row) for row in rows))
+        """The plan as a newcomer sees it, in the place of the first peer of its stage; that one has the newcomer's, if
+        it had another."""
+        first = self.placement[stage][0]
+        placement = tuple(tuple({first: peer, peer: first}.get(one, one) for one in row) for row in self.placement)
+        return replace(self, placement=placement)
 
     def depth(self, stage: int) -> int:
         """Forwards that a stage may have in flight under 1F1B."""

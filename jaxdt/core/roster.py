@@ -2,23 +2,35 @@
 
 Kept by the coordinator. A change needs a view: `next_view` makes it when there is one to make. Who is lost leaves at
 once, if its stage has another member; who wants to leave and who wants to join waits for the end of a step, where that
-costs nothing. The last member of a stage is never put out on mere silence (step protocol, Sec. 6.1): the run waits for
+costs nothing. Who moves to another stage leaves like that and comes back as a newcomer to it, under its own id. The
+last member of a stage is never put out on mere silence (step protocol, Sec. 6.1): the run waits for
 it, or for a newcomer to its stage, with whom everybody goes back to the last complete checkpoint.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from jaxdt.core.events import Member, Record, View
+from jaxdt.core.balance import Balance, ByNumber
+from jaxdt.core.events import Hello, Member, Record, Report, View
 
 IDS_PER_REIGN = 1000
 
 
 class Roster:
-    """`stage_of` is the plan's; newcomers are added to it. With `delay_steps` as many steps more are under way."""
+    """`stage_of` is the plan's; newcomers are added to it. With `delay_steps` as many steps more are under way.
+    `balance` says which stage needs a peer; moving[p] is the stage for which member p will leave its own."""
 
-    def __init__(self, stage_of: Mapping[int, int], n_stages: int, reign: int, delay_steps: int = 0):
+    def __init__(
+        self,
+        stage_of: Mapping[int, int],
+        n_stages: int,
+        reign: int,
+        delay_steps: int = 0,
+        balance: Balance | None = None,
+    ):
         self.stage_of, self._delay_steps = dict(stage_of), delay_steps
+        self.balance = balance or ByNumber()
+        self.moving: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # by the last hello
         self.view: View | None = None
@@ -29,7 +41,8 @@ class Roster:
         self.missing: set[int] = set()
         self._seated: dict[int, int] = {}
         self._joining: set[int] = set()
-        self._coming: set[int] = set()
+        self.coming: set[int] = set()  # newcomers, and members that change stages
+        self._sent: set[int] = set()  # those of them who were sent to another stage than the one they were for
         self._asked: dict[int, int] = {}  # passing name -> peer
         self._n_stages = n_stages
         self._planned = sorted(stage_of)
@@ -72,22 +85,68 @@ class Roster:
         """Stages without anyone who is there and holds their state."""
         return [stage for stage in range(self._n_stages) if not self.live(stage)]
 
+    @property
+    def stages(self) -> list[set[int]]:
+        """The peers of each stage that are there or on their way to it."""
+        there = (self.members - self.lost - self.missing - self.leaving) | self.coming
+        goes_to = {peer: self.moving.get(peer, self.stage_of[peer]) for peer in there}
+        return [{peer for peer in there if goes_to[peer] == stage} for stage in range(self._n_stages)]
+
+    def move_due(self, now_s: float) -> list[Report]:
+        """Peers begin to move now: they will leave their stages between two steps."""
+        if self.view is None or self.vacant:
+            return []
+        live = [self.live(stage) - self.leaving - set(self.moving) for stage in range(self._n_stages)]
+        at_work = {peer for peers in live if len(peers) > 1 for peer in peers}
+        found = self.balance.moves(now_s, self.stages, at_work)
+        self.moving |= {move.peer: move.dst for move in found}
+        return [Report("move", {"peer": move.peer, "stage": move.src, "to_stage": move.dst}) for move in found]
+
+    def leaves(self, peer: int) -> dict:
+        """A member wants to leave; a line for people."""
+        self.leaving.add(peer)
+        return {"peer": peer, "last_of_its_stage": not self.live(self.stage_of[peer]) - {peer}}
+
+    def reseat(self) -> list[tuple[int, int]]:
+        """Newcomers that are ready but had better be for another stage, and which. Who was sent somewhere already is
+        sent on only to a stage that has nobody: what is measured changes while it prepares, and back again."""
+        found = []
+        for peer in sorted(self.candidates & self.coming):
+            to = self.balance.better(self.stages, peer)
+            if to is not None and (peer not in self._sent or not self.stages[to]):
+                self._sent_to(peer, to)
+                found.append((peer, to))
+        return found
+
+    def _sent_to(self, peer: int, stage: int) -> None:
+        self.stage_of[peer] = stage
+        self.coming.add(peer)
+        self._sent.add(peer)
+        self.candidates.discard(peer)
+        self.processes.pop(peer, None)
+
+    def misplaced(self, hello: Hello) -> bool:
+        """Whether a peer greets us from a stage that it is not for any more; what it says of itself does not count."""
+        if self.stage_of[hello.peer] == hello.stage:
+            return False
+        self.candidates.discard(hello.peer)
+        self.processes.pop(hello.peer, None)
+        return True
+
     def newcomer(self, passing: int) -> tuple[int, int]:
         """A peer id that nobody had, for who asks under a passing name, and the stage that needs a peer most."""
         if passing in self._asked:
             return self._asked[passing], self.stage_of[self._asked[passing]]
         peer, self._next_id = self._next_id, self._next_id + 1
-        there = (self.members - self.lost - self.missing) | self._coming
-        counts = [sum(self.stage_of[one] == stage for one in there) for stage in range(self._n_stages)]
-        self.stage_of[peer] = counts.index(min(counts))
-        self._coming.add(peer)
+        self.stage_of[peer] = self.balance.stage_for(self.stages)
+        self.coming.add(peer)
         self._asked[passing] = peer
         return peer, self.stage_of[peer]
 
     def lose(self, peer: int) -> bool:
         """A peer is gone; False if it was the last of its stage, and stays a member for want of another."""
         self.candidates.discard(peer)
-        self._coming.discard(peer)
+        self.coming.discard(peer)
         if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) - {peer}:
             self.lost |= {peer} & self.members
             return True
@@ -113,8 +172,9 @@ class Roster:
             return self.roll_back(checkpoint)
         out = set(self.lost)
         if between_steps:
-            for peer in sorted(self.leaving & self.members):
+            for peer in sorted(self.members & (self.leaving | set(self.moving))):
                 out |= {peer} if self.live(self.stage_of[peer]) - out - {peer} else set()
+            self.moving = {peer: stage for peer, stage in self.moving.items() if peer in out}
         new = self.candidates if between_steps and not vacant else set()
         if not out and not new:
             return None
@@ -160,8 +220,12 @@ class Roster:
         self._seated = {member.peer: member.process for member in view.members}
         self._joining = set(view.joining)
         self.candidates -= self.members
-        self._coming -= self.members
-        left = self.leaving - self.members - self.lost
+        self.coming -= self.members
+        self._sent -= self.members
+        left = (self.leaving | set(self.moving)) - self.members - self.lost
+        for peer in left & set(self.moving) - self.leaving:
+            self._sent_to(peer, self.moving[peer])
+        self.moving = {peer: stage for peer, stage in self.moving.items() if peer in self.members}
         for peer in before:
             if self.admissions.get(peer) != before[peer]:  # gone, or here again
                 self.lost.discard(peer)

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -32,6 +32,7 @@ from jaxdt.core.events import (
     LinkChanged,
     MarkCheckpoint,
     Meet,
+    MoveTo,
     Persist,
     Persisted,
     Ran,
@@ -67,6 +68,8 @@ class Loop:
     """Drives `machine` until it stops. A coordinator has a `durable` store; a peer has `tensors` once
     `prepare` has made them. `transport` is set before `run`.
 
+    `least_s`: how long a Work of a kind takes at least, to emulate a slower device.
+
     `report` is called with everything the machine says to people, on the loop's thread."""
 
     def __init__(
@@ -78,15 +81,16 @@ class Loop:
         checkpointer: Checkpointer | None,
         durable: FileStore | None = None,
         queue_bytes: int = 1 << 62,
+        least_s: Mapping[str, float] | None = None,
     ):
         self._me, self._machine, self._trace, self._report = me, machine, trace, report
         self._checkpointer, self._durable = checkpointer, durable
-        self._queue_bytes = queue_bytes
+        self._queue_bytes, self._least_s = queue_bytes, least_s or {}
         self._events: SimpleQueue[Event | Stop | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Run] = deque()
         self._work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()
-        self._stop: Stop | None = None
+        self._stop: Stop | MoveTo | None = None
         self._busy_s = 0.0
         self._last_step = 0
         self.transport: Transport | None = None
@@ -124,10 +128,11 @@ class Loop:
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
-    def run(self, address: str, prepare: Callable[[], Event] | None = None) -> Stop:
+    def run(self, address: str, prepare: Callable[[], Event] | None = None) -> Stop | MoveTo:
         """Start the machine, run `prepare` (compile and time the stage) on the compute thread, and go on until the
-        machine stops. The transport is closed when this returns, or raises BadInput or the OSError of a disk, of which
-        the others are told."""
+        machine stops, or until another has to take its place, for which the compute thread is waited for. The
+        transport is closed when this returns, or raises BadInput or the OSError of a disk, of which the others are
+        told."""
         compute = threading.Thread(target=self._compute, args=(prepare,), name="compute", daemon=True)
         compute.start()
         flush_s = FLUSH_S if self._durable else 0.0  # a coordinator has last words
@@ -142,6 +147,8 @@ class Loop:
         finally:
             self._work.put(None)
             self.transport.close(flush_s)
+        if isinstance(self._stop, MoveTo):
+            compute.join()  # so that the next machine's arrays find room
         return self._stop
 
     def _tell(self, reason: str) -> None:
@@ -226,7 +233,7 @@ class Loop:
                 if action.kind != "heartbeat":
                     self._trace.report(self._me, time.monotonic(), action)
                 self._report(action)
-            case Stop():
+            case Stop() | MoveTo():
                 self._stop = action
 
     def _send(self, send: Send) -> None:
@@ -262,6 +269,7 @@ class Loop:
                     if action.work.kind == UPDATE and self._checkpointer:
                         self._checkpointer.wait()
                     values = self.tensors.run(action.work, action.scale, action.rounds)
+                    time.sleep(max(0.0, started_s + self._least_s.get(action.work.kind, 0.0) - time.monotonic()))
                     self.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
         except BaseException as error:
             self.post(error)

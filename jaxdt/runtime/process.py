@@ -17,7 +17,19 @@ import jax
 from jaxdt.build import build_coordinator, build_newcomer, build_peer
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
-from jaxdt.core.events import COORDINATOR, Event, Interrupted, Leave, Ready, Report, Stop
+from jaxdt.core.events import (
+    BACKWARD,
+    COORDINATOR,
+    FORWARD,
+    REGENERATE,
+    Event,
+    Interrupted,
+    Leave,
+    MoveTo,
+    Ready,
+    Report,
+    Stop,
+)
 from jaxdt.core.message import from_plain
 from jaxdt.core.network import Network
 from jaxdt.core.plan import Plan
@@ -48,7 +60,8 @@ from jaxdt.sim.predict import device_links
 @dataclass(frozen=True)
 class Job:
     """What every process of a run is given. `run` names the run on every connection; without a credential only
-    loopback addresses are allowed; `network` is emulated inside the transport; `resume` is a complete checkpoint."""
+    loopback addresses are allowed; `network` is emulated inside the transport; `resume` is a complete checkpoint.
+    `forward_s` emulates a slower device: what a forward takes at least, and half of what a backward does."""
 
     config: RunConfig
     plan: Plan
@@ -60,6 +73,7 @@ class Job:
     resume: Path | None = None
     trace_steps: int = 30
     allow_plaintext: bool = False
+    forward_s: float = 0.0
 
     @property
     def about(self) -> dict:
@@ -73,9 +87,51 @@ class Job:
         resumed = self.resume and version == self.start.version
         return load_entries(self.resume if resumed else step_folder(self.run_dir, version), names)
 
+    def least_s(self, stage: int) -> dict[str, float]:
+        """Of each kind of Work on the emulated device; the last stage's backward has the forward in it."""
+        last = stage == self.plan.n_stages - 1
+        forward_s, backward_s = (0.0, 3 * self.forward_s) if last else (self.forward_s, 2 * self.forward_s)
+        return {FORWARD: forward_s, BACKWARD: backward_s, REGENERATE: backward_s}
+
     def checkpointer(self, stage: int | None) -> Checkpointer:
         about = self.about | {"stages": self.plan.n_stages}
         return Checkpointer(self.run_dir, about, self.config.train.keep_checkpoints, stage)
+
+
+class Orders:
+    """What others ask of this process, whichever machine it runs. The first SIGINT or SIGTERM is handed to the machine
+    as `asked`, another one interrupts it. With a launcher, so does a line "CODE REASON" on standard input, and its end,
+    which means that the launcher was killed."""
+
+    def __init__(self, asked: Event, with_parent: bool):
+        self._loop: Loop | None = None
+        self._given: list[Event] = []
+        requests = itertools.chain([asked], itertools.repeat(Interrupted()))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._give(next(requests)))
+        if with_parent:
+            threading.Thread(target=self._watch, name="parent", daemon=True).start()
+
+    def obey(self, loop: Loop) -> None:
+        """From now on orders go to this loop, those too that another may have heard too late."""
+        self._loop = loop
+        for event in self._given:
+            loop.post(event)
+
+    def _give(self, event: Event) -> None:
+        self._given.append(event)
+        if self._loop:
+            self._loop.post(event)
+
+    def _watch(self) -> None:
+        said = b""
+        while chunk := os.read(sys.stdin.fileno(), 4096):  # not the buffered reader: a thread inside it breaks the exit
+            said += chunk
+            if b"\n" in said:
+                code, _, reason = said.decode().strip().partition(" ")
+                self._give(Interrupted(int(code), reason))
+                return
+        self._give(Interrupted())
 
 
 def run_peer(
@@ -88,7 +144,19 @@ def run_peer(
     joins: int | None = None,
 ) -> Stop:
     """Be one peer of the plan until the run ends; `with_parent`: or until standard input does. `joins`: the stage of a
-    newcomer that the plan does not know."""
+    newcomer that the plan does not know. When it is wanted for another stage, it goes on there as a newcomer: what it
+    held is let go of, that stage's functions are compiled, and its state is fetched from those who hold it."""
+    orders = Orders(Leave(), with_parent)
+    end: Stop | MoveTo = _sit(job, peer, coordinator, listen, devices, orders, joins, False)
+    while isinstance(end, MoveTo):
+        end = _sit(job, peer, coordinator, listen, devices, orders, end.stage, True)
+    return end
+
+
+def _sit(
+    job: Job, peer: int, coordinator: str, listen: str, devices: int, orders: Orders, joins: int | None, again: bool
+) -> Stop | MoveTo:
+    """One machine of the peer, for one stage, until it ends or another takes its place; `again`: not the first one."""
     config, plan = job.config, job.plan
     if joins is None:
         stage, _ = plan.seat(peer)
@@ -96,23 +164,27 @@ def run_peer(
     else:
         stage, plan = joins, plan.with_newcomer(peer, joins)
         machine = build_newcomer(config, job.plan, peer, stage, job.run, job.data.checksum)
-    with contextlib.closing(LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl")) as trace_file:
+    with contextlib.closing(LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl", again)) as trace_file:
         trace = Trace(trace_file.write, job.trace_steps)
-        loop = Loop(peer, machine, trace, _say, job.checkpointer(stage), queue_bytes=config.net.queue_bytes)
+        slow = dict(queue_bytes=config.net.queue_bytes, least_s=job.least_s(stage))
+        loop = Loop(peer, machine, trace, _say, job.checkpointer(stage), **slow)
         address = _open(job, loop, peer, listen)
         loop.transport.connect(COORDINATOR, parse_address("coordinator", coordinator))
 
         def prepare() -> Ready:
             functions = stage_functions(config, plan, stage, devices)
             store = Store(config, plan, peer, job.data, functions, job.load_entries)
-            store.restore(job.start.version, job.start.lineage)
+            if joins is None:
+                store.restore(job.start.version, job.start.lineage)
             loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
             first = plan.microbatches(plan.seat(peer)[1]).start
             seconds = time_stage(store, peer, stage, groups, config.train.eval_every_steps > 0, first)
-            return Ready(seconds, store.n_words)
+            least_s = job.least_s(stage)
+            return Ready({kind: max(s, least_s.get(kind, 0.0)) for kind, s in seconds.items()}, store.n_words)
 
-        return _until_stopped(loop, address, prepare, with_parent, Leave())
+        orders.obey(loop)
+        return loop.run(address, prepare)
 
 
 def run_coordinator(
@@ -142,7 +214,8 @@ def run_coordinator(
         with journal:
             durable.put("run", job.run)
             started(address)
-            stop = _until_stopped(loop, address, None, with_parent, Interrupted())
+            Orders(Interrupted(), with_parent).obey(loop)
+            stop = loop.run(address)
             durable.put("run", "")  # nothing is left to go on with
             return stop
 
@@ -189,30 +262,6 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
     )
     bound = loop.transport.start()
     return "{}:{}".format(*bound) if bound else ""
-
-
-def _until_stopped(
-    loop: Loop, address: str, prepare: Callable[[], Ready] | None, with_parent: bool, asked: Event
-) -> Stop:
-    """The first SIGINT or SIGTERM is handed to the machine as `asked`, another one interrupts it. With a launcher, so
-    does a line "CODE REASON" on standard input, and its end, which means that the launcher was killed."""
-    requests = itertools.chain([asked], itertools.repeat(Interrupted()))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: loop.post(next(requests)))
-
-    def watch():
-        said = b""
-        while chunk := os.read(sys.stdin.fileno(), 4096):  # not the buffered reader: a thread inside it breaks the exit
-            said += chunk
-            if b"\n" in said:
-                code, _, reason = said.decode().strip().partition(" ")
-                loop.post(Interrupted(int(code), reason))
-                return
-        loop.post(Interrupted())
-
-    if with_parent:
-        threading.Thread(target=watch, name="parent", daemon=True).start()
-    return loop.run(address, prepare)
 
 
 def _say(report: Report) -> None:

@@ -33,6 +33,7 @@ from jaxdt.core.events import (
     LinkChanged,
     MarkCheckpoint,
     Meet,
+    MoveTo,
     Persist,
     Persisted,
     Ran,
@@ -148,6 +149,7 @@ class Simulation:
             Restore: self._restore,
             Install: self._install,
             Report: self._report,
+            MoveTo: self._move_to,
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
         }
         self.outcome = Outcome()
@@ -230,6 +232,11 @@ class Simulation:
                 links = [(COORDINATOR, peer)]
             for one, other in links:
                 self._event(one, LinkChanged(other, True, "started again"))
+
+    def _move_to(self, peer: int, move: MoveTo) -> None:
+        """The process begins another machine for another stage."""
+        self._stage_of[peer] = move.stage
+        self._start(peer, move.stage)
 
     def _start(self, peer: int, stage: int | None) -> None:
         seat = self._seat_of(peer, stage)

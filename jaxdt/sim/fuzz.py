@@ -1,27 +1,30 @@
 """Cases from a seed: a small run, its links and its faults, played without arithmetic under the invariants.
 
 An equal seed gives an equal case and an equal run, whatever was played before. `play` raises InvariantBroken.
+In some cases peers change stages: by their queues, or by the dice, which move whom a queue never would.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.build import build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.core import config as configs
+from jaxdt.core.balance import ByNumber, Move, Stages
 from jaxdt.core.config import NetConfig, RunConfig, WiringConfig
+from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import COORDINATOR, Action, Event
 from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine, Peer
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
-from jaxdt.core.terms import remembered
+from jaxdt.core.terms import Memory, remembered
 from jaxdt.sim.cluster import Observer, Outcome, Seating, Simulation
 from jaxdt.sim.contents import NO_STATE, Contents
 from jaxdt.sim.faults import CRASH, ENDS, JOIN, LEAVE, RESTART, Fault, draw, spares_every_stage
 from jaxdt.sim.invariants import InvariantBroken, Invariants
 
-N_STEPS = 3
+N_STEPS, N_STEPS_OF_MOVES = 3, 6
 DETECTION_S = 30.0  # until a fault is noticed, judged and made good, at most
 
 # What a machine raises is a finding too.
@@ -42,7 +45,7 @@ Mutate = Callable[[int, Machine, Contents | None], Machine]
 @dataclass(frozen=True)
 class Case:
     """`seconds[peer]` of every kind of Work; `links` by ordered pair; `spoilt`: the step whose first gradient is not
-    finite."""
+    finite; `restless_s`: how often the dice make peers change stages (0: never)."""
 
     seed: int
     config: RunConfig
@@ -52,6 +55,12 @@ class Case:
     persist_s: float
     faults: tuple[Fault, ...]
     spoilt: int | None
+    restless_s: float = 0.0
+
+    @property
+    def moves(self) -> bool:
+        """Whether peers may change stages."""
+        return bool(self.restless_s or self.config.wiring.rebalance_s)
 
     @property
     def limit_s(self) -> float:
@@ -69,7 +78,8 @@ class Case:
             f"{self.plan.n_microbatches} microbatches, delay {self.config.sync.delay}, {wiring.kind}, "
             f"{wiring.routers} routers, window {wiring.window}, "
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
-            f"persist {self.persist_s} s, {train.on_nonfinite}{'' if self.spoilt is None else f' at {self.spoilt}'}"
+            f"persist {self.persist_s} s, {train.on_nonfinite}{'' if self.spoilt is None else f' at {self.spoilt}'}, "
+            f"rebalancing every {wiring.rebalance_s:.3g} s, the dice every {self.restless_s:.3g} s"
         )
 
 
@@ -88,7 +98,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         10 * work_s * (plan.n_microbatches / plan.n_pipelines + plan.n_stages) + 8 * far_s[1] + persist_s
     )
     pause_s, n_faults = rng.choice((1.0, 6.0, 15.0)), rng.choice((0, 1, 2, 2, 3, 4))
-    return Case(
+    case = Case(
         seed=seed,
         config=config,
         plan=plan,
@@ -100,6 +110,34 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         ),
         spoilt=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
+    return _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+
+
+def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
+    """In a third of the cases peers change stages, about once a step or less often."""
+    kind = rng.choice(("queue", "dice", "", "", "", ""))
+    if not kind or case.config.wiring.kind == "fixed":
+        return case
+    n_steps = N_STEPS_OF_MOVES + case.config.sync.delay
+    every_s, train = rng.choice((0.1, 0.3, 1.0)) * step_s, replace(case.config.train, steps=n_steps)
+    moves = dict(rebalance_s=every_s, rebalance_moves=rng.choice((1, 3))) if kind == "queue" else {}
+    config = replace(case.config, train=train, wiring=replace(case.config.wiring, **moves))
+    return replace(case, config=config, restless_s=every_s if kind == "dice" else 0.0)
+
+
+class Restless(ByNumber):
+    """Moves whoever may move, anywhere, every now and then."""
+
+    def __init__(self, seed: int, every_s: float):
+        self._rng, self._every_s, self._due_s = random.Random(f"restless {seed}"), every_s, 0.0
+
+    def moves(self, now_s: float, stages: Stages, at_work: Collection[int]) -> list[Move]:
+        if now_s < self._due_s:
+            return []
+        self._due_s = now_s + self._rng.uniform(0.5, 1.5) * self._every_s
+        where = {peer: stage for stage, peers in enumerate(stages) for peer in peers if peer in at_work}
+        drawn = self._rng.sample(sorted(where), min(len(where), self._rng.choice((1, 1, 2))))
+        return [Move(p, where[p], self._rng.choice([s for s in range(len(stages)) if s != where[p]])) for p in drawn]
 
 
 def _with_arrivals(rng: random.Random, plan: Plan, run_s: float, faults: list[Fault]) -> tuple[Fault, ...]:
@@ -161,8 +199,9 @@ def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None 
 def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, int]:
     """Run the case under the invariants; what came of it, and the number of events that were looked at.
     `mutate(who, machine, contents)` may give another machine instead; `observer` hears what the invariants hear."""
-    peers, coordinator = build_peers(case.config, case.plan, "fuzz"), build_coordinator(case.config, case.plan, "fuzz")
-    invariants = Invariants(peers, spares_every_stage(case.faults, case.plan.placement))
+    peers, coordinator = build_peers(case.config, case.plan, "fuzz"), _coordinator(case)
+    taken = frozenset(peer for fault in case.faults for peer in fault.takes) if case.moves else None
+    invariants = Invariants(peers, spares_every_stage(case.faults, case.plan.placement), taken)
     seats = _seats(case, peers, invariants)
     if mutate:
         coordinator = mutate(COORDINATOR, coordinator, None)
@@ -191,7 +230,7 @@ def _again(case: Case, invariants: Invariants, mutate: Mutate | None) -> tuple[C
     changed = mutate or (lambda who, machine, contents: machine)
 
     def seat_of(peer: int, stage: int | None) -> Seating:
-        seconds = case.seconds[peer if stage is None else plan.placement[stage][0]]
+        seconds = case.seconds.get(peer, case.seconds[plan.placement[stage or 0][0]])
         if stage is None:
             stage, version, machine = plan.seat(peer)[0], 0, build_peer(config, plan, peer, "fuzz")
         else:
@@ -203,9 +242,14 @@ def _again(case: Case, invariants: Invariants, mutate: Mutate | None) -> tuple[C
 
     def coordinator_of(disk: Mapping) -> Machine:
         memory = remembered(disk, invariants.checkpoint)
-        return changed(COORDINATOR, build_coordinator(config, plan, "fuzz", memory=memory), None)
+        return changed(COORDINATOR, _coordinator(case, memory), None)
 
     return seat_of, coordinator_of
+
+
+def _coordinator(case: Case, memory: Memory | None = None) -> Coordinator:
+    balance = Restless(case.seed, case.restless_s) if case.restless_s else None
+    return build_coordinator(case.config, case.plan, "fuzz", memory=memory, balance=balance)
 
 
 def _contents(case: Case, peer: int, stage: int, invariants: Invariants, version: int) -> Contents:

@@ -5,7 +5,8 @@
   (3) every member of the view can apply every durable record that it has not applied
   (4) within a lineage records only grow
   (5) nothing is rolled back, and the run does not end, while each stage keeps a peer that no fault took; before the
-      first view the run needs everybody
+      first view the run needs everybody; where peers change stages, each stage of the last view counts, and no view
+      leaves a stage without members
   (6) no microbatch is in the accumulators of two live members of one view
   (7) the run gets to its end within a stated time after the last fault is over
 
@@ -50,15 +51,16 @@ class InvariantBroken(Exception):
 
 
 class Invariants:
-    """The observer of one simulation. `contents` is filled before it runs; `must_last`: the faults leave each stage a
-    peer. What an event did to the tensors is looked at when the next one comes, since an observer hears of it before
-    it is done."""
+    """The observer of one simulation. `contents` is filled before it runs; `must_last`: the faults leave each stage of
+    the plan a peer; with `taken`, the peers that faults take, the stages of the last view count instead. What an event
+    did to the tensors is looked at when the next one comes, since an observer hears of it before it is done."""
 
-    def __init__(self, peers: Mapping[int, Peer], must_last: bool):
+    def __init__(self, peers: Mapping[int, Peer], must_last: bool, taken: frozenset[int] | None = None):
         self.contents: dict[int, Contents] = {}
         self.now_s = 0.0
         self.n_checked = 0
-        self._peers, self._must_last = dict(peers), must_last
+        self._peers, self._may_end = dict(peers), False
+        self._planned, self._taken = must_last, taken
         self._alive = set(peers)
         self._changed: tuple[int, bool] | None = None
         self._pending: dict[str, View | Record] = {}
@@ -89,7 +91,14 @@ class Invariants:
 
     def may_end(self) -> None:
         """From now on the run may end or be rolled back: a gradient is not finite."""
-        self._must_last = False
+        self._may_end = True
+
+    @property
+    def _must_last(self) -> bool:
+        if self._may_end or self._taken is None or self._view is None:
+            return self._planned and not self._may_end
+        stages = range(len(self._view.stage_views))
+        return all(set(self._view.working(stage, self._view.n_committed)) - self._taken for stage in stages)
 
     def broken(self, which: int, who: int, what: str) -> None:
         name = "coordinator" if who == COORDINATOR else f"peer {who}"
@@ -145,6 +154,8 @@ class Invariants:
             self._can_apply(member.peer)
 
     def _on_view(self, view: View) -> None:
+        if self._taken is not None and {member.stage for member in view.members} != set(range(len(view.stage_views))):
+            self.broken(SPARED, COORDINATOR, f"view {view.number} leaves a stage without members: {view.members}")
         if view.lineage != self._lineage:
             if self._must_last:
                 self.broken(SPARED, COORDINATOR, f"rolls back to {view.n_committed} steps")

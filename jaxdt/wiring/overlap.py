@@ -64,6 +64,12 @@ class Overlap:
                 return []
         return self._in_turn(told)
 
+    @property
+    def queue(self) -> tuple[int, bool]:
+        """How much Work waits here, and whether some runs."""
+        n_known = sum(waiting + runs for waiting, runs in (wiring.queue for wiring in self._wirings))
+        return n_known - self._running, self._running
+
     def _of(self, step: int) -> Wiring:
         return self._wirings[step % len(self._wirings)]
 

@@ -106,6 +106,11 @@ class SwarmWiring:
                 return self._finished(now_s, work, values) + self._next() + self._tell(now_s)
         return []
 
+    @property
+    def queue(self) -> tuple[int, bool]:
+        """How much Work waits here, and whether some runs."""
+        return len(self._ready), self.running is not None
+
     def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
         match body:
             case Grant() | Boundary():

@@ -1,13 +1,15 @@
 """Equal stages of equal peers on access lines of their own: what SWARM's Table 2 and Figure 7 run on."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from jaxdt.core.config import PlanConfig, RunConfig, SyncConfig, TrainConfig, WiringConfig, default_plan
+from jaxdt.core.config import NetConfig, PlanConfig, RunConfig, SyncConfig, TrainConfig, WiringConfig, default_plan
 from jaxdt.core.events import BACKWARD, COORDINATOR, FORWARD
 from jaxdt.core.gpt import GPTConfig
 from jaxdt.core.network import Link
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import boundary_bytes
+from jaxdt.sim.faults import Fault
 from jaxdt.sim.lines import LinkOptions
 from jaxdt.sim.links import Jitter
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
@@ -22,7 +24,7 @@ class Fleet:
     """`compute_s`: forward, recomputation and backward of a stage's microbatch. `gbps`: each way of each peer's line,
     which all its traffic shares, and of each link. `blocking`: a peer computes nothing while it sends a boundary
     tensor, latency included. `window`: of swarm, 0 for two microbatches a peer. `synced`: averaging and commit count.
-    """
+    `n_layers`: with parameters of their own, 0 for one a stage."""
 
     n_stages: int
     n_pipelines: int
@@ -40,16 +42,23 @@ class Fleet:
     synced: bool = False
     seq_len: int = 512
     activation: str = "gelu"
+    n_layers: int = 0
 
     def step_s(self, share: int) -> float:
         """Seconds of a step with so many microbatches per pipeline."""
+        return self.seconds(share)[WARM_UP_STEPS]
+
+    def seconds(self, share: int, faults: Sequence[Fault] = (), net: NetConfig = RARE) -> list[float]:
+        """Of each step of a short run."""
         config, plan = self._config(share)
-        outcome = simulate(config, plan, self._conditions(config, plan))
-        return outcome.fields("step")[WARM_UP_STEPS]["step_s"]
+        outcome = simulate(replace(config, net=net), plan, self._conditions(config, plan), faults=faults)
+        return [fields["step_s"] for fields in outcome.fields("step")]
 
     def _config(self, share: int) -> tuple[RunConfig, Plan]:
         d_model, activation = self.d_model, self.activation
-        model = GPTConfig(self.n_stages, d_model, 1, 4 * d_model, self.seq_len, 1, activation=activation)
+        model = GPTConfig(
+            self.n_layers or self.n_stages, d_model, 1, 4 * d_model, self.seq_len, 1, activation=activation
+        )
         n_microbatches = share * self.n_pipelines
         config = RunConfig(
             model,

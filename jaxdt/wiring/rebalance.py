@@ -1,0 +1,144 @@
+"""Who changes stages (SWARM Sec. 3.3, Algorithm 2): one table of queue lengths in, moves out.
+
+The stage of the greatest load (the sum of its peers' queues) gets a peer. The paper takes it from the stage of the
+least load; but in a pipeline that is in balance with its slowest stage all others have equal loads, whatever their
+sizes (Little's law), so the least of them is noise. Here it comes from the stage that stays fastest without it: work
+that would come through if the stage never waited goes as its peers over the share of time in which they compute. It
+is that stage's peer of the shortest queue, as in the paper. Nothing moves if the stage that gives would then be no
+faster than the one that gets is now, so that the slowest stage never gets slower by a move, and what a move has
+mended is not undone by the next. Decided by one machine from one table, so that two peers never both move.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxdt.core.balance import ByNumber, Move, Stages
+from jaxdt.core.events import Load
+
+Table = Sequence[Mapping[int, Load]]
+THRESHOLD = 1.0  # Works by which the loads of two stages differ at least before a peer moves
+MARGIN = 0.25  # of a peer, by which the stage that gives must stay faster: shares of time are measured, not known
+FRESH_PERIODS = 1.0  # reports that are older are left out
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """Peers of a stage, the sum of their queues, and the share of time in which they compute, summed too."""
+
+    n_peers: int
+    queue: float
+    busy: float
+
+    def rate(self, fewer: float = 0.0) -> float:
+        """How much faster than now the run could go for all that this stage does, with so many peers fewer."""
+        n = self.n_peers - fewer
+        return n / self.busy if self.busy and n > 0 else float("inf") if n > 0 else 0.0
+
+    def with_one_more(self) -> "StageLoad":
+        n = self.n_peers
+        return replace(self, n_peers=n + 1, queue=self.queue * n / (n + 1))
+
+    def with_one_less(self) -> "StageLoad":
+        return replace(self, n_peers=self.n_peers - 1)
+
+
+def loads_of(table: Table, sizes: Sequence[int] | None = None) -> list[StageLoad]:
+    """Per stage. With `sizes`, some of its peers have said nothing: who is on its way will share what there is."""
+    found = []
+    for stage, own in enumerate(table):
+        n = len(own) if sizes is None else sizes[stage]
+        queue, busy = (sum(getattr(load, name) for load in own.values()) for name in ("queue", "busy"))
+        found.append(StageLoad(n, queue * len(own) / n if n else 0.0, busy))
+    return found
+
+
+def decide(
+    table: Table,
+    n_moves: int = 1,
+    before: Collection[Move] = (),
+    may_move: Collection[int] | None = None,
+    sizes: Sequence[int] | None = None,
+) -> list[Move]:
+    """At most n_moves moves of different peers, of all or of those that `may_move`. A move that undoes one of
+    `before`, those of the last period, is not made: the sign of a difference that flips at once was noise."""
+    loads = loads_of(table, sizes)
+    left = [{p: load for p, load in own.items() if may_move is None or p in may_move} for own in table]
+    barred = {(move.dst, move.src) for move in before}
+    made: list[Move] = []
+    while len(made) < n_moves and len(loads) > 1:
+        dst = neediest(loads, measured=not made)
+        src = max((s for s in range(len(loads)) if s != dst), key=lambda s: (loads[s].rate(1), loads[s].n_peers, -s))
+        if not left[src] or (src, dst) in barred or not gains(loads, src, dst, measured=not made):
+            break
+        peer = min(left[src], key=lambda p: (left[src][p].queue, p))
+        del left[src][peer]
+        made.append(Move(peer, src, dst))
+        loads[src], loads[dst] = loads[src].with_one_less(), loads[dst].with_one_more()
+    return made
+
+
+def neediest(loads: Sequence[StageLoad], measured: bool = True) -> int:
+    """The stage that a peer would help most: one without any, else that of the greatest load. Once a move is decided
+    nobody has measured the queues that come of it (`measured` is false), and the slowest stage is."""
+    stages = range(len(loads))
+    if measured:
+        return max(stages, key=lambda s: (not loads[s].n_peers, loads[s].queue, -s))
+    return min(stages, key=lambda s: (loads[s].rate(), -loads[s].queue, s))
+
+
+def gains(loads: Sequence[StageLoad], src: int, dst: int, measured: bool = True) -> bool:
+    """Whether stage src can spare a peer that helps dst."""
+    if loads[src].n_peers < 2 or loads[src].rate(1 + MARGIN) <= loads[dst].rate():
+        return False
+    return not loads[dst].n_peers or not measured or loads[dst].queue - loads[src].queue >= THRESHOLD
+
+
+class Rebalancer:
+    """The table, from the peers' reports, and a decision every period_s seconds."""
+
+    def __init__(self, period_s: float, n_moves: int = 1):
+        self._period_s, self._n_moves = period_s, n_moves
+        self._reports: dict[int, tuple[float, Load]] = {}
+        self._now_s, self._due_s = 0.0, None
+        self._before: list[Move] = []
+
+    def report(self, now_s: float, peer: int, load: Load) -> None:
+        """What a peer says of its queue."""
+        self._now_s, self._reports[peer] = now_s, (now_s, load)
+
+    def moves(self, now_s: float, stages: Stages, at_work: Collection[int]) -> list[Move]:
+        """Those that are due now, of peers `at_work`."""
+        self._now_s = now_s
+        if self._due_s is None:
+            self._due_s = now_s + self._period_s
+        if now_s < self._due_s:
+            return []
+        self._due_s = now_s + self._period_s
+        table = self._table(stages)
+        self._before = decide(table, self._n_moves, self._before, at_work, _sizes(stages)) if table else []
+        return self._before
+
+    def stage_for(self, stages: Stages) -> int:
+        """The stage of the greatest load; without a table the smallest."""
+        table = self._table(stages)
+        return neediest(loads_of(table, _sizes(stages))) if table else ByNumber().stage_for(stages)
+
+    def better(self, stages: Stages, peer: int) -> int | None:
+        """The same, if that stage needs the joiner more than its own does."""
+        table = self._table(stages)
+        if not table:
+            return ByNumber().better(stages, peer)
+        loads = loads_of(table, _sizes(stages))
+        own, best = next(s for s, peers in enumerate(stages) if peer in peers), neediest(loads)
+        return best if best != own and loads[own].rate(1 + MARGIN) > loads[best].rate() else None
+
+    def _table(self, stages: Stages) -> list[dict[int, Load]]:
+        """Late reports are left out; nothing if nobody of a stage has said anything lately."""
+        fresh_s = self._now_s - FRESH_PERIODS * self._period_s
+        fresh = {peer: load for peer, (at_s, load) in self._reports.items() if at_s >= fresh_s}
+        table = [{peer: fresh[peer] for peer in sorted(peers) if peer in fresh} for peers in stages]
+        return [] if any(peers and not own for peers, own in zip(stages, table, strict=True)) else table
+
+
+def _sizes(stages: Stages) -> list[int]:
+    return [len(peers) for peers in stages]
