@@ -407,8 +407,9 @@ def test_a_connection_of_somebody_who_never_said_hello_is_nobodys_loss():
 def test_a_suspicion_ends_the_run_for_all():
     run = Driver()
     run.begin()
-    actions = run.message(0, Suspect(2, "no link for 4.5 s"))
-    assert_over(actions, 3, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0)")
+    assert not of(run.message(0, Suspect(2, "no link for 4.5 s")), Stop)
+    actions = run.event(Woke("tick"), 2 * TERMS.heartbeat_s)
+    assert_over(actions, 3, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0 of peer 2)")
 
 
 def test_interrupted_is_130_for_all():

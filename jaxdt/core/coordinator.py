@@ -51,6 +51,7 @@ from jaxdt.core.events import (
     Woke,
 )
 from jaxdt.core.leases import Leases
+from jaxdt.core.quarrels import Quarrels
 from jaxdt.core.roster import Roster
 from jaxdt.core.terms import Memory, Terms
 
@@ -68,7 +69,7 @@ class Coordinator:
         self.roster = Roster(terms.stage_of, terms.n_stages, self.reign)
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
-        self._leases = Leases(terms.deadline_floor_s)
+        self._leases, self._quarrels = Leases(terms.deadline_floor_s), Quarrels(2 * terms.heartbeat_s)
         self._votes = Votes()
         self._records: list[Record] = []
         self._pending: dict[str, Message | int] = {}
@@ -92,8 +93,7 @@ class Coordinator:
             case Started():
                 return [*self._start(now_s), tick]
             case Woke("tick"):
-                over = self._leases.over(now_s) if now_s >= self._patient_until_s else None
-                return [*(self._lost(*over) if over else []), tick]
+                return [*(self._overdue(now_s) if now_s >= self._patient_until_s else []), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -124,8 +124,7 @@ class Coordinator:
             for member in self.view.members:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
-            told = {"reign": self.reign, "view": self.view.number, "step": self.n_committed}
-            actions.append(Report("again", told))
+            actions.append(Report("again", {"reign": self.reign, "view": self.view.number, "step": self.n_committed}))
         return actions
 
     def _persist(self, name: str, value: Message | int) -> Persist:
@@ -160,8 +159,8 @@ class Coordinator:
                 self.roster.leaving.add(src)
                 last = not self.roster.live(self.roster.stage_of[src]) - {src}
                 return [Report("leaving", {"peer": src, "last_of_its_stage": last}), *self._change()]
-            case Suspect(peer, reason) if self.view is None or peer in self.roster.members:
-                return self._lost(peer, f"{reason} (said by peer {src})")
+            case Suspect(peer, reason):
+                self._quarrels.accuse(now_s, src, peer, reason)
         return []
 
     # -------------------------------------------------------------------------------------------------- membership
@@ -222,6 +221,10 @@ class Coordinator:
         first = self.roster.first_view(self.reign, self.terms.start_lineage, self.n_committed)
         return [self._persist("view", first)]
 
+    def _overdue(self, now_s: float) -> list[Action]:
+        over = self._leases.over(now_s) or self._quarrels.judged(now_s, self.roster)
+        return self._lost(*over) if over else []
+
     def _lost(self, peer: int, reason: str) -> list[Action]:
         """Go on without it, wait for it, or end."""
         stage, reason = self.roster.stage_of.get(peer), f"{self.roster.name(peer)}: lost, {reason}"
@@ -234,9 +237,8 @@ class Coordinator:
         if not self.roster.lose(peer):
             if not self.terms.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
-            steps = list(range(self._checkpoint, self.n_committed))
-            fields = {"stage": stage, "reason": reason, "checkpoint": self._checkpoint, "at_stake": steps}
-            told.append(Report("vacant", fields))
+            fields = {"stage": stage, "reason": reason, "checkpoint": self._checkpoint}
+            told.append(Report("vacant", fields | {"at_stake": list(range(self._checkpoint, self.n_committed))}))
         return told + self._change()
 
     def _change(self, between_steps: bool = False) -> list[Action]:
@@ -259,9 +261,9 @@ class Coordinator:
         self._saved.clear()
         self._done.clear()
         self._records.clear()
-        steps = list(range(view.n_committed, self.n_committed))
-        fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage, "again": steps}
-        return [Report("rollback", fields), self._persist("view", view)]
+        fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage}
+        again = list(range(view.n_committed, self.n_committed))
+        return [Report("rollback", fields | {"again": again}), self._persist("view", view)]
 
     def _reach(self, peer: int) -> Connect:
         """A peer whose connections were ended is reached again where it said that it listens."""
@@ -328,8 +330,7 @@ class Coordinator:
 
     def _on_done(self, src: int, done: Done) -> list[Action]:
         self._done[src] = done
-        actions: list[Action] = [Report("done", {"peer": src, "bytes_to": done.bytes_to, **done.totals})]
-        return actions + self._settled()
+        return [Report("done", {"peer": src, "bytes_to": done.bytes_to, **done.totals}), *self._settled()]
 
     def _settled(self) -> list[Action]:
         """Over once every member is done and the last checkpoint is complete."""
@@ -338,8 +339,7 @@ class Coordinator:
         return self._end(0, f"done: {self.terms.n_steps} steps")
 
     def _end(self, code: int, reason: str) -> list[Action]:
-        self._ended = True
-        told = [self._send(peer, Ended(code, reason)) for peer in self._leases]
+        self._ended, told = True, [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [Report("ended", {"code": code, "reason": reason}), *told, Stop(code, reason)]
 
     def _to_all(self, body: Message) -> list[Action]:

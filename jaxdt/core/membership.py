@@ -61,6 +61,7 @@ FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
 TAKE, HOLD, DROP = "take", "hold", "drop"
 AT_ANY_TIME = frozenset({View, Pulse, Ended})
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed}
 # What names its round or version outlives the views that do not touch it.
 NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take, Committed, Fetch, State})
 
@@ -88,7 +89,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Suspect}
     )
 
     def __init__(self, seat: Seat):
@@ -109,6 +110,7 @@ class Membership:
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
         self._clock = (float("inf"), 0.0)
+        self._speakers = frozenset({COORDINATOR})  # and the members of our view
         self._version = seat.start_version
         self.header = Header(seat.run, 0, 0, seat.peer)  # what this peer's messages say now
 
@@ -117,10 +119,14 @@ class Membership:
         mine = self.header
         if header.run != mine.run:
             return DROP
+        if header.src != COORDINATOR and type(body) in FROM_COORDINATOR:
+            return DROP
         if header.src == COORDINATOR and type(body) in AT_ANY_TIME:
             return TAKE
         if header.view > mine.view:
             return HOLD
+        if header.src not in self._speakers:
+            return DROP
         fits = header.view == mine.view or type(body) in NAMES_ITS_ROUND
         return TAKE if fits and header.lineage == mine.lineage else DROP
 
@@ -155,6 +161,8 @@ class Membership:
                 return [self._tell(Leaving())] if self.view else [Stop(0, "left before it was let in")]
             case LinkChanged(peer, up):
                 return self._link(now_s, peer, up)
+            case Received(_, Suspect(peer, reason)) if peer == self.seat.peer and peer in self.view.joining:
+                return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
             case Installed(version):
                 self._version = version
             case Updated(_, version):
@@ -239,6 +247,7 @@ class Membership:
         self._saves_first = not new and self._least(self.view, view.n_committed)
         self.view, self.lineage, self._number = view, view.lineage, view.number
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
+        self._speakers = frozenset(here | {COORDINATOR})
         self._last_words.pop(Done, None)
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p in here | {COORDINATOR}}
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
