@@ -135,7 +135,7 @@ def churn(run_dir: Path, immortal: set[str], network: Path) -> Churned:
             for name in immortal & set(pids):
                 one.sample(name, pids[name])
             if now_s >= next_s:
-                next_s += PERIOD_S.value
+                next_s = now_s + PERIOD_S.value
                 one.newcomers = {n: child for n, child in one.newcomers.items() if child.poll() is None}
                 mortal = {name: pid for name, pid in pids.items() if name not in immortal}
                 mortal |= {f"newcomer {n}": child.pid for n, child in one.newcomers.items()}

@@ -18,6 +18,8 @@ from jaxdt.runtime.checkpoint import load_entries, newest
 
 N_STEPS = 60
 STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
+ONE_PROCESS = ("--config.plan.stages=1", "--config.plan.pipelines=1")
+ALONE: list[Launched] = []  # by whichever module asks first
 SWARM = ("--config.wiring.kind=swarm", "--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=2.0")
 
 
@@ -66,12 +68,13 @@ def churning(tmp_path):
             fleet.newcomer.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(tmp_path_factory) -> Launched:
     """One process that did the same steps, undisturbed."""
-    one = Launched(tmp_path_factory.mktemp("alone"), *STEPS, "--config.plan.stages=1", "--config.plan.pipelines=1")
-    assert one.ended() == 0, one.output
-    return one
+    if not ALONE:
+        ALONE.append(Launched(tmp_path_factory.mktemp("alone"), *STEPS, *ONE_PROCESS))
+        assert ALONE[0].ended() == 0, ALONE[0].output
+    return ALONE[0]
 
 
 @pytest.fixture

@@ -601,3 +601,20 @@ def test_a_part_that_is_durable_counts_whoever_wrote_it():
     run.event(Persisted("view"))
     run.message(3, Saved(1, 1))
     assert reports(run.message(2, Saved(1, 0)), "checkpoint") == [{"version": 1, "save_s": 0.0}]
+
+
+def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
+    """A peer that was cut off says late, over the link that has healed, whom it could not reach."""
+    run = elastic()
+    lose(run, 2, now_s=0.0)
+    run.event(Persisted("view"))
+    run.join(2)
+    for peer in (0, 1, 3):
+        run.message(peer, prepared(peer, 0), view=2)
+    run.event(Persisted("record"))
+    run.event(Persisted("view"))
+    assert run.machine.roster.admissions[2] == 3
+    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.0, view=1)
+    assert not reports(run.event(Woke("tick"), 2.1), "lost")
+    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.2, view=3)
+    assert [fields["peer"] for fields in reports(run.event(Woke("tick"), 2.3), "lost")] == [2]

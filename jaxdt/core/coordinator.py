@@ -159,7 +159,7 @@ class Coordinator:
                 self.roster.leaving.add(src)
                 last = not self.roster.live(self.roster.stage_of[src]) - {src}
                 return [Report("leaving", {"peer": src, "last_of_its_stage": last}), *self._change()]
-            case Suspect(peer, reason):
+            case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
                 self._quarrels.accuse(now_s, src, peer, reason)
         return []
 

@@ -265,6 +265,7 @@ class Membership:
             return [Stop(3, f"peer {self.seat.peer}: the run went on without it, it was taken for lost")]
         self.view, self._number = None, view.number
         self._last_words.clear()
+        self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]
         return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
 

@@ -130,7 +130,7 @@ class Simulation:
         n_on = Counter(seat.host for seat in seats.values())
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
         self._handlers: dict[type, Callable[[int, Any], None] | None] = {
-            Connect: None,
+            Connect: self._connect,
             Disconnect: None,
             MarkCheckpoint: None,
             Send: self._send,
@@ -292,6 +292,10 @@ class Simulation:
             self.outcome.reports.append((self.outcome.now_s, peer, report))
             if self._trace:
                 self._trace.report(peer, self.outcome.now_s, report)
+
+    def _connect(self, peer: int, connect: Connect) -> None:
+        if self._disturbance:
+            self._disturbance.dial(self.outcome.now_s, peer, connect.peer)
 
     def _send(self, src: int, send: Send) -> None:
         if send.dst >= PASSING:
