@@ -618,3 +618,18 @@ def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
     assert not reports(run.event(Woke("tick"), 2.1), "lost")
     run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.2, view=3)
     assert [fields["peer"] for fields in reports(run.event(Woke("tick"), 2.3), "lost")] == [2]
+
+
+@pytest.mark.parametrize("durable_first", [True, False])
+def test_who_was_put_out_and_greets_again_learns_of_it(durable_first):
+    """Its connection was ended, so it dials and says hello, as a member that was merely cut off would."""
+    run = elastic()
+    lose(run, 2)
+    hello = Hello(2, 0, "f", "h2:1")
+    if durable_first:
+        run.event(Persisted("view"))
+        told = run.message(2, hello)
+    else:
+        run.message(2, hello)
+        told = run.event(Persisted("view"))
+    assert sent(told, View)[2].number == 2

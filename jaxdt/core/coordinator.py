@@ -178,17 +178,17 @@ class Coordinator:
         if reason:
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         anew = self.roster.hello(src, hello.address, hello.process)
-        actions: list[Action] = []
-        if anew:
-            actions += self._lost(src, "its process was started anew")
-            if self._ended:
-                return actions
+        actions = self._lost(src, "its process was started anew") if anew else []
+        if self._ended:
+            return actions
         if src in self.roster.missing and not anew:
             actions += self._is_back(now_s, src)
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
         actions += [Disconnect(passing) for passing in self.roster.known(src)]
-        return actions + (self._again(src) if src in self.roster.members and not anew else [])
+        if src in self.roster.members:
+            return actions + ([] if anew else self._again(src))
+        return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member
 
     def _is_back(self, now_s: float, src: int) -> list[Action]:
         """The last of its stage was silent, and is not dead."""
@@ -302,7 +302,7 @@ class Coordinator:
             left, self.n_committed = self.roster.adopt(value), value.n_committed
             members = {member.peer: member.stage for member in value.members}
             report = Report("view", {"view": value.number, "members": members, "joining": list(value.joining)})
-            told = [self._send(peer, value) for peer in sorted(left)]  # so that they go
+            told = [self._send(peer, value) for peer in self._leases if peer not in members]  # so that they learn of it
             for peer in left:
                 self._leases.end(peer)
             return [report, *self._to_all(value), *told, *self._settled(), *self._change()]

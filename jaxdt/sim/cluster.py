@@ -131,7 +131,7 @@ class Simulation:
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
         self._handlers: dict[type, Callable[[int, Any], None] | None] = {
             Connect: self._connect,
-            Disconnect: None,
+            Disconnect: self._disconnect,
             MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
@@ -296,6 +296,10 @@ class Simulation:
     def _connect(self, peer: int, connect: Connect) -> None:
         if self._disturbance:
             self._disturbance.dial(self.outcome.now_s, peer, connect.peer)
+
+    def _disconnect(self, peer: int, disconnect: Disconnect) -> None:
+        if self._disturbance and disconnect.peer in self._machines:
+            self._disturbance.hang_up(self.outcome.now_s, peer, disconnect.peer)
 
     def _send(self, src: int, send: Send) -> None:
         if send.dst >= PASSING:

@@ -84,6 +84,12 @@ class Disturbance:
         if any(fault.kind == CUT and now_s >= fault.at_s + fault.breaks_s for fault in faults):
             self._at(now_s + CRASH_SEEN_S, partial(self._tell, peer, LinkChanged(other, False, CUT)))
 
+    def hang_up(self, now_s: float, peer: int, other: int) -> None:
+        """Who is put off sees the connection break, and dials again with success, unless it is gone or the link cut."""
+        if other not in self._dead and not self._blocks.get((other, peer, CONTROL)):
+            for after_s, up in ((CRASH_SEEN_S, False), (2 * CRASH_SEEN_S, True)):
+                self._at(now_s + after_s, partial(self._tell, other, LinkChanged(peer, up, "hung up")))
+
     def arrive(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> None:
         """A message comes out of its link."""
         if src in self._silenced:
