@@ -6,9 +6,11 @@ import pytest
 from jaxdt.core.coordinator import ROLLBACKS_MAX, Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
+    PASSING,
     CheckpointComplete,
     Committed,
     Connect,
+    Disconnect,
     Done,
     Ended,
     Failed,
@@ -17,6 +19,7 @@ from jaxdt.core.events import (
     Heartbeat,
     Hello,
     Interrupted,
+    Join,
     LinkChanged,
     MarkCheckpoint,
     Persist,
@@ -633,3 +636,10 @@ def test_who_was_put_out_and_greets_again_learns_of_it(durable_first):
         run.message(2, hello)
         told = run.event(Persisted("view"))
     assert sent(told, View)[2].number == 2
+
+
+def test_who_asked_under_a_passing_name_and_is_gone_leaves_no_connection_behind():
+    run = elastic()
+    run.event(Received(Header("", 0, 0, PASSING + 5), Join()))
+    assert run.event(LinkChanged(PASSING + 5, False), 1.0) == [Disconnect(PASSING + 5)]
+    assert run.event(LinkChanged(3, False), 1.0) == []

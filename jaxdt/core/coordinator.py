@@ -14,6 +14,7 @@ from jaxdt.core import plain
 from jaxdt.core.commit import Disagreement, Votes, agreed, metrics_of
 from jaxdt.core.events import (
     COORDINATOR,
+    PASSING,
     Action,
     CheckpointComplete,
     Committed,
@@ -102,6 +103,7 @@ class Coordinator:
                 return self._end(code, reason)
             case LinkChanged(peer, up):
                 self._leases.link(peer, up, now_s)
+                return [Disconnect(peer)] if peer >= PASSING and not up else []  # it has its answer, or has given up
             case Received(header, Join()):
                 return self._on_join(header.src)
             case Received(header, body) if header.run == self.terms.run and header.src in self.roster.stage_of:
@@ -174,8 +176,7 @@ class Coordinator:
         return [Report("asked", {"peer": peer, "stage": stage}), welcome]
 
     def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
-        reason = self.terms.refusal(src, self.roster.stage_of[src], hello)
-        if reason:
+        if reason := self.terms.refusal(src, self.roster.stage_of[src], hello):
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         anew = self.roster.hello(src, hello.address, hello.process)
         actions = self._lost(src, "its process was started anew") if anew else []
@@ -215,8 +216,7 @@ class Coordinator:
             return [Report("candidate", {"peer": src}), *self._change()]
         if version != self.n_committed:
             return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
-        missing = sorted(set(self.terms.stage_of) - set(self.profiles))
-        if missing:
+        if missing := sorted(set(self.terms.stage_of) - set(self.profiles)):
             return [Report("waiting", {"missing": missing})]
         first = self.roster.first_view(self.reign, self.terms.start_lineage, self.n_committed)
         return [self._persist("view", first)]
