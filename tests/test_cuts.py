@@ -53,6 +53,7 @@ def test_links_that_break_and_heal(fleet, alone):
     fleet.wait_for_step(len(fleet.losses()) + 3)
     fleet.cut()
     fleet.wait_for(lambda: fleet.view(3) == fleet.view(0), "peer 3 to come back")
+    fleet.wait_for_step(len(fleet.losses()) + 2)  # now it has the state, and peer 1 can be spared
     n_views = fleet.views(0)
     fleet.cut(*cutting.off(1, range(4)))
     fleet.wait_for(lambda: fleet.views(0) > n_views, "a view without peer 1")
