@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import jax
 import numpy as np
@@ -225,6 +226,36 @@ def test_what_is_written_again_does_not_count_until_it_is_whole(tmp_path, traine
     mark_complete(tmp_path, 5, ABOUT | MARK)
     save_stages(tmp_path, [0, 1, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
     assert complete_checkpoints(tmp_path) == []
+
+
+def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, trained):
+    """One was taken for dead and is not: whoever is last, the part is whole, and nothing else is left."""
+    optim, state = OPTIMIZERS[2], trained(OPTIMIZERS[2])
+    abandoned = step_folder(tmp_path, 5) / "stage_0.dead.orbax-checkpoint-tmp"
+    abandoned.mkdir(parents=True)
+    posted = queue.Queue()
+    savers = [Checkpointer(tmp_path, ABOUT | MARK | {"stages": 1}, 2, 0) for _ in range(4)]
+    for saver in savers:
+        saver.save(5, SimpleNamespace(params=state[0], opt_state=state[1]), posted.put)
+    assert [posted.get(timeout=60) for _ in savers] == [WroteCheckpoint(5, ANY)] * 4
+    savers[0].mark_complete(5, 0)
+    folder = newest(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["complete.json", "stage_0", "stage_0.json"]
+    assert_equal(join_entries(load_entries(folder), *blank(0, 3, optim)), state)
+
+
+def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, trained, monkeypatch):
+    state, posted = trained(OPTIMIZERS[2]), queue.Queue()
+    folder_of(tmp_path, 5)
+    saver = Checkpointer(tmp_path, ABOUT | MARK, 2, 0)
+
+    def swept(own, folder):
+        mark_complete(tmp_path, 5, ABOUT | MARK)
+        raise FileNotFoundError(2, "swept up", str(own))
+
+    monkeypatch.setattr(checkpoint_module, "put_in_place", swept)
+    saver.save(5, SimpleNamespace(params=state[0], opt_state=state[1]), posted.put)
+    assert posted.get(timeout=60) == WroteCheckpoint(5, ANY)
 
 
 # ------------------------------------------------------------------------------------------------ what counts as one

@@ -6,6 +6,7 @@ import pytest
 from jaxdt.core.coordinator import ROLLBACKS_MAX, Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
+    PASSING,
     CheckpointComplete,
     Committed,
     Connect,
@@ -18,6 +19,7 @@ from jaxdt.core.events import (
     Heartbeat,
     Hello,
     Interrupted,
+    Join,
     LinkChanged,
     MarkCheckpoint,
     Persist,
@@ -417,8 +419,9 @@ def test_a_connection_of_somebody_who_never_said_hello_is_nobodys_loss():
 def test_a_suspicion_is_believed():
     run = Driver()
     run.begin()
-    actions = run.message(0, Suspect(2, "no link for 4.5 s"))
-    assert_lost(actions, 2, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0)")
+    assert not of(run.message(0, Suspect(2, "no link for 4.5 s")), Stop)
+    actions = run.event(Woke("tick"), 2 * TERMS.heartbeat_s)
+    assert_lost(actions, 2, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0 of peer 2)")
 
 
 def test_interrupted_is_130_for_all():
@@ -610,3 +613,42 @@ def test_a_part_that_is_durable_counts_whoever_wrote_it():
     run.event(Persisted("view"))
     run.message(3, Saved(1, 1))
     assert reports(run.message(2, Saved(1, 0)), "checkpoint") == [{"version": 1, "save_s": 0.0}]
+
+
+def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
+    """A peer that was cut off says late, over the link that has healed, whom it could not reach."""
+    run = elastic()
+    lose(run, 2, now_s=0.0)
+    run.event(Persisted("view"))
+    run.join(2)
+    for peer in (0, 1, 3):
+        run.message(peer, prepared(peer, 0), view=2)
+    run.event(Persisted("record"))
+    run.event(Persisted("view"))
+    assert run.machine.roster.admissions[2] == 3
+    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.0, view=1)
+    assert not reports(run.event(Woke("tick"), 2.1), "lost")
+    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.2, view=3)
+    assert [fields["peer"] for fields in reports(run.event(Woke("tick"), 2.3), "lost")] == [2]
+
+
+@pytest.mark.parametrize("durable_first", [True, False])
+def test_who_was_put_out_and_greets_again_learns_of_it(durable_first):
+    """Its connection was ended, so it dials and says hello, as a member that was merely cut off would."""
+    run = elastic()
+    lose(run, 2)
+    hello = Hello(2, 0, "f", "h2:1")
+    if durable_first:
+        run.event(Persisted("view"))
+        told = run.message(2, hello)
+    else:
+        run.message(2, hello)
+        told = run.event(Persisted("view"))
+    assert sent(told, View)[2].number == 2
+
+
+def test_who_asked_under_a_passing_name_and_is_gone_leaves_no_connection_behind():
+    run = elastic()
+    run.event(Received(Header("", 0, 0, PASSING + 5), Join()))
+    assert run.event(LinkChanged(PASSING + 5, False), 1.0) == [Disconnect(PASSING + 5)]
+    assert run.event(LinkChanged(3, False), 1.0) == []

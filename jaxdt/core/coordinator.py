@@ -16,6 +16,7 @@ from jaxdt.core.commit import Disagreement, Votes, agreed, metrics_of
 from jaxdt.core.completion import Completion
 from jaxdt.core.events import (
     COORDINATOR,
+    PASSING,
     Action,
     CheckpointComplete,
     Committed,
@@ -55,6 +56,7 @@ from jaxdt.core.events import (
     Woke,
 )
 from jaxdt.core.leases import Leases
+from jaxdt.core.quarrels import Quarrels
 from jaxdt.core.roster import Roster
 from jaxdt.core.terms import Memory, Terms
 
@@ -72,7 +74,7 @@ class Coordinator:
         self.roster = Roster(terms.stage_of, terms.n_stages, self.reign, terms.delay_steps, balance)
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
-        self._leases = Leases(terms.deadline_floor_s)
+        self._leases, self._quarrels = Leases(terms.deadline_floor_s), Quarrels(2 * terms.heartbeat_s)
         self._votes = Votes()
         self._records: list[Record] = []
         self._pending: dict[str, Message | int] = {}
@@ -94,8 +96,8 @@ class Coordinator:
             case Started():
                 return [*self._start(now_s), tick]
             case Woke("tick"):
-                over = self._leases.over(now_s) if now_s >= self._patient_until_s else None
-                return [*(self._lost(*over) if over else self.roster.move_due(now_s)), tick]
+                told = self._overdue(now_s) if now_s >= self._patient_until_s else []
+                return [*(told or self.roster.move_due(now_s)), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -104,6 +106,7 @@ class Coordinator:
                 return self._end(code, reason)
             case LinkChanged(peer, up):
                 self._leases.link(peer, up, now_s)
+                return [Disconnect(peer)] if peer >= PASSING and not up else []  # it has its answer, or has given up
             case Received(header, Join()):
                 return self._on_join(header.src)
             case Received(header, body) if header.run == self.terms.run and header.src in self.roster.stage_of:
@@ -126,8 +129,7 @@ class Coordinator:
             for member in self.view.members:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
-            told = {"reign": self.reign, "view": self.view.number, "step": self.n_committed}
-            actions.append(Report("again", told))
+            actions.append(Report("again", {"reign": self.reign, "view": self.view.number, "step": self.n_committed}))
         return actions
 
     def _persist(self, name: str, value: Message | int) -> Persist:
@@ -164,8 +166,8 @@ class Coordinator:
                 return [Report("done", self._completion.done(src, body)), *self._settled()]
             case Leaving() if src not in self.roster.leaving:
                 return [Report("leaving", self.roster.leaves(src)), *self._change()]
-            case Suspect(peer, reason) if self.view is None or peer in self.roster.members:
-                return self._lost(peer, f"{reason} (said by peer {src})")
+            case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+                self._quarrels.accuse(now_s, src, peer, reason)
         return []
 
     # -------------------------------------------------------------------------------------------------- membership
@@ -178,15 +180,12 @@ class Coordinator:
 
     def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
         stage = self.roster.stage_of[src]
-        reason = self.terms.refusal(src, hello.stage if self.view else stage, hello)
-        if reason:
+        if reason := self.terms.refusal(src, hello.stage if self.view else stage, hello):
             return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
         anew = self.roster.hello(src, hello.address, hello.process)
-        actions: list[Action] = []
-        if anew:
-            actions += self._lost(src, "its process was started anew")
-            if self._ended:
-                return actions
+        actions = self._lost(src, "its process was started anew") if anew else []
+        if self._ended:
+            return actions
         if src in self.roster.missing and not anew:
             actions += self._is_back(now_s, src)
         self._leases.arrived(src, now_s)
@@ -194,7 +193,9 @@ class Coordinator:
         actions += [Disconnect(passing) for passing in self.roster.known(src)]
         if self.roster.misplaced(hello):
             return [*actions, self._send(src, Reseat(stage))]
-        return actions + (self._again(src) if src in self.roster.members and not anew else [])
+        if src in self.roster.members:
+            return actions + ([] if anew else self._again(src))
+        return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member
 
     def _is_back(self, now_s: float, src: int) -> list[Action]:
         """The last of its stage was silent, and is not dead."""
@@ -219,11 +220,14 @@ class Coordinator:
             return [Report("candidate", {"peer": src}), *self._change()]
         if version != self.n_committed:
             return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
-        missing = sorted(set(self.terms.stage_of) - set(self.profiles))
-        if missing:
+        if missing := sorted(set(self.terms.stage_of) - set(self.profiles)):
             return [Report("waiting", {"missing": missing})]
         first = self.roster.first_view(self.reign, self.terms.start_lineage, self.n_committed)
         return [self._persist("view", first)]
+
+    def _overdue(self, now_s: float) -> list[Action]:
+        over = self._leases.over(now_s) or self._quarrels.judged(now_s, self.roster)
+        return self._lost(*over) if over else []
 
     def _lost(self, peer: int, reason: str) -> list[Action]:
         """Go on without it, wait for it, or end."""
@@ -237,9 +241,9 @@ class Coordinator:
         if not self.roster.lose(peer):
             if not self.terms.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
-            steps = list(range(self._completion.checkpoint, self.n_committed))
-            fields = {"stage": stage, "reason": reason, "checkpoint": self._completion.checkpoint, "at_stake": steps}
-            told.append(Report("vacant", fields))
+            fields = {"stage": stage, "reason": reason, "checkpoint": self._completion.checkpoint}
+            at_stake = list(range(self._completion.checkpoint, self.n_committed))
+            told.append(Report("vacant", fields | {"at_stake": at_stake}))
         return told + self._change()
 
     def _change(self, between_steps: bool = False) -> list[Action]:
@@ -263,9 +267,9 @@ class Coordinator:
         self._votes.clear()
         self._completion.begin_again()
         self._records.clear()
-        steps = list(range(view.n_committed, self.n_committed))
-        fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage, "again": steps}
-        return [Report("rollback", fields), self._persist("view", view)]
+        fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage}
+        again = list(range(view.n_committed, self.n_committed))
+        return [Report("rollback", fields | {"again": again}), self._persist("view", view)]
 
     def _reach(self, peer: int) -> Connect:
         """A peer whose connections were ended is reached again where it said that it listens."""
@@ -310,7 +314,7 @@ class Coordinator:
             left, self.n_committed = self.roster.adopt(value), value.n_committed
             members = {member.peer: member.stage for member in value.members}
             report = Report("view", {"view": value.number, "members": members, "joining": list(value.joining)})
-            told = [self._send(peer, value) for peer in sorted(left)]  # so that they go
+            told = [self._send(peer, value) for peer in self._leases if peer not in members]  # so that they learn of it
             for peer in left - self.roster.coming:
                 self._leases.end(peer)
             return [report, *self._to_all(value), *told, *self._settled(), *self._change()]
@@ -340,8 +344,7 @@ class Coordinator:
         return self._end(0, f"done: {self.terms.n_steps} steps") if over else []
 
     def _end(self, code: int, reason: str) -> list[Action]:
-        self._ended = True
-        told = [self._send(peer, Ended(code, reason)) for peer in self._leases]
+        self._ended, told = True, [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [Report("ended", {"code": code, "reason": reason}), *told, Stop(code, reason)]
 
     def _to_all(self, body: Message) -> list[Action]:

@@ -417,7 +417,8 @@ class Done:
 
 @value
 class Suspect:
-    """Member -> coordinator: `peer` has been out of my reach for longer than its deadline."""
+    """Member -> coordinator: `peer` has been out of my reach for longer than its deadline. Donor -> coordinator and the
+    newcomer `peer`: it asks for what this stage's state does not have."""
 
     peer: int
     reason: str

@@ -63,6 +63,7 @@ FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
 TAKE, HOLD, DROP = "take", "hold", "drop"
 AT_ANY_TIME = frozenset({View, Pulse, Ended, Reseat})
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed}
 # What names its round or version outlives the views that do not touch it.
 NAMES_ITS_ROUND = frozenset({Shard, Reduced, Take, Committed, Fetch, State})
 
@@ -89,7 +90,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Reseat}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Reseat, Suspect}
     )
 
     def __init__(self, seat: Seat):
@@ -111,6 +112,7 @@ class Membership:
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
         self._clock = (float("inf"), 0.0)
+        self._speakers = frozenset({COORDINATOR})  # and the members of our view
         self._version = seat.start_version
         self.header = Header(seat.run, 0, 0, seat.peer)  # what this peer's messages say now
 
@@ -119,10 +121,14 @@ class Membership:
         mine = self.header
         if header.run != mine.run:
             return DROP
+        if header.src != COORDINATOR and type(body) in FROM_COORDINATOR:
+            return DROP
         if header.src == COORDINATOR and type(body) in AT_ANY_TIME:
             return TAKE
         if header.view > mine.view:
             return HOLD
+        if header.src not in self._speakers:
+            return DROP
         fits = header.view == mine.view or type(body) in NAMES_ITS_ROUND
         return TAKE if fits and header.lineage == mine.lineage else DROP
 
@@ -160,6 +166,8 @@ class Membership:
                 return [self._tell(Leaving())] if self.view else [Stop(0, "left before it was let in")]
             case LinkChanged(peer, up):
                 return self._link(now_s, peer, up)
+            case Received(_, Suspect(peer, reason)) if peer == self.seat.peer and peer in self.view.joining:
+                return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
             case Installed(version):
                 self._version = version
             case Updated(_, version):
@@ -245,6 +253,7 @@ class Membership:
         self._saves_first = not new and self._least(self.view, view.n_committed)
         self.view, self.lineage, self._number = view, view.lineage, view.number
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
+        self._speakers = frozenset(here | {COORDINATOR})
         self._last_words.pop(Done, None)
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p in here | {COORDINATOR}}
         report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
@@ -259,6 +268,7 @@ class Membership:
         others = [Disconnect(m.peer) for m in view.members]
         self.view, self._number = None, view.number
         self._last_words.clear()
+        self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]
         return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
 

@@ -14,6 +14,8 @@ from jaxdt.core.balance import Balance, ByNumber
 from jaxdt.core.events import Hello, Member, Record, Report, View
 
 IDS_PER_REIGN = 1000
+FORGIVEN_STEPS = 128  # after so many without another eviction a peer is like any other
+BACKOFF_STEPS_MAX = 64
 
 
 class Roster:
@@ -44,6 +46,7 @@ class Roster:
         self.coming: set[int] = set()  # newcomers, and members that change stages
         self._sent: set[int] = set()  # those of them who were sent to another stage than the one they were for
         self._asked: dict[int, int] = {}  # passing name -> peer
+        self._evicted: dict[int, tuple[int, int]] = {}  # how often of late, and the step in which it was the last time
         self._n_stages = n_stages
         self._planned = sorted(stage_of)
         self._next_id = max(stage_of) + 1 + (reign - 1) * IDS_PER_REIGN
@@ -175,7 +178,8 @@ class Roster:
             for peer in sorted(self.members & (self.leaving | set(self.moving))):
                 out |= {peer} if self.live(self.stage_of[peer]) - out - {peer} else set()
             self.moving = {peer: stage for peer, stage in self.moving.items() if peer in out}
-        new = self.candidates if between_steps and not vacant else set()
+        may = between_steps and not vacant
+        new = {peer for peer in self.candidates if may and self._has_waited(peer, n_committed)}
         if not out and not new:
             return None
         number = self.view.number + 1
@@ -216,6 +220,7 @@ class Roster:
     def adopt(self, view: View) -> set[int]:
         """The view is durable; those who have left with it."""
         before = self.admissions
+        self._note_evictions(view)
         self.view, self.admissions = view, {member.peer: member.admission for member in view.members}
         self._seated = {member.peer: member.process for member in view.members}
         self._joining = set(view.joining)
@@ -232,6 +237,19 @@ class Roster:
                 self.missing.discard(peer)
                 self.leaving.discard(peer)
         return left
+
+    def _note_evictions(self, view: View) -> None:
+        step = view.n_committed
+        known = {} if view.rolled_back else self._evicted
+        self._evicted = {peer: (n, at) for peer, (n, at) in known.items() if step - at < FORGIVEN_STEPS}
+        for peer in self.lost - {member.peer for member in view.members}:
+            self._evicted[peer] = (self._evicted.get(peer, (0, 0))[0] + 1, step)
+
+    def _has_waited(self, peer: int, n_committed: int) -> bool:
+        """Who was put out once may come back at once; who is put out again and again, because its link or its machine
+        comes and goes, after 2, 4, 8, ... steps: each time it costs the others a deadline."""
+        n, at = self._evicted.get(peer, (0, 0))
+        return n < 2 or n_committed - at >= min(2 ** (n - 1), BACKOFF_STEPS_MAX)
 
     def _members_with(
         self, new: Iterable[int], out: set[int], number: int, n_committed: int, changed: set[int]

@@ -10,7 +10,9 @@ there were: parts that an earlier attempt at the same version left behind, on an
 """
 
 import contextlib
+import errno
 import json
+import secrets
 import shutil
 import threading
 import time
@@ -73,6 +75,7 @@ class Checkpointer:
         exception if it must end the process. The arrays must not change until `wait` has returned."""
         state = [split_entries(store.versions.state)]
         folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
+        own = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")  # one taken for dead may still be writing his
         earlier, copying = self._threads[-2:], Copying()
 
         def write():
@@ -85,11 +88,15 @@ class Checkpointer:
                     thread.join()
                 (folder.parent / COMPLETE).unlink(missing_ok=True)  # what is written again counts when it is whole
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                    checkpointer.save(folder.absolute(), parts, force=True)
+                    checkpointer.save(own.absolute(), parts)
+                put_in_place(own, folder)
                 digests = {name: digest(entry) for name, entry in parts.items()}
                 write_durably(folder.with_suffix(".json"), json.dumps(digests).encode())
             except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
-                post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
+                if (folder.parent / COMPLETE).exists():
+                    post(WroteCheckpoint(version, copying.waited_s))  # others took over, and swept up behind us
+                else:
+                    post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
             except BaseException as error:
                 post(error)
             else:
@@ -106,7 +113,30 @@ class Checkpointer:
         was marked and deleted by a process of this host that heard of newer ones first."""
         with contextlib.suppress(FileNotFoundError):
             mark_complete(self._run_dir, version, self._about | {"lineage": lineage})
+        sweep(step_folder(self._run_dir, version))
         prune(self._run_dir, self._keep)
+
+
+def put_in_place(own: Path, folder: Path) -> None:
+    """Make `own` the part of a stage; what stands there, of an earlier attempt or of another saver, goes."""
+    old = own.with_name(f"{own.name}.old")
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+        try:
+            own.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another saver's came in between
+                raise
+
+
+def sweep(folder: Path) -> None:
+    """Delete what savers who died have left in the folder of a complete checkpoint."""
+    for path in folder.glob("stage_*.*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def about_run(config: RunConfig, data_checksum: str) -> dict:

@@ -51,6 +51,9 @@ class LocalFleet:
         try:
             self._first_view.unlink(missing_ok=True)
             address = self._start_coordinator()
+            if not address and self._coordinator.poll() is None:
+                print(f"coordinator: has no address after {ADDRESS_S:.0f} s", flush=True)
+                return 3
             if address:
                 print(f"coordinator at {address}", flush=True)
                 for peer in sorted(self._plan.peers):

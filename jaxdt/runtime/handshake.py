@@ -63,7 +63,7 @@ def check(theirs: Hello, run: str, me: int) -> None:
     """Refused unless it is meant for this peer of this run. The coordinator hears newcomers too, who cannot know it."""
     asks = me == COORDINATOR and theirs.me >= PASSING and theirs.run == ""
     if theirs.run != run and not asks:
-        raise Refused(f"run: {name_of(theirs.me)} is of run {theirs.run!r:.80}, {name_of(me)} of {run!r}")
+        raise Refused(f"run: {name_of(theirs.me)} is of run {theirs.run!r:.120}, {name_of(me)} of {run!r}")
     if theirs.to != me:
         raise Refused(f"peer: {name_of(theirs.me)} wants {name_of(theirs.to)}, this is {name_of(me)}")
     if theirs.lane not in LANES:
@@ -96,7 +96,7 @@ def greet(wire: Wire, mine: Hello) -> Hello:
     say(wire, frame.GREETING, mine)
     answer = hear(wire, (frame.WELCOME, frame.REFUSED))
     if answer.kind == frame.REFUSED:
-        raise Refused(" ".join(str(answer.head.get("reason")).split())[:200])
+        raise Refused(" ".join(str(answer.head.get("reason")).split())[:300])
     theirs = hello_from(answer.head)
     check(theirs, mine.run or theirs.run, mine.me)
     if theirs.me != mine.to:

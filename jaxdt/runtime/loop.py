@@ -24,6 +24,7 @@ from jaxdt.core.events import (
     Discard,
     Disconnect,
     Event,
+    Fetch,
     Forget,
     Free,
     Install,
@@ -44,6 +45,8 @@ from jaxdt.core.events import (
     Run,
     Send,
     Started,
+    State,
+    StateKey,
     Status,
     Stop,
     Sum,
@@ -57,6 +60,7 @@ from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
 from jaxdt.runtime.checkpoint import Checkpointer
 from jaxdt.runtime.durable import FileStore, refusal
+from jaxdt.runtime.handshake import name_of
 from jaxdt.runtime.store import Store
 from jaxdt.runtime.transport import Transport
 
@@ -93,6 +97,7 @@ class Loop:
         self._stop: Stop | MoveTo | None = None
         self._busy_s = 0.0
         self._last_step = 0
+        self._fetching: dict[StateKey, int] = {}  # slices of a state, and of whom they were asked
         self.transport: Transport | None = None
         self.tensors: Store | None = None
 
@@ -117,6 +122,8 @@ class Loop:
         """Where to receive the tensors of a message; BadInput if it does not fit."""
         if self.tensors is None:
             raise BadInput(f"message.{type(event.body).__name__}: brings a tensor to one who holds none")
+        if isinstance(event.body, State) and self._fetching.get(event.body.key) != src:
+            raise BadInput(f"message.State: {event.body.key} was not asked of {name_of(src)}")
         return self.tensors.expect(event.body, table)
 
     def on_link(self, peer: int, state: str, reason: str) -> None:
@@ -226,6 +233,7 @@ class Loop:
             case WriteCheckpoint(version):
                 self._checkpointer.save(version, self.tensors, self.post)
             case Restore() | Install():
+                self._fetching.clear()
                 self._work.put(action)
             case MarkCheckpoint(version, lineage):
                 self._checkpointer.mark_complete(version, lineage)
@@ -238,6 +246,8 @@ class Loop:
 
     def _send(self, send: Send) -> None:
         key = tensor_key(send.body)
+        if isinstance(send.body, Fetch):
+            self._fetching[send.body.key] = send.dst
         leaves = [self.tensors.take(send.body)] if key else []
         if key:
             self._trace.send(self._me, time.monotonic(), send.dst, key, send.n_bytes)

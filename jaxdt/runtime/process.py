@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdt.build import build_coordinator, build_newcomer, build_peer
+from jaxdt.build import build_coordinator, build_newcomer, build_peer, fingerprint
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import (
@@ -78,6 +78,11 @@ class Job:
     @property
     def about(self) -> dict:
         return about_run(self.config, self.data.checksum)
+
+    @property
+    def name(self) -> str:
+        """Of the run and of what is run in it. Connections begin with it, so who runs something else is turned away."""
+        return f"{self.run}, {fingerprint(self.config, self.plan, self.data.checksum)}"
 
     @functools.cached_property
     def start(self) -> Stamp:
@@ -250,7 +255,7 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
 
     loop.transport = Transport(
         me,
-        job.run,
+        job.name,
         parse_address("listen", listen) if listen else None,
         load_credential(job.credential) if job.credential else None,
         read=from_plain,

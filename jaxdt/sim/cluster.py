@@ -133,9 +133,9 @@ class Simulation:
         n_on = Counter(seat.host for seat in seats.values())
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
         self._handlers: dict[type, Callable[[int, Any], None] | None] = {
-            Connect: None,
-            Disconnect: None,
-            Meet: None,
+            Connect: self._connect,
+            Disconnect: self._disconnect,
+            Meet: self._meet,
             MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
@@ -311,6 +311,19 @@ class Simulation:
             self.outcome.reports.append((self.outcome.now_s, peer, report))
             if self._trace:
                 self._trace.report(peer, self.outcome.now_s, report)
+
+    def _connect(self, peer: int, connect: Connect) -> None:
+        if self._disturbance:
+            self._disturbance.dial(self.outcome.now_s, peer, connect.peer)
+
+    def _meet(self, peer: int, meet: Meet) -> None:
+        for member in meet.members if self._disturbance else ():
+            if member.peer != peer:
+                self._disturbance.dial(self.outcome.now_s, peer, member.peer)
+
+    def _disconnect(self, peer: int, disconnect: Disconnect) -> None:
+        if self._disturbance and disconnect.peer in self._machines:
+            self._disturbance.hang_up(self.outcome.now_s, peer, disconnect.peer)
 
     def _send(self, src: int, send: Send) -> None:
         dst, body = send.dst, send.body

@@ -33,7 +33,7 @@ from jaxdt.core.events import (
     View,
 )
 from jaxdt.core.message import tensor_key
-from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, DATA, DUPLICATE, POWER_OFF, REORDER, SLOW, Fault
+from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CRASH_SEEN_S, CUT, DATA, DUPLICATE, POWER_OFF, REORDER, SLOW, Fault
 from jaxdt.sim.lines import Lines
 
 HARMLESS = frozenset(
@@ -77,6 +77,18 @@ class Disturbance:
         if fault.kind not in self._begin:
             raise ValueError(f"simulation: cannot do {fault}")
         self._begin[fault.kind](now_s, fault)
+
+    def dial(self, now_s: float, peer: int, other: int) -> None:
+        """Who wants to reach somebody over a link that is known to be cut learns that it is."""
+        faults = self._blocks.get((peer, other, CONTROL), ())
+        if any(fault.kind == CUT and now_s >= fault.at_s + fault.breaks_s for fault in faults):
+            self._at(now_s + CRASH_SEEN_S, partial(self._tell, peer, LinkChanged(other, False, CUT)))
+
+    def hang_up(self, now_s: float, peer: int, other: int) -> None:
+        """Who is put off sees the connection break, and dials again with success, unless it is gone or the link cut."""
+        if other not in self._dead and not self._blocks.get((other, peer, CONTROL)):
+            for after_s, up in ((CRASH_SEEN_S, False), (2 * CRASH_SEEN_S, True)):
+                self._at(now_s + after_s, partial(self._tell, other, LinkChanged(peer, up, "hung up")))
 
     def arrive(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> None:
         """A message comes out of its link."""

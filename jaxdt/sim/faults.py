@@ -5,6 +5,7 @@ cut or a clog makes messages late, never lost, and each lane of a pair stays in 
 messages of which the protocol says that it does not matter: DUPLICATE and REORDER (disturbance.py names them).
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,9 @@ class Fault:
         hits = self.kind in (*ENDS, LEAVE) or (
             silent and self.seconds > (SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S)
         )
-        return tuple(peer for peer in self.peers if hits and peer != COORDINATOR)
+        ends = (*self.peers, *self.others)
+        either = self.kind == CUT and COORDINATOR not in ends  # the coordinator decides who has to go
+        return tuple(peer for peer in (ends if either else self.peers) if hits and peer != COORDINATOR)
 
     def __str__(self) -> str:
         extra = {SLOW: f", {self.factor:.3g} times", CLOG: f", {self.factor:.3g} of {self.lane or 'all'}"}
@@ -103,13 +106,19 @@ def draw(
     """At most n faults of `kinds` (all but joins) that begin before until_s on peers of `stages` (peers of each stage),
     and last for up to pause_s. At most all but one peer of a stage are taken, since a stage without any ends the run.
 
-    Left out: peers that keep their coordinator and lose one another for longer than their deadline. Each suspects the
-    other then, and the coordinator believes whom it hears first. Other silences between peers, and those of the
-    coordinator, are blips."""
+    Silences between peers, and those of the coordinator, are blips; `broken_link` draws one that is not."""
     dice = _Dice(random.Random(f"faults {seed}"), stages, pause_s)
     drawers = [DRAWERS[kind] for kind in kinds or DRAWERS]
     drawn = [dice.rng.choice(drawers)(dice, dice.rng.uniform(0.0, until_s)) for _ in range(n)]
     return sorted((fault for fault in drawn if fault), key=lambda fault: fault.at_s)
+
+
+def broken_link(seed: int, stages: Sequence[Sequence[int]], until_s: float) -> Fault:
+    """Two peers that keep their coordinator and lose one another, for a while or for good."""
+    rng = random.Random(f"broken link {seed}")
+    one, other = rng.sample(sorted(peer for peers in stages for peer in peers), 2)
+    at_s, seconds = rng.uniform(0.0, until_s), rng.choice((8.0, 20.0, math.inf))
+    return Fault(at_s, CUT, one, seconds, others=(other,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
 
 
 class _Dice:

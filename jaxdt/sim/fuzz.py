@@ -4,6 +4,7 @@ An equal seed gives an equal case and an equal run, whatever was played before. 
 In some cases peers change stages: by their queues, or by the dice, which move whom a queue never would.
 """
 
+import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from jaxdt.core.sizes import sync_groups
 from jaxdt.core.terms import Memory, remembered
 from jaxdt.sim.cluster import Observer, Outcome, Seating, Simulation
 from jaxdt.sim.contents import NO_STATE, Contents
-from jaxdt.sim.faults import CRASH, ENDS, JOIN, LEAVE, RESTART, Fault, draw, spares_every_stage
+from jaxdt.sim.faults import CRASH, ENDS, JOIN, LEAVE, RESTART, Fault, broken_link, draw, spares_every_stage
 from jaxdt.sim.invariants import InvariantBroken, Invariants
 
 N_STEPS, N_STEPS_OF_MOVES = 3, 6
@@ -68,7 +69,8 @@ class Case:
         the other on the slowest peer, and DETECTION_S for each fault."""
         slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values())
         serial_s = self.plan.n_stages * self.plan.n_microbatches * self.config.train.steps * slowest_s
-        healed_s = max((fault.until_s for fault in self.faults), default=0.0)
+        ends_s = [fault.until_s for fault in self.faults]
+        healed_s = max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)
         return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults))
 
     def __str__(self) -> str:
@@ -106,7 +108,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         links={(a, b): Link(rng.choice(far_s), gbps) for a in ends for b in ends if a != b},
         persist_s=persist_s,
         faults=_with_arrivals(
-            rng, plan, run_s, draw(seed, may_take, n_faults, rng.choice((0.5, 1.0)) * run_s, pause_s)
+            seed, rng, plan, run_s, draw(seed, may_take, n_faults, rng.choice((0.5, 1.0)) * run_s, pause_s)
         ),
         spoilt=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
@@ -140,8 +142,9 @@ class Restless(ByNumber):
         return [Move(p, where[p], self._rng.choice([s for s in range(len(stages)) if s != where[p]])) for p in drawn]
 
 
-def _with_arrivals(rng: random.Random, plan: Plan, run_s: float, faults: list[Fault]) -> tuple[Fault, ...]:
-    """Some who crashed are started again, others come or leave, and the coordinator may die and be started again."""
+def _with_arrivals(seed: int, rng: random.Random, plan: Plan, run_s: float, faults: list[Fault]) -> tuple[Fault, ...]:
+    """Some who crashed are started again, others come or leave, the coordinator may die and be started again, and in a
+    quarter of the cases two peers lose one another."""
     found = list(faults)
     for fault in faults:
         if fault.kind in ENDS and rng.random() < 0.5:
@@ -152,6 +155,9 @@ def _with_arrivals(rng: random.Random, plan: Plan, run_s: float, faults: list[Fa
     if rng.random() < 0.15:
         at_s = rng.uniform(0.0, run_s)
         found += [Fault(at_s, CRASH, COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, COORDINATOR)]
+    link = broken_link(seed, plan.placement, run_s)
+    if seed % 4 == 3 and spares_every_stage([*found, link], plan.placement):
+        found.append(link)
     return tuple(sorted(found, key=lambda fault: fault.at_s))
 
 

@@ -288,7 +288,7 @@ class AllReduce:
     def _on_committed(self, record: Record) -> list[Action | Event]:
         if record.step == self._version + 1:
             self._next_record = record
-        if record.step != self._version or self._updating:
+        if record.step != self._version or self._updating or self._joining:
             return []
         mine = self._rounds.of(record.step)
         if not all(exchange.complete and exchange.round in record.rounds for exchange in mine):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jaxdt.core.events import (
     BULK,
+    COORDINATOR,
     Action,
     Committed,
     Event,
@@ -26,6 +27,7 @@ from jaxdt.core.events import (
     Send,
     State,
     StateKey,
+    Suspect,
     Updated,
     View,
     ViewChanged,
@@ -116,14 +118,33 @@ class Handover:
         return [peer for peer in self._view.stage_peers(self._stage) if peer not in self._view.joining]
 
     def _give(self, src: int, key: StateKey) -> list[Action | Event]:
-        """A slice of our state, if it is of the version asked for, or as soon as it is."""
+        """A slice of our state, if it is of the version asked for, or as soon as it is. Who asks for what no newcomer
+        of this stage would is turned away: the step waits for it, and would wait for ever."""
         if src not in self._view.joining:
             return []
+        if problem := self._problem(key):
+            return [
+                Report("refused", {"reason": f"peer {src}: {problem}"}),
+                *(Send(dst, Suspect(src, problem)) for dst in (COORDINATOR, src)),
+            ]
         if key.version > self._has[1] or self._updating:
             self._waiting.append((src, key))
             return []
         n_bytes = WORD_BYTES * (key.hi - key.lo + 1)
         return [Send(src, State(key), n_bytes, BULK)] if key.version == self._has[1] else []
+
+    def _problem(self, key: StateKey) -> str:
+        """'' if the key is a slice of this stage's state."""
+        n_words = self._n_words
+        if (
+            not 0 <= key.lo < n_words
+            or key.lo % self._slice_words
+            or key.hi != min(key.lo + self._slice_words, n_words)
+        ):
+            return f"asks for words {key.lo}..{key.hi} of a state that has {n_words} in slices of {self._slice_words}"
+        if key.version > self._view.n_committed:
+            return f"asks for the state of {key.version} steps, committed are {self._view.n_committed}"
+        return ""
 
     # ----------------------------------------------------------------------------------------------- as a newcomer
 

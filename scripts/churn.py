@@ -1,0 +1,210 @@
+"""A fleet from which a peer is killed every few seconds, with a newcomer for it each time, for as long as one likes.
+
+    python scripts/churn.py --config=configs/swarm.py --run_dir=runs/churn [--minutes=15] [--period_s=20] [--seed=0]
+
+The first peer of each stage and the coordinator live on, so that their memory, file descriptors and threads can be
+followed; who is killed (SIGKILL) among the others is drawn from the seed. Afterwards one process does the same steps
+alone. Prints a line a kill and one JSON object, which run_dir/churn.json keeps with all samples:
+
+  growth            of each process that lived on: what a straight line gains over the time after the warm-up, as a
+                    fraction of its mean: rss (resident memory), fds, threads. It goes through the least of each
+                    period, since connections to those who come and go are open for moments
+  loss_difference   the largest relative one between the two runs' losses, step by step
+  bad               what is not as promised: growth of more than 5 %, losses that differ by more than 1e-5
+"""
+
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import run_flags  # noqa: E402
+from absl import flags  # noqa: E402
+
+from jaxdt.core import network as networks  # noqa: E402
+from jaxdt.core.errors import BadInput  # noqa: E402
+from jaxdt.runtime import run_dir as run_dirs  # noqa: E402
+
+MINUTES = flags.DEFINE_float("minutes", 15.0, "How long.", 0.1)
+PERIOD_S = flags.DEFINE_float("period_s", 20.0, "From one kill to the next.", 1.0)
+SEED = flags.DEFINE_integer("seed", 0, "Of the victims.")
+LATENCY_MS = flags.DEFINE_float("latency_ms", 20.0, "One way, on each emulated link.", 0.0)
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run left in run_dir.")
+
+SCRIPTS = Path(__file__).resolve().parent
+SAMPLE_S = 2.0
+WARM_UP = 0.25  # of the time
+GROWTH_MAX, DIFFERENCE_MAX = 0.05, 1e-5
+WHAT = ("rss", "fds", "threads")
+
+
+@dataclass
+class Churned:
+    """The fleet, its newcomers and what was seen of them. `samples[name]`: (seconds, bytes, fds, threads)."""
+
+    launcher: subprocess.Popen
+    run_dir: Path
+    began_s: float
+    newcomers: dict[int, subprocess.Popen] = field(default_factory=dict)
+    samples: dict[str, list[tuple]] = field(default_factory=dict)
+    n_kills: int = 0
+
+    def pids(self) -> dict[str, int]:
+        """The launcher's children by name: coordinator, peer 0, ..."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue  # it has just ended
+            if parent == self.launcher.pid:
+                peer = next((word.partition("=")[2] for word in words if word.startswith("--peer=")), None)
+                found[f"peer {peer}" if peer else "coordinator"] = int(entry.name)
+        return found
+
+    def sample(self, name: str, pid: int) -> None:
+        try:
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            n_fds = len(os.listdir(f"/proc/{pid}/fd"))
+        except OSError:
+            return
+        if "VmRSS" in status:
+            one = (
+                time.monotonic() - self.began_s,
+                1024 * int(status["VmRSS"].split()[0]),
+                n_fds,
+                int(status["Threads"]),
+            )
+            self.samples.setdefault(name, []).append(one)
+
+    def join(self, credential: Path) -> None:
+        n = self.n_kills
+        address = (self.run_dir / "coordinator_address").read_text()
+        command = [sys.executable, str(SCRIPTS / "train.py"), f"--join={address}", f"--credential={credential}"]
+        with (self.run_dir / "logs" / f"newcomer_{n}.log").open("w") as log:
+            said = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.newcomers[n] = subprocess.Popen([*command, f"--run_dir={self.run_dir}"], **said)
+
+    def losses(self) -> list[float]:
+        return losses(self.run_dir)
+
+    def end(self) -> None:
+        if self.launcher.poll() is None:
+            self.launcher.send_signal(signal.SIGINT)
+            self.launcher.wait()
+        for newcomer in self.newcomers.values():
+            newcomer.kill()
+            newcomer.wait()
+
+
+def losses(run_dir: Path) -> list[float]:
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["loss"] for line in lines if line.endswith("}")]
+
+
+def launch(run_dir: Path, *more: str) -> subprocess.Popen:
+    """A fleet with this command line's config."""
+    own = [word for word in sys.argv[1:] if word.startswith("--config")]
+    command = [sys.executable, str(SCRIPTS / "launch.py"), *own, f"--run_dir={run_dir}", "--report=false", *more]
+    with run_dir.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def churn(run_dir: Path, immortal: set[str], network: Path) -> Churned:
+    """Kill and join until the time is over."""
+    chance = random.Random(SEED.value)
+    one = Churned(launch(run_dir, f"--emulate={network}", "--config.train.steps=100000000"), run_dir, time.monotonic())
+    try:
+        while not one.losses():
+            if one.launcher.poll() is not None:
+                raise BadInput(f"run_dir: {run_dir}: the fleet ended, {run_dir.with_suffix('.log')} says why")
+            time.sleep(0.2)
+        one.began_s = time.monotonic()
+        next_s = one.began_s + PERIOD_S.value
+        while (now_s := time.monotonic()) < one.began_s + 60.0 * MINUTES.value and one.launcher.poll() is None:
+            pids = one.pids()
+            for name in immortal & set(pids):
+                one.sample(name, pids[name])
+            if now_s >= next_s:
+                next_s = now_s + PERIOD_S.value
+                one.newcomers = {n: child for n, child in one.newcomers.items() if child.poll() is None}
+                mortal = {name: pid for name, pid in pids.items() if name not in immortal}
+                mortal |= {f"newcomer {n}": child.pid for n, child in one.newcomers.items()}
+                if mortal:
+                    victim = chance.choice(sorted(mortal))
+                    os.kill(mortal[victim], signal.SIGKILL)
+                    print(f"{now_s - one.began_s:.0f} s: killed {victim}, {len(one.losses())} steps", flush=True)
+                one.n_kills += 1
+                one.join(run_dir / "credential.pem")
+            time.sleep(SAMPLE_S)
+    finally:
+        one.end()
+    return one
+
+
+def growth(samples: list[tuple]) -> dict[str, float]:
+    """By what fraction of its mean each figure grows after the warm-up."""
+    settled = [sample for sample in samples if sample[0] > WARM_UP * samples[-1][0]]
+    periods = [list(group) for _, group in itertools.groupby(settled, key=lambda one: one[0] // PERIOD_S.value)]
+    seconds = [period[0][0] for period in periods]
+    found = {}
+    for at, what in enumerate(WHAT, start=1):
+        values = [min(sample[at] for sample in period) for period in periods]
+        slope = statistics.linear_regression(seconds, values).slope
+        found[what] = slope * (seconds[-1] - seconds[0]) / statistics.mean(values)
+    return found
+
+
+def main() -> int:
+    run_flags.required("config", "run_dir")
+    _, plan, _ = run_flags.config_and_plan()
+    run_dir = Path(run_flags.RUN_DIR.value)
+    alone = run_dir.with_name(f"{run_dir.name}_alone")
+    for folder in (run_dir, alone):
+        run_dirs.clear(folder, OVERWRITE.value)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    network = run_dir.with_suffix(".network.json")
+    network.write_text(json.dumps(networks.to_json(networks.uniform(max(plan.peers) + 1, LATENCY_MS.value / 1e3, 1.0))))
+    immortal = {"coordinator", *(f"peer {row[0]}" for row in plan.placement)}
+    one = churn(run_dir, immortal, network)
+    got = one.losses()
+    whole = ["--config.plan.stages=1", "--config.plan.pipelines=1", f"--config.train.steps={len(got)}"]
+    launch(alone, *whole, "--config.wiring.kind=fixed").wait()
+    expected = losses(alone)
+    difference = max((abs(a - b) / abs(b) for a, b in zip(got, expected, strict=False)), default=float("inf"))
+    grown = {name: growth(samples) for name, samples in sorted(one.samples.items())}
+    bad = [f"{name}: {what} grows by {100 * by:.1f} %" for name, all_ in grown.items() for what, by in all_.items()
+           if by > GROWTH_MAX]  # fmt: skip
+    bad += [] if difference <= DIFFERENCE_MAX else [f"losses differ by {difference:.1e}"]
+    bad += [] if len(expected) == len(got) else [f"{len(got)} steps, alone {len(expected)}"]
+    result = {
+        "minutes": one.samples["coordinator"][-1][0] / 60,
+        "kills": one.n_kills,
+        "steps": len(got),
+        "growth": grown,
+        "means": {
+            name: dict(zip(WHAT, map(statistics.mean, list(zip(*all_, strict=True))[1:]), strict=True))
+            for name, all_ in sorted(one.samples.items())
+        },  # fmt: skip
+        "loss_difference": difference,
+        "bad": bad,
+        "seed": SEED.value,
+    }
+    (run_dir / "churn.json").write_text(json.dumps(result | {"samples": one.samples}))
+    print(json.dumps(result))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    run_flags.run(main)

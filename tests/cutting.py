@@ -1,0 +1,89 @@
+"""Links between the processes of a local fleet that break and heal, without a firewall: a file names the pairs that
+cannot reach each other now. Connections of such a pair end, dialling fails, and who is dialled hangs up."""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from jaxdt.core.events import COORDINATOR
+from jaxdt.runtime.acceptor import Acceptor
+from jaxdt.runtime.handshake import Dialler
+from jaxdt.runtime.transport import Transport
+
+VARIABLE = "JAXDT_TEST_CUTS"
+PROGRAM = """import runpy, sys
+sys.path[:0] = [{tests!r}, {scripts!r}]
+import cutting
+cutting.install()
+runpy.run_path({script!r}, run_name="__main__")
+"""
+POLL_S = 0.02
+
+
+def write_scripts(folder: Path, root: Path) -> None:
+    """train.py and coordinate.py that mind the file, for a launcher that looks for them in this folder."""
+    for name in ("train.py", "coordinate.py"):
+        paths = dict(tests=str(root / "tests"), scripts=str(root / "scripts"), script=str(root / "scripts" / name))
+        (folder / name).write_text(PROGRAM.format(**paths))
+
+
+def cut(path: Path, *pairs: tuple[int, int]) -> None:
+    """From now on these pairs, and no others, cannot reach each other; -1 is the coordinator."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(pairs))
+    temporary.replace(path)
+
+
+def off(peer: int, others) -> list[tuple[int, int]]:
+    """The pairs that cut a peer off from all others and the coordinator."""
+    return [(peer, other) for other in (COORDINATOR, *others) if other != peer]
+
+
+def install() -> None:
+    """Make this process's transport mind the file."""
+    path = Path(os.environ[VARIABLE])
+
+    def others(me: int) -> set[int]:
+        pairs = json.loads(path.read_text())
+        return {a + b - me for a, b in pairs if me in (a, b)}
+
+    attempt, hear, start = Dialler.attempt, Acceptor._hear, Transport.start
+
+    def attempt_unless_cut(self, address, mine):
+        if mine.to in others(mine.me):
+            self._fail(self._link.unreachable, f"{address[0]}:{address[1]}: cut", self._pause_s)
+            return None
+        return attempt(self, address, mine)
+
+    def hear_unless_cut(self, wire, name):
+        theirs = hear(self, wire, name)
+        return None if theirs and theirs.me in others(theirs.to) else theirs
+
+    def start_and_watch(self):
+        def watch():
+            gone, tick = set(), threading.Event()
+            while not tick.wait(POLL_S):
+                before, gone = gone, others(self._me)
+                for peer in gone - before:
+                    with self._lock:
+                        known = self._peers.get(peer)
+                        inbounds = [inbound for (src, _), inbound in self._inbounds.items() if src == peer]
+                    for one in ([known] if known else []) + inbounds:
+                        one.cut()
+
+        threading.Thread(target=watch, name="cuts", daemon=True).start()
+        return start(self)
+
+    Dialler.attempt, Acceptor._hear, Transport.start = attempt_unless_cut, hear_unless_cut, start_and_watch
+
+
+if __name__ == "__main__":  # a launcher: cutting.py FOLDER FLAGS, with the folder of `write_scripts`
+    folder, sys.argv = Path(sys.argv[1]), [sys.argv[0], *sys.argv[2:]]
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+    import launch
+    import run_flags
+
+    launch.SCRIPTS = folder
+    run_flags.run(launch.main)
