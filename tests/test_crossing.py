@@ -83,7 +83,7 @@ def in_one_process(config, plan, name):
     losses = []
     for step in range(N_STEPS):
         batch = partial(equivalence.Tokens().train_batch, config.train.seed, step)
-        parts = [gradient_of(params, batch(m, equivalence.BATCH, model.seq_len, n)) for m in range(n)]
+        parts = [gradient_of(params, batch(m, equivalence.BATCH, config.seq_lengths.at(step), n)) for m in range(n)]
         losses.append(sum(float(loss) for loss, _ in parts) / (n * equivalence.BATCH))
         params, state = update(params, state, [gradient for _, gradient in parts])
     return losses, params
@@ -152,8 +152,9 @@ def test_payload_on_a_socket_is_as_many_bytes_as_counted(name, functions_of, sta
     assert counted == wire_bytes(parse(name), x.size, 4) == leaf.nbytes
     frame_bytes = len(message_bytes(1, {"n": 1}, [leaf])) - counted
     assert b.stat(0, "bytes_in") == counted + frame_bytes
-    assert (leaf.dtype, leaf.shape) == ends[1].leaf("act")
-    np.testing.assert_allclose(ends[1].incoming("act", leaf), x, atol=0.05)
+    key = Key("act", 0, 1, 0)
+    assert (leaf.dtype, leaf.shape) == ends[1].leaf(key)
+    np.testing.assert_allclose(ends[1].incoming(key, leaf), x, atol=0.05)
 
 
 def test_a_tensor_in_another_codec_is_refused(functions_of):
@@ -195,8 +196,9 @@ def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, func
     plan = run_config.default_plan(config)
     store = Store(config, plan, peer, equivalence.Tokens(), functions_of(config, plan, peer))
     if peer:
-        dtype, shape = store.crossing.leaf("act")
-        store.put(Boundary(Key("act", 0, 1, 0)), 0, np.zeros(shape, dtype))
+        key = Key("act", 0, 1, 0)
+        dtype, shape = store.crossing.leaf(key)
+        store.put(Boundary(key), 0, np.zeros(shape, dtype))
     monkeypatch.setattr(store.crossing, "outgoing", lambda kind, tensor: Unfinished(tensor))
     store.run(work, 1.0)
     wire = store.take(Boundary(sent))

@@ -14,6 +14,7 @@ from jaxdt.core import codec as codecs
 from jaxdt.core.codec import CodecSpec
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
+from jaxdt.core.events import Key
 from jaxdt.core.plan import Plan
 from jaxdt.model.stage import StageFunctions
 
@@ -21,25 +22,26 @@ ACTIVATION, GRADIENT, HELD_OUT = "act", "grad", "eval"
 
 
 class Direction(NamedTuple):
-    """Tensors of one kind over one boundary."""
+    """Tensors of one kind over one boundary: [B,T,width], with the T of their step."""
 
     spec: CodecSpec
-    shape: tuple[int, ...]
+    batch: int
+    width: int
     remembers: bool
 
 
 class Crossing:
-    """`outgoing` and `incoming` are called by the compute thread; `leaf` by anyone. Tensors are named by their kind."""
+    """`outgoing` and `incoming` are called by the compute thread; `leaf` by anyone."""
 
     def __init__(self, config: RunConfig, plan: Plan, peer: int, functions: StageFunctions):
-        self._dtype = jnp.dtype(functions.boundary_dtype)
+        self._dtype, self._lengths = jnp.dtype(functions.boundary_dtype), config.seq_lengths
         self._errors: dict[str, jax.Array] = {}
         stage, pipeline = plan.seat(peer)
 
         def direction(boundary: int, forward: bool, shape: tuple[int, ...], feeds_back: bool = False) -> Direction:
             spec = codecs.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
             loses = codecs.loses(spec, self._dtype.itemsize)
-            return Direction(spec, shape, feeds_back and config.error_feedback and loses)
+            return Direction(spec, shape[0], shape[-1], feeds_back and config.error_feedback and loses)
 
         self._out: dict[str, Direction] = {}
         self._in: dict[str, Direction] = {}
@@ -52,27 +54,32 @@ class Crossing:
             self._out[ACTIVATION] = direction(stage, True, functions.out_shape, feeds_back=True)
 
     def outgoing(self, kind: str, tensor) -> jax.Array:
-        """What to send for a tensor; computed as soon as the tensor is."""
-        spec, shape, remembers = self._out[kind]
+        """What to send for a tensor; computed as soon as the tensor is. What was lost of a tensor of another length is
+        forgotten."""
+        spec, _, _, remembers = self._out[kind]
         if not remembers:
             return tensor if spec.name == codecs.NONE else codec.encode(spec, tensor)
         error = self._errors.get(kind)
-        if error is None:
-            error = jnp.zeros(shape, jnp.float32)
+        if error is None or error.shape != tensor.shape:
+            error = jnp.zeros(tensor.shape, jnp.float32)
         wire, self._errors[kind] = codec.encode_with_feedback(spec, tensor, error)
         return wire
 
-    def incoming(self, kind: str, wire):
+    def incoming(self, key: Key, wire):
         """The tensor that came as `wire`."""
-        spec, shape, _ = self._in[kind]
-        return wire if spec.name == codecs.NONE else codec.decode(spec, wire, shape, self._dtype)
+        spec = self._in[key.kind].spec
+        return wire if spec.name == codecs.NONE else codec.decode(spec, wire, self._shape(key), self._dtype)
 
-    def leaf(self, kind: str) -> tuple[np.dtype, tuple[int, ...]]:
-        """(dtype, shape) of the array that a tensor of this kind comes as; BadInput for one that nobody sends here."""
-        if kind not in self._in:
-            raise BadInput(f"boundary tensor: got kind {kind!r}, expected one of {', '.join(self._in) or 'none'}")
-        spec, shape, _ = self._in[kind]
-        return codec.wire_leaf(spec, shape, self._dtype)
+    def leaf(self, key: Key) -> tuple[np.dtype, tuple[int, ...]]:
+        """(dtype, shape) of the array that a tensor comes as; BadInput for one that nobody sends here."""
+        if key.kind not in self._in:
+            raise BadInput(f"boundary tensor: got kind {key.kind!r}, expected one of {', '.join(self._in) or 'none'}")
+        return codec.wire_leaf(self._in[key.kind].spec, self._shape(key), self._dtype)
+
+    def _shape(self, key: Key) -> tuple[int, int, int]:
+        """Of a tensor that comes; held-out samples have the full length."""
+        _, batch, width, _ = self._in[key.kind]
+        return batch, self._lengths.full if key.kind == HELD_OUT else self._lengths.at(key.step), width
 
     def forget(self) -> None:
         """Error feedback begins anew."""

@@ -40,7 +40,7 @@ from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.shaper import Shape
 from jaxdt.runtime.store import Store, stage_functions
-from jaxdt.runtime.timing import time_stage
+from jaxdt.runtime.timing import compile_step, time_stage
 from jaxdt.runtime.transport import Transport
 from jaxdt.sim.predict import device_links
 
@@ -108,8 +108,10 @@ def run_peer(
             store.restore(job.start.version, job.start.lineage)
             loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
-            seconds = time_stage(store, peer, stage, groups, config.train.eval_every_steps > 0)
-            return Ready(seconds, store.n_words)
+            for step in config.seq_lengths.first_steps(job.start.version, config.train.steps):
+                compile_step(store, peer, stage, step)
+            evaluates, full_step = config.train.eval_every_steps > 0, config.data.seq_growth_steps
+            return Ready(time_stage(store, peer, stage, groups, evaluates, full_step), store.n_words)
 
         return _until_stopped(loop, address, prepare, with_parent, Leave() if elastic(config) else Interrupted())
 

@@ -164,7 +164,7 @@ class Store:
             loss, gx, accumulator = functions.loss_backward(self.params, self._input(work), targets, accumulator)
             values["loss_sum"] = float(loss)
         else:
-            gy = self.crossing.incoming("grad", self._boundaries.pop(self._key("grad", work, 1)))
+            gy = self._arrived(self._key("grad", work, 1))
             residual = self._residuals.pop(self._key("act", work))
             gx, accumulator = functions.backward(self.params, residual, gy, accumulator)
         if not functions.first:
@@ -200,15 +200,19 @@ class Store:
     def _input(self, work: Work, kind: str = "act"):
         if self.functions.first:
             return self._tokens(work)[:, :-1]
-        return self.crossing.incoming(kind, self._boundaries.pop(self._key(kind, work)))
+        return self._arrived(self._key(kind, work))
+
+    def _arrived(self, key: Key):
+        return self.crossing.incoming(key, self._boundaries.pop(key))
 
     def _tokens(self, work: Work) -> np.ndarray:
-        """[microbatch_size, seq_len + 1] of a microbatch, a pure function of its name."""
-        train, seq_len = self._config.train, self._config.model.seq_len
+        """[microbatch_size, T + 1] of a microbatch, a pure function of its name; T is the length of its step."""
+        train, lengths = self._config.train, self._config.seq_lengths
         if work.kind == EVALUATE:
-            return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, seq_len)
+            return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, lengths.full)
         n = self._plan.n_microbatches
         seed = train.seed + LINEAGE_STRIDE * self.lineage
+        seq_len = lengths.at(work.step)
         return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
 
     def _key(self, kind: str, work: Work, offset: int = 0) -> Key:
@@ -247,7 +251,7 @@ class Store:
         key = tensor_key(body)
         wanted = []
         if isinstance(key, Key):
-            wanted = [self.crossing.leaf(key.kind)]
+            wanted = [self.crossing.leaf(key)]
         elif isinstance(key, StateKey):
             if not 0 <= key.lo < key.hi <= self.n_words:
                 raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")
