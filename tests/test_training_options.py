@@ -2,8 +2,10 @@
 samples that grow. Each alone and all together: any cut trains the same model as one process does."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 import test_crossing as crossing
@@ -16,6 +18,9 @@ from jaxdt.core.events import Boundary, Key
 from jaxdt.core.optim import OptimConfig
 from jaxdt.core.seq_lengths import SeqLengths
 from jaxdt.model.data import write_tokens
+from jaxdt.model.gpt import init_stage
+from jaxdt.model.optim import optimizer
+from jaxdt.runtime.checkpoint import split_entries
 from jaxdt.runtime.store import Store, stage_functions
 from jaxdt.runtime.timing import compile_step
 from jaxdt.sim.faults import JOIN, Fault
@@ -117,36 +122,47 @@ def test_the_first_steps_of_each_length():
     assert SeqLengths(16).first_steps(7, 20) == [7]
 
 
-def n_shapes(functions):
-    """How many programs each of a stage's jitted functions has."""
-    names = ("forward", "backward", "loss_backward", "evaluate", "eval_loss", "gradient_vectors", "update")
-    jitted = {name: getattr(functions, name) for name in names}
-    return {name: function._cache_size() for name, function in jitted.items() if function is not None}
+FOUR = run_config.DataConfig(seq_start=3, seq_growth_steps=12)  # 3, 6, 12 and the full 16
+
+
+@pytest.fixture
+def compiled():
+    """Programs that were compiled, counted by the name of the function; jax says so itself."""
+    found = Counter()
+
+    def listen(event, duration_s, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found[about["fun_name"].removeprefix("jit(").removesuffix(")")] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("remat", ["recompute", "dots"])
-def test_growth_compiles_few_shapes_and_all_of_them_beforehand(remat):
-    """At most ceil(log2(16 / 3)) + 1 = 4 per stage function, and none during a run."""
-    config = config_with("growth", 2, 1, remat=remat, eval_every_steps=8, eval_microbatches=5)
+def test_growth_compiles_few_shapes_and_all_of_them_beforehand(remat, compiled):
+    """At most ceil(log2(16 / 5)) + 1 = 3 per stage function, of those that know of a sample's length, and none of these
+    during a run; held-out samples have one length."""
+    config = equivalence.make_config(2, 1, remat=remat, layers="2,2", eval_every_steps=8, eval_microbatches=5)
+    model = replace(config.model, n_layers=2, d_model=8, d_ff=8, n_heads=1)
+    config = replace(config, model=model, plan=replace(config.plan, layers="1,1"))
+    config = replace(config, data=run_config.DataConfig(seq_start=5, seq_growth_steps=12))
     plan = run_config.default_plan(config)
     made = [stage_functions(config, plan, stage) for stage in (0, 1)]
     for stage, functions in enumerate(made):
         store = Store(config, plan, stage, equivalence.Tokens(), functions)
         for step in config.seq_lengths.first_steps(0, config.train.steps):
             compile_step(store, stage, stage, step)
-    before = [n_shapes(functions) for functions in made]
+    work = (f"forward_{remat}", f"backward_{remat}", "loss_backward")
+    assert [compiled[name] for name in work] == [3, 3, 3]
+    compiled.clear()
     equivalence.train_in_pieces(config, lambda config, plan, stage: made[stage], plan)
-    after = [n_shapes(functions) for functions in made]
-    assert after[0] == dict(forward=4, backward=4, evaluate=1, gradient_vectors=1, update=1)
-    assert after[1] == dict(loss_backward=4, evaluate=0, eval_loss=1, gradient_vectors=1, update=1)
-    work = ("forward", "backward", "loss_backward")
-    assert [{name: n for name, n in of.items() if name in work} for of in before] == [
-        {name: n for name, n in of.items() if name in work} for of in after
-    ]
+    assert [compiled[name] for name in work] == [0, 0, 0]
+    assert (compiled["run"], compiled["loss_sum"], compiled["update"]) == (1, 1, 2)
 
 
 def test_boundary_tensors_are_as_long_as_the_samples_of_their_step(functions_of):  # noqa: F811
-    config = config_with("growth", 2, 1)
+    config = replace(equivalence.make_config(2, 1), data=FOUR)
     plan = run_config.default_plan(config)
     store = Store(config, plan, 1, equivalence.Tokens(), functions_of(config, plan, 1))
     table = lambda n_tokens: [(np.dtype(np.float32), (equivalence.BATCH, n_tokens, 32))]  # noqa: E731
@@ -159,7 +175,7 @@ def test_boundary_tensors_are_as_long_as_the_samples_of_their_step(functions_of)
 
 
 def test_error_feedback_begins_anew_with_another_length(functions_of):  # noqa: F811
-    config = replace(config_with("growth", 2, 1), codec="int8", error_feedback=True)
+    config = replace(equivalence.make_config(2, 1), data=FOUR, codec="int8", error_feedback=True)
     plan = run_config.default_plan(config)
     store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
     long = np.random.default_rng(0).standard_normal((equivalence.BATCH, 6, 32), np.float32)
@@ -182,3 +198,25 @@ def test_each_length_reads_every_window_of_its_own_once(tmp_path):
         n_windows = data.n_train_windows(length)
         assert set(firsts) <= set(range(0, n_windows * length, length))
         assert max(firsts.count(first) for first in firsts) <= -(-len(firsts) // n_windows) + 1
+
+
+# ------------------------------------------------------------------------------------------------------------ blocks
+
+
+def test_an_even_cut_falls_between_shared_blocks():
+    config = equivalence.make_config(2, 1, layers="2,2")
+    config = replace(config, plan=replace(config.plan, layers=""))
+    shared = lambda **model: replace(config, model=replace(config.model, **model))  # noqa: E731
+    assert run_config.default_plan(shared(n_layers=6, n_shared_blocks=3)).stages == ((0, 4), (4, 6))
+    assert run_config.default_plan(shared(n_layers=6, n_shared_blocks=2)).stages == ((0, 3), (3, 6))
+    with pytest.raises(BadInput, match=r"^plan.stages: got 2, expected at most n_shared_blocks 1$"):
+        run_config.default_plan(shared(n_shared_blocks=1))
+
+
+def test_a_shared_block_is_one_entry_of_a_checkpoint_with_one_set_of_moments():
+    model = replace(equivalence.make_config(1, 1).model, **SHARED, d_model=8, n_heads=1)
+    params = init_stage(model, 0, 4, 0)
+    entries = split_entries(params, optimizer(LAMB).init(params))
+    assert sorted(entries) == ["block_000", "block_002", "head", "pos", "tok"]
+    moments = [leaf for leaf in entries["block_002"]["optimizer"] if leaf.ndim]
+    assert sum(leaf.size for leaf in moments) == 2 * model.block_params
