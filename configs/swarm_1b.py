@@ -1,6 +1,6 @@
 """SWARM's large model: the compute of 13 billion parameters in 1 billion (SWARM, Sec. 4.3 and App. H).
 
-    python scripts/launch.py --config=configs/swarm_1b.py --config.data.path=TOKENS --emit=runs/swarm_1b --hosts=H0,H1,...
+    python scripts/launch.py --config=configs/swarm_1b.py --config.data.path=TOKENS --emit=runs/swarm_1b --hosts=A,B,...
 
 Hardware: 24 hosts with a GPU each, of 18 to 22 GB by jaxdt/core/memory.py. TOKENS is a file of scripts/prepare_data.py
 with the tokenizer gpt2. Counted, not run here: 1.011e9 parameters with the tied head (3 GeGLU blocks of 2.685e8, a
