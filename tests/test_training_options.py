@@ -32,11 +32,10 @@ ROTARY = dict(positions="rotary", activation="geglu", n_heads=1)
 OPTIONS = {
     "lamb": dict(optim=LAMB),
     "growth": dict(data=GROWTH),
-    "rotary_geglu": dict(model=ROTARY),
-    "shared": dict(model=SHARED),
+    "blocks": dict(model=SHARED | ROTARY),
     "all": dict(model=SHARED | ROTARY | dict(tied_head=True), optim=LAMB, data=GROWTH),
 }
-CASES = [(name, *cut) for name in OPTIONS for cut in ((2, 1), (4, 1), (2, 2))]
+CASES = [(name, *cut) for name in OPTIONS for cut in ((2, 1), (2, 2))] + [("lamb", 4, 1), ("all", 4, 1)]
 
 
 def config_with(name, stages, pipelines, **options):
