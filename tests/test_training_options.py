@@ -35,7 +35,8 @@ OPTIONS = {
     "blocks": dict(model=SHARED | ROTARY),
     "all": dict(model=SHARED | ROTARY | dict(tied_head=True), optim=LAMB, data=GROWTH),
 }
-CASES = [(name, *cut) for name in OPTIONS for cut in ((2, 1), (2, 2))] + [("lamb", 4, 1), ("all", 4, 1)]
+CASES = [(name, *cut) for name in OPTIONS for cut in ((2, 1), (2, 2))] + [("lamb", 4, 1), ("all_but_growth", 4, 1)]
+OPTIONS["all_but_growth"] = OPTIONS["all"] | dict(data=run_config.DataConfig())  # half as much to compile
 
 
 def config_with(name, stages, pipelines, **options):
@@ -56,7 +57,7 @@ def test_every_option_trains_as_one_process_does(name, stages, pipelines, functi
     equivalence.assert_same_training(config_with(name, stages, pipelines), functions_of, one_process)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ["lamb", "growth", "blocks", "all"])
 def test_every_option_makes_a_difference(name, one_process):  # noqa: F811
     """Without this all could agree on ignoring it."""
     losses, _, _ = one_process(config_with(name, 2, 1))
