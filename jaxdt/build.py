@@ -94,7 +94,7 @@ def build_coordinator(
         start_lineage=start_lineage,
         n_steps=config.train.steps,
         on_nonfinite=config.train.on_nonfinite,
-        tokens_per_sample=config.model.seq_len,
+        tokens_per_sample=config.seq_lengths,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",

@@ -40,6 +40,7 @@ from jaxdt.core.events import (  # noqa: E402
 from jaxdt.core.membership import Membership, Seat  # noqa: E402
 from jaxdt.core.message import from_plain, tensor_key  # noqa: E402
 from jaxdt.core.peer import Peer  # noqa: E402
+from jaxdt.core.seq_lengths import SeqLengths  # noqa: E402
 from jaxdt.core.sizes import Group  # noqa: E402
 from jaxdt.core.terms import Terms  # noqa: E402
 from jaxdt.core.trace import Trace  # noqa: E402
@@ -169,7 +170,7 @@ def rounds_s(options: dict) -> list[float]:
         start_version=0,
         start_lineage=0,
         n_steps=options["rounds"],
-        tokens_per_sample=1,
+        tokens_per_sample=SeqLengths(1),
         on_nonfinite="stop",
         heartbeat_s=1.0,
         deadline_floor_s=LEASE_S,

@@ -34,7 +34,8 @@ def inspect(run_dir: Path) -> int:
         except BadInput as error:
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  damaged: {error}")
             continue
-        shape = f"{model.n_layers} layers, d {model.d_model}, vocabulary {model.vocab_size}"
+        sharing = f" in {model.n_shared_blocks} shared blocks" if model.n_shared_blocks else ""
+        shape = f"{model.n_layers} layers{sharing}, d {model.d_model}, vocabulary {model.vocab_size}"
         print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, lineage {lineage}, {shape}")
     return 0
 

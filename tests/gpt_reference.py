@@ -26,7 +26,7 @@ CONFIGS = {
 def logits(config, params, tokens_BT):
     x = params["tok"][tokens_BT]
     if config.positions == "learned":
-        x = x + params["pos"][None]
+        x = x + params["pos"][None, : tokens_BT.shape[1]]
     for layer in range(config.n_layers):
         x = _block(config, params[f"block_{config.block_of(layer):03d}"], x)
         after = layer + 1
@@ -40,7 +40,7 @@ def logits(config, params, tokens_BT):
 def loss_sum(config, params, tokens_BT, targets_BT):
     logp_BTV = jax.nn.log_softmax(logits(config, params, tokens_BT), axis=-1)
     picked_BT = jnp.take_along_axis(logp_BTV, targets_BT[..., None], axis=-1)[..., 0]
-    return -jnp.sum(picked_BT) / config.seq_len
+    return -jnp.sum(picked_BT) / tokens_BT.shape[1]
 
 
 def _block(config, p, x):

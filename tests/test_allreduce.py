@@ -42,6 +42,7 @@ from jaxdt.core.events import (
     ViewChanged,
     Work,
 )
+from jaxdt.core.seq_lengths import SeqLengths
 from jaxdt.core.sizes import Group
 from jaxdt.core.terms import Terms
 from jaxdt.sync.allreduce import AllReduce, update_scale
@@ -397,7 +398,7 @@ def test_a_tied_table_is_summed_over_both_ends(dice):
 def test_a_tied_table_counts_once_in_the_norm():
     wire = tied_wire()
     wire.deliver_all()
-    terms = Terms("r", "f", wire.stage_of, 2, 0, 0, 5, 8, "stop", 1.0, 4.0)
+    terms = Terms("r", "f", wire.stage_of, 2, 0, 0, 5, SeqLengths(8), "stop", 1.0, 4.0)
     coordinator = Coordinator(terms)
     for peer, stage in wire.stage_of.items():
         coordinator.handle(0.0, Received(Header("r", 0, 0, peer), Hello(peer, stage, "f", "")))

@@ -41,6 +41,7 @@ from jaxdt.core.events import (
     Woke,
 )
 from jaxdt.core.leases import RECONNECT_S
+from jaxdt.core.seq_lengths import SeqLengths
 from jaxdt.core.terms import Terms
 
 # Two stages, two replicas each.
@@ -53,7 +54,7 @@ TERMS = Terms(
     start_version=0,
     start_lineage=0,
     n_steps=3,
-    tokens_per_sample=16,
+    tokens_per_sample=SeqLengths(16),
     on_nonfinite="stop",
     heartbeat_s=0.5,
     deadline_floor_s=4.0,

@@ -84,7 +84,7 @@ def in_one_process(config, plan, name):
     losses = []
     for step in range(N_STEPS):
         batch = partial(equivalence.Tokens().train_batch, config.train.seed, step)
-        parts = [gradient_of(params, batch(m, equivalence.BATCH, model.seq_len, n)) for m in range(n)]
+        parts = [gradient_of(params, batch(m, equivalence.BATCH, config.seq_lengths.at(step), n)) for m in range(n)]
         losses.append(sum(float(loss) for loss, _ in parts) / (n * equivalence.BATCH))
         params, state = update(params, state, [gradient for _, gradient in parts])
     return losses, params

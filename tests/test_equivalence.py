@@ -85,18 +85,20 @@ def make_config(
 # ----------------------------------------------------------------------------------------------------- the two sides
 
 
+COMPILED = {}
+
+
 @pytest.fixture(scope="session")
 def functions_of():
     """Stage functions by what they depend on, compiled once for all cases. Another rematerialisation changes forward
     and backward only, another optimizer the update only, and just the ends of the model know of a tied head."""
-    cache = {}
 
     def of(config, plan, stage):
         ends = stage in (0, plan.n_stages - 1)
         remat = "recompute" if stage == plan.n_stages - 1 else config.remat
-        layers = (config.model.compression, config.model.compression_after)
-        key = (plan.stages[stage], config.model.tied_head if ends else None, config.optim, remat, layers)
-        if key not in cache:
+        model = config.model if ends else replace(config.model, tied_head=False)
+        key = (plan.stages[stage], model, config.optim, remat)
+        if key not in COMPILED:
             made = stage_functions(config, plan, stage)
             if remat == "dots":
                 base = of(replace(config, remat="recompute"), plan, stage)
@@ -104,18 +106,21 @@ def functions_of():
             elif config.optim != ADAMW:
                 base = of(replace(config, optim=ADAMW), plan, stage)
                 made = replace(base, update=made.update, init_optimizer=made.init_optimizer)
-            cache[key] = made
-        return cache[key]
+            COMPILED[key] = made
+        return COMPILED[key]
 
     return of
 
 
+@functools.cache
+def gradient_of(model):
+    return jax.jit(jax.value_and_grad(partial(mean_loss, model)))
+
+
 @pytest.fixture(scope="session")
 def one_process():
-    """(config) -> (losses, gradient norms, final parameters) of the plain run, once per model and optimizer."""
-    gradients = functools.cache(lambda model: jax.jit(jax.value_and_grad(partial(mean_loss, model))))
-    runs = functools.cache(lambda model, optim, sync: train_in_one_process(model, optim, gradients(model), sync))
-    return lambda config: runs(config.model, config.optim, (config.sync.delay, config.sync.delay_after_steps))
+    """(config) -> (losses, gradient norms, final parameters) of the plain run, once per what it depends on."""
+    return lambda config: train_in_one_process(config.model, config.optim, config.seq_lengths, config.sync)
 
 
 def plain_optimizer(optim):
@@ -126,17 +131,18 @@ def plain_optimizer(optim):
     if optim.name == "sgd":
         return optax.chain(clip, optax.sgd(lr, momentum=optim.momentum))
     decay = dict(weight_decay=optim.weight_decay, mask=matrices)
-    return optax.chain(clip, optax.adamw(lr, optim.b1, optim.b2, optim.eps, **decay))
+    make = {"adamw": optax.adamw, "lamb": optax.lamb}[optim.name]
+    return optax.chain(clip, make(lr, optim.b1, optim.b2, optim.eps, **decay))
 
 
 def mean_loss(model, params, tokens_BT):
     return gpt_reference.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / tokens_BT.shape[0]
 
 
-def train_in_one_process(model, optim, loss_and_gradient, sync=(0, 0)):
-    """`sync`: steps from the second on compute with the parameters of `delay` updates before (SWARM App. E)."""
-    delay, after_steps = sync
-    data, rule = Tokens(), plain_optimizer(optim)
+@functools.cache
+def train_in_one_process(model, optim, lengths, sync):
+    """With a delay, steps from the second on compute with the parameters of one update before (SWARM App. E)."""
+    data, rule, loss_and_gradient = Tokens(), plain_optimizer(optim), gradient_of(model)
     params = init_stage(model, 0, model.n_layers, SEED)
     state = rule.init(params)
 
@@ -148,8 +154,9 @@ def train_in_one_process(model, optim, loss_and_gradient, sync=(0, 0)):
 
     losses, norms, versions = [], [], [params]
     for step in range(N_STEPS):
-        parts = [data.train_batch(SEED, step, m, BATCH, model.seq_len, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
-        lag = delay if step >= max(after_steps, 1) else 0
+        seq_len = lengths.at(step)
+        parts = [data.train_batch(SEED, step, m, BATCH, seq_len, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
+        lag = sync.delay if step >= max(sync.delay_after_steps, 1) else 0
         loss, gradient = loss_and_gradient(versions[step - lag], np.concatenate(parts))
         norm, params, state = update(params, state, gradient)
         versions.append(params)

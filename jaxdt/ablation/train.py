@@ -111,7 +111,8 @@ def train(config: RunConfig, case: Case, data: TokenFile, told: Callable[[int], 
         if config.train.eval_every_steps and step % config.train.eval_every_steps == 0:
             curve.append([step, chain.evaluate(held_out)])
         microbatches = range(config.plan.microbatches)
-        batch = [data.train_batch(case.seed, step, m, *sizes, len(microbatches)) for m in microbatches]
+        size, seq_len = config.train.microbatch_size, config.seq_lengths.at(step)
+        batch = [data.train_batch(case.seed, step, m, size, seq_len, len(microbatches)) for m in microbatches]
         chain.step(batch)
         told(step)
     curve.append([steps, chain.evaluate(held_out)])

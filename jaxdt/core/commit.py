@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from jaxdt.core.events import GroupResult, Prepared, Record, Round, Tally
+from jaxdt.core.seq_lengths import SeqLengths
 
 
 class Disagreement(Exception):
@@ -61,7 +62,7 @@ def agreed(step: int, said: Mapping[int, Prepared], lineage: int) -> Record:
     return Record(step, rounds, sq_norm, counts.pop(), "apply" if math.isfinite(sq_norm) else "skip", lineage)
 
 
-def metrics_of(record: Record, said: Iterable[Prepared], step_s: float, tokens_per_sample: int) -> dict:
+def metrics_of(record: Record, said: Iterable[Prepared], step_s: float, tokens_per_sample: SeqLengths) -> dict:
     """The fields of a committed step's report."""
     results = {result.round.group: result for one in said for result in one.results}
     tally = sum((result.tally for result in results.values()), Tally())
@@ -69,7 +70,7 @@ def metrics_of(record: Record, said: Iterable[Prepared], step_s: float, tokens_p
         "step": record.step,
         "loss": tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
         "step_s": step_s,
-        "tokens_per_s": record.n_samples * tokens_per_sample / step_s if step_s > 0 else math.inf,
+        "tokens_per_s": record.n_samples * tokens_per_sample.at(record.step) / step_s if step_s > 0 else math.inf,
         "gradient_norm": math.sqrt(record.sq_norm) / record.n_samples,
         "verdict": record.verdict,
     }

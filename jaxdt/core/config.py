@@ -17,6 +17,7 @@ from jaxdt.core.gpt import FIELDS as MODEL_FIELDS
 from jaxdt.core.gpt import GPTConfig, gpt_config
 from jaxdt.core.optim import OptimConfig
 from jaxdt.core.plan import SCHEDULES, Plan, even_shares, ranges
+from jaxdt.core.seq_lengths import SeqLengths
 
 WIRINGS = ("fixed", "swarm")
 SYNCS = ("allreduce",)
@@ -42,9 +43,13 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes."""
+    """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes. Samples begin with
+    `seq_start` tokens and grow to model.seq_len over the first `seq_growth_steps` steps (jaxdt.core.seq_lengths); 0 and
+    0: all have the full length."""
 
     path: str = ""
+    seq_start: int = 0
+    seq_growth_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ class RunConfig:
         _at_least("plan.pipelines", self.plan.pipelines, 1)
         _at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
         _one_of("plan.schedule", self.plan.schedule, SCHEDULES)
+        self._check_growth()
         for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints"):
             _at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
@@ -160,6 +166,19 @@ class RunConfig:
                 f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
             )
         _at_least("net.queue_bytes", self.net.queue_bytes, 1)
+
+    def _check_growth(self):
+        start, n_steps, full = self.data.seq_start, self.data.seq_growth_steps, self.model.seq_len
+        if not 0 <= start <= full:
+            raise BadInput(f"data.seq_start: got {start}, expected 0 (no growth) to model.seq_len {full}")
+        if n_steps < 0 or (n_steps > 0) != (start > 0):
+            wanted = "an integer >= 1" if start else "0"
+            raise BadInput(f"data.seq_growth_steps: got {n_steps}, expected {wanted} with data.seq_start {start}")
+
+    @property
+    def seq_lengths(self) -> SeqLengths:
+        """Tokens per sample, step by step."""
+        return SeqLengths(self.model.seq_len, self.data.seq_start, self.data.seq_growth_steps)
 
     @property
     def delay(self) -> Delay:
@@ -208,10 +227,12 @@ def default_plan(config: RunConfig) -> Plan:
         sizes = _integers("plan.layers", cut.layers, cut.stages)
         if sum(sizes) != n_layers:
             raise BadInput(f"plan.layers: {cut.layers} covers {sum(sizes)} layers, expected {n_layers}")
-    elif cut.stages > n_layers:
-        raise BadInput(f"plan.stages: got {cut.stages}, expected at most n_layers {n_layers}")
     else:
-        sizes = even_shares(n_layers, cut.stages)
+        run = config.model.layers_per_block
+        if cut.stages > n_layers // run:
+            most = f"n_layers {n_layers}" if run == 1 else f"n_shared_blocks {n_layers // run}"
+            raise BadInput(f"plan.stages: got {cut.stages}, expected at most {most}")
+        sizes = tuple(run * n_blocks for n_blocks in even_shares(n_layers // run, cut.stages))
     return Plan(
         n_layers=n_layers,
         stages=ranges(sizes),
@@ -227,7 +248,7 @@ def check_plan(config: RunConfig, plan: Plan) -> None:
     """Refuse a plan that was made for another model."""
     if plan.n_layers != config.model.n_layers:
         raise BadInput(f"plan: made for {plan.n_layers} layers, the model has {config.model.n_layers}")
-    run = config.model.n_layers // (config.model.n_shared_blocks or config.model.n_layers)
+    run = config.model.layers_per_block
     for stage, (lo, _) in enumerate(plan.stages):
         if lo % run:
             raise BadInput(f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {run} layers with one block")

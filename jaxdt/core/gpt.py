@@ -40,15 +40,15 @@ class GPTConfig:
         if self.d_model % self.n_heads:
             raise BadInput(f"model.n_heads: got {self.n_heads}, expected a divisor of d_model {self.d_model}")
         if self.positions not in POSITIONS:
-            raise BadInput(f"model.positions: got {self.positions!r}, expected one of {', '.join(POSITIONS)}")
+            raise BadInput(_not_among("positions", self.positions, POSITIONS))
         if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:
             raise BadInput(f"model.n_heads: head width {self.d_model // self.n_heads} is odd, rotary needs an even one")
         if self.activation not in ACTIVATIONS:
-            raise BadInput(f"model.activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+            raise BadInput(_not_among("activation", self.activation, ACTIVATIONS))
         if not isinstance(self.tied_head, bool):
             raise BadInput(f"model.tied_head: got {self.tied_head!r}, expected true or false")
         shared = self.n_shared_blocks
-        if not isinstance(shared, int) or shared < 0 or (shared and self.n_layers % shared):
+        if type(shared) is not int or shared < 0 or (shared and self.n_layers % shared):
             raise BadInput(
                 f"model.n_shared_blocks: got {shared!r}, expected 0 or a divisor of n_layers {self.n_layers}"
             )
@@ -96,12 +96,14 @@ class GPTConfig:
         """The l whose widening half belongs to the layers lo..hi-1: the stage that begins at l has it."""
         return [layer for layer in self.compression_after if lo <= layer < hi]
 
+    @property
+    def layers_per_block(self) -> int:
+        """How many consecutive layers apply one block; a stage holds whole runs of them."""
+        return self.n_layers // self.n_shared_blocks if self.n_shared_blocks else 1
+
     def block_of(self, layer: int) -> int:
         """Index of the block whose parameters `layer` applies: itself, or the first layer of its shared run."""
-        if not self.n_shared_blocks:
-            return layer
-        run = self.n_layers // self.n_shared_blocks
-        return layer - layer % run
+        return layer - layer % self.layers_per_block
 
     def blocks_in(self, lo: int, hi: int) -> list[int]:
         """Distinct block indices applied by the layers lo..hi-1."""
@@ -164,6 +166,10 @@ class GPTConfig:
         used = self.n_layers * self.block_params + self.token_table_params
         used += len(self.compression_after) * (self.sender_params + self.receiver_params)
         return 6.0 * used * n_tokens
+
+
+def _not_among(name: str, value, choices: tuple[str, ...]) -> str:
+    return f"model.{name}: got {value!r}, expected one of {', '.join(choices)}{nearest(str(value), choices)}"
 
 
 def _shape(n_layers, d_model, n_heads, seq_len, vocab_size, **options) -> dict:

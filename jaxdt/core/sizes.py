@@ -21,7 +21,8 @@ class Group:
 
 def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:
     """Payload of a tensor of a pipeline that crosses a boundary (between the stages `boundary` and boundary + 1) as an
-    activation (forward) or as its gradient: [microbatch_size, seq_len, boundary width], encoded as the plan says."""
+    activation (forward) or as its gradient: [microbatch_size, seq_len, boundary width], encoded as the plan says.
+    Steps of shorter samples send less."""
     spec = codec.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
     _, layer = plan.stages[boundary]
     n_numbers = config.model.boundary_numbers(config.train.microbatch_size, layer)

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxdt.core import plain
 from jaxdt.core.events import Hello, Record, View, Welcome
+from jaxdt.core.seq_lengths import SeqLengths
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Terms:
     start_version: int
     start_lineage: int
     n_steps: int
-    tokens_per_sample: int
+    tokens_per_sample: SeqLengths
     on_nonfinite: str
     heartbeat_s: float
     deadline_floor_s: float

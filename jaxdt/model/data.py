@@ -6,7 +6,8 @@ A token file is one header and then the train tokens and the held-out tokens, li
 A training batch is a pure function of the file and of (seed, step, microbatch): re-routing a microbatch, resuming and
 joining need no iterator state. The train tokens are cut into windows of seq_len inputs; sample number
 (step * n_microbatches + microbatch) * microbatch_size + i reads one window, and each run of n_windows samples (an
-epoch) reads every window once, in an order drawn from the seed and the number of the epoch.
+epoch) reads every window once, in an order drawn from the seed and the number of the epoch. Where samples grow with the
+step (jaxdt.core.seq_lengths), each length has windows, and with them epochs, of its own.
 """
 
 import hashlib

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """tokens [B,T] int32 -> [B,T,D] in `dtype`."""
+    """tokens [B,T] int32 -> [B,T,D] in `dtype`, for any T up to seq_len."""
 
     config: GPTConfig
     dtype: jnp.dtype
@@ -57,7 +57,8 @@ class Embedding(nn.Module):
         c, normal = self.config, nn.initializers.normal(INIT_STD)
         x_BTD = self.param("tok", normal, (c.vocab_size, c.d_model), jnp.float32)[tokens_BT]
         if c.positions == "learned":
-            x_BTD = x_BTD + self.param("pos", normal, (c.seq_len, c.d_model), jnp.float32)[None]
+            pos = self.param("pos", normal, (c.seq_len, c.d_model), jnp.float32)
+            x_BTD = x_BTD + pos[None, : tokens_BT.shape[1]]
         return x_BTD.astype(self.dtype)
 
 
@@ -117,9 +118,9 @@ def check_range(config: GPTConfig, lo: int, hi: int) -> None:
         raise BadInput(f"stage layers: got {lo}..{hi}, expected 0 <= lo < hi <= n_layers {config.n_layers}")
     for cut in (lo, hi):
         if 0 < cut < config.n_layers and config.block_of(cut) != cut:
-            run = config.n_layers // config.n_shared_blocks
             raise BadInput(
-                f"stage layers: got a cut at {cut}, which splits a shared block; expected a multiple of {run}"
+                f"stage layers: got a cut at {cut}, which splits a shared block; expected a multiple of "
+                f"{config.layers_per_block}"
             )
 
 

@@ -29,7 +29,8 @@ DTYPES = {"float32": jnp.dtype(jnp.float32), "bfloat16": jnp.dtype(jnp.bfloat16)
 class StageFunctions:
     """Everything a peer computes. Parameters, their gradients and accumulators are fp32 trees of one structure (its
     entries: jaxdt.model.gpt). x is tokens [B,T] int32 on the first stage, else an activation of `in_shape`, as is gx; y
-    and gy have `out_shape`, all in `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays.
+    and gy have `out_shape`, all in `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays. All of them
+    may have a smaller T in place of seq_len; each T is compiled once.
 
     Donated, so not to be read after the call: `acc` of backward and loss_backward, `opt_state` of update. Parameters
     are never donated: an older version may still be serving its microbatches. A residual does not hold the weights:

@@ -146,9 +146,12 @@ class Journal:
         return predict_step_s(self._config, plan, conditions)
 
     def _end(self, code: int, reason: str) -> None:
-        timed = [s["step_s"] for s in self._steps[self._n_resumed + WARM_UP_STEPS :] if "eval_loss" not in s]
+        lengths = self._config.seq_lengths
+        longest = lengths.at(len(self._steps) - 1)  # a step is predicted at the full length
+        fair = [s for s in self._steps[self._n_resumed + WARM_UP_STEPS :] if lengths.at(s["step"]) == longest]
+        timed = [s["step_s"] for s in fair if "eval_loss" not in s]
         measured_s = statistics.median(timed) if timed else None
-        tokens = self._plan.n_microbatches * self._config.train.microbatch_size * self._config.model.seq_len
+        tokens = self._plan.n_microbatches * self._config.train.microbatch_size * longest
         evals = [s["eval_loss"] for s in self._steps if "eval_loss" in s]
         summary = {
             "code": code,

@@ -31,8 +31,9 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
     plan = Plan(model.n_layers, STAGES, tuple((peer,) for peer in range(len(STAGES))), (1,))
     groups = [{g.name: g.n_elements for g in sync_groups(config, plan) if s in g.stages} for s in range(len(STAGES))]
     stores = [Store(config, plan, peer, data, stage_functions(config, plan, peer)) for peer in range(len(STAGES))]
+    full_step = config.data.seq_growth_steps
     rounds = [
-        [time_stage(store, stage, stage, groups[stage], True) for stage, store in enumerate(stores)]
+        [time_stage(store, stage, stage, groups[stage], True, full_step) for stage, store in enumerate(stores)]
         for _ in range(n_rounds)
     ]
     stages = [_medians([one[stage] for one in rounds]) for stage in range(len(STAGES))]

@@ -52,7 +52,7 @@ from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.shaper import Shape
 from jaxdt.runtime.store import Store, stage_functions
-from jaxdt.runtime.timing import time_stage
+from jaxdt.runtime.timing import compile_step, time_stage
 from jaxdt.runtime.transport import Transport
 from jaxdt.sim.predict import device_links
 
@@ -183,8 +183,11 @@ def _sit(
                 store.restore(job.start.version, job.start.lineage)
             loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
+            for step in config.seq_lengths.first_steps(job.start.version, config.train.steps):
+                compile_step(store, peer, stage, step)
             first = plan.microbatches(plan.seat(peer)[1]).start
-            seconds = time_stage(store, peer, stage, groups, config.train.eval_every_steps > 0, first)
+            evaluates, full_step = config.train.eval_every_steps > 0, config.data.seq_growth_steps
+            seconds = time_stage(store, peer, stage, groups, evaluates, full_step, first)
             least_s = job.least_s(stage)
             return Ready({kind: max(s, least_s.get(kind, 0.0)) for kind, s in seconds.items()}, store.n_words)
 

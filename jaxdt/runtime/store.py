@@ -203,12 +203,13 @@ class Store:
         return self.crossing.incoming(key, self._boundaries.pop(key))
 
     def _tokens(self, work: Work) -> np.ndarray:
-        """[microbatch_size, seq_len + 1] of a microbatch, a pure function of its name."""
-        train, seq_len = self._config.train, self._config.model.seq_len
+        """[microbatch_size, T + 1] of a microbatch, a pure function of its name; T is the length of its step."""
+        train, lengths = self._config.train, self._config.seq_lengths
         if work.kind == EVALUATE:
-            return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, seq_len)
+            return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, lengths.full)
         n = self._plan.n_microbatches
         seed = train.seed + LINEAGE_STRIDE * self.lineage
+        seq_len = lengths.at(work.step)
         return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
 
     def _key(self, kind: str, work: Work, offset: int = 0) -> Key:

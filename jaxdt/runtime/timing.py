@@ -4,9 +4,10 @@ On a CPU the process's CPU seconds are taken, not the wall's: peers that share c
 and the simulator models the sharing itself. On an accelerator it is the wall clock.
 """
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -41,29 +42,46 @@ def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTime
 
 
 def time_stage(
-    store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool, microbatch: int = 0
+    store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool, step: int, microbatch: int = 0
 ) -> dict[str, float]:
     """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
-    own code, decoding and encoding included, with inputs of zeros. `groups`: the run's names of this stage's sync
-    groups and their sizes; `microbatch`: one of the pipeline whose codecs to take. Parameters and optimizer state are
-    the same afterwards."""
-    version, (params, opt_state, *before) = store.versions.version, store.versions.state
-    store.versions.opt_state = store.functions.init_optimizer(params)  # an update donates it
+    own code, decoding and encoding included, with inputs of zeros as long as `step` has them. `groups`: the run's names
+    of this stage's sync groups and their sizes; `microbatch`: one of the pipeline whose codecs to take. Parameters and
+    optimizer state are the same afterwards."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for step in range(version, version + N_WARM_UP + N_TIMED):
-        rounds = tuple(Round(step, name, 0) for name in groups)
-        for kind in kinds:
-            work = Work(stage, kind, microbatch, peer, step)
-            _put_inputs(store, work, groups)
-            start_s = clock()
-            store.run(work, 1.0, rounds if kind == UPDATE else ())
-            seconds[kind].append(clock() - start_s)
+    with _as_of(store, step):
+        for now in range(step, step + N_WARM_UP + N_TIMED):
+            rounds = tuple(Round(now, name, 0) for name in groups)
+            for kind in kinds:
+                work = Work(stage, kind, microbatch, peer, now)
+                _put_inputs(store, work, groups)
+                start_s = clock()
+                store.run(work, 1.0, rounds if kind == UPDATE else ())
+                seconds[kind].append(clock() - start_s)
+            store.free(now)
+    return {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
+
+
+def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
+    """Have all that computes a microbatch of this step compiled, for tensors as long as the step has them."""
+    with _as_of(store, step):
+        for kind in (FORWARD, BACKWARD):
+            work = Work(stage, kind, 0, peer, step)
+            _put_inputs(store, work, {})
+            store.run(work, 1.0)
         store.free(step)
+
+
+@contextlib.contextmanager
+def _as_of(store: Store, step: int) -> Iterator[None]:
+    """Meanwhile the store's parameters count as those with which a step begins."""
+    version, (params, opt_state, *before) = store.versions.version, store.versions.state
+    store.versions.put(step, (params, store.functions.init_optimizer(params), *before))  # an update donates it
+    yield
     store.versions.put(version, (params, opt_state, *before))
     store.crossing.forget()
-    return {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
 
 
 def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:

@@ -86,7 +86,8 @@ def _without_gc():
 
 
 def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_steps: int = 4) -> float:
-    """Median seconds of a training step without evaluation, the first one left out."""
+    """Median seconds of a training step without evaluation, the first one left out; its samples have the full length,
+    also where those of the first steps are shorter."""
     train = replace(config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
     outcome = simulate(replace(config, train=train), plan, conditions)
     return statistics.median(fields["step_s"] for fields in outcome.fields("step")[WARM_UP_STEPS:])
