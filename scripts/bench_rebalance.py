@@ -25,8 +25,9 @@ from jaxdt.build import build_coordinator, build_newcomer, build_peers
 from jaxdt.core import config as configs
 from jaxdt.core.errors import BadInput
 from jaxdt.core.network import Link
-from jaxdt.sim.cluster import Outcome, Seating, Simulation
+from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, Fault
+from jaxdt.sim.seating import Outcome, Seating
 from jaxdt.sim.tensors import NoTensors
 
 PERIOD_S = flags.DEFINE_float("period_s", 20.0, "wiring.rebalance_s.", 0.1)

@@ -35,6 +35,7 @@ from averaging_peers import FLOOR_S, HEARTBEAT_S, Options, be_peer, open_loop, w
 
 from jaxdt.core.coordinator import Coordinator  # noqa: E402
 from jaxdt.core.events import COORDINATOR, Report, Stop  # noqa: E402
+from jaxdt.core.seq_lengths import SeqLengths
 from jaxdt.core.terms import Terms  # noqa: E402
 from jaxdt.runtime import credential  # noqa: E402
 from jaxdt.runtime.durable import FileStore  # noqa: E402
@@ -128,7 +129,7 @@ class Fleet:
         """What came of it; the victim is killed after_s after the first peer has begun the exchange of its step."""
         n_peers, found = self._options.n_peers, self.found
         stage_of = dict.fromkeys(range(n_peers), 0)
-        terms = Terms("averaging", "", stage_of, 1, 0, 0, N_STEPS, 1, "stop", HEARTBEAT_S, FLOOR_S)
+        terms = Terms("averaging", "", stage_of, 1, 0, 0, N_STEPS, SeqLengths(1), "stop", HEARTBEAT_S, FLOOR_S)
         with tempfile.TemporaryDirectory() as folder:
             durable = FileStore(Path(folder))
             loop, address = open_loop(COORDINATOR, Coordinator(terms), self._options.secret, found.report, durable)

@@ -37,13 +37,13 @@ from jaxdt.core.profile import Profile
 from jaxdt.core.trace import Trace, read
 from jaxdt.sim.account import WARM_UP_STEPS, Account, account
 from jaxdt.sim.availability import from_trace
-from jaxdt.sim.cluster import Outcome
 from jaxdt.sim.faults import Fault, draw
 from jaxdt.sim.lines import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.ordeal import endure, patience_s, records, summary
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes
+from jaxdt.sim.seating import Outcome
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field.")
 PLAN = flags.DEFINE_string("plan", None, "A plan.json.")

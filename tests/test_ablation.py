@@ -21,7 +21,8 @@ from jaxdt.core import config as configs
 from jaxdt.core.errors import BadInput
 from jaxdt.core.network import Link
 from jaxdt.runtime.store import Store
-from jaxdt.sim.cluster import Seating, Simulation
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.seating import Seating
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)

@@ -26,9 +26,10 @@ from jaxdt.core.plan import Plan
 from jaxdt.core.terms import remembered
 from jaxdt.model.gpt import init_stage
 from jaxdt.runtime.store import Store, stage_functions
-from jaxdt.sim.cluster import Seating, Simulation
+from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 from jaxdt.sim.fuzz import Restless
+from jaxdt.sim.seating import Seating
 
 N_STEPS = 20
 SEED = 3

@@ -25,7 +25,7 @@ from jaxdt.core.events import (
 )
 from jaxdt.core.network import Link
 from jaxdt.sim.availability import from_trace
-from jaxdt.sim.cluster import Seating, Simulation
+from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import (
     CLOG,
     CONTROL,
@@ -45,6 +45,7 @@ from jaxdt.sim.faults import (
     draw,
     spares_every_stage,
 )
+from jaxdt.sim.seating import Seating
 from jaxdt.sim.tensors import NoTensors
 
 LATENCY_S = 0.25

@@ -12,7 +12,8 @@ from jaxdt.core.events import BACKWARD, FORWARD, Boundary
 from jaxdt.core.memory import residual_bytes, state_bytes, update_bytes
 from jaxdt.core.network import Link
 from jaxdt.runtime.store import Store, stage_functions
-from jaxdt.sim.cluster import Seating, Simulation
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.seating import Seating
 
 MICROBATCH, SHARE = 2, 6
 MODEL = dict(preset="debug", n_layers=3, d_model=64, n_heads=4, d_ff=256, seq_len=64, vocab_size=64)

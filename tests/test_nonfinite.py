@@ -10,7 +10,8 @@ from jaxdt.core.network import Link
 from jaxdt.model.data import write_tokens
 from jaxdt.runtime.checkpoint import split_entries
 from jaxdt.runtime.store import Store, stage_functions
-from jaxdt.sim.cluster import Seating, Simulation
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.seating import Seating
 
 SECONDS = {"F": 1.0, "B": 2.0, "E": 1.0, "G": 0.1, "U": 0.1}
 POISONED_STEP = 3

@@ -15,10 +15,11 @@ from jaxdt.core.network import Link, uniform
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
 from jaxdt.core.trace import Trace
-from jaxdt.sim.cluster import Seating, Simulation
+from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.hosts import SimulatedHost
 from jaxdt.sim.links import SimulatedLink
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, simulate
+from jaxdt.sim.seating import Seating
 from jaxdt.sim.tensors import NoTensors
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)

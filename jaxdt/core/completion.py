@@ -25,6 +25,10 @@ class Completion:
         self.checkpoint = part.version
         return max(blocked_s.values())
 
+    def at_stake(self, n_committed: int) -> dict:
+        """What is lost by going back to it now; for people."""
+        return {"checkpoint": self.checkpoint, "at_stake": list(range(self.checkpoint, n_committed))}
+
     def done(self, peer: int, done: Done) -> dict:
         """A member has applied all steps; its totals, for people."""
         self._done.add(peer)

@@ -96,8 +96,9 @@ class Coordinator:
             case Started():
                 return [*self._start(now_s), tick]
             case Woke("tick"):
-                told = self._overdue(now_s) if now_s >= self._patient_until_s else []
-                return [*(told or self.roster.move_due(now_s)), tick]
+                patient = now_s < self._patient_until_s
+                over = None if patient else self._leases.over(now_s) or self._quarrels.judged(now_s, self.roster)
+                return [*(self._lost(*over) if over else self.roster.move_due(now_s)), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -210,9 +211,10 @@ class Coordinator:
 
     def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
         """View 1 is made when the last member of the plan is ready to compute; who comes later is a candidate."""
-        self.profiles[src] = seconds
-        if src in self.terms.stage_of and "view" in self._pending and self.view is None:
-            return []
+        if src in self.terms.stage_of:
+            self.profiles[src] = seconds
+            if "view" in self._pending and self.view is None:
+                return []
         if self.view or src not in self.terms.stage_of:
             if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
                 return []
@@ -224,10 +226,6 @@ class Coordinator:
             return [Report("waiting", {"missing": missing})]
         first = self.roster.first_view(self.reign, self.terms.start_lineage, self.n_committed)
         return [self._persist("view", first)]
-
-    def _overdue(self, now_s: float) -> list[Action]:
-        over = self._leases.over(now_s) or self._quarrels.judged(now_s, self.roster)
-        return self._lost(*over) if over else []
 
     def _lost(self, peer: int, reason: str) -> list[Action]:
         """Go on without it, wait for it, or end."""
@@ -241,9 +239,8 @@ class Coordinator:
         if not self.roster.lose(peer):
             if not self.terms.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
-            fields = {"stage": stage, "reason": reason, "checkpoint": self._completion.checkpoint}
-            at_stake = list(range(self._completion.checkpoint, self.n_committed))
-            told.append(Report("vacant", fields | {"at_stake": at_stake}))
+            fields = {"stage": stage, "reason": reason, **self._completion.at_stake(self.n_committed)}
+            told.append(Report("vacant", fields))
         return told + self._change()
 
     def _change(self, between_steps: bool = False) -> list[Action]:
@@ -267,9 +264,9 @@ class Coordinator:
         self._votes.clear()
         self._completion.begin_again()
         self._records.clear()
-        fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage}
-        again = list(range(view.n_committed, self.n_committed))
-        return [Report("rollback", fields | {"again": again}), self._persist("view", view)]
+        steps = list(range(view.n_committed, self.n_committed))
+        fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage, "again": steps}
+        return [Report("rollback", fields), self._persist("view", view)]
 
     def _reach(self, peer: int) -> Connect:
         """A peer whose connections were ended is reached again where it said that it listens."""
@@ -312,11 +309,10 @@ class Coordinator:
             if value.number == 1 or value.rolled_back:
                 self._last_commit_s = now_s
             left, self.n_committed = self.roster.adopt(value), value.n_committed
-            members = {member.peer: member.stage for member in value.members}
-            report = Report("view", {"view": value.number, "members": members, "joining": list(value.joining)})
-            told = [self._send(peer, value) for peer in self._leases if peer not in members]  # so that they learn of it
+            told = [self._send(peer, value) for peer in self._leases if peer not in self.roster.members]
             for peer in left - self.roster.coming:
                 self._leases.end(peer)
+            report = Report("view", self.roster.told())
             return [report, *self._to_all(value), *told, *self._settled(), *self._change()]
         if isinstance(value, Record):
             said = self._votes.pop(value.step)
@@ -334,14 +330,13 @@ class Coordinator:
         if save_s is None:
             return []
         self._n_rollbacks = 0
-        mark, report = MarkCheckpoint(version, self.view.lineage), {"version": version, "save_s": save_s}
-        told = [mark, Report("checkpoint", report), *self._to_all(CheckpointComplete(version))]
-        return told + self._settled()
+        mark, fields = MarkCheckpoint(version, self.view.lineage), {"version": version, "save_s": save_s}
+        complete = self._to_all(CheckpointComplete(version))
+        return [mark, Report("checkpoint", fields), *complete, *self._settled()]
 
     def _settled(self) -> list[Action]:
         """Over once every member is done and the last checkpoint is complete."""
-        over = self._completion.over(member.peer for member in self.view.members)
-        return self._end(0, f"done: {self.terms.n_steps} steps") if over else []
+        return self._end(0, f"done: {self.terms.n_steps} steps") if self._completion.over(self.roster.members) else []
 
     def _end(self, code: int, reason: str) -> list[Action]:
         self._ended, told = True, [self._send(peer, Ended(code, reason)) for peer in self._leases]

@@ -217,6 +217,11 @@ class Roster:
         """For people."""
         return f"peer {peer} (stage {self.stage_of.get(peer, '?')})"
 
+    def told(self) -> dict:
+        """The view; for people."""
+        members = {member.peer: member.stage for member in self.view.members}
+        return {"view": self.view.number, "members": members, "joining": list(self.view.joining)}
+
     def adopt(self, view: View) -> set[int]:
         """The view is durable; those who have left with it."""
         before = self.admissions

@@ -14,8 +14,8 @@ from jaxdt.core.config import RunConfig
 from jaxdt.core.memory import MOMENTS
 from jaxdt.core.network import Link
 from jaxdt.core.plan import Plan
-from jaxdt.sim.cluster import Seating
 from jaxdt.sim.faults import JOIN, Fault
+from jaxdt.sim.seating import Seating
 from jaxdt.sim.tensors import NoTensors
 
 

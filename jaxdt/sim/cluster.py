@@ -6,7 +6,7 @@ timing alone, the runtime's store for real arithmetic under virtual time. Equal 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from jaxdt.core.events import (
     LinkChanged,
     MarkCheckpoint,
     Meet,
+    Member,
     MoveTo,
     Persist,
     Persisted,
@@ -66,36 +67,11 @@ from jaxdt.sim.disturbance import Disturbance
 from jaxdt.sim.faults import COMES, CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, Fault
 from jaxdt.sim.hosts import host_of
 from jaxdt.sim.lines import Lines, LinkOptions
-from jaxdt.sim.tensors import Tensors
-
-
-@dataclass(frozen=True)
-class Seating:
-    """Where a simulated peer sits and how fast it is: `seconds` per kind of Work on a core of its own."""
-
-    machine: Machine
-    tensors: Tensors
-    host: str
-    seconds: Mapping[str, float]
-
-
-@dataclass
-class Outcome:
-    """What came of a simulation. `stopped`: exit code and reason per machine, the coordinator's among them."""
-
-    now_s: float = 0.0
-    stopped: dict[int, Stop] = field(default_factory=dict)
-    reports: list[tuple[float, int, Report]] = field(default_factory=list)
-
-    def fields(self, kind: str) -> list[dict]:
-        """The fields of all reports of one kind, in order."""
-        return [report.fields for _, _, report in self.reports if report.kind == kind]
-
+from jaxdt.sim.seating import CRASHED, Outcome, Seating
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 
 LANES = {"transfer": URGENT, "sync": BULK}
-CRASHED = 137  # the exit code of a process that was killed
 
 
 class Simulation:
@@ -135,7 +111,7 @@ class Simulation:
         self._handlers: dict[type, Callable[[int, Any], None] | None] = {
             Connect: self._connect,
             Disconnect: self._disconnect,
-            Meet: self._meet,
+            Meet: lambda peer, meet: [self._connect(peer, other) for other in meet.members if other.peer != peer],
             MarkCheckpoint: None,
             Send: self._send,
             Run: self._run,
@@ -154,8 +130,7 @@ class Simulation:
         }
         self.outcome = Outcome()
         self._paused: dict[int, list[Event]] = {}
-        self._working: Counter[int] = Counter()
-        self._then: dict[int, list[Callable[[], None]]] = {}  # what waits for the Work under way
+        self._working, self._then = Counter(), {}  # Work under way, and what waits for its end
         self._observer = observer
         self._disturbance = Disturbance(self._calendar.at, self._event, self._lines) if faults else None
         for fault in faults:
@@ -312,14 +287,9 @@ class Simulation:
             if self._trace:
                 self._trace.report(peer, self.outcome.now_s, report)
 
-    def _connect(self, peer: int, connect: Connect) -> None:
+    def _connect(self, peer: int, connect: Connect | Member) -> None:
         if self._disturbance:
             self._disturbance.dial(self.outcome.now_s, peer, connect.peer)
-
-    def _meet(self, peer: int, meet: Meet) -> None:
-        for member in meet.members if self._disturbance else ():
-            if member.peer != peer:
-                self._disturbance.dial(self.outcome.now_s, peer, member.peer)
 
     def _disconnect(self, peer: int, disconnect: Disconnect) -> None:
         if self._disturbance and disconnect.peer in self._machines:

@@ -20,10 +20,11 @@ from jaxdt.core.peer import Machine, Peer
 from jaxdt.core.plan import Plan
 from jaxdt.core.sizes import sync_groups
 from jaxdt.core.terms import Memory, remembered
-from jaxdt.sim.cluster import Observer, Outcome, Seating, Simulation
+from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.contents import NO_STATE, Contents
 from jaxdt.sim.faults import CRASH, ENDS, JOIN, LEAVE, RESTART, Fault, broken_link, draw, spares_every_stage
 from jaxdt.sim.invariants import InvariantBroken, Invariants
+from jaxdt.sim.seating import Outcome, Seating
 
 N_STEPS, N_STEPS_OF_MOVES = 3, 6
 DETECTION_S = 30.0  # until a fault is noticed, judged and made good, at most

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from jaxdt.core.config import RunConfig
 from jaxdt.core.events import COORDINATOR
-from jaxdt.sim.cluster import Outcome
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import Scenario
+from jaxdt.sim.seating import Outcome
 
 PATIENCE = 20.0  # times the undisturbed run's seconds, and as many seconds on top
 

@@ -13,9 +13,10 @@ from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.trace import Trace
 from jaxdt.sim.arrivals import Arrivals
-from jaxdt.sim.cluster import Outcome, Seating, Simulation
+from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.lines import LinkOptions
+from jaxdt.sim.seating import Outcome, Seating
 from jaxdt.sim.tensors import NoTensors
 
 WARM_UP_STEPS = 1

@@ -13,6 +13,7 @@ counted and kept when a view comes in between is the other's to go on with.
 
 from collections.abc import Sequence
 
+from jaxdt.core.evaluation import n_held_out
 from jaxdt.core.events import (
     BACKWARD,
     EVALUATE,
@@ -66,7 +67,7 @@ class FixedWiring:
         self._plan, self._peer, self._stage, self._n_steps = plan, peer, stage, n_steps
         self._first, self._last = stage == 0, stage == plan.n_stages - 1
         self._boundary_bytes = boundary_bytes
-        self._eval_every_steps, self._n_evals = evals
+        self._evals = evals
         most_bytes = (max(forth for forth, _ in boundary_bytes), max(back for _, back in boundary_bytes))
         self._retention = Retention(stage, plan.n_stages, most_bytes, retain_bytes)
         sizes, routes = (plan.n_stages, plan.n_microbatches, n_steps), PlannedRoutes(plan, peer)
@@ -132,10 +133,8 @@ class FixedWiring:
 
     def _evaluations(self, step: int) -> list[Work]:
         """Held-out microbatches are dealt over the pipelines; measured every n steps and in the last one."""
-        every = self._eval_every_steps
-        if not every or (step % every and step != self._n_steps - 1):
-            return []
-        return [Work(self._stage, EVALUATE, m) for m in range(self._pipeline, self._n_evals, self._plan.n_pipelines)]
+        n_evals = n_held_out(self._evals, step, self._n_steps)
+        return [Work(self._stage, EVALUATE, m) for m in range(self._pipeline, n_evals, self._plan.n_pipelines)]
 
     def _next(self) -> list[Action]:
         if self._detour.running or not self._work:

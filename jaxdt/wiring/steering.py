@@ -32,6 +32,12 @@ def redo(microbatch: int, missing: Collection[int], keepers: Mapping[int, int], 
     return Task(FORWARD, microbatch, lo, hi, tuple(s for s in range(lo, hi + 1) if s not in missing))
 
 
+def whole_step(n_stages: int, n_microbatches: int, n_evals: int) -> list[Task]:
+    """All of a step, held-out microbatches first."""
+    evals = [Task(EVALUATE, m, 0, n_stages - 1) for m in range(n_evals)]
+    return evals + [Task(FORWARD, m, 0, n_stages - 1) for m in range(n_microbatches)]
+
+
 @dataclass
 class OnItsWay:
     """A task, its route, and when its last Work was done."""

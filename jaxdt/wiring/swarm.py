@@ -14,6 +14,7 @@ the next step on.
 import heapq
 from collections.abc import Sequence
 
+from jaxdt.core.evaluation import n_held_out
 from jaxdt.core.events import (
     BACKWARD,
     EVALUATE,
@@ -45,7 +46,7 @@ from jaxdt.core.events import (
 from jaxdt.wiring.inventory import Inventory
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.routes import Routes
-from jaxdt.wiring.steering import Steering, Task
+from jaxdt.wiring.steering import Steering, whole_step
 
 Counted = tuple[str, int]
 COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)
@@ -74,7 +75,7 @@ class SwarmWiring:
         self._peer, self._stage, self._n_stages = peer, stage, n_stages
         self._n_microbatches, self._n_steps, self._last = n_microbatches, n_steps, stage == n_stages - 1
         self._boundary_bytes = boundary_bytes
-        self._eval_every_steps, self._n_evals = evals
+        self._evals = evals
         self._routes, self._steering, self._retention = routes, Steering(routes), retention
         self._view: View | None = None
         self._members = self._replicas = ()
@@ -140,12 +141,8 @@ class SwarmWiring:
         self.see(view)
         if view.rolled_back or self._peer not in self._members:
             self._forget()
-            if view.rolled_back:  # nobody sends before all have let go of what was
-                self._inventory, self._told = Inventory(view), False
-            return []
-        if view.number == 1:
-            return []
-        self._inventory, self._told = Inventory(view), False
+        if view.number > 1 and self._peer in self._members:  # also of a rollback: nobody sends before all have let go
+            self._inventory, self._told = Inventory(view), False
         return self._tell(now_s)
 
     def _forget(self) -> None:
@@ -166,7 +163,8 @@ class SwarmWiring:
         if self._inventory:
             return self._tell(now_s)
         self._routes.welcome(self._view)
-        self._steering.begin([task for task in self._tasks(step) if self._mine(task.kind, task.microbatch)])
+        tasks = whole_step(self._n_stages, self._n_microbatches, self._n_evaluations(step))
+        self._steering.begin([task for task in tasks if self._mine(task.kind, task.microbatch)])
         return self._grant(now_s) + self._next() + self._drained()
 
     def _enter(self, step: int) -> None:
@@ -190,27 +188,21 @@ class SwarmWiring:
         self._steering.begin([])
         return self._own
 
-    def _tasks(self, step: int) -> list[Task]:
-        top = self._n_stages - 1
-        evals = [Task(EVALUATE, m, 0, top) for m in range(self._n_evaluations(step))]
-        return evals + [Task(FORWARD, m, 0, top) for m in range(self._n_microbatches)]
-
     def _mine(self, kind: str, microbatch: int) -> bool:
         return self._routes.steersman(kind, microbatch) == self._peer
 
     def _n_evaluations(self, step: int) -> int:
-        every = self._eval_every_steps
-        return self._n_evals if every and (step % every == 0 or step == self._n_steps - 1) else 0
+        return n_held_out(self._evals, step, self._n_steps)
 
     # --------------------------------------------------------------------------------------------------------- work
 
     def _take(self, given: Grant | Boundary) -> None:
         """Queue the Work that a grant or a boundary tensor makes possible; of a step to come, keep it."""
-        step = given.step if isinstance(given, Grant) else given.key.step
-        if step > self._step:
+        what = given if isinstance(given, Grant) else given.key
+        kind, m = WORK_OF.get(what.kind, what.kind), what.microbatch
+        if what.step > self._step:
             self._later.append(given)
-        elif step == self._step:
-            kind, m = (given.kind, given.microbatch) if isinstance(given, Grant) else _work_of(given.key)
+        elif what.step == self._step:
             if kind == BACKWARD and m not in self._forwarded:
                 self._gradients.add(m)  # the forward is being made again, and not here yet
                 return
@@ -348,10 +340,6 @@ class SwarmWiring:
                 told += self._grant(now_s)
             told += self._next() + self._drained()
         return told
-
-
-def _work_of(key: Key) -> Counted:
-    return WORK_OF[key.kind], key.microbatch
 
 
 def _task_kind(kind: str) -> str:
