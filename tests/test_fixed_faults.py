@@ -10,7 +10,7 @@ from jaxdt.core import config as run_config
 from jaxdt.core.events import NOBODY, Member, View
 from jaxdt.core.plan import Plan
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.wiring.lineup import Lineup, PlannedRoutes
+from jaxdt.wiring.lineup import PlannedRoutes, lineup
 
 # ------------------------------------------------------------------------------------------------------------- places
 
@@ -27,7 +27,7 @@ def lineup(*gone, **newcomers):
     """Of the plan's peers but those who are gone, and p7=1 for one at stage 1."""
     stages = {peer: PLAN.seat(peer)[0] for peer in PLAN.peers if peer not in gone}
     stages |= {int(name.removeprefix("p")): stage for name, stage in newcomers.items()}
-    return Lineup(PLAN, view_of(stages), stages)
+    return lineup(PLAN, view_of(stages), stages)
 
 
 def test_a_plan_is_whole_while_every_place_is_taken():
@@ -43,7 +43,7 @@ def test_newcomers_take_open_places_of_their_stage_and_then_wait_in_reserve():
 
 def test_who_has_not_got_its_state_yet_holds_no_place():
     view = view_of({peer: PLAN.seat(peer)[0] for peer in PLAN.peers})
-    assert Lineup(PLAN, view, [0, 1, 2, 4, 5]).seats[1] == [1, None, 5]
+    assert lineup(PLAN, view, [0, 1, 2, 4, 5]).seats[1] == [1, None, 5]
 
 
 def routes_of(peer, *gone, **newcomers):

@@ -41,7 +41,7 @@ from jaxdt.core.events import (
 )
 from jaxdt.core.plan import Plan
 from jaxdt.core.schedule import Order, stage_order
-from jaxdt.wiring.lineup import Lineup, PlannedRoutes, Seats
+from jaxdt.wiring.lineup import PlannedRoutes, Seats, lineup
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.swarm import COMPUTING, SwarmWiring
 
@@ -101,11 +101,11 @@ class FixedWiring:
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
         """All steps of the first view are strict, and of later ones those that begin after the one under way."""
         self._stop()
-        lineup = Lineup(self._plan, view, [member.peer for member in view.members])
-        self._seats, self._pipeline = lineup.seats, lineup.pipeline_of(self._stage, self._peer)
+        now = lineup(self._plan, view, [member.peer for member in view.members])
+        self._seats, self._pipeline = now.seats, now.pipeline_of(self._stage, self._peer)
         if self._pipeline is not None:
             self._order = stage_order(self._plan, self._stage, self._pipeline)
-        if lineup.whole:
+        if now.whole:
             self._strict_from = view.n_committed + (view.number > 1)
         if view.n_committed < self._strict_from:
             return self._detour.handle(now_s, ViewChanged(view))

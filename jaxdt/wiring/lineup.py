@@ -5,7 +5,8 @@ none is in reserve. For an open place a pipeline borrows the other replicas of t
 turn, so that the load is shared. It all follows from the view, so all members agree without a word.
 """
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Collection, Iterator, Sequence
 
 from jaxdt.core.events import EVALUATE, NOBODY, View
 from jaxdt.core.plan import Plan
@@ -14,25 +15,35 @@ Seats = Sequence[Sequence[int | None]]
 
 
 class Lineup:
-    """Of those `members` of a view that compute. seats[stage][pipeline] is a peer, or None for an open place."""
+    """seats[stage][pipeline] is a peer, or None for an open place; replicas[stage] are those who are there; `whole`:
+    every place is taken. Not to be written to: all peers of a simulation share it."""
 
-    def __init__(self, plan: Plan, view: View, members: Collection[int]):
-        self.seats: list[list[int | None]] = []
-        self.replicas: list[tuple[int, ...]] = []
-        for stage, planned in enumerate(plan.placement):
-            here = tuple(peer for peer in view.stage_peers(stage) if peer in members)
-            others = iter([peer for peer in here if peer not in planned])
-            self.seats.append([peer if peer in here else next(others, None) for peer in planned])
-            self.replicas.append(here)
-
-    @property
-    def whole(self) -> bool:
-        """Whether every place is taken."""
-        return all(None not in row for row in self.seats)
+    def __init__(self, placement: Sequence[Sequence[int]], replicas: tuple[tuple[int, ...], ...]):
+        self.replicas = replicas
+        self.seats = [list(_seats(planned, here)) for planned, here in zip(placement, replicas, strict=True)]
+        self.whole = all(None not in row for row in self.seats)
 
     def pipeline_of(self, stage: int, peer: int) -> int | None:
         """Where a peer sits; None for one in reserve."""
         return self.seats[stage].index(peer) if peer in self.seats[stage] else None
+
+
+def _seats(planned: Sequence[int], here: tuple[int, ...]) -> Iterator[int | None]:
+    there, own = set(here), set(planned)
+    others = (peer for peer in here if peer not in own)
+    return (peer if peer in there else next(others, None) for peer in planned)
+
+
+def lineup(plan: Plan, view: View, members: Collection[int]) -> Lineup:
+    """Of those `members` of a view that compute."""
+    replicas, compute = [[] for _ in plan.placement], set(members)
+    for member in view.members:
+        if member.peer in compute:
+            replicas[member.stage].append(member.peer)
+    return _lineup(plan.placement, tuple(map(tuple, replicas)))
+
+
+_lineup = functools.lru_cache(maxsize=16)(Lineup)
 
 
 class PlannedRoutes:
@@ -46,7 +57,7 @@ class PlannedRoutes:
         self.window = self._depth
 
     def adopt(self, view: View, members: Sequence[int]) -> None:
-        self._lineup = Lineup(self._plan, view, members)
+        self._lineup = lineup(self._plan, view, members)
         first = self._lineup.seats[0]
         borrowed = first.count(None) if self._peer in first else 0
         self.window = self._depth * (1 + borrowed)
