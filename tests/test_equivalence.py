@@ -19,6 +19,7 @@ import pytest
 from jaxdt.build import build_coordinator, build_newcomer, build_peer
 from jaxdt.core import config as run_config
 from jaxdt.core import plain
+from jaxdt.core.balance import ByNumber, Move
 from jaxdt.core.events import BACKWARD, COORDINATOR, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.core.network import Link
 from jaxdt.core.optim import OptimConfig
@@ -357,11 +358,19 @@ def test_tensors_beyond_the_budget_are_made_again(functions_of, one_process):
     assert_same_training(config, functions_of, one_process, faults=[Fault(70.0, CRASH, middle)])
 
 
+class Evening(ByNumber):
+    """Peers move by number alone: links are slow here, and no work waits."""
+
+    def moves(self, now_s, stages, at_work):
+        src, dst = (pick(range(len(stages)), key=lambda s: len(stages[s])) for pick in (max, min))
+        may = sorted(set(stages[src]) & set(at_work)) if len(stages[src]) > len(stages[dst]) + 1 else []
+        return [Move(peer, src, dst) for peer in may[:1]]
+
+
 def test_a_stage_that_has_lost_two_of_three_gets_a_peer_of_the_other(functions_of, one_process):
     config = elastic(2, 3)
-    config = replace(config, wiring=replace(config.wiring, rebalance_s=40.0))
     faults = [Fault(60.0, CRASH, peer) for peer in run_config.default_plan(config).placement[1][1:]]
-    outcome = assert_same_training(config, functions_of, one_process, faults=faults)
+    outcome = assert_same_training(config, functions_of, one_process, faults=faults, balance=Evening())
     (move,) = outcome.fields("move")
     last = [fields for fields in outcome.fields("view") if "joining" in fields][-1]
     assert (move["stage"], move["to_stage"]) == (0, 1) and sorted(last["members"].values()) == [0, 0, 1, 1]

@@ -153,7 +153,7 @@ def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
 
 def test_processes_change_stages_and_the_losses_are_those_of_one(churning):  # noqa: F811
     """Two stages of three; one loses two to kill -9, and gets a peer of the other."""
-    steps = ("--config.train.steps=40", "--config.plan.microbatches=12")
+    steps = ("--config.train.steps=30", "--config.plan.microbatches=12")
     one = churning(*steps, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
     swarm = ("--config.wiring.kind=swarm", "--config.wiring.rebalance_s=4", "--config.plan.pipelines=3")
     net = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=60", "--emulate_forward_s=0.02")
