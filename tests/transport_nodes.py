@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxdt.runtime import credential, frame, handshake
+from jaxdt.runtime import credential, frame, handshake, local
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.frame import Payload
 from jaxdt.runtime.handshake import Hello
@@ -112,9 +112,12 @@ def run_credential(tmp_path_factory):
     return credential.load(path)
 
 
-@pytest.fixture(params=["plain", "tls"])
-def cred(request, run_credential):
-    return run_credential if request.param == "tls" else None
+@pytest.fixture(params=["plain", "tls", "local"])
+def cred(request, run_credential, monkeypatch):
+    """A connection's kind: TCP without and with TLS, and TLS over the Unix socket of this host."""
+    if request.param != "local":
+        monkeypatch.setattr(local, "dial", lambda address: None)
+    return None if request.param == "plain" else run_credential
 
 
 @contextlib.contextmanager

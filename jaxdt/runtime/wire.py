@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from jaxdt.runtime import local
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.waker import Waker, poll_ms
 
@@ -25,6 +26,7 @@ _SEND_S = 0.2  # that one blocking write may take before acks are looked for
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
 _READ_BYTES = 1 << 12
 _LOW_WATER_BYTES = 1 << 16
+_UNIX_BYTES = 1 << 22  # on their way over a Unix socket, as far as the system allows: TLS writers stall below
 
 
 class Wire:
@@ -150,9 +152,11 @@ class Wire:
             try:
                 sent += send(data[sent:])
             except _WOULD_BLOCK:
-                if not self._room.poll(poll_ms(self._limits.idle_s)):
+                ready = self._room.poll(poll_ms(self._limits.idle_s))
+                if not ready:
                     raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s") from None
-                meanwhile()
+                if ready[0][1] != select.POLLOUT:
+                    meanwhile()
 
     def wait(self, timeout_s: float | None) -> None:
         """Until something comes, the waker wakes, or the time is over."""
@@ -219,6 +223,8 @@ class Wire:
 
 def connect(address: Address, deadline_s: float, waker: Waker) -> socket.socket:
     """A connected socket; OSError with the last reason, InterruptedError when woken meanwhile."""
+    if (here := local.dial(address)) is not None:
+        return here
     error: OSError = OSError(f"{address[0]} has no address")
     for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
@@ -254,6 +260,9 @@ def _connect_one(sock: socket.socket, target, deadline_s: float, waker: Waker) -
 
 def _tune(sock: socket.socket, limits: Limits) -> None:
     """No Nagle, and a dead link noticed after dead_link_s. SO_SNDBUF stays: setting it ends the system's autotuning."""
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     third_s = max(1, round(limits.dead_link_s / 3))
