@@ -16,16 +16,15 @@ from collections.abc import Callable, Sequence
 
 from jaxdt.runtime import local
 from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.sealed import KEY_BYTES, RECORD_BYTES, Sealed, new_keys
 from jaxdt.runtime.waker import Waker, poll_ms
 
 Address = tuple[str, int]
 
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _N_PIECES = 64  # of one sendmsg; the system's limit is 1024
 _SEND_S = 0.2  # that one blocking write may take before acks are looked for
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
 _READ_BYTES = 1 << 12
-_LOW_WATER_BYTES = 1 << 16
 _UNIX_BYTES = 1 << 22  # on their way over a Unix socket, as far as the system allows: TLS writers stall below
 
 
@@ -38,19 +37,14 @@ class Wire:
         self._lock = threading.Lock()
         self._cut = False
         self._waits = select.poll()
-        self._room = select.poll()
         self._receive: Callable[[memoryview], int] = self._read_greeting
-        self._low_water = 1
+        self._sealed: Sealed | None = None
         self.deadline_s: float | None = None
         try:
             _tune(sock, limits)
         except OSError:
             sock.close()
             raise
-
-    @property
-    def _tls(self) -> bool:
-        return isinstance(self._sock, ssl.SSLSocket)
 
     def first_byte(self) -> bytes:
         """What the next read begins with, left there; before `secure` only."""
@@ -65,13 +59,37 @@ class Wire:
             if self._cut:
                 raise ConnectionAbortedError("cut")
         self._sock.do_handshake()
+        self._seal(not server_side)
+
+    def _seal(self, dialled: bool) -> None:
+        """Agree on keys inside TLS, then leave it: neither side says more under it, so nothing of it is left unread."""
+        if dialled:
+            keys = new_keys()
+            self._sock.sendall(keys)
+            if self._sock.recv(1) != b"k":
+                raise ConnectionAbortedError("closed by the other side")
+        else:
+            keys = b""
+            while len(keys) < 2 * KEY_BYTES:
+                more = self._sock.recv(2 * KEY_BYTES - len(keys))
+                if not more:
+                    raise ConnectionAbortedError("closed by the other side")
+                keys += more
+            self._sock.sendall(b"k")
+        with self._lock:
+            timeout_s = self._sock.gettimeout()
+            self._sock = socket.socket(fileno=self._sock.detach())
+            self._sock.settimeout(timeout_s)
+            if self._cut:
+                raise ConnectionAbortedError("cut")
+        self._sealed = Sealed(keys, dialled)
 
     def fill(self, buffer: memoryview, may_wait: bool = False) -> None:
         """Read until the buffer is full. `may_wait`: the first byte may take for ever."""
         got = 0
         while got < len(buffer):
             try:
-                n = self._receive(buffer[got:])
+                n = self._read_some(buffer[got:])
             except TimeoutError as error:
                 if error.errno is not None:
                     raise  # the system's: the link is dead
@@ -82,52 +100,62 @@ class Wire:
                 raise ConnectionAbortedError("closed by the other side")
             got += n
 
+    def _read_some(self, buffer: memoryview) -> int:
+        return self._sealed.read(self._fill_raw, buffer) if self._sealed else self._receive(buffer)
+
+    def _fill_raw(self, buffer: memoryview, begun: bool) -> None:
+        """Ciphertext until the buffer is full; TimeoutError without errno only where no record has begun."""
+        got = 0
+        while got < len(buffer):
+            try:
+                n = self._receive(buffer[got:])
+            except TimeoutError as error:
+                if begun or got:
+                    raise TimeoutError(errno.ETIMEDOUT, "a record stopped in its middle") from error
+                raise
+            if not n:
+                raise ConnectionAbortedError("closed by the other side")
+            got += n
+
     def write(self, data: bytes) -> None:
         """Blocking: a handshake frame or an ack."""
         if self.deadline_s is not None:
             self._sock.settimeout(_left_s(self.deadline_s))
-        self._sock.sendall(data)
+        self._sock.sendall(b"".join(self._sealed.seal(data)) if self._sealed else data)
 
     def block(self) -> None:
         """From here on the owner is a receiver thread."""
         self.deadline_s = None
-        self._sock.settimeout(self._limits.idle_s)
-        if self._tls:
-            self._receive = self._read_tls
-        else:
-            # The system's own timeout, so that one call may wait for a whole chunk.
-            self._sock.settimeout(None)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
-            self._receive = self._read_plain
+        # The system's own timeout, so that one call may wait for a whole chunk.
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
+        self._receive = self._read_plain
 
     def unblock(self, waker: Waker) -> None:
         """From here on the owner is a sender thread, which `waker` wakes."""
         self.deadline_s = None
-        if self._tls:
-            self._sock.settimeout(0)
-        else:
-            # Blocking, so that one call takes in a whole chunk; reads ask not to wait.
-            self._sock.settimeout(None)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
+        # Blocking, so that one call takes in a whole chunk; reads ask not to wait.
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
         self._waits.register(self._sock, select.POLLIN)
         self._waits.register(waker, select.POLLIN)
-        self._room.register(self._sock, select.POLLIN | select.POLLOUT)
 
     def take(self) -> bytes | None:
         """What has come, without waiting; None for nothing."""
         try:
-            data = self._sock.recv(_READ_BYTES, 0 if self._tls else socket.MSG_DONTWAIT)
-        except _WOULD_BLOCK:
+            data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
             return None
         if not data:
             raise ConnectionAbortedError("closed by the other side")
-        return data
+        return self._sealed.take(data) if self._sealed else data
 
     def push(self, pieces: Sequence, meanwhile: Callable[[], None]) -> None:
         """Write all pieces. While the socket has no room, `meanwhile` picks up acks: two full directions never meet."""
-        if self._tls:
+        if self._sealed:
             for piece in _merged(pieces):
-                self._push_tls(piece, meanwhile)
+                for start in range(0, len(piece), RECORD_BYTES):
+                    self._push_plain(self._sealed.seal(piece[start : start + RECORD_BYTES])[::-1], meanwhile)
         else:
             self._push_plain(list(reversed(pieces)), meanwhile)
 
@@ -144,19 +172,6 @@ class Wire:
                 raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s")
             if rest:
                 meanwhile()
-
-    def _push_tls(self, data: memoryview, meanwhile: Callable[[], None]) -> None:
-        """One record a call, as OpenSSL does it."""
-        send, sent, n_bytes = self._sock.send, 0, len(data)
-        while sent < n_bytes:
-            try:
-                sent += send(data[sent:])
-            except _WOULD_BLOCK:
-                ready = self._room.poll(poll_ms(self._limits.idle_s))
-                if not ready:
-                    raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s") from None
-                if ready[0][1] != select.POLLOUT:
-                    meanwhile()
 
     def wait(self, timeout_s: float | None) -> None:
         """Until something comes, the waker wakes, or the time is over."""
@@ -199,26 +214,6 @@ class Wire:
             return self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)
         except BlockingIOError:
             raise TimeoutError from None
-
-    def _read_tls(self, buffer: memoryview) -> int:
-        """OpenSSL reads one record a call. While much is to come the system wakes us only for a good part of it: waking
-        for each record costs more than decrypting it."""
-        recv_into, got, n_bytes = self._sock.recv_into, 0, len(buffer)
-        try:
-            while got < n_bytes:
-                left = n_bytes - got
-                low_water = _LOW_WATER_BYTES if left > 2 * _LOW_WATER_BYTES else 1
-                if low_water != self._low_water:
-                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-                    self._low_water = low_water
-                n = recv_into(buffer[got:], left)
-                if not n:
-                    break
-                got += n
-        except TimeoutError as error:
-            if error.errno is not None or not got:
-                raise
-        return got
 
 
 def connect(address: Address, deadline_s: float, waker: Waker) -> socket.socket:
