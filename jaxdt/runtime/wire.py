@@ -146,7 +146,7 @@ class Wire:
                 meanwhile()
 
     def _push_tls(self, data: memoryview, meanwhile: Callable[[], None]) -> None:
-        """One record a call, as OpenSSL does it."""
+        """One call a piece, as long as the socket has room for its records."""
         send, sent, n_bytes = self._sock.send, 0, len(data)
         while sent < n_bytes:
             try:
