@@ -120,7 +120,7 @@ class Acceptor:
             if self._context is not None:
                 if wire.first_byte() == frame.MAGIC[:1]:
                     raise Refused("credential: got plaintext, expected TLS with the credential of this run")
-                wire.secure(self._context, server_side=True)
+                handshake.secure(wire, self._context, dialled=False)
             theirs = handshake.hello_from(handshake.hear(wire, (frame.GREETING,)).head)
             peer = theirs.me
             self._check(theirs)

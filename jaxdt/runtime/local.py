@@ -1,4 +1,5 @@
-"""Peers of one host talk over a Unix socket: the same bytes, TLS included, for about two thirds of the CPU of TCP.
+"""Peers of one host talk over a Unix socket: the same bytes, TLS handshake and records included, for about two
+thirds of the CPU of TCP.
 
 Who listens on a loopback address listens under that address in Linux's abstract namespace as well, which is as wide as
 the loopback interface; who dials the address looks there first. Where nobody is there it is TCP: a forwarded port,

@@ -1,8 +1,7 @@
-"""One connection, plain or TLS, used by one thread at a time; any thread may cut it.
+"""One connection, plain or sealed, used by one thread at a time; any thread may cut it.
 
-An OpenSSL connection must not be read and written by two threads at once, so each connection has one owner: a lane's
-sender thread (not blocking: it writes frames and picks up acks) or a receiver thread (blocking: it reads frames and
-writes acks).
+Neither TLS nor the records after it may be read or written by two threads at once, so each connection has one owner: a
+lane's sender thread (it writes frames and picks up acks) or a receiver thread (it reads frames and writes acks).
 """
 
 import errno
@@ -16,16 +15,16 @@ from collections.abc import Callable, Sequence
 
 from jaxdt.runtime import local
 from jaxdt.runtime.limits import Limits
-from jaxdt.runtime.sealed import KEY_BYTES, RECORD_BYTES, Sealed, new_keys
+from jaxdt.runtime.sealed import RECORD_BYTES, Sealed
 from jaxdt.runtime.waker import Waker, poll_ms
 
 Address = tuple[str, int]
 
 _N_PIECES = 64  # of one sendmsg; the system's limit is 1024
 _SEND_S = 0.2  # that one blocking write may take before acks are looked for
-_SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
+_SMALL_BYTES = 1 << 12  # below this a copy costs less than a record of its own
 _READ_BYTES = 1 << 12
-_UNIX_BYTES = 1 << 22  # on their way over a Unix socket, as far as the system allows: TLS writers stall below
+_UNIX_BYTES = 1 << 22  # on their way over a Unix socket, as far as the system allows: senders stall below
 
 
 class Wire:
@@ -47,42 +46,28 @@ class Wire:
             raise
 
     def first_byte(self) -> bytes:
-        """What the next read begins with, left there; before `secure` only."""
+        """What the next read begins with, left there; before TLS only."""
         self._sock.settimeout(_left_s(self.deadline_s))
         return self._sock.recv(1, socket.MSG_PEEK)
 
-    def secure(self, context: ssl.SSLContext, server_side: bool) -> None:
-        """TLS handshake, within the deadline."""
+    def enter_tls(self, context: ssl.SSLContext, server_side: bool) -> None:
+        """TLS handshake, within the deadline; `handshake.secure` calls this and `leave_tls`."""
         with self._lock:
             self._sock.settimeout(_left_s(self.deadline_s))
             self._sock = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
             if self._cut:
                 raise ConnectionAbortedError("cut")
         self._sock.do_handshake()
-        self._seal(not server_side)
 
-    def _seal(self, dialled: bool) -> None:
-        """Agree on keys inside TLS, then leave it: neither side says more under it, so nothing of it is left unread."""
-        if dialled:
-            keys = new_keys()
-            self._sock.sendall(keys)
-            if self._sock.recv(1) != b"k":
-                raise ConnectionAbortedError("closed by the other side")
-        else:
-            keys = b""
-            while len(keys) < 2 * KEY_BYTES:
-                more = self._sock.recv(2 * KEY_BYTES - len(keys))
-                if not more:
-                    raise ConnectionAbortedError("closed by the other side")
-                keys += more
-            self._sock.sendall(b"k")
+    def leave_tls(self, sealed: Sealed) -> None:
+        """From here on all is records of `sealed`. Nobody may have more to say in TLS, or have begun with records."""
         with self._lock:
-            timeout_s = self._sock.gettimeout()
+            if self._sock.pending():
+                raise ConnectionAbortedError("more was said in TLS than a share of the keys")
             self._sock = socket.socket(fileno=self._sock.detach())
-            self._sock.settimeout(timeout_s)
             if self._cut:
                 raise ConnectionAbortedError("cut")
-        self._sealed = Sealed(keys, dialled)
+        self._sealed = sealed
 
     def fill(self, buffer: memoryview, may_wait: bool = False) -> None:
         """Read until the buffer is full. `may_wait`: the first byte may take for ever."""
@@ -294,7 +279,7 @@ def _advance(rest: list, n_bytes: int) -> None:
 
 
 def _merged(pieces: Sequence) -> list:
-    """Neighbouring small pieces joined, large ones as they are: each TLS write is a record and a system call."""
+    """Neighbouring small pieces joined, large ones as they are: each record costs a system call."""
     merged: list = []
     small = bytearray()
     for piece in pieces:
