@@ -13,6 +13,8 @@ from jaxdt.core.terms import Memory, Terms
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.handover import Handover
 from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.retention import Retention
+from jaxdt.wiring.routes import MeasuredRoutes
 from jaxdt.wiring.swarm import SwarmWiring
 
 WINDOW_A_PEER = 4  # with 2, boundary tensors that take as long as the Work left peers idle a third of the time
@@ -23,26 +25,23 @@ def build_peer(
 ) -> Peer:
     """The machines of one peer of the plan, which begins with `start_version` updates seen."""
     check_plan(config, plan)
-    return _peer(config, plan, peer, plan.seat(peer), run, start_version, fingerprint(config, plan, data_checksum))
+    return _peer(config, plan, peer, plan.seat(peer)[0], run, start_version, fingerprint(config, plan, data_checksum))
 
 
 def build_peers(config: RunConfig, plan: Plan, run: str) -> dict[int, Peer]:
     """All peers of the plan at its start, for a driver that runs them all: the plan is checked once."""
     check_plan(config, plan)
     mark = fingerprint(config, plan, "")
-    return {peer: _peer(config, plan, peer, plan.seat(peer), run, 0, mark) for peer in plan.peers}
+    return {peer: _peer(config, plan, peer, plan.seat(peer)[0], run, 0, mark) for peer in plan.peers}
 
 
 def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, data_checksum: str = "") -> Peer:
     """The machines of a peer that joins a run, for a stage of the plan."""
     check_plan(config, plan)
-    return _peer(config, plan, peer, (stage, 0), run, 0, fingerprint(config, plan, data_checksum))
+    return _peer(config, plan, peer, stage, run, 0, fingerprint(config, plan, data_checksum))
 
 
-def _peer(
-    config: RunConfig, plan: Plan, peer: int, place: tuple[int, int], run: str, start_version: int, mark: str
-) -> Peer:
-    stage, _ = place
+def _peer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, start_version: int, mark: str) -> Peer:
     seat = Seat(
         run=run,
         fingerprint=mark,
@@ -53,16 +52,10 @@ def _peer(
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
-        elastic=elastic(config),
-        outage_s=config.net.outage_s if elastic(config) else 0.0,
+        outage_s=config.net.outage_s,
     )
     handover = Handover(peer, stage, config.sync.slice_bytes)
-    return Peer(Membership(seat), _wiring(config, plan, peer, place), _sync(config, plan, peer, stage), handover)
-
-
-def elastic(config: RunConfig) -> bool:
-    """Whether the run's wiring can do without peers, and with others."""
-    return config.wiring.kind == "swarm"
+    return Peer(Membership(seat), _wiring(config, plan, peer, stage), _sync(config, plan, peer, stage), handover)
 
 
 def window(config: RunConfig, plan: Plan) -> int:
@@ -93,7 +86,6 @@ def build_coordinator(
         tokens_per_sample=config.model.seq_len,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
-        elastic=elastic(config),
         waits=config.wiring.on_stage_lost == "wait",
         job={"config": json.dumps(plain.write(config)), "plan": json.dumps(to_json(plan))},
     )
@@ -105,27 +97,23 @@ def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 
-def _wiring(config: RunConfig, plan: Plan, peer: int, place: tuple[int, int]) -> FixedWiring | SwarmWiring:
-    stage, pipeline = place
+def _wiring(config: RunConfig, plan: Plan, peer: int, stage: int) -> FixedWiring | SwarmWiring:
+    sizes = [_sent_bytes(config, plan, stage, pipeline) for pipeline in range(plan.n_pipelines)]
+    n_steps, evals = config.train.steps, (config.train.eval_every_steps, config.train.eval_microbatches)
+    if config.wiring.kind == "fixed":
+        return FixedWiring(plan, peer, stage, n_steps, sizes, evals, config.wiring.retain_bytes)
+    n_routers = min(config.wiring.routers, len(plan.peers))
+    routes = MeasuredRoutes(plan.n_stages, n_routers, window(config, plan), f"{config.train.seed} {peer}")
+    retention = Retention(stage, plan.n_stages, sizes[0], config.wiring.retain_bytes)
+    return SwarmWiring(peer, stage, plan.n_stages, plan.n_microbatches, n_steps, sizes, evals, routes, retention)
+
+
+def _sent_bytes(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
+    """Payload of an activation that a stage sends and of a gradient, for microbatches of a pipeline."""
     first, last = stage == 0, stage == plan.n_stages - 1
     activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
     gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)
-    evals = (config.train.eval_every_steps, config.train.eval_microbatches)
-    if config.wiring.kind == "fixed":
-        return FixedWiring(plan, peer, config.train.steps, (activation, gradient), evals)
-    return SwarmWiring(
-        peer,
-        stage,
-        plan.n_stages,
-        plan.n_microbatches,
-        config.train.steps,
-        (activation, gradient),
-        evals,
-        min(config.wiring.routers, len(plan.peers)),
-        window(config, plan),
-        config.wiring.retain_bytes,
-        config.train.seed,
-    )
+    return activation, gradient
 
 
 def _sync(config: RunConfig, plan: Plan, peer: int, stage: int) -> AllReduce:

@@ -1,7 +1,7 @@
 """Plays small runs under faults and checks the invariants of the step protocol at every event. Needs no jax.
 
     python scripts/fuzz_protocol.py --seeds=0:10000
-    python scripts/fuzz_protocol.py --seeds=K:K+1 --verbose
+    python scripts/fuzz_protocol.py --seeds=K:K+1 --verbose [--wiring=fixed]
 
 Each seed draws a run, its links and its faults (jaxdt/sim/fuzz.py). A seed that fails prints one line with what was
 broken, when and by whom, and the command that plays it again; --verbose prints the case, its faults and every event.
@@ -13,26 +13,29 @@ import time
 import guarded
 from absl import flags
 
+from jaxdt.core.config import WIRINGS
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Action, Event, Received, Report, Run, Send
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz import draw_case, finding
 
 SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, the last one left out; HIGH may be written LOW+N.")
+WIRING = flags.DEFINE_enum("wiring", "", ["", *WIRINGS], "Wire all cases so; else some of each kind.")
 VERBOSE = flags.DEFINE_bool("verbose", False, "Print each case, its faults and every event.")
 
 
 def main() -> int:
     seeds = parsed_seeds(SEEDS.value)
+    again = f"--wiring={WIRING.value} --verbose" if WIRING.value else "--verbose"
     began_s, n_found = time.monotonic(), 0
     for seed in seeds:
-        case = draw_case(seed)
+        case = draw_case(seed, WIRING.value)
         if VERBOSE.value:
             print("\n".join(map(str, (case, *case.faults))))
         found = finding(case, observer=show if VERBOSE.value else None)
         if found:
             n_found += 1
-            print(f"seed {seed}: {found}   (--seeds={seed}:{seed + 1} --verbose)", flush=True)
+            print(f"seed {seed}: {found}   (--seeds={seed}:{seed + 1} {again})", flush=True)
     rate = len(seeds) / (time.monotonic() - began_s)
     print(f"{len(seeds)} seeds, {n_found} with a finding, {rate:.1f} seeds/s")
     return 1 if n_found else 0

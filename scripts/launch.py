@@ -66,8 +66,7 @@ def main() -> int:
     if RESUME.value:
         extra.append(f"--resume_from={resumable(run_dir, config, data)}")
     run_dirs.write_job(run_dir, config, plan)
-    elastic = config.wiring.kind == "swarm"
-    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value, BEGAN_S, lock, elastic).run()
+    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value, BEGAN_S, lock).run()
     if code == 0 and REPORT.value:
         code = subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]).returncode
     return code

@@ -10,8 +10,8 @@ Prints the step's parts (jaxdt/sim/account.py defines them) and writes to --out:
 memory per peer, bytes per link), timeline.json (ui.perfetto.dev), simulation.png, and for a sweep sweep.json and
 sweep.png. Without --plan the config's plan fields or --stages, --pipelines and --microbatches cut and place evenly;
 without --profile the seconds follow from --flops and --efficiency; without --network links cost nothing. With --faults
-or --trace, instead: the faults, what the run of --steps makes of them, and how long it takes without (under a config's
-`fixed` wiring it ends with the first peer that is lost). Exit codes: 0 done, 2 bad input.
+or --trace, instead: the faults, what the run of --steps makes of them, and how long it takes without (wired as the
+config says, without one `swarm`). Exit codes: 0 done, 2 bad input.
 """
 
 import json

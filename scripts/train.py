@@ -4,7 +4,7 @@
     python scripts/train.py --join=HOST:PORT --credential=FILE --run_dir=DIR [--data=FILE.tok]
 
 A newcomer asks the coordinator at HOST:PORT for a stage, gets the stage's state from the peers that hold it, and then
-takes work. The first SIGTERM or SIGINT lets a peer of an elastic run leave without loss, a second one ends it at once.
+takes work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
 """
 
 import os

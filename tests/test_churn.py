@@ -15,12 +15,13 @@ from test_processes import ROOT, Launched
 
 from jaxdt.core import network as networks
 from jaxdt.model.data import write_tokens
-from jaxdt.runtime.checkpoint import load_entries, newest
+from jaxdt.runtime.checkpoint import load_entries, newest, step_folder
 from jaxdt.runtime.credential import create
 
 N_STEPS = 60
 STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
-SWARM = ("--config.wiring.kind=swarm", "--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=2.0")
+QUICK = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=2.0")
+SWARM = ("--config.wiring.kind=swarm", *QUICK)
 
 
 class Churning(Launched):
@@ -76,8 +77,17 @@ def slow_links(tmp_path) -> str:
     return f"--emulate={path}"
 
 
-def final_parameters(run_dir: Path) -> dict:
-    return {name: entry["params"] for name, entry in load_entries(newest(run_dir)).items()}
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """The same training in one process; every second version is kept."""
+    keep = f"--config.train.keep_checkpoints={N_STEPS}"
+    one = Churning(tmp_path_factory.mktemp("one"), *STEPS, "--config.plan.stages=1", "--config.plan.pipelines=1", keep)
+    assert one.ended() == 0, one.output
+    return one
+
+
+def parameters(run_dir: Path, version: int = N_STEPS) -> dict:
+    return {name: entry["params"] for name, entry in load_entries(step_folder(run_dir, version)).items()}
 
 
 def relative_l2(got, expected) -> float:
@@ -86,11 +96,9 @@ def relative_l2(got, expected) -> float:
     return (square(difference) / square(expected)) ** 0.5
 
 
-def test_equality_under_fire(churning, slow_links):
+def test_equality_under_fire(churning, slow_links, one_process):
     """kill -9 of a peer, a newcomer, kill -9 of the coordinator, SIGTERM, SIGSTOP longer than any deadline."""
-    one = churning(*STEPS, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
-    assert one.ended() == 0, one.output
-    fleet = churning(*STEPS, *SWARM, slow_links, run_dir="swarm")
+    fleet = churning(*STEPS, *SWARM, slow_links)
     fleet.wait_for_step(3)
     pids = fleet.children()
     os.kill(pids[3], signal.SIGKILL)
@@ -107,9 +115,27 @@ def test_equality_under_fire(churning, slow_links):
     fleet.wait_for(lambda: fleet.views(0) > n_views + 1, "peer 2 to come back")
     assert fleet.ended() == 0, fleet.output
     assert fleet.newcomer.wait(timeout=20) == 0, fleet.log.read_text()
-    assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
+    assert fleet.losses() == pytest.approx(one_process.losses(), rel=1e-5)
     assert len(fleet.losses()) == N_STEPS
-    assert relative_l2(final_parameters(fleet.run_dir), final_parameters(one.run_dir)) < 1e-4
+    assert relative_l2(parameters(fleet.run_dir), parameters(one_process.run_dir)) < 1e-4
+
+
+def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_links, one_process):
+    """Fixed wiring: kill -9 of a peer, and a newcomer that takes its place."""
+    fleet = churning(*STEPS, *QUICK, slow_links)
+    fleet.wait_for_step(3)
+    os.kill(fleet.children()[3], signal.SIGKILL)
+    fleet.wait_for(lambda: fleet.views(0) == 2, "a view without peer 3")
+    fleet.join()
+    n = len(fleet.losses()) + 2
+    fleet.wait_for(lambda: int(newest(fleet.run_dir).name) >= n, "a checkpoint with the newcomer's share")
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.ended() == 130, fleet.output
+    assert fleet.newcomer.wait(timeout=20) == 130, fleet.log.read_text()
+    assert "peer 3 (stage 1): lost" in fleet.output
+    losses, version = fleet.losses(), int(newest(fleet.run_dir).name)
+    assert losses == pytest.approx(one_process.losses()[: len(losses)], rel=1e-5)
+    assert relative_l2(parameters(fleet.run_dir, version), parameters(one_process.run_dir, version)) < 1e-4
 
 
 def test_a_newcomer_that_does_not_belong_is_refused_on_both_sides(churning, tmp_path, slow_links):

@@ -23,6 +23,7 @@ from jaxdt.runtime.crossing import Crossing
 from jaxdt.runtime.store import Store, stage_functions
 
 N_STEPS = 6
+ACT = Key("act", 0, 1, 0)
 
 
 def config_of(name, **options):
@@ -143,7 +144,7 @@ def test_payload_on_a_socket_is_as_many_bytes_as_counted(name, functions_of, sta
     plan = run_config.default_plan(config)
     ends = [Crossing(config, plan, peer, functions_of(config, plan, peer)) for peer in (0, 1)]
     x = np.random.default_rng(0).standard_normal((equivalence.BATCH, 16, 32), np.float32)
-    wire = ends[0].outgoing("act", jax.numpy.asarray(x))
+    wire = ends[0].outgoing(ACT, jax.numpy.asarray(x))
     a, b = start(0), start(1)
     a.connect(b)
     a.transport.send(1, {"n": 1}, [wire])
@@ -152,8 +153,8 @@ def test_payload_on_a_socket_is_as_many_bytes_as_counted(name, functions_of, sta
     assert counted == wire_bytes(parse(name), x.size, 4) == leaf.nbytes
     frame_bytes = len(message_bytes(1, {"n": 1}, [leaf])) - counted
     assert b.stat(0, "bytes_in") == counted + frame_bytes
-    assert (leaf.dtype, leaf.shape) == ends[1].leaf("act")
-    np.testing.assert_allclose(ends[1].incoming("act", leaf), x, atol=0.05)
+    assert (leaf.dtype, leaf.shape) == ends[1].leaf(ACT)
+    np.testing.assert_allclose(ends[1].incoming(ACT, leaf), x, atol=0.05)
 
 
 def test_a_tensor_in_another_codec_is_refused(functions_of):
@@ -161,10 +162,10 @@ def test_a_tensor_in_another_codec_is_refused(functions_of):
     plan = run_config.default_plan(config)
     store = Store(config, plan, 1, equivalence.Tokens(), functions_of(config, plan, 1))
     n = equivalence.BATCH * 16 * 32
-    (buffer,) = store.expect(Boundary(Key("act", 0, 1, 0)), [(np.dtype(np.uint8), (n + 4 * n // 256,))])
+    (buffer,) = store.expect(Boundary(ACT), [(np.dtype(np.uint8), (n + 4 * n // 256,))])
     assert buffer.nbytes == boundary_bytes(config, plan, 0, 0, forward=True)
     with pytest.raises(BadInput, match="Boundary .*got tensors .*float32.*, expected .*uint8"):
-        store.expect(Boundary(Key("act", 0, 1, 0)), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))])
+        store.expect(Boundary(ACT), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))])
     with pytest.raises(BadInput, match="boundary tensor: got kind 'grad', expected one of act, eval"):
         store.expect(Boundary(Key("grad", 0, 2, 0)), [])
 
@@ -185,7 +186,7 @@ class Unfinished:
 @pytest.mark.parametrize(
     ("peer", "work", "sent"),
     [
-        (0, Work(0, FORWARD, 0, 0, 0), Key("act", 0, 1, 0)),
+        (0, Work(0, FORWARD, 0, 0, 0), ACT),
         (0, Work(0, EVALUATE, 0, 0, 0), Key("eval", 0, 1, 0)),
         (1, Work(1, BACKWARD, 0, 1, 0), Key("grad", 0, 1, 0)),
     ],
@@ -195,9 +196,9 @@ def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, func
     plan = run_config.default_plan(config)
     store = Store(config, plan, peer, equivalence.Tokens(), functions_of(config, plan, peer))
     if peer:
-        dtype, shape = store.crossing.leaf("act")
-        store.put(Boundary(Key("act", 0, 1, 0)), 0, np.zeros(shape, dtype))
-    monkeypatch.setattr(store.crossing, "outgoing", lambda kind, tensor: Unfinished(tensor))
+        dtype, shape = store.crossing.leaf(ACT)
+        store.put(Boundary(ACT), 0, np.zeros(shape, dtype))
+    monkeypatch.setattr(store.crossing, "outgoing", lambda key, tensor: Unfinished(tensor))
     store.run(work, 1.0)
     wire = store.take(Boundary(sent))
     assert isinstance(wire, Unfinished)
@@ -209,12 +210,12 @@ def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(func
     plan = run_config.default_plan(config)
     crossing = Crossing(config, plan, 0, functions_of(config, plan, 0))
     x = np.random.default_rng(0).standard_normal((equivalence.BATCH, 16, 32), np.float32)
-    sent = [np.asarray(crossing.outgoing("act", x)) for _ in range(2)]
-    held_out = [np.asarray(crossing.outgoing("eval", x)) for _ in range(2)]
+    sent = [np.asarray(crossing.outgoing(ACT, x)) for _ in range(2)]
+    held_out = [np.asarray(crossing.outgoing(Key("eval", 0, 1, 0), x)) for _ in range(2)]
     assert np.any(sent[0] != sent[1])
     np.testing.assert_array_equal(held_out[0], held_out[1])
     crossing.forget()
-    np.testing.assert_array_equal(np.asarray(crossing.outgoing("act", x)), sent[0])
+    np.testing.assert_array_equal(np.asarray(crossing.outgoing(ACT, x)), sent[0])
 
 
 def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):
@@ -225,7 +226,7 @@ def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):
     tokens_BT = equivalence.Tokens().train_batch(0, 0, 0, equivalence.BATCH, 16, 1)[:, :-1]
     y, _ = two.forward(two.place(params), tokens_BT)
     assert len(y.sharding.device_set) == 2
-    wires = [np.asarray(Crossing(config, plan, 0, made).outgoing("act", y)) for made in (one, two)]
+    wires = [np.asarray(Crossing(config, plan, 0, made).outgoing(ACT, y)) for made in (one, two)]
     wires.append(np.asarray(codec.encode(parse("int8:96"), np.asarray(y))))
     np.testing.assert_array_equal(wires[0], wires[2])
     np.testing.assert_array_equal(wires[1], wires[2])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from jaxdt.core.events import (
@@ -6,6 +8,7 @@ from jaxdt.core.events import (
     Boundary,
     Drained,
     Evaluated,
+    Have,
     Header,
     Key,
     Member,
@@ -30,7 +33,8 @@ VIEW = View(1, 1, 0, tuple(Member(p, PLAN.seat(p)[0], 1) for p in PLAN.peers), (
 
 
 def wiring(peer, plan=PLAN, n_steps=5, evals=(0, 4)):
-    return FixedWiring(plan, peer, n_steps, BOUNDARY_BYTES[plan.seat(peer)[0]], evals)
+    stage, _ = plan.seat(peer)
+    return FixedWiring(plan, peer, stage, n_steps, [BOUNDARY_BYTES[stage]] * 2, evals, retain_bytes=1 << 20)
 
 
 def arrival(kind, step, stage, microbatch, src=0):
@@ -194,7 +198,7 @@ def eval_steps(every, n_steps):
     desks = []
     for version in range(n_steps):
         desks.append(Desk(wiring(0, n_steps=n_steps, evals=(every, 1))))
-        desks[-1].give(Updated(0, version))
+        desks[-1].give(ViewChanged(replace(VIEW, n_committed=version)))
     return [desk.runs[0].step for desk in desks if desk.runs[0].kind == "E"]
 
 
@@ -222,3 +226,72 @@ def test_held_out_microbatches_are_dealt_over_the_pipelines_and_come_first():
 
 def test_a_pipeline_without_held_out_microbatches_begins_to_train():
     assert at_desk(5, evals=(1, 1)).texts() == ["F3"]
+
+
+# ---------------------------------------------------------------------------------------------------------- open places
+
+
+def view_without(*gone, number=2, newcomers=(), joining=()):
+    """A later view in step 0; newcomers are (peer, stage)."""
+    seats = {peer: PLAN.seat(peer)[0] for peer in PLAN.peers if peer not in gone} | dict(newcomers)
+    members = tuple(Member(peer, stage, 1) for peer, stage in sorted(seats.items()))
+    return View(number, 1, 0, members, (1, 2, 1), 0, joining=tuple(joining))
+
+
+def test_a_view_in_mid_step_makes_a_peer_say_what_it_counted_and_keeps():
+    desk = at_desk(4)
+    for kind, stage, m in (("act", 1, 3), ("act", 1, 4), ("grad", 2, 3)):
+        desk.give(arrival(kind, 0, stage, m))
+    for _ in range(3):
+        desk.finish(n_samples=2)
+    assert desk.texts() == ["F3", "F4", "B3"]
+    desk.told.clear()
+    desk.give(ViewChanged(view_without(1)))
+    assert {(a.dst, a.body) for a in desk.told} == {(peer, Have(0, (("B", 3),), (3,))) for peer in (0, 2, 3, 5)}
+
+
+def test_work_that_runs_when_the_view_comes_is_counted_before_that_is_said():
+    desk = at_desk(3)
+    desk.give(arrival("act", 0, 2, 3))
+    desk.finish()
+    assert desk.texts() == ["F3", "B3"]
+    desk.give(ViewChanged(view_without(1)))
+    assert desk.told == []
+    desk.finish(n_samples=2, loss_sum=1.0)
+    assert desk.told[0] == Accumulated(0, 2, 3, 2, 1.0)
+    assert {a.body for a in desk.told[1:]} == {Have(0, (("B", 3),), (3,))}
+
+
+def test_while_a_place_is_open_the_way_is_told_with_each_microbatch():
+    desk = Desk(wiring(5))
+    desk.give(ViewChanged(VIEW))
+    desk.give(ViewChanged(view_without(4)))
+    desk.finish()
+    desk.told.clear()
+    desk.give(Updated(0, 1))
+    desk.finish()
+    assert desk.runs[-2:] == [Work(0, "F", 3, 5, 1), Work(0, "F", 4, 5, 1)]
+    assert [a for a in desk.told if isinstance(a.body, Boundary)] == [
+        Send(1, Boundary(Key("act", 1, 1, 3), (5, 1, 3)), 100)
+    ]
+
+
+def test_when_the_place_is_taken_nobody_is_told_anything_from_the_next_step_on():
+    desk = Desk(wiring(5))
+    desk.give(ViewChanged(VIEW))
+    desk.give(ViewChanged(view_without(4, newcomers=[(7, 1)], joining=[7])))
+    desk.finish()
+    desk.told.clear()
+    desk.give(Updated(0, 1))
+    for _ in range(2):
+        desk.finish()
+    assert desk.sent() == [(7, Key("act", 1, 1, 3), 100), (7, Key("act", 1, 1, 4), 100)]
+    assert all(a.body.route == () for a in desk.told)
+
+
+def test_a_newcomer_without_a_place_adds_nothing():
+    desk = Desk(FixedWiring(PLAN, 7, 1, 5, [(200, 110)] * 2, (0, 4), 1 << 20))
+    desk.give(ViewChanged(view_without(newcomers=[(7, 1)], joining=[7])))
+    assert desk.told == []
+    desk.give(Updated(1, 1))
+    assert desk.told == [Drained(1)] and desk.runs == []

@@ -341,6 +341,6 @@ def test_the_version_that_a_view_begins_with_is_saved_by_who_did_so_before_it():
     successor.handle(1.0, from_coordinator(leaves))
     assert WriteCheckpoint(2) not in successor.handle(1.1, Updated(1, 2))
     assert WriteCheckpoint(4) in successor.handle(2.0, Updated(1, 4))
-    stays = member(elastic=True)
+    stays = member()
     stays.handle(1.0, from_coordinator(two, 1))
     assert WriteCheckpoint(2) in stays.handle(1.1, Updated(1, 2))

@@ -87,7 +87,7 @@ def test_a_store_holds_what_is_estimated(wiring, remat, shape):
     for stage, store in enumerate(stores):
         lo, hi = plan.stages[stage]
         n_boundaries = (lo > 0) + (hi < model.n_layers)
-        in_flight, retained = plan.depth(stage), 0
+        in_flight, retained = plan.depth(stage), SHARE
         if wiring == "swarm":
             in_flight, retained = min(SHARE, -(-window(config, plan) // plan.n_pipelines)), SHARE
         residual = residual_bytes(model, lo, hi, MICROBATCH, "float32", remat)

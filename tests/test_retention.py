@@ -50,3 +50,9 @@ def test_the_ends_make_one_tensor_each():
         assert kept.made(Work(0, "F", 0, 5, 7)) + kept.made(Work(0, "B", 0, 5, 7)) == []
         kept.made(Work(0, "F", 1, 5, 7))
         assert kept.made(Work(0, "B", 1, 5, 7)) != []
+
+
+def test_without_a_budget_nothing_is_kept():
+    kept = middle(0)
+    assert done(kept, 0) + done(kept, 1) == []
+    assert kept.promise() == ()

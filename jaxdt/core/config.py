@@ -65,8 +65,10 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class WiringConfig:
-    """`swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four per peer).
+    """`fixed`: the plan's pipelines; one that has lost a peer borrows the others' replicas until somebody takes the
+    place. `swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four a peer).
     `retain_bytes`: boundary tensors that a peer keeps of a step in case they are wanted again; others are made again.
+    0 keeps nothing: the least memory, and a loss in mid-step costs what was lost from the tokens on.
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop."""
 
     kind: str = "fixed"
@@ -89,7 +91,7 @@ class SyncConfig:
 class NetConfig:
     """Deadlines are median + spread of what was observed, and never below the floor; all in seconds.
     `queue_bytes`: payload waiting for one peer beyond which no new Work starts. `outage_s`: how long peers wait for a
-    coordinator that is gone, if their wiring can do with that."""
+    coordinator that is gone."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0

@@ -3,9 +3,9 @@
 Members say hello; when all of the plan are here, view 1 is made durable and sent. A step is committed when every member
 of the view is prepared for the same rounds with equal digests: the record is made durable, then announced (step
 protocol, Sec. 5). So no step is half applied. Peers come and go between steps, and who is lost leaves at once
-(jaxdt.core.roster) if the wiring can do without; else a loss ends the run with code 3. A view names the results that
-survivors hold, so that nothing is averaged twice (Sec. 4.6). What was made durable is enough to start a coordinator
-again after its death (Sec. 7): members greet it anew, and say again what they are prepared for.
+(jaxdt.core.roster). A view names the results that survivors hold, so that nothing is averaged twice (Sec. 4.6). What
+was made durable is enough to start a coordinator again after its death (Sec. 7): members greet it anew, and say again
+what they are prepared for.
 """
 
 from dataclasses import replace
@@ -168,8 +168,6 @@ class Coordinator:
 
     def _on_join(self, src: int) -> list[Action]:
         """A newcomer asks under a passing name; it gets a peer id, a stage, and what it has to run."""
-        if not self.terms.elastic:
-            return [self._send(src, Ended(2, "this run takes no newcomers: its wiring is fixed"))]
         peer, stage = self.roster.newcomer(src)
         welcome = self._send(src, self.terms.answer(peer, stage))
         return [Report("asked", {"peer": peer, "stage": stage}), welcome]
@@ -210,8 +208,6 @@ class Coordinator:
         if self.view or src not in self.terms.stage_of:
             if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
                 return []
-            if not self.terms.elastic:
-                return self._end(3, f"{self.roster.name(src)}: came back, which this run's wiring has no use for")
             self.roster.candidates.add(src)
             return [Report("candidate", {"peer": src}), *self._change()]
         if version != self.n_committed:
@@ -227,7 +223,7 @@ class Coordinator:
         stage, reason = self.roster.stage_of.get(peer), f"{self.roster.name(peer)}: lost, {reason}"
         if peer in self.roster.lost or peer in self.roster.missing:
             return []
-        if not self.terms.elastic or self.view is None:
+        if self.view is None:
             return self._end(3, reason)
         self._leases.end(peer)
         told: list[Action] = [Report("lost", {"peer": peer, "reason": reason}), Disconnect(peer)]

@@ -1,8 +1,8 @@
 """A peer's side of membership: hello, heartbeats, views, suspicion, and when to write checkpoints and say done.
 
 Owns the peer's view, run and lineage, and with them the decision whether a message may be read now (`admit`).
-Knows nothing of microbatches or gradients. In an elastic run a peer that finds itself outside of a view, because it was
-paused or cut off, says hello again and is admitted anew; and one whose coordinator is silent goes on and waits for it.
+Knows nothing of microbatches or gradients. A peer that finds itself outside of a view, because it was paused or cut
+off, says hello again and is admitted anew; and one whose coordinator is silent goes on and waits for it.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,6 @@ class Seat:
     checkpoint_every_steps: int
     heartbeat_s: float
     deadline_floor_s: float
-    elastic: bool = False
     outage_s: float = 0.0
 
 
@@ -252,8 +251,6 @@ class Membership:
     def _outside(self, view: View) -> list[Action | Event]:
         """The run goes on without us: begin anew as a candidate, or go if that is what we asked for."""
         others = [Disconnect(m.peer) for m in view.members]
-        if not self.seat.elastic:
-            return [Stop(3, f"peer {self.seat.peer}: the run went on without it, it was taken for lost")]
         self.view, self._number = None, view.number
         self._last_words.clear()
         told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]

@@ -5,11 +5,12 @@ its forward and its backward a residual and the boundary tensors beside it, and 
 While it updates: beside the same state the own gradient as one vector, the slices of the sum, the sum joined, and the
 new parameters, since the old ones are not donated; the exchange before it holds less. Per parameter that is 16 bytes
 while computing with Adam, and 32 at the update (fp32). With an accelerator the own vector and the slices are in the
-host's memory; here they count as if there were one. Stochastic wiring keeps what a peer sent until the step is
-committed. A residual is what the backward reads besides the weights: the input under `recompute`; under `dots` also
-the results of the weight products. `eval_shape` of the stage functions confirms residuals to the byte, and what a store
-holds in a run confirms the rest within 5 %. The working memory of a backward was read off XLA's own figures for fp32 on
-CPU; it is an estimate, good to a third.
+host's memory; here they count as if there were one. What a peer sent is kept until the step is committed, within a
+budget. While a place of the plan is open (`fixed` wiring), who stands in for it computes more microbatches than are
+counted here, and holds more of them. A residual is what the backward reads besides the weights: the input under
+`recompute`; under `dots` also the results of the weight products. `eval_shape` of the stage functions confirms
+residuals to the byte, and what a store holds in a run confirms the rest within 5 %. The working memory of a backward
+was read off XLA's own figures for fp32 on CPU; it is an estimate, good to a third.
 """
 
 from jaxdt.core.gpt import GPTConfig

@@ -5,7 +5,10 @@ are numbered over all pipelines; pipeline p takes a contiguous range of shares[p
 tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline (jaxdt.core.codec).
 """
 
+import bisect
+import functools
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,6 +106,14 @@ class Plan:
         """The microbatches of one step that a pipeline takes."""
         first = sum(self.shares[:pipeline])
         return range(first, first + self.shares[pipeline])
+
+    def pipeline_of(self, microbatch: int, held_out: bool = False) -> int:
+        """The pipeline that takes a microbatch; held-out ones are dealt over the pipelines."""
+        return microbatch % self.n_pipelines if held_out else bisect.bisect_right(self._ends, microbatch)
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(self.shares))
 
     def codec_of(self, boundary: int, pipeline: int, forward: bool) -> str:
         """The codec of a pipeline's activations (forward) or gradients over a boundary."""

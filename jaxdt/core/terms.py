@@ -24,7 +24,6 @@ class Terms:
     on_nonfinite: str
     heartbeat_s: float
     deadline_floor_s: float
-    elastic: bool = False
     waits: bool = False
     job: Mapping[str, str] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from jaxdt.core import codec as codecs
 from jaxdt.core.codec import CodecSpec
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
+from jaxdt.core.events import Key
 from jaxdt.core.plan import Plan
 from jaxdt.model.stage import StageFunctions
 
@@ -21,25 +22,26 @@ ACTIVATION, GRADIENT, HELD_OUT = "act", "grad", "eval"
 
 
 class Direction(NamedTuple):
-    """Tensors of one kind over one boundary."""
+    """Tensors of one kind over one boundary, with the codec of each pipeline."""
 
-    spec: CodecSpec
+    specs: tuple[CodecSpec, ...]
     shape: tuple[int, ...]
-    remembers: bool
+    feeds_back: bool
 
 
 class Crossing:
-    """`outgoing` and `incoming` are called by the compute thread; `leaf` by anyone. Tensors are named by their kind."""
+    """`outgoing` and `incoming` are called by the compute thread; `leaf` by anyone. A tensor's codec is the one of its
+    microbatch's pipeline, whoever sends it and to whom."""
 
     def __init__(self, config: RunConfig, plan: Plan, peer: int, functions: StageFunctions):
-        self._dtype = jnp.dtype(functions.boundary_dtype)
+        self._plan, self._dtype = plan, jnp.dtype(functions.boundary_dtype)
         self._errors: dict[str, jax.Array] = {}
-        stage, pipeline = plan.seat(peer)
+        stage, _ = plan.seat(peer)
 
         def direction(boundary: int, forward: bool, shape: tuple[int, ...], feeds_back: bool = False) -> Direction:
-            spec = codecs.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
-            loses = codecs.loses(spec, self._dtype.itemsize)
-            return Direction(spec, shape, feeds_back and config.error_feedback and loses)
+            names = [plan.codec_of(boundary, pipeline, forward) for pipeline in range(plan.n_pipelines)]
+            specs = tuple(codecs.parse(name, f"plan.codec[{boundary}]") for name in names)
+            return Direction(specs, shape, feeds_back and config.error_feedback)
 
         self._out: dict[str, Direction] = {}
         self._in: dict[str, Direction] = {}
@@ -51,28 +53,33 @@ class Crossing:
             self._out[HELD_OUT] = direction(stage, True, functions.out_shape)
             self._out[ACTIVATION] = direction(stage, True, functions.out_shape, feeds_back=True)
 
-    def outgoing(self, kind: str, tensor) -> jax.Array:
+    def outgoing(self, key: Key, tensor) -> jax.Array:
         """What to send for a tensor; computed as soon as the tensor is."""
-        spec, shape, remembers = self._out[kind]
-        if not remembers:
+        _, shape, feeds_back = self._out[key.kind]
+        spec = self._spec(self._out, key)
+        if not feeds_back or not codecs.loses(spec, self._dtype.itemsize):
             return tensor if spec.name == codecs.NONE else codec.encode(spec, tensor)
-        error = self._errors.get(kind)
+        error = self._errors.get(key.kind)
         if error is None:
             error = jnp.zeros(shape, jnp.float32)
-        wire, self._errors[kind] = codec.encode_with_feedback(spec, tensor, error)
+        wire, self._errors[key.kind] = codec.encode_with_feedback(spec, tensor, error)
         return wire
 
-    def incoming(self, kind: str, wire):
+    def incoming(self, key: Key, wire):
         """The tensor that came as `wire`."""
-        spec, shape, _ = self._in[kind]
-        return wire if spec.name == codecs.NONE else codec.decode(spec, wire, shape, self._dtype)
+        spec = self._spec(self._in, key)
+        return wire if spec.name == codecs.NONE else codec.decode(spec, wire, self._in[key.kind].shape, self._dtype)
 
-    def leaf(self, kind: str) -> tuple[np.dtype, tuple[int, ...]]:
-        """(dtype, shape) of the array that a tensor of this kind comes as; BadInput for one that nobody sends here."""
-        if kind not in self._in:
-            raise BadInput(f"boundary tensor: got kind {kind!r}, expected one of {', '.join(self._in) or 'none'}")
-        spec, shape, _ = self._in[kind]
-        return codec.wire_leaf(spec, shape, self._dtype)
+    def leaf(self, key: Key) -> tuple[np.dtype, tuple[int, ...]]:
+        """(dtype, shape) of the array that a tensor comes as; BadInput for one that nobody sends here."""
+        if key.kind not in self._in:
+            raise BadInput(f"boundary tensor: got kind {key.kind!r}, expected one of {', '.join(self._in) or 'none'}")
+        if key.kind != HELD_OUT and not 0 <= key.microbatch < self._plan.n_microbatches:
+            raise BadInput(f"boundary tensor {key}: expected one of {self._plan.n_microbatches} microbatches")
+        return codec.wire_leaf(self._spec(self._in, key), self._in[key.kind].shape, self._dtype)
+
+    def _spec(self, directions: dict[str, Direction], key: Key) -> CodecSpec:
+        return directions[key.kind].specs[self._plan.pipeline_of(key.microbatch, key.kind == HELD_OUT)]
 
     def forget(self) -> None:
         """Error feedback begins anew."""

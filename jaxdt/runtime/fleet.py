@@ -21,9 +21,9 @@ ADDRESS_S = 60.0
 
 class LocalFleet:
     """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py;
-    `began_s` is when the launcher began, on the monotonic clock; `lock` an open file that they all hold. An `elastic`
-    run that has begun goes on without peers that end: that is the coordinator's affair; and a coordinator that is
-    killed is started again."""
+    `began_s` is when the launcher began, on the monotonic clock; `lock` an open file that they all hold. A run that
+    has begun goes on without peers that end: that is the coordinator's affair; and a coordinator that is killed is
+    started again."""
 
     def __init__(
         self,
@@ -34,14 +34,13 @@ class LocalFleet:
         n_cpus: int,
         began_s: float,
         lock: int,
-        elastic: bool,
     ):
         self._run_dir, self._plan, self._scripts = run_dir, plan, scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
         self._n_cpus = n_cpus or (os.cpu_count() or 1) // len(plan.peers)
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
-        self._began_s, self._lock, self._elastic = began_s, lock, elastic
+        self._began_s, self._lock = began_s, lock
         self._first_view = run_dir / "coordinator" / "view.json"
 
     def run(self) -> int:
@@ -102,7 +101,7 @@ class LocalFleet:
         while self._coordinator.poll() is None or self._revived(address):
             time.sleep(POLL_S)
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
-            if self._elastic and self._first_view.exists():
+            if self._first_view.exists():
                 continue
             if ended and not self._settles(NOTICED_S):
                 self._tell_all(ended[0])
@@ -117,8 +116,8 @@ class LocalFleet:
         return code if code in RUN_CODES else 3
 
     def _revived(self, address: str) -> bool:
-        """A coordinator that was killed is started again where it was, if the run can go on."""
-        if not self._elastic or self._coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
+        """A coordinator that was killed is started again where it was, if the run had begun."""
+        if self._coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
             return False
         print("coordinator: killed, started again", flush=True)
         return bool(self._start_coordinator(address))

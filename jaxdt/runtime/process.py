@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdt.build import build_coordinator, build_newcomer, build_peer, elastic
+from jaxdt.build import build_coordinator, build_newcomer, build_peer
 from jaxdt.core.config import RunConfig
 from jaxdt.core.errors import BadInput
 from jaxdt.core.events import COORDINATOR, Event, Interrupted, Leave, Ready, Report, Stop
@@ -108,10 +108,11 @@ def run_peer(
             store.restore(job.start.version, job.start.lineage)
             loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
-            seconds = time_stage(store, peer, stage, groups, config.train.eval_every_steps > 0)
+            first = plan.microbatches(plan.seat(peer)[1]).start
+            seconds = time_stage(store, peer, stage, groups, config.train.eval_every_steps > 0, first)
             return Ready(seconds, store.n_words)
 
-        return _until_stopped(loop, address, prepare, with_parent, Leave() if elastic(config) else Interrupted())
+        return _until_stopped(loop, address, prepare, with_parent, Leave())
 
 
 def run_coordinator(

@@ -81,7 +81,7 @@ class Store:
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
         self._slices = Slices(peer)
-        self._retains = config.wiring.kind == "swarm"
+        self._retains = config.wiring.retain_bytes > 0
         self._n_evals = 1
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
@@ -140,7 +140,8 @@ class Store:
 
     def _hand_out(self, kind: str, work: Work, offset: int, tensor) -> None:
         """Keep a boundary tensor as it will be sent, once it is computed."""
-        self._boundaries[self._key(kind, work, offset)] = self.crossing.outgoing(kind, tensor)
+        key = self._key(kind, work, offset)
+        self._boundaries[key] = self.crossing.outgoing(key, tensor)
         jax.block_until_ready(tensor)
 
     def _backward(self, work: Work) -> dict[str, float]:
@@ -164,7 +165,7 @@ class Store:
             loss, gx, accumulator = functions.loss_backward(self.params, self._input(work), targets, accumulator)
             values["loss_sum"] = float(loss)
         else:
-            gy = self.crossing.incoming("grad", self._boundaries.pop(self._key("grad", work, 1)))
+            gy = self._arrived(self._key("grad", work, 1))
             residual = self._residuals.pop(self._key("act", work))
             gx, accumulator = functions.backward(self.params, residual, gy, accumulator)
         if not functions.first:
@@ -200,7 +201,11 @@ class Store:
     def _input(self, work: Work, kind: str = "act"):
         if self.functions.first:
             return self._tokens(work)[:, :-1]
-        return self.crossing.incoming(kind, self._boundaries.pop(self._key(kind, work)))
+        return self._arrived(self._key(kind, work))
+
+    def _arrived(self, key: Key):
+        """A boundary tensor that is used up."""
+        return self.crossing.incoming(key, self._boundaries.pop(key))
 
     def _tokens(self, work: Work) -> np.ndarray:
         """[microbatch_size, seq_len + 1] of a microbatch, a pure function of its name."""
@@ -247,7 +252,7 @@ class Store:
         key = tensor_key(body)
         wanted = []
         if isinstance(key, Key):
-            wanted = [self.crossing.leaf(key.kind)]
+            wanted = [self.crossing.leaf(key)]
         elif isinstance(key, StateKey):
             if not 0 <= key.lo < key.hi <= self.n_words:
                 raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")

@@ -40,10 +40,13 @@ def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTime
     return CodecTimes(seconds(lambda: encode(spec, x)), seconds(lambda: decode(spec, wire, shape, x.dtype)))
 
 
-def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool) -> dict[str, float]:
+def time_stage(
+    store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool, microbatch: int = 0
+) -> dict[str, float]:
     """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
-    own code, decoding and encoding included, with inputs of zeros. `groups`: the run's names of
-    this stage's sync groups and their sizes. Parameters and optimizer state are the same afterwards."""
+    own code, decoding and encoding included, with inputs of zeros. `groups`: the run's names of this stage's sync
+    groups and their sizes; `microbatch`: one of the pipeline whose codecs to take. Parameters and optimizer state are
+    the same afterwards."""
     params, opt_state, functions = store.params, store.opt_state, store.functions
     store.opt_state = functions.init_optimizer(params)  # an update donates it
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
@@ -52,7 +55,7 @@ def time_stage(store: Store, peer: int, stage: int, groups: dict[str, int], eval
     rounds = tuple(Round(0, name, 0) for name in groups)
     for _ in range(N_WARM_UP + N_TIMED):
         for kind in kinds:
-            work = Work(stage, kind, 0, peer, 0)
+            work = Work(stage, kind, microbatch, peer, 0)
             _put_inputs(store, work, groups)
             start_s = clock()
             store.run(work, 1.0, rounds if kind == UPDATE else ())
@@ -68,8 +71,9 @@ def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:
         kind, offset = INPUTS[work.kind]
         at_the_end = store.functions.last if work.kind == BACKWARD else store.functions.first
         if not at_the_end:
-            dtype, shape = store.crossing.leaf(kind)
-            store.put(Boundary(Key(kind, 0, work.stage + offset, 0)), 0, np.zeros(shape, dtype))
+            key = Key(kind, 0, work.stage + offset, work.microbatch)
+            dtype, shape = store.crossing.leaf(key)
+            store.put(Boundary(key), 0, np.zeros(shape, dtype))
     elif work.kind == UPDATE:
         for name, n_elements in groups.items():
             total = aligned_empty((n_elements,), np.dtype(np.float32))

@@ -66,16 +66,17 @@ class Case:
         wiring, train = self.config.wiring, self.config.train
         return (
             f"seed {self.seed}: {self.plan.n_stages} stages x {self.plan.n_pipelines}, "
-            f"{self.plan.n_microbatches} microbatches, {wiring.routers} routers, window {wiring.window}, "
+            f"{self.plan.n_microbatches} microbatches, {wiring.kind}, {wiring.routers} routers, "
+            f"window {wiring.window}, "
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{'' if self.spoilt is None else f' at {self.spoilt}'}"
         )
 
 
-def draw_case(seed: int) -> Case:
-    """Everything of a case."""
+def draw_case(seed: int, wiring: str = "") -> Case:
+    """Everything of a case; without a `wiring`, one in three is wired `fixed`."""
     rng = random.Random(f"case {seed}")
-    config = _config(rng)
+    config = _config(rng, wiring or ("swarm", "swarm", "fixed")[seed % 3])
     plan = configs.default_plan(config)
     work_s = rng.choice((0.05, 0.3))
     seconds = {peer: _seconds(work_s * rng.uniform(0.5, 3.0)) for peer in plan.peers}
@@ -116,7 +117,7 @@ def _with_arrivals(rng: random.Random, plan: Plan, run_s: float, faults: list[Fa
     return tuple(sorted(found, key=lambda fault: fault.at_s))
 
 
-def _config(rng: random.Random) -> RunConfig:
+def _config(rng: random.Random, kind: str) -> RunConfig:
     stages, pipelines = rng.choice(((2, 1), (2, 2), (2, 2), (2, 3), (2, 3), (2, 4), (3, 2), (3, 2), (3, 3)))
     n_peers = stages * pipelines
     nonfinite = rng.choice(("stop",) * 8 + ("skip", "rollback"))
@@ -131,7 +132,7 @@ def _config(rng: random.Random) -> RunConfig:
         )
     )
     wiring = WiringConfig(
-        "swarm", rng.choice((1, 2, n_peers)), rng.choice((0, 1, 3)), "stop", rng.choice((0, 500, 1 << 30))
+        kind, rng.choice((1, 2, n_peers)), rng.choice((0, 1, 3)), "stop", rng.choice((0, 500, 1 << 30))
     )
     return replace(parsed, wiring=wiring, net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
 

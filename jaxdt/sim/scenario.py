@@ -11,6 +11,7 @@ from jaxdt.core.memory import stage_memory_bytes
 from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan, even_shares
 from jaxdt.core.profile import Profile, codec_times, stage_seconds
+from jaxdt.core.sizes import DTYPE_BYTES
 from jaxdt.sim.lines import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links
 
@@ -100,10 +101,13 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
 def _held(config: RunConfig, plan: Plan, stage: int, share: int) -> tuple[int, int]:
     """Microbatches between forward and backward at a peer, and those whose tensors are kept until the commit. Under
     stochastic wiring all that are on their way may wait for this stage's backward, evenly spread over its peers."""
+    numbers = config.model.boundary_numbers(config.train.microbatch_size)
+    a_microbatch_bytes = max(1, (stage > 0) + (stage < plan.n_stages - 1)) * numbers * DTYPE_BYTES[config.dtype]
+    most = config.wiring.retain_bytes // a_microbatch_bytes
     if config.wiring.kind == "swarm":
         own = -(-plan.n_microbatches // plan.n_pipelines)
-        return min(own, -(-window(config, plan) // plan.n_pipelines)), own
-    return (share if plan.schedule == "gpipe" else min(share, plan.depth(stage))), 0
+        return min(own, -(-window(config, plan) // plan.n_pipelines)), min(own, most)
+    return (share if plan.schedule == "gpipe" else min(share, plan.depth(stage))), min(share, most)
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:

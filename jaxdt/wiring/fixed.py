@@ -2,8 +2,16 @@
 
 A step's order is the schedule's (GPipe or 1F1B), preceded in some steps by the held-out microbatches. The next Work
 runs as soon as its input is here; nothing is ever done out of turn. A boundary tensor goes to the neighbour in the
-same pipeline.
+same pipeline, and nobody is told anything else.
+
+That is so while every place of the plan is taken. A view in mid-step, and every step while a place is open, are
+SwarmWiring's: it finds out who has counted what and has the rest done, with PlannedRoutes, which lead each microbatch
+through its own pipeline and past an open place by way of another pipeline's replica. Which of the two does a step
+follows from the view, so that all members agree; this machine does a step from its start or not at all, and what it has
+counted and kept when a view comes in between is the other's to go on with.
 """
+
+from collections.abc import Sequence
 
 from jaxdt.core.events import (
     BACKWARD,
@@ -15,58 +23,106 @@ from jaxdt.core.events import (
     Drained,
     Evaluated,
     Event,
+    Grant,
+    Have,
     Key,
+    Outside,
+    Progress,
     Ran,
     Received,
+    Resend,
     Run,
     Send,
     Updated,
+    View,
     ViewChanged,
     Work,
 )
 from jaxdt.core.plan import Plan
-from jaxdt.core.schedule import stage_order
+from jaxdt.core.schedule import Order, stage_order
+from jaxdt.wiring.lineup import Lineup, PlannedRoutes, Seats
+from jaxdt.wiring.retention import Retention
+from jaxdt.wiring.swarm import COMPUTING, SwarmWiring
+
+NEVER = float("inf")
 
 
 class FixedWiring:
-    """One peer's side. `boundary_bytes`: payload of an activation that it sends, and of a gradient; `evals`: measure
-    the held-out loss every so many steps, on so many microbatches."""
+    """One peer's side. `boundary_bytes`: payload of an activation that it sends and of a gradient, for each pipeline;
+    `evals`: measure the held-out loss every so many steps, on so many microbatches; `retain_bytes`: see Retention."""
 
-    READS = frozenset({ViewChanged, Updated, Boundary, Ran})
+    READS = frozenset({ViewChanged, Outside, Updated, Boundary, Ran, Grant, Resend, Have, Progress})
 
-    def __init__(self, plan: Plan, peer: int, n_steps: int, boundary_bytes: tuple[int, int], evals: tuple[int, int]):
-        self._plan, self._peer, self._n_steps = plan, peer, n_steps
-        self._stage, self._pipeline = plan.seat(peer)
-        self._first, self._last = self._stage == 0, self._stage == plan.n_stages - 1
-        self._activation_bytes, self._gradient_bytes = boundary_bytes
+    def __init__(
+        self,
+        plan: Plan,
+        peer: int,
+        stage: int,
+        n_steps: int,
+        boundary_bytes: Sequence[tuple[int, int]],
+        evals: tuple[int, int],
+        retain_bytes: int,
+    ):
+        self._plan, self._peer, self._stage, self._n_steps = plan, peer, stage, n_steps
+        self._first, self._last = stage == 0, stage == plan.n_stages - 1
+        self._boundary_bytes = boundary_bytes
         self._eval_every_steps, self._n_evals = evals
-        self._order = stage_order(plan, self._stage, self._pipeline)
+        most_bytes = (max(forth for forth, _ in boundary_bytes), max(back for _, back in boundary_bytes))
+        self._retention = Retention(stage, plan.n_stages, most_bytes, retain_bytes)
+        sizes, routes = (plan.n_stages, plan.n_microbatches, n_steps), PlannedRoutes(plan, peer)
+        self._detour = SwarmWiring(peer, stage, *sizes, boundary_bytes, evals, routes, self._retention)
+        self._seats: Seats = ()
+        self._pipeline: int | None = None
+        self._order: Order = ()
+        self._strict_from = NEVER  # the first step of the view that is done here
+        self._step = -1
         self._work: list[Work] = []
         self._arrived: set[Key] = set()
-        self._step = -1
-        self._running = False
+        self._counted: set[tuple[str, int]] = set()
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
-            case ViewChanged(view):
-                self._arrived.clear()
-                self._work.clear()
-                return [] if view.rolled_back else self._begin(view.n_committed)
-            case Updated(_, version):
-                return self._begin(version)
-            case Received(_, Boundary(key)):
-                self._arrived.add(key)
-                return self._next()
-            case Ran(work, _, _, values) if work.kind in (FORWARD, BACKWARD, EVALUATE):
-                self._running = False
+            case Ran(work, _, _, values) if self._work and work.step == self._step and work.kind in COMPUTING:
+                self._detour.running = None
                 self._work.pop(0)
                 return self._finished(work, values) + self._next()
-        return []
+            case Received(_, Boundary(key)) if key.step >= self._strict_from:
+                self._arrived.add(key)
+                return self._next()
+            case Updated(_, version) if version >= self._strict_from:
+                return self._begin(version)
+            case ViewChanged(view):
+                return self._adopt(now_s, view)
+            case Outside():
+                self._stop()
+        return self._detour.handle(now_s, event) + self._next()
 
-    def _begin(self, step: int) -> list[Action]:
+    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+        """All steps of the first view are strict, and of later ones those that begin after the one under way."""
+        self._stop()
+        lineup = Lineup(self._plan, view, [member.peer for member in view.members])
+        self._seats, self._pipeline = lineup.seats, lineup.pipeline_of(self._stage, self._peer)
+        if self._pipeline is not None:
+            self._order = stage_order(self._plan, self._stage, self._pipeline)
+        if lineup.whole:
+            self._strict_from = view.n_committed + (view.number > 1)
+        if view.n_committed < self._strict_from:
+            return self._detour.handle(now_s, ViewChanged(view))
+        self._detour.see(view)
+        return self._begin(view.n_committed)
+
+    def _stop(self) -> None:
+        """What is left of a step is not done here."""
+        self._strict_from = NEVER
+        self._arrived.clear()
+        self._work.clear()
+
+    def _begin(self, step: int) -> list[Action | Event]:
         if step >= self._n_steps:
             return []
-        self._step = step
+        self._step, self._counted = step, self._detour.stand_by(step)
+        if self._pipeline is None:
+            return [Drained(step)]  # in reserve
         self._work = [*self._evaluations(step), *self._order]
         return self._next()
 
@@ -78,7 +134,7 @@ class FixedWiring:
         return [Work(self._stage, EVALUATE, m) for m in range(self._pipeline, self._n_evals, self._plan.n_pipelines)]
 
     def _next(self) -> list[Action]:
-        if self._running or not self._work:
+        if self._detour.running or not self._work:
             return []
         work = self._work[0]
         key = self._need(work)
@@ -86,8 +142,8 @@ class FixedWiring:
             if key not in self._arrived:
                 return []
             self._arrived.remove(key)
-        self._running = True
-        return [Run(Work(work.stage, work.kind, work.microbatch, self._peer, self._step))]
+        self._detour.running = Work(work.stage, work.kind, work.microbatch, self._peer, self._step)
+        return [Run(self._detour.running)]
 
     def _need(self, work: Work) -> Key | None:
         """The tensor that must have come over a link before this Work may run."""
@@ -99,18 +155,23 @@ class FixedWiring:
     def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
         step, stage, m = self._step, work.stage, work.microbatch
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
+        told: list[Action | Event] = [*self._retention.made(work)]
         if work.kind == BACKWARD:
-            told: list[Action | Event] = [Accumulated(step, stage, m, n_samples, loss_sum)]
+            self._counted.add((BACKWARD, m))
+            told.append(Accumulated(step, stage, m, n_samples, loss_sum))
             if not self._first:
                 told.append(self._send(Key("grad", step, stage, m), stage - 1))
             if not self._work:
                 told.append(Drained(step))
             return told
-        if self._last:
-            return [Evaluated(step, n_samples, loss_sum)] if work.kind == EVALUATE else []
-        kind = "act" if work.kind == FORWARD else "eval"
-        return [self._send(Key(kind, step, stage + 1, m), stage + 1)]
+        if not self._last:
+            kind = "act" if work.kind == FORWARD else "eval"
+            return [*told, self._send(Key(kind, step, stage + 1, m), stage + 1)]
+        if work.kind == EVALUATE:
+            self._counted.add((EVALUATE, m))
+            told.append(Evaluated(step, n_samples, loss_sum))
+        return told
 
     def _send(self, key: Key, stage: int) -> Send:
-        n_bytes = self._activation_bytes if stage > self._stage else self._gradient_bytes
-        return Send(self._plan.placement[stage][self._pipeline], Boundary(key), n_bytes)
+        back = stage < self._stage
+        return Send(self._seats[stage][self._pipeline], Boundary(key), self._boundary_bytes[self._pipeline][back])

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from jaxdt.core.events import BACKWARD, Have, View
+from jaxdt.core.events import BACKWARD, EVALUATE, Have, View
+from jaxdt.wiring.steering import Task, redo
 
 
 class Inventory:
@@ -32,3 +33,16 @@ class Inventory:
     def keepers(self, m: int) -> dict[int, int]:
         """Those of them who still have the tensors that they made of it."""
         return {stage: peer for stage, peer in self.holders(m).items() if m in self._kept[peer]}
+
+    def missing(self, m: int, n_microbatches: int, n_evaluations: int) -> list[Task]:
+        """What of one microbatch is to be done again; nothing at stages whose result is there."""
+        held = {round.group for round, _ in self._view.results}
+        n_stages = len(self._view.stage_views)
+        open_stages = [s for s in range(n_stages) if f"stage{s}" not in held]
+        top = n_stages - 1
+        tasks, evaluates = [], m < n_evaluations and top in open_stages
+        if evaluates and self.holder(top, (EVALUATE, m)) is None:
+            tasks.append(Task(EVALUATE, m, 0, top))
+        holders = self.holders(m)
+        missing = [s for s in open_stages if s not in holders] if m < n_microbatches else []
+        return tasks + ([redo(m, missing, self.keepers(m), n_stages)] if missing else [])

@@ -1,8 +1,9 @@
 """Which boundary tensors a peer keeps until the step is committed, in case that they have to be sent again.
 
 A microbatch that is counted here may have to be done again at a neighbour: with its output and its input gradient at
-hand that costs the neighbour's Work alone. Beyond a budget the oldest are let go; what is missing then is made again
-from the next copy upstream or downstream (step protocol, Sec. 9).
+hand that costs the neighbour's Work alone. Beyond a budget the oldest are let go, but for the newest one, and with a
+budget of 0 nothing is kept once it is sent; what is missing then is made again from the next copy upstream or
+downstream (step protocol, Sec. 9).
 """
 
 from jaxdt.core.events import BACKWARD, FORWARD, REGENERATE, Discard, Key, Work
@@ -28,7 +29,7 @@ class Retention:
 
     def made(self, work: Work) -> list[Discard]:
         """A Work of the step is done, and its result is kept; what is let go for it."""
-        if work.kind not in self._bytes:
+        if work.kind not in self._bytes or not self._budget_bytes:
             return []
         m, n_bytes = work.microbatch, self._bytes[work.kind]
         if work.kind == FORWARD:

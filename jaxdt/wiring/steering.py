@@ -4,8 +4,8 @@ members were lost."""
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, REGENERATE, View
-from jaxdt.wiring.router import Router
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, REGENERATE
+from jaxdt.wiring.routes import Routes
 
 
 @dataclass(frozen=True)
@@ -42,33 +42,24 @@ class OnItsWay:
 
 
 class Steering:
-    """`window` tasks at a time; `seed` breaks the router's ties."""
+    """Tasks that begin as `routes` says, as many at a time as its window allows."""
 
-    def __init__(self, n_stages: int, seed: str, window: int):
-        self._router, self._window = Router(n_stages, seed), window
+    def __init__(self, routes: Routes):
+        self._routes = routes
         self._waiting: list[Task] = []
         self._open: dict[tuple[str, int], OnItsWay] = {}
 
-    def adopt(self, view: View, members: Collection[int]) -> None:
-        """Those members of a view that compute now. Others are not chosen any more; what was under way is void."""
-        self.begin([])
-        for stage, queue in enumerate(self._router.stages):
-            here, open_to = set(view.stage_peers(stage)) & set(members), set(queue.open)
-            for peer in sorted(here - open_to):
-                queue.add(peer)
-            for peer in open_to - here:
-                queue.ban(peer)
-
     def begin(self, tasks: list[Task]) -> None:
         """All that this router has to steer now."""
-        self._waiting, self._open = list(reversed(tasks)), {}
+        in_turn = sorted(tasks, key=lambda task: self._routes.turn(task.kind, task.microbatch))
+        self._waiting, self._open = list(reversed(in_turn)), {}
 
     def next(self, now_s: float) -> list[tuple[Task, tuple[int, ...]]]:
         """Tasks that begin now, with their routes: as many as the window allows."""
         begun = []
-        while self._waiting and len(self._open) < self._window:
+        while self._waiting and len(self._open) < self._routes.window:
             task = self._waiting[-1]
-            route = self._router.route(task.lo, task.hi)
+            route = self._routes.route(task.kind, task.microbatch, task.lo, task.hi)
             if route is None:
                 break
             self._waiting.pop()
@@ -85,7 +76,7 @@ class Steering:
         back = kind in (BACKWARD, REGENERATE)
         if kind != EVALUATE:
             measured = BACKWARD if back else FORWARD
-            self._router.stages[stage].measured(one.route[stage], measured, one.since_s, now_s)
+            self._routes.measured(stage, one.route[stage], measured, one.since_s, now_s)
         one.since_s = now_s
         if (back and stage == one.task.lo) or (kind == EVALUATE and stage == one.task.hi):
             del self._open[name]

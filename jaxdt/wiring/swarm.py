@@ -12,6 +12,7 @@ the next step on.
 """
 
 import heapq
+from collections.abc import Sequence
 
 from jaxdt.core.events import (
     BACKWARD,
@@ -43,7 +44,8 @@ from jaxdt.core.events import (
 )
 from jaxdt.wiring.inventory import Inventory
 from jaxdt.wiring.retention import Retention
-from jaxdt.wiring.steering import Steering, Task, redo
+from jaxdt.wiring.routes import Routes
+from jaxdt.wiring.steering import Steering, Task
 
 Counted = tuple[str, int]
 COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)
@@ -51,8 +53,9 @@ WORK_OF = {"act": FORWARD, "grad": BACKWARD, "eval": EVALUATE}
 
 
 class SwarmWiring:
-    """One peer's side. `boundary_bytes` and `evals` as in FixedWiring; `n_routers` peers with the least ids steer, with
-    `window` microbatches on their way in all; `retain_bytes`: see Retention."""
+    """One peer's side. `boundary_bytes`: payload of an activation that it sends and of a gradient, for each pipeline of
+    `routes`; `evals`: measure the held-out loss every so many steps, on so many microbatches. `running` is the Work
+    under way."""
 
     READS = frozenset({ViewChanged, Outside, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
 
@@ -63,24 +66,20 @@ class SwarmWiring:
         n_stages: int,
         n_microbatches: int,
         n_steps: int,
-        boundary_bytes: tuple[int, int],
+        boundary_bytes: Sequence[tuple[int, int]],
         evals: tuple[int, int],
-        n_routers: int,
-        window: int,
-        retain_bytes: int,
-        seed: int,
+        routes: Routes,
+        retention: Retention,
     ):
         self._peer, self._stage, self._n_stages = peer, stage, n_stages
         self._n_microbatches, self._n_steps, self._last = n_microbatches, n_steps, stage == n_stages - 1
-        self._activation_bytes, self._gradient_bytes = boundary_bytes
+        self._boundary_bytes = boundary_bytes
         self._eval_every_steps, self._n_evals = evals
-        self._n_routers = n_routers
-        self._steering = Steering(n_stages, f"{seed} {peer}", max(1, window // n_routers))
-        self._retention = Retention(stage, n_stages, boundary_bytes, retain_bytes)
+        self._routes, self._steering, self._retention = routes, Steering(routes), retention
         self._view: View | None = None
-        self._members = self._routers = self._replicas = ()
+        self._members = self._replicas = ()
         self._step, self._order = -1, 0
-        self._running: Work | None = None
+        self.running: Work | None = None
         self._ready: list[tuple[bool, int, Work]] = []
         self._later: list[Grant | Boundary] = []
         self._paths: dict[Counted, Grant | Boundary] = {}
@@ -103,7 +102,7 @@ class SwarmWiring:
             case Received(header, body) if self._view:
                 return self._received(now_s, header.src, body)
             case Ran(work, _, _, values) if work.kind in COMPUTING:
-                self._running = None
+                self.running = None
                 return self._finished(now_s, work, values) + self._next() + self._tell(now_s)
         return []
 
@@ -122,13 +121,18 @@ class SwarmWiring:
 
     # -------------------------------------------------------------------------------------------------------- steps
 
-    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+    def see(self, view: View) -> None:
+        """A view; what was under way is void."""
         self._view = view
         self._members = tuple(member.peer for member in view.members if member.peer not in view.joining)
-        self._routers, self._replicas = self._members[: self._n_routers], view.stage_peers(self._stage)
-        self._steering.adopt(view, self._members)
+        self._replicas = view.stage_peers(self._stage)
+        self._routes.adopt(view, self._members)
+        self._steering.begin([])
         for kept in (self._ready, self._later, self._paths, self._forwarded, self._gradients, self._counted):
             kept.clear()
+
+    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+        self.see(view)
         if view.rolled_back or self._peer in view.joining:
             self._forget()
             if view.rolled_back:  # nobody sends before all have let go of what was
@@ -148,33 +152,42 @@ class SwarmWiring:
     def _begin(self, now_s: float, step: int) -> list[Action | Event]:
         if self._peer not in self._view.working(self._stage, step):
             return []
-        self._step = step
-        self._ready.clear()  # it was for a step that is over
+        self._enter(step)
         if step >= self._n_steps:
             return []
-        for kept in (self._own, self._forwarded, self._gradients, self._paths):
-            kept.clear()
-        self._retention.begin()
-        self._counted.pop(step - 1, None)
-        if self._view.n_committed < step:
-            self._inventory = None  # what a view in mid-step asked for was of an earlier step
         later, self._later = self._later, []
         for given in later:
             self._take(given)
         if self._inventory:
             return self._tell(now_s)
-        self._steering.adopt(self._view, [member.peer for member in self._view.members])
-        if self._peer in self._routers:
-            self._steering.begin([task for task in self._tasks(step) if self._mine(task.microbatch)])
+        self._routes.welcome(self._view)
+        self._steering.begin([task for task in self._tasks(step) if self._mine(task.kind, task.microbatch)])
         return self._grant(now_s) + self._next() + self._drained()
+
+    def _enter(self, step: int) -> None:
+        """A step begins; nothing is left of the one before."""
+        self._step = step
+        for kept in (self._ready, self._own, self._forwarded, self._gradients, self._paths):
+            kept.clear()
+        self._retention.begin()
+        self._counted.pop(step - 1, None)
+        if self._view.n_committed < step:
+            self._inventory = None  # what a view in mid-step asked for was of an earlier step
+
+    def stand_by(self, step: int) -> set[Counted]:
+        """Another machine of this peer works through a step; what it counts it is to add to the answer, so that the
+        step can be finished here if a view asks for that."""
+        self._enter(step)
+        self._steering.begin([])
+        return self._own
 
     def _tasks(self, step: int) -> list[Task]:
         top = self._n_stages - 1
         evals = [Task(EVALUATE, m, 0, top) for m in range(self._n_evaluations(step))]
         return evals + [Task(FORWARD, m, 0, top) for m in range(self._n_microbatches)]
 
-    def _mine(self, microbatch: int) -> bool:
-        return self._routers[microbatch % len(self._routers)] == self._peer
+    def _mine(self, kind: str, microbatch: int) -> bool:
+        return self._routes.steersman(kind, microbatch) == self._peer
 
     def _n_evaluations(self, step: int) -> int:
         every = self._eval_every_steps
@@ -206,10 +219,10 @@ class SwarmWiring:
         heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._order, work))
 
     def _next(self) -> list[Action]:
-        if self._running or not self._ready:
+        if self.running or not self._ready:
             return []
-        self._running = heapq.heappop(self._ready)[2]
-        return [Run(self._running)]
+        self.running = heapq.heappop(self._ready)[2]
+        return [Run(self.running)]
 
     def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
         if work.step != self._step:
@@ -223,7 +236,7 @@ class SwarmWiring:
             told.append(Evaluated(step, n_samples, loss_sum))
         if self._counts(kind):
             self._own.add((kind, m))
-        path = self._paths.get((EVALUATE if kind == EVALUATE else FORWARD, m))
+        path = self._paths.get((_task_kind(kind), m))
         if path is None:
             return told  # of a view that is over; what it counted we shall say
         if kind == FORWARD:
@@ -246,8 +259,8 @@ class SwarmWiring:
     def _send(self, boundary: Boundary) -> Send:
         key = boundary.key
         back = key.kind == "grad"
-        n_bytes = self._gradient_bytes if back else self._activation_bytes
-        return Send(boundary.route[key.stage - back], boundary, n_bytes)
+        pipeline = self._routes.pipeline_of(EVALUATE if key.kind == "eval" else FORWARD, key.microbatch)
+        return Send(boundary.route[key.stage - back], boundary, self._boundary_bytes[pipeline][back])
 
     # ----------------------------------------------------------------------------------------------------- progress
 
@@ -257,7 +270,7 @@ class SwarmWiring:
 
     def _tell_progress(self, now_s: float, work: Work) -> list[Action | Event]:
         progress = Progress(work.step, work.kind, work.stage, work.microbatch)
-        to = {self._routers[work.microbatch % len(self._routers)]}
+        to = {self._routes.steersman(_task_kind(work.kind), work.microbatch)}
         if self._counts(work.kind):
             to.update(self._replicas)
         own = self._on_progress(now_s, progress)
@@ -266,7 +279,7 @@ class SwarmWiring:
     def _on_progress(self, now_s: float, progress: Progress) -> list[Action | Event]:
         step, kind, stage, m = progress.step, progress.kind, progress.stage, progress.microbatch
         told: list[Action | Event] = []
-        if step == self._step and self._peer in self._routers:
+        if step == self._step and self._mine(_task_kind(kind), m):
             self._steering.progress(now_s, kind, stage, m)
             told += self._grant(now_s)
         if stage == self._stage and self._counts(kind):
@@ -304,7 +317,7 @@ class SwarmWiring:
 
     def _tell(self, now_s: float) -> list[Action | Event]:
         """Say what we counted, as soon as we are in the view's step and nothing runs that might still be counted."""
-        if self._told or self._running or not self._step == self._view.n_committed < self._n_steps:
+        if self._told or self.running or not self._step == self._view.n_committed < self._n_steps:
             return []
         self._told = True
         have = Have(self._step, tuple(sorted(self._own)), self._retention.promise())
@@ -319,27 +332,19 @@ class SwarmWiring:
             self._counted.setdefault(have.step, set()).update(have.counted)
         told: list[Action | Event] = []
         if self._step == have.step:
-            if self._inventory.has_all(self._members) and self._peer in self._routers:
-                n = max(self._n_microbatches, self._n_evaluations(have.step))
-                self._steering.begin([task for m in range(n) for task in self._missing(m)])
+            if self._inventory.has_all(self._members):
+                n, n_evals = self._n_microbatches, self._n_evaluations(have.step)
+                tasks = [task for m in range(max(n, n_evals)) for task in self._inventory.missing(m, n, n_evals)]
+                self._steering.begin([task for task in tasks if self._mine(task.kind, task.microbatch)])
                 told += self._grant(now_s)
             told += self._next() + self._drained()
         return told
 
-    def _missing(self, m: int) -> list[Task]:
-        """What of one microbatch is to be done again under this router; nothing at stages whose result is there."""
-        if not self._mine(m):
-            return []
-        held = {round.group for round, _ in self._view.results}
-        open_stages = [s for s in range(self._n_stages) if f"stage{s}" not in held]
-        top = self._n_stages - 1
-        tasks, evaluates = [], m < self._n_evaluations(self._step) and top in open_stages
-        if evaluates and self._inventory.holder(top, (EVALUATE, m)) is None:
-            tasks.append(Task(EVALUATE, m, 0, top))
-        holders = self._inventory.holders(m)
-        missing = [s for s in open_stages if s not in holders] if m < self._n_microbatches else []
-        return tasks + ([redo(m, missing, self._inventory.keepers(m), self._n_stages)] if missing else [])
-
 
 def _work_of(key: Key) -> Counted:
     return WORK_OF[key.kind], key.microbatch
+
+
+def _task_kind(kind: str) -> str:
+    """Of the task that a Work belongs to."""
+    return EVALUATE if kind == EVALUATE else FORWARD
