@@ -35,6 +35,9 @@ def test_a_new_credential_is_private_and_both_sides_prove_it(path):
     server, client = shake_hands(mine, yours)
     assert server.version() == client.version() == "TLSv1.3"
     assert server.getpeercert() and client.getpeercert()
+    with pytest.raises(ssl.SSLWantReadError):
+        client.read()
+    assert not client.session.has_ticket
 
 
 def test_a_wide_umask_changes_nothing(tmp_path):

@@ -2,7 +2,6 @@
 other, and a tensor is only received into what this peer holds."""
 
 import contextlib
-import socket
 import ssl
 import threading
 
@@ -12,7 +11,7 @@ import test_equivalence as equivalence
 import transport_nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transport_nodes import LOOPBACK, MB, raw_connection
+from transport_nodes import MB, Wiretap, drained, raw_connection
 
 from jaxdt.core import config as configs
 from jaxdt.core.errors import BadInput
@@ -24,13 +23,6 @@ from jaxdt.runtime.store import Store, stage_functions
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
 
 GREETING = frame.pack(frame.GREETING, b"\x80")
-
-
-def drained(sock) -> None:
-    """Read until the other side has closed."""
-    with contextlib.suppress(OSError):
-        while sock.recv(1000):
-            continue
 
 
 def test_a_client_without_a_certificate_is_refused(start, run_credential):
@@ -73,56 +65,20 @@ def test_a_greeting_that_drips_in_does_not_hold_a_place(start, cred):
     assert b.next()[1] == {"in": True}
 
 
-class Wiretap:
-    """Forwards connections to `address`, and flips one bit of what the dialling side sends on the first of them."""
-
-    def __init__(self, address, at_byte: int):
-        self._address, self._at = address, at_byte
-        self._server = socket.create_server(LOOPBACK)
-        self.address = self._server.getsockname()
-        self._socks: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                near = self._server.accept()[0]
-                self._socks.append(near)
-                far = socket.create_connection(self._address)
-                self._socks.append(far)
-                for src, dst, at in ((near, far, self._at), (far, near, -1)):
-                    self._threads.append(threading.Thread(target=self._forward, args=(src, dst, at)))
-                    self._threads[-1].start()
-                self._at = -1
-
-    def _forward(self, src, dst, at):
-        seen = 0
-        with contextlib.suppress(OSError):
-            while data := bytearray(src.recv(1 << 16)):
-                if seen <= at < seen + len(data):
-                    data[at - seen] ^= 1
-                seen += len(data)
-                dst.sendall(data)
-        for sock in (src, dst):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self._server.shutdown(socket.SHUT_RDWR)
-        for sock in self._socks:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in (self._server, *self._socks):
-            sock.close()
+def flipped(src, dst, back):
+    """Forwards with one bit changed at 2 MB."""
+    at_byte = 2 * MB
+    while data := bytearray(src.recv(1 << 16)):
+        if 0 <= at_byte < len(data):
+            data[at_byte] ^= 1
+        at_byte -= len(data)
+        dst.sendall(data)
 
 
 def test_a_bit_that_flips_on_the_way_breaks_the_connection_and_not_the_message(start, run_credential):
     a, b = start(0, run_credential), start(1, run_credential)
     payload = np.random.default_rng(0).integers(0, 255, 4 * MB, np.uint8)
-    with contextlib.closing(Wiretap(b.address, at_byte=2 * MB)) as tap:
+    with contextlib.closing(Wiretap(b.address, flipped)) as tap:
         a.transport.connect(1, tap.address)
         a.transport.send(1, {"n": 1}, [payload])
         _, head, (got,) = b.next()

@@ -121,8 +121,8 @@ def test_another_version_is_refused_with_a_reason(start):
         hello = bytearray(frame.pack(frame.GREETING, b"\x80"))
         hello[4] = 9
         sock.sendall(hello)
-        assert b"protocol version: got 9, expected 1" in sock.recv(1000)
-    assert "protocol version: got 9, expected 1" in b.link(None, "refused")
+        assert b"protocol version: got 9, expected 2" in sock.recv(1000)
+    assert "protocol version: got 9, expected 2" in b.link(None, "refused")
 
 
 def test_a_greeting_with_a_field_of_the_wrong_kind(start):
@@ -199,7 +199,9 @@ def test_what_is_no_address_is_bad_input(start, address):
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
-def test_a_dead_link_is_noticed_after_six_seconds(start, cred):
+def test_a_dead_link_is_noticed_after_six_seconds(start, cred, request):
+    if "local" in request.node.name:
+        pytest.skip("a Unix socket has no link that could die alone")
     a, b = start(0, cred), start(1, cred)
     a.connect(b)
     a.transport.send(1, {}, [np.zeros(1)])

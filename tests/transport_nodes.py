@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxdt.runtime import credential, frame, handshake
+from jaxdt.runtime import credential, frame, handshake, local
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.frame import Payload
 from jaxdt.runtime.handshake import Hello
@@ -112,9 +112,12 @@ def run_credential(tmp_path_factory):
     return credential.load(path)
 
 
-@pytest.fixture(params=["plain", "tls"])
-def cred(request, run_credential):
-    return run_credential if request.param == "tls" else None
+@pytest.fixture(params=["plain", "tls", "local"])
+def cred(request, run_credential, monkeypatch):
+    """A connection's kind: TCP without and with TLS and its records, and those over the Unix socket of this host."""
+    if request.param != "local":
+        monkeypatch.setattr(local, "dial", lambda address: None)
+    return None if request.param == "plain" else run_credential
 
 
 @contextlib.contextmanager
@@ -139,3 +142,58 @@ def message_bytes(sequence, head, leaves):
     sizes = {"sequence": sequence, "payload_bytes": total, "total_bytes": total}
     control = frame.pack(frame.MESSAGE, frame.pack_head(head, limits), frame.pack_table(table), **sizes)
     return control + b"".join(payload.part(0, total))
+
+
+def drained(sock) -> None:
+    """Read until the other side has closed."""
+    with contextlib.suppress(OSError):
+        while sock.recv(1000):
+            continue
+
+
+class Wiretap:
+    """Forwards connections to `address`; what the dialling side says on the first of them goes through
+    `attack(src, dst, back)`, which ends that connection when it returns. `back` leads to the dialling side."""
+
+    def __init__(self, address, attack):
+        self._address, self._attack = address, attack
+        self._server = socket.create_server(LOOPBACK)
+        self.address = self._server.getsockname()
+        self._socks: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self):
+        attack = self._attack
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._server.accept()[0]
+                self._socks.append(near)
+                far = socket.create_connection(self._address)
+                self._socks.append(far)
+                for forward, src, dst in ((attack, near, far), (forwarded, far, near)):
+                    self._threads.append(threading.Thread(target=self._run, args=(forward, src, dst)))
+                    self._threads[-1].start()
+                attack = forwarded
+
+    def _run(self, forward, src, dst):
+        with contextlib.suppress(OSError):
+            forward(src, dst, src)
+        for sock in (src, dst):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._server.shutdown(socket.SHUT_RDWR)
+        for sock in self._socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for sock in (self._server, *self._socks):
+            sock.close()
+
+
+def forwarded(src, dst, back):
+    while data := src.recv(1 << 16):
+        dst.sendall(data)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from jaxdt.core.errors import BadInput
-from jaxdt.runtime import frame, handshake
+from jaxdt.runtime import frame, handshake, local
 from jaxdt.runtime.frame import FrameError
 from jaxdt.runtime.handshake import Hello, Refused
 from jaxdt.runtime.limits import Limits
@@ -51,21 +51,25 @@ class Acceptor:
         self._greeting: set[Wire] = set()
         self._closing = False
         self._last_refusal: tuple[int | None, str] | None = None
-        self._listener = _bind(address)
+        tcp = _bind(address)
         self._waker = Waker()
-        self.address: Address = self._listener.getsockname()[:2]
+        self.address: Address = tcp.getsockname()[:2]
+        self._listeners = [sock for sock in (tcp, local.listener(self.address)) if sock is not None]
 
     def run(self) -> None:
         """Accept until closed."""
         poller = select.poll()
-        poller.register(self._listener, select.POLLIN)
-        poller.register(self._waker, select.POLLIN)
+        for listener in (*self._listeners, self._waker):
+            poller.register(listener, select.POLLIN)
         try:
             while not self._closing:
-                poller.poll()
-                self._accept_one()
+                ready = {fd for fd, _ in poller.poll()}
+                for listener in self._listeners:
+                    if listener.fileno() in ready:
+                        self._accept_one(listener)
         finally:
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
             self._waker.close()
 
     def close(self) -> None:
@@ -76,9 +80,9 @@ class Acceptor:
                 wire.cut()
         self._waker.wake()
 
-    def _accept_one(self) -> None:
+    def _accept_one(self, listener: socket.socket) -> None:
         try:
-            sock, where = self._listener.accept()
+            sock, where = listener.accept()
             wire = Wire(sock, self._limits)
         except (BlockingIOError, ConnectionError):
             return  # gone before we came to it
@@ -86,7 +90,7 @@ class Acceptor:
             self._refused(None, f"cannot accept: {error}")
             self._waker.wait(_FULL_S)
             return
-        name = where[0]
+        name = where[0] if where else "this host"
         with self._lock:
             admitted = len(self._greeting) < self._limits.n_greeting_max and not self._closing
             if admitted:
@@ -116,7 +120,7 @@ class Acceptor:
             if self._context is not None:
                 if wire.first_byte() == frame.MAGIC[:1]:
                     raise Refused("credential: got plaintext, expected TLS with the credential of this run")
-                wire.secure(self._context, server_side=True)
+                handshake.secure(wire, self._context, dialled=False)
             theirs = handshake.hello_from(handshake.hear(wire, (frame.GREETING,)).head)
             peer = theirs.me
             self._check(theirs)

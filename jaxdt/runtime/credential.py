@@ -57,7 +57,7 @@ def load(path: str | Path) -> Credential:
     certificate = _checked(path, _read_private(path))
     pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.num_tickets = 0  # a connection is never resumed, and its sender would have to read the tickets
+    server.num_tickets = 0  # a connection is never resumed, and leaves TLS with nothing in it unread
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     for context in (server, client):

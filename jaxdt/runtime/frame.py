@@ -8,7 +8,7 @@ A frame is a fixed header, a head (msgpack map), a leaf table (msgpack list) and
 A message is one MESSAGE frame with head and table and `offset` 0, then as many MESSAGE frames without them as its
 payload needs; `sequence` names it within a stream. Its payload is the leaves one after another, raw and little-endian.
 The crc covers header, head and table, so that a flipped length or sequence cannot be believed; the payload is
-covered by TCP, and by TLS where that is on.
+covered by TCP, and by the records around it where there is a credential.
 
 A length is compared with `Limits` before anything of that length exists. What is not as described raises FrameError.
 """
@@ -29,9 +29,9 @@ import numpy as np
 from jaxdt.runtime.limits import Limits
 
 MAGIC = b"jxdt"
-VERSION = 1
-GREETING, WELCOME, REFUSED, MESSAGE, ACK = range(1, 6)
-KINDS = {GREETING: "greeting", WELCOME: "welcome", REFUSED: "refused", MESSAGE: "message", ACK: "ack"}
+VERSION = 2
+GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS = range(1, 7)
+KINDS = {GREETING: "greeting", WELCOME: "welcome", REFUSED: "refused", MESSAGE: "message", ACK: "ack", KEYS: "keys"}
 
 _FIELDS = struct.Struct("!4sBBHIIIQQQQ")
 _CRC = struct.Struct("!I")

@@ -1,5 +1,8 @@
 """The greeting of a connection: who speaks, for which run and lane, and what has arrived already.
 
+With a credential it begins with TLS, in which each side gives its share of the keys; the greeting is the first that is
+said under those. Without one the greeting is the first of all.
+
 The dialling side sends a GREETING, the other a WELCOME or a REFUSED with its reason. Either may be the one that will
 send messages (`sends`): a peer that cannot be dialled opens the connections for both directions itself. The sender
 names its stream (`session`) and the oldest message it still holds; the receiver says what it has of that stream.
@@ -7,6 +10,7 @@ names its stream (`session`) and the oldest message it still holds; the receiver
 
 import contextlib
 import random
+import secrets
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +21,7 @@ from jaxdt.runtime import frame
 from jaxdt.runtime.frame import FrameError
 from jaxdt.runtime.limits import Limits
 from jaxdt.runtime.link import Link
+from jaxdt.runtime.sealed import SHARE_BYTES, Sealed
 from jaxdt.runtime.waker import Waker
 from jaxdt.runtime.wire import Address, Wire, connect
 
@@ -70,6 +75,34 @@ def check(theirs: Hello, run: str, me: int) -> None:
         raise Refused(f"lane: got {theirs.lane!r:.40}, expected one of {', '.join(LANES)}")
 
 
+def secure(wire: Wire, context: ssl.SSLContext, dialled: bool) -> None:
+    """Mutual TLS 1.3, a share of the keys from each side in it, then no more TLS; Refused, FrameError or OSError.
+
+    The dialling side gives its share first and greets after it has the other's. So each side has read all that the
+    other says in TLS before that one sends a record, whatever the library reads ahead.
+    """
+    wire.enter_tls(context, server_side=not dialled)
+    mine = secrets.token_bytes(SHARE_BYTES)
+    if dialled:
+        _say_share(wire, mine)
+        theirs = _hear_share(wire)
+    else:
+        theirs = _hear_share(wire)
+        _say_share(wire, mine)
+    wire.leave_tls(Sealed(mine, theirs, dialled))
+
+
+def _say_share(wire: Wire, share: bytes) -> None:
+    wire.write(frame.pack(frame.KEYS, frame.pack_head({"share": share}, _SMALL)))
+
+
+def _hear_share(wire: Wire) -> bytes:
+    share = _answer(wire, frame.KEYS).head.get("share")
+    if type(share) is not bytes or len(share) != SHARE_BYTES:
+        raise FrameError(f"share of the keys: expected {SHARE_BYTES} bytes")
+    return share
+
+
 def say(wire: Wire, kind: int, hello: Hello) -> None:
     """Write a GREETING or a WELCOME."""
     wire.write(frame.pack(kind, frame.pack_head(asdict(hello), _SMALL)))
@@ -94,14 +127,18 @@ def hear(wire: Wire, kinds: Sequence[int]) -> frame.Frame:
 def greet(wire: Wire, mine: Hello) -> Hello:
     """The dialling side: say who we are, hear who they are; Refused, FrameError or OSError."""
     say(wire, frame.GREETING, mine)
-    answer = hear(wire, (frame.WELCOME, frame.REFUSED))
-    if answer.kind == frame.REFUSED:
-        raise Refused(" ".join(str(answer.head.get("reason")).split())[:300])
-    theirs = hello_from(answer.head)
+    theirs = hello_from(_answer(wire, frame.WELCOME).head)
     check(theirs, mine.run or theirs.run, mine.me)
     if theirs.me != mine.to:
         raise Refused(f"peer: its address answers as {name_of(theirs.me)}, expected {name_of(mine.to)}")
     return theirs
+
+
+def _answer(wire: Wire, kind: int) -> frame.Frame:
+    answer = hear(wire, (kind, frame.REFUSED))
+    if answer.kind == frame.REFUSED:
+        raise Refused(" ".join(str(answer.head.get("reason")).split())[:300])
+    return answer
 
 
 class Dialler:
@@ -126,7 +163,7 @@ class Dialler:
             self._wire = Wire(connect(address, deadline_s, self._waker), self._limits)
             self._wire.deadline_s = deadline_s
             if self._context is not None:
-                self._wire.secure(self._context, server_side=False)
+                secure(self._wire, self._context, dialled=True)
             return self._wire, greet(self._wire, mine)
         except InterruptedError:
             return None

@@ -1,8 +1,7 @@
-"""One connection, plain or TLS, used by one thread at a time; any thread may cut it.
+"""One connection, plain or sealed, used by one thread at a time; any thread may cut it.
 
-An OpenSSL connection must not be read and written by two threads at once, so each connection has one owner: a lane's
-sender thread (not blocking: it writes frames and picks up acks) or a receiver thread (blocking: it reads frames and
-writes acks).
+Neither TLS nor the records after it may be read or written by two threads at once, so each connection has one owner: a
+lane's sender thread (it writes frames and picks up acks) or a receiver thread (it reads frames and writes acks).
 """
 
 import errno
@@ -14,17 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from jaxdt.runtime import local
 from jaxdt.runtime.limits import Limits
+from jaxdt.runtime.sealed import RECORD_BYTES, Sealed
 from jaxdt.runtime.waker import Waker, poll_ms
 
 Address = tuple[str, int]
 
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _N_PIECES = 64  # of one sendmsg; the system's limit is 1024
 _SEND_S = 0.2  # that one blocking write may take before acks are looked for
-_SMALL_BYTES = 1 << 12  # below this a copy costs less than a TLS record of its own
+_SMALL_BYTES = 1 << 12  # below this a copy costs less than a record of its own
 _READ_BYTES = 1 << 12
-_LOW_WATER_BYTES = 1 << 16
+_UNIX_BYTES = 1 << 22  # on their way over a Unix socket, as far as the system allows: senders stall below
 
 
 class Wire:
@@ -36,9 +36,8 @@ class Wire:
         self._lock = threading.Lock()
         self._cut = False
         self._waits = select.poll()
-        self._room = select.poll()
         self._receive: Callable[[memoryview], int] = self._read_greeting
-        self._low_water = 1
+        self._sealed: Sealed | None = None
         self.deadline_s: float | None = None
         try:
             _tune(sock, limits)
@@ -46,17 +45,13 @@ class Wire:
             sock.close()
             raise
 
-    @property
-    def _tls(self) -> bool:
-        return isinstance(self._sock, ssl.SSLSocket)
-
     def first_byte(self) -> bytes:
-        """What the next read begins with, left there; before `secure` only."""
+        """What the next read begins with, left there; before TLS only."""
         self._sock.settimeout(_left_s(self.deadline_s))
         return self._sock.recv(1, socket.MSG_PEEK)
 
-    def secure(self, context: ssl.SSLContext, server_side: bool) -> None:
-        """TLS handshake, within the deadline."""
+    def enter_tls(self, context: ssl.SSLContext, server_side: bool) -> None:
+        """TLS handshake, within the deadline; `handshake.secure` calls this and `leave_tls`."""
         with self._lock:
             self._sock.settimeout(_left_s(self.deadline_s))
             self._sock = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
@@ -64,12 +59,22 @@ class Wire:
                 raise ConnectionAbortedError("cut")
         self._sock.do_handshake()
 
+    def leave_tls(self, sealed: Sealed) -> None:
+        """From here on all is records of `sealed`. Nobody may have more to say in TLS, or have begun with records."""
+        with self._lock:
+            if self._sock.pending():
+                raise ConnectionAbortedError("more was said in TLS than a share of the keys")
+            self._sock = socket.socket(fileno=self._sock.detach())
+            if self._cut:
+                raise ConnectionAbortedError("cut")
+        self._sealed = sealed
+
     def fill(self, buffer: memoryview, may_wait: bool = False) -> None:
         """Read until the buffer is full. `may_wait`: the first byte may take for ever."""
         got = 0
         while got < len(buffer):
             try:
-                n = self._receive(buffer[got:])
+                n = self._read_some(buffer[got:])
             except TimeoutError as error:
                 if error.errno is not None:
                     raise  # the system's: the link is dead
@@ -80,52 +85,62 @@ class Wire:
                 raise ConnectionAbortedError("closed by the other side")
             got += n
 
+    def _read_some(self, buffer: memoryview) -> int:
+        return self._sealed.read(self._fill_raw, buffer) if self._sealed else self._receive(buffer)
+
+    def _fill_raw(self, buffer: memoryview, begun: bool) -> None:
+        """Ciphertext until the buffer is full; TimeoutError without errno only where no record has begun."""
+        got = 0
+        while got < len(buffer):
+            try:
+                n = self._receive(buffer[got:])
+            except TimeoutError as error:
+                if begun or got:
+                    raise TimeoutError(errno.ETIMEDOUT, "a record stopped in its middle") from error
+                raise
+            if not n:
+                raise ConnectionAbortedError("closed by the other side")
+            got += n
+
     def write(self, data: bytes) -> None:
         """Blocking: a handshake frame or an ack."""
         if self.deadline_s is not None:
             self._sock.settimeout(_left_s(self.deadline_s))
-        self._sock.sendall(data)
+        self._sock.sendall(b"".join(self._sealed.seal(data)) if self._sealed else data)
 
     def block(self) -> None:
         """From here on the owner is a receiver thread."""
         self.deadline_s = None
-        self._sock.settimeout(self._limits.idle_s)
-        if self._tls:
-            self._receive = self._read_tls
-        else:
-            # The system's own timeout, so that one call may wait for a whole chunk.
-            self._sock.settimeout(None)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
-            self._receive = self._read_plain
+        # The system's own timeout, so that one call may wait for a whole chunk.
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
+        self._receive = self._read_plain
 
     def unblock(self, waker: Waker) -> None:
         """From here on the owner is a sender thread, which `waker` wakes."""
         self.deadline_s = None
-        if self._tls:
-            self._sock.settimeout(0)
-        else:
-            # Blocking, so that one call takes in a whole chunk; reads ask not to wait.
-            self._sock.settimeout(None)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
+        # Blocking, so that one call takes in a whole chunk; reads ask not to wait.
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
         self._waits.register(self._sock, select.POLLIN)
         self._waits.register(waker, select.POLLIN)
-        self._room.register(self._sock, select.POLLIN | select.POLLOUT)
 
     def take(self) -> bytes | None:
         """What has come, without waiting; None for nothing."""
         try:
-            data = self._sock.recv(_READ_BYTES, 0 if self._tls else socket.MSG_DONTWAIT)
-        except _WOULD_BLOCK:
+            data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
             return None
         if not data:
             raise ConnectionAbortedError("closed by the other side")
-        return data
+        return self._sealed.take(data) if self._sealed else data
 
     def push(self, pieces: Sequence, meanwhile: Callable[[], None]) -> None:
         """Write all pieces. While the socket has no room, `meanwhile` picks up acks: two full directions never meet."""
-        if self._tls:
+        if self._sealed:
             for piece in _merged(pieces):
-                self._push_tls(piece, meanwhile)
+                for start in range(0, len(piece), RECORD_BYTES):
+                    self._push_plain(self._sealed.seal(piece[start : start + RECORD_BYTES])[::-1], meanwhile)
         else:
             self._push_plain(list(reversed(pieces)), meanwhile)
 
@@ -141,17 +156,6 @@ class Wire:
             if stalled_s >= self._limits.idle_s:
                 raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s")
             if rest:
-                meanwhile()
-
-    def _push_tls(self, data: memoryview, meanwhile: Callable[[], None]) -> None:
-        """One record a call, as OpenSSL does it."""
-        send, sent, n_bytes = self._sock.send, 0, len(data)
-        while sent < n_bytes:
-            try:
-                sent += send(data[sent:])
-            except _WOULD_BLOCK:
-                if not self._room.poll(poll_ms(self._limits.idle_s)):
-                    raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s") from None
                 meanwhile()
 
     def wait(self, timeout_s: float | None) -> None:
@@ -196,29 +200,11 @@ class Wire:
         except BlockingIOError:
             raise TimeoutError from None
 
-    def _read_tls(self, buffer: memoryview) -> int:
-        """OpenSSL reads one record a call. While much is to come the system wakes us only for a good part of it: waking
-        for each record costs more than decrypting it."""
-        recv_into, got, n_bytes = self._sock.recv_into, 0, len(buffer)
-        try:
-            while got < n_bytes:
-                left = n_bytes - got
-                low_water = _LOW_WATER_BYTES if left > 2 * _LOW_WATER_BYTES else 1
-                if low_water != self._low_water:
-                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-                    self._low_water = low_water
-                n = recv_into(buffer[got:], left)
-                if not n:
-                    break
-                got += n
-        except TimeoutError as error:
-            if error.errno is not None or not got:
-                raise
-        return got
-
 
 def connect(address: Address, deadline_s: float, waker: Waker) -> socket.socket:
     """A connected socket; OSError with the last reason, InterruptedError when woken meanwhile."""
+    if (here := local.dial(address)) is not None:
+        return here
     error: OSError = OSError(f"{address[0]} has no address")
     for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
@@ -254,6 +240,9 @@ def _connect_one(sock: socket.socket, target, deadline_s: float, waker: Waker) -
 
 def _tune(sock: socket.socket, limits: Limits) -> None:
     """No Nagle, and a dead link noticed after dead_link_s. SO_SNDBUF stays: setting it ends the system's autotuning."""
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     third_s = max(1, round(limits.dead_link_s / 3))
@@ -290,7 +279,7 @@ def _advance(rest: list, n_bytes: int) -> None:
 
 
 def _merged(pieces: Sequence) -> list:
-    """Neighbouring small pieces joined, large ones as they are: each TLS write is a record and a system call."""
+    """Neighbouring small pieces joined, large ones as they are: each record costs a system call."""
     merged: list = []
     small = bytearray()
     for piece in pieces:
