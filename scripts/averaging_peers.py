@@ -92,7 +92,7 @@ class Sharing:
         match event:
             case ViewChanged(view):
                 self._view = view
-                return self._give() if view.n_committed == self._step else []
+                return self._give() if view.number > 1 and view.n_committed == self._step else []
             case Updated(_, version):
                 self._step = version
                 self._own.clear()

@@ -34,7 +34,6 @@ from jaxdt.core.events import (  # noqa: E402
     Drained,
     Ready,
     Updated,
-    ViewChanged,
     WroteCheckpoint,
 )
 from jaxdt.core.membership import Membership, Seat  # noqa: E402
@@ -72,8 +71,6 @@ class AlwaysReady:
 
     def handle(self, now_s: float, event) -> list:
         match event:
-            case ViewChanged():
-                return self._begin(0)
             case Updated(_, version):
                 return self._begin(version)
         return []

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
+from jaxdt.core import coordinator
 from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
@@ -40,7 +41,7 @@ from jaxdt.core.events import (
 from jaxdt.core.message import tensor_key
 from jaxdt.sim.contents import Contents
 from jaxdt.sim.invariants import APPLICABLE, COVER, DISJOINT, GROWS, PREFIX, PROGRESS, SPARED
-from jaxdt.sync import allreduce, exchange
+from jaxdt.sync import exchange, rounds
 
 
 class Mutant:
@@ -218,8 +219,13 @@ def no_cover_check() -> AbstractContextManager:
 def rounds_without_view():
     """All rounds of a step and group have one name, whoever is in them."""
     same = lambda group, view, step: Round(step, group.name, 1)  # noqa: E731
-    with mock.patch.object(exchange, "round_of", same), mock.patch.object(allreduce, "round_of", same):
+    with mock.patch.object(exchange, "round_of", same), mock.patch.object(rounds, "round_of", same):
         yield
+
+
+def keeps_one_record():
+    """With a delay a member may be two steps behind."""
+    return mock.patch.object(coordinator, "KEPT_RECORDS", 1)
 
 
 # name: (mutation, patch, invariants by which it may show itself, seeds among which it must)
@@ -236,5 +242,6 @@ MUTANTS = {
     "admission without the state": (of_peers(JoinsWithoutState), nullcontext, {APPLICABLE}, range(40)),
     "volatile views": (forgets_its_views, nullcontext, {PROGRESS, SPARED, GROWS, PREFIX}, range(100)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
+    "only the last record kept": (unchanged, keeps_one_record, {COVER, PROGRESS}, (663, 689)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
 }

@@ -236,12 +236,12 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
     posted = queue.Queue()
     savers = [Checkpointer(tmp_path, ABOUT | MARK | {"stages": 1}, 2, 0) for _ in range(4)]
     for saver in savers:
-        saver.save(5, SimpleNamespace(params=state[0], opt_state=state[1]), posted.put)
+        saver.save(5, SimpleNamespace(versions=SimpleNamespace(state=state)), posted.put)
     assert [posted.get(timeout=60) for _ in savers] == [WroteCheckpoint(5, ANY)] * 4
     savers[0].mark_complete(5, 0)
     folder = newest(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["complete.json", "stage_0", "stage_0.json"]
-    assert_equal(join_entries(load_entries(folder), *blank(0, 3, optim)), state)
+    assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
 
 
 def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, trained, monkeypatch):
@@ -254,7 +254,7 @@ def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, 
         raise FileNotFoundError(2, "swept up", str(own))
 
     monkeypatch.setattr(checkpoint_module, "put_in_place", swept)
-    saver.save(5, SimpleNamespace(params=state[0], opt_state=state[1]), posted.put)
+    saver.save(5, SimpleNamespace(versions=SimpleNamespace(state=state)), posted.put)
     assert posted.get(timeout=60) == WroteCheckpoint(5, ANY)
 
 

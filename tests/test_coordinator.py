@@ -624,7 +624,7 @@ def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
     run.join(2)
     for peer in (0, 1, 3):
         run.message(peer, prepared(peer, 0), view=2)
-    run.event(Persisted("record"))
+    run.event(Persisted("records"))
     run.event(Persisted("view"))
     assert run.machine.roster.admissions[2] == 3
     run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.0, view=1)

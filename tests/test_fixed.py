@@ -48,7 +48,10 @@ class Desk:
         self.machine, self.runs, self.told = machine, [], []
 
     def give(self, event):
-        for action in self.machine.handle(0.0, event):
+        """With the first view the sync says that its version is there."""
+        first = isinstance(event, ViewChanged) and event.view.number == 1
+        actions = self.machine.handle(0.0, event)
+        for action in actions + (self.machine.handle(0.0, Updated(0, event.view.n_committed)) if first else []):
             if isinstance(action, Run):
                 self.runs.append(action.work)
             else:
@@ -234,7 +237,7 @@ def test_a_pipeline_without_held_out_microbatches_begins_to_train():
 def view_without(*gone, number=2, newcomers=(), joining=()):
     """A later view in step 0; newcomers are (peer, stage)."""
     seats = {peer: PLAN.seat(peer)[0] for peer in PLAN.peers if peer not in gone} | dict(newcomers)
-    members = tuple(Member(peer, stage, 1) for peer, stage in sorted(seats.items()))
+    members = tuple(Member(p, stage, 1, first_step=int(p in joining)) for p, stage in sorted(seats.items()))
     return View(number, 1, 0, members, (1, 2, 1), 0, joining=tuple(joining))
 
 

@@ -23,7 +23,7 @@ def view_of(stages):
     return View(2, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in sorted(stages.items())), (1, 2), 0)
 
 
-def lineup(*gone, **newcomers):
+def lined_up(*gone, **newcomers):
     """Of the plan's peers but those who are gone, and p7=1 for one at stage 1."""
     stages = {peer: PLAN.seat(peer)[0] for peer in PLAN.peers if peer not in gone}
     stages |= {int(name.removeprefix("p")): stage for name, stage in newcomers.items()}
@@ -31,12 +31,12 @@ def lineup(*gone, **newcomers):
 
 
 def test_a_plan_is_whole_while_every_place_is_taken():
-    assert lineup().seats == [[0, 2, 4], [1, 3, 5]] and lineup().whole
-    assert lineup(3).seats == [[0, 2, 4], [1, None, 5]] and not lineup(3).whole
+    assert lined_up().seats == [[0, 2, 4], [1, 3, 5]] and lined_up().whole
+    assert lined_up(3).seats == [[0, 2, 4], [1, None, 5]] and not lined_up(3).whole
 
 
 def test_newcomers_take_open_places_of_their_stage_and_then_wait_in_reserve():
-    found = lineup(2, 3, p6=1, p7=1)
+    found = lined_up(2, 3, p6=1, p7=1)
     assert found.seats == [[0, None, 4], [1, 6, 5]]
     assert found.pipeline_of(1, 6) == 1 and found.pipeline_of(1, 7) is None
 

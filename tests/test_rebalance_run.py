@@ -114,7 +114,8 @@ def test_who_wants_to_leave_while_it_is_to_move_leaves():
     case = calm(case, restless_s=0.5)
     leaver = case.plan.placement[0][0]
     outcome, _ = play(replace(case, faults=(Fault(1.0, LEAVE, leaver),)))
-    assert outcome.stopped[COORDINATOR].code == 0 and "left the run" in outcome.stopped[leaver].reason
+    assert outcome.stopped[COORDINATOR].code == 0
+    assert "left" in outcome.stopped[leaver].reason  # as a member, or on its way to another stage
 
 
 def test_a_newcomer_that_asked_before_a_loss_was_noticed_is_sent_to_the_stage_that_lost():
@@ -139,7 +140,7 @@ def test_equal_seeds_move_equally():
 
 
 def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
-    one = Membership(Seat("r", "f", 3, 0, 0, 9, 1, 0.5, 4.0, elastic=True))
+    one = Membership(Seat("r", "f", 3, 0, 0, 9, 1, 0.5, 4.0))
     one.handle(0.0, Started())
     wanted = Received(MessageHeader("r", 0, 0, COORDINATOR), Reseat(1))
     one._writing.add(4)

@@ -335,15 +335,16 @@ def run_with_a_crash(victim, crash_s):
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("crash_s", [0.1, 5.0, 16.7, 17.2, 17.9, 18.3, 40.0])
-def test_a_crash_ends_the_run_for_all_others_and_no_step_is_half_applied(victim, crash_s):
+def test_a_crash_is_made_good_and_no_step_is_half_applied(victim, crash_s):
+    """The pipeline borrows the other one's replica; every step is applied by all who are there, once."""
     outcome, watched = run_with_a_crash(victim, crash_s)
-    others = {peer: stop for peer, stop in outcome.stopped.items() if peer != victim}
-    assert {stop.code for stop in others.values()} == {3}
-    assert all(f"peer {victim}" in stop.reason and "lost" in stop.reason for stop in others.values())
-    announced = sorted(set(watched[COORDINATOR].announced))
-    for peer in set(others) - {COORDINATOR}:
-        assert watched[peer].updates == announced
-    assert watched[victim].updates in (announced, announced[:-1])
+    others = {peer for peer in outcome.stopped if peer != victim}
+    assert {outcome.stopped[peer].code for peer in others} == {0}
+    assert sorted(set(watched[COORDINATOR].announced)) == list(range(8))
+    for peer in others - {COORDINATOR}:
+        assert watched[peer].updates == list(range(8))
+    assert watched[victim].updates == list(range(len(watched[victim].updates)))
+    assert len(watched[victim].updates) < 8
 
 
 @pytest.mark.parametrize("crash_s", [5.0, 16.7, 17.2, 17.9, 40.0])
@@ -354,12 +355,6 @@ def test_a_crash_of_the_coordinator_stops_every_peer_with_what_was_committed(cra
     assert all(stop.reason.startswith("coordinator: lost, silent") for stop in peers.values())
     announced = sorted(set(watched[COORDINATOR].announced))
     assert all(watched[peer].updates == announced for peer in peers)
-
-
-def test_a_crash_before_the_first_view_ends_the_run_too():
-    """The victim has said hello, so the coordinator knows what it lost."""
-    outcome, _ = run_with_a_crash(2, 0.3)
-    assert {stop.code for peer, stop in outcome.stopped.items() if peer != 2} == {3}
 
 
 def test_a_simulation_in_which_nothing_can_happen_says_so():

@@ -179,7 +179,9 @@ def test_error_feedback_begins_anew_with_another_length(functions_of):  # noqa: 
     plan = run_config.default_plan(config)
     store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
     long = np.random.default_rng(0).standard_normal((equivalence.BATCH, 6, 32), np.float32)
-    first, short, again = (np.asarray(store.crossing.outgoing("act", x)) for x in (long, long[:, :3], long))
+    first, short, again = (
+        np.asarray(store.crossing.outgoing(Key("act", 0, 1, 0), x)) for x in (long, long[:, :3], long)
+    )
     assert short.size < first.size
     np.testing.assert_array_equal(first, again)
 
@@ -216,7 +218,7 @@ def test_an_even_cut_falls_between_shared_blocks():
 def test_a_shared_block_is_one_entry_of_a_checkpoint_with_one_set_of_moments():
     model = replace(equivalence.make_config(1, 1).model, **SHARED, d_model=8, n_heads=1)
     params = init_stage(model, 0, 4, 0)
-    entries = split_entries(params, optimizer(LAMB).init(params))
+    entries = split_entries((params, optimizer(LAMB).init(params)))
     assert sorted(entries) == ["block_000", "block_002", "head", "pos", "tok"]
     moments = [leaf for leaf in entries["block_002"]["optimizer"] if leaf.ndim]
     assert sum(leaf.size for leaf in moments) == 2 * model.block_params

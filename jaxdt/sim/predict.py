@@ -12,7 +12,7 @@ from jaxdt.core.config import RunConfig
 from jaxdt.core.network import Link, Network
 from jaxdt.core.plan import Plan
 from jaxdt.core.trace import Trace
-from jaxdt.sim.arrivals import Arrivals
+from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.lines import LinkOptions
@@ -59,9 +59,11 @@ def _simulate(
     faults: Sequence[Fault],
     until_s: float,
 ) -> Outcome:
-    tensors = NoTensors(config.train.microbatch_size)
+    tensors = [
+        NoTensors(config.train.microbatch_size, state_words(config, plan, stage)) for stage in range(plan.n_stages)
+    ]
     seats = {
-        peer: Seating(machine, tensors, conditions.host_of[peer], conditions.seconds[peer])
+        peer: Seating(machine, tensors[plan.seat(peer)[0]], conditions.host_of[peer], conditions.seconds[peer])
         for peer, machine in build_peers(config, plan, "sim").items()
     }
     coordinator = build_coordinator(config, plan, "sim")
