@@ -1,6 +1,6 @@
 """A small GPT trained the way SWARM trains its large one: stochastic wiring over 2 stages and 4 peers, which may come
 and go; rotary positions, GeGLU, one block applied twice in each stage, samples that grow from 16 to 64 tokens, LAMB,
-and 8-bit boundaries. configs/swarm_1b.py is the same at full size.
+8-bit boundaries, updates that lag by one step, rebalancing. configs/swarm_1b.py is the same at full size.
 
     python scripts/launch.py --config=configs/swarm.py --run_dir=runs/swarm
 
@@ -30,6 +30,9 @@ def get_config():
     config.codec = "int8"
     config.wiring.kind = "swarm"
     config.wiring.routers = 2
+    config.wiring.rebalance_s = 30.0
+    config.sync.delay = 1
+    config.sync.delay_after_steps = 40
     config.train.steps = 200
     config.train.microbatch_size = 8
     config.train.eval_every_steps = 50

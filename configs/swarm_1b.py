@@ -9,8 +9,9 @@ stages applies its one block 16 times. Samples grow from 256 to 2048 tokens over
 
 The paper says: width 4096, 32 heads, feed-forward width 16384, GeGLU, rotary positions, 3 stages, the vocabulary of
 GPT-2, LAMB with learning rate 1e-3 and beta2 0.95, batches of 16384, 8-bit boundaries. From its published code: eps
-1e-6, weight decay 0.01, clipping at 1, 3125 warm-up steps. Ours: microbatches of one sample, 8 peers a stage where the
-paper had about 130, bf16, 15,000 steps.
+1e-6, weight decay 0.01, clipping at 1, 3125 warm-up steps. Delayed updates and rebalancing every 300 s are the paper's
+too. Ours: microbatches of one sample, 8 peers a stage where the paper had about 130, bf16, 15,000 steps, no delay in
+the first 50.
 """
 
 from jaxdt.config_file import base_config
@@ -45,6 +46,9 @@ def get_config():
     config.optim.warmup_steps = 3125
     config.wiring.kind = "swarm"
     config.wiring.routers = 8
+    config.wiring.rebalance_s = 300.0
+    config.sync.delay = 1
+    config.sync.delay_after_steps = 50
     config.codec = "int8"
     config.dtype = "bfloat16"
     return config
