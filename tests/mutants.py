@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
-from jaxdt.core import coordinator
 from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
@@ -223,11 +222,6 @@ def rounds_without_view():
         yield
 
 
-def keeps_one_record():
-    """With a delay a member may be two steps behind."""
-    return mock.patch.object(coordinator, "KEPT_RECORDS", 1)
-
-
 # name: (mutation, patch, invariants by which it may show itself, seeds among which it must)
 MUTANTS = {
     "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
@@ -242,6 +236,5 @@ MUTANTS = {
     "admission without the state": (of_peers(JoinsWithoutState), nullcontext, {APPLICABLE}, range(40)),
     "volatile views": (forgets_its_views, nullcontext, {PROGRESS, SPARED, GROWS, PREFIX}, range(100)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
-    "only the last record kept": (unchanged, keeps_one_record, {COVER, PROGRESS}, (663, 689)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
 }

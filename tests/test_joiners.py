@@ -87,7 +87,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     code, said = come(*join, f"--credential={credential}", f"--data={tokens.path}")
     assert code == 2 and said.startswith("--data: "), said
     code, said = come(*join, f"--credential={credential}", code=OTHER_VERSION)
-    assert code == 2 and "protocol version: got 1, expected 9" in said, said
+    assert code == 2 and "protocol version: got " in said and "expected 9" in said, said
     flags = [*job_flags(fleet.run_dir), f"--coordinator={address}", elsewhere]
     code, said = come("--peer=1", *flags, "--config.model.d_ff=128")
     assert code == 2 and said.startswith("coordinator: run: peer 1 is of run '") and ", config " in said, said

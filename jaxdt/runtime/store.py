@@ -114,6 +114,8 @@ class Store:
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and wait for its result, but not until what a neighbour gets of it is encoded: the next Work need
         not wait for that. The values of its Ran."""
+        if work.step < self.versions.version and work.kind not in (GATHER, UPDATE):
+            return {}  # its step has been over since it was wanted; what it needs is gone
         if work.kind == FORWARD:
             return self._forward(work)
         if work.kind == BACKWARD:

@@ -74,8 +74,9 @@ class Contents:
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work; the values of its Ran, one sample of loss 1 for each microbatch."""
         step = work.step
-        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and step not in self._delay.open(self.version):
-            self._broken(EXACT_COVER, self.peer, f"{work} is computed with version {self.version} and the one before")
+        held = range(self.version - self._delay.steps, self.version + 1)
+        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self._delay.version_of(step) not in held:
+            self._broken(EXACT_COVER, self.peer, f"{work} is computed with one of the versions {list(held)}")
         if work.kind == GATHER:
             self._own[step] = Counter(self.accumulators.get(step, ()))
         elif work.kind == FORWARD:

@@ -61,7 +61,7 @@ class Invariants:
         self.n_checked = 0
         self._peers, self._may_end = dict(peers), False
         self._planned, self._taken = must_last, taken
-        self._alive = set(peers)
+        self._of_plan, self._alive = set(peers), set(peers)
         self._changed: tuple[int, bool] | None = None
         self._pending: dict[str, View | Record] = {}
         self._view: View | None = None
@@ -107,6 +107,8 @@ class Invariants:
     def ended(self, stopped: Mapping[int, Stop], steps: list[int], n_steps: int) -> None:
         """What must hold at the end: (5) and (7)."""
         stop = stopped.get(COORDINATOR)
+        if stop is None and self._view is None and not self._of_plan <= self._alive:
+            return  # it waits for who is gone: before the first view the run needs everybody
         if stop is None:
             self.broken(PROGRESS, COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
         if stop.code:

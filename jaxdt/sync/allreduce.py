@@ -165,8 +165,9 @@ class AllReduce:
 
     @property
     def _steps(self) -> range:
-        """The steps of which something may be here: others may have applied one update more."""
-        return range(self._version, self._version + 2 + self._delay.steps)
+        """The steps of which something may be here: as many as may be under way at once, and as many again, since
+        others may have applied the updates of all of those already."""
+        return range(self._version, self._version + 2 * (1 + self._delay.steps))
 
     def _go_back(self) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""

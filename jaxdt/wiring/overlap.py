@@ -106,13 +106,16 @@ class Overlap:
         self._waiting.clear()
 
     def _in_turn(self, told: list[Action | Event]) -> list[Action | Event]:
-        """One Work at a time."""
+        """One Work at a time, and none of a step that is over: that is for nobody."""
         others = []
         for answer in told:
             if isinstance(answer, Run):
                 self._waiting[answer.work.step] = answer
             else:
                 others.append(answer)
+        for step in [step for step in self._waiting if step < (self._version or 0)]:
+            del self._waiting[step]
+            self._of(step).let_go()
         if self._running or not self._waiting:
             return others
         self._running = True
