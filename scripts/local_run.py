@@ -56,6 +56,12 @@ def children(launcher: int) -> dict[str, int]:
     return found
 
 
+def idle_s() -> float:
+    """Seconds that this machine's cores have had nothing to do, all together, since it was started."""
+    idle, waiting = Path("/proc/stat").read_text().split()[4:6]
+    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
+
+
 def objects(path: Path) -> list[dict]:
     """The whole lines of a file of JSON lines that is being written, or is not there yet."""
     lines = path.read_text().splitlines() if path.exists() else []

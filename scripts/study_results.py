@@ -15,11 +15,12 @@ LATE_S = 1.0  # by which an event may come after its moment
 class Run:
     """All times in seconds from the moment at which the trace began to be played. `ends_s` and `losses` are those of
     the committed steps by number, `peers` the (time, peers of each stage) from the last view before on, without those
-    who have not got the state yet."""
+    who have not got the state yet. `cores_busy` in the mean, with all that ran on the machine."""
 
     name: str
     seconds: float
     held_up_s: float
+    cores_busy: float
     events: tuple[tuple[float, str, str], ...]
     n_samples: int
     ends_s: Mapping[int, float]
@@ -57,6 +58,7 @@ def run_of(played: dict, records: Sequence[dict]) -> Run:
         played["name"],
         seconds,
         played["held_up_s"],
+        played["cores_busy"],
         tuple((at_s, what, who) for at_s, what, who in played["events"]),
         played["n_samples"],
         {step: r["t"] - began_s for step, r in steps.items()},
@@ -125,6 +127,7 @@ def figures_of(run: Run) -> dict:
         "spared": kinds["spared"],
         "moves": len(run.moves_s),
         "held_up_s": round(run.held_up_s, 2),
+        "cores_busy": round(run.cores_busy, 2),
     }
 
 

@@ -67,7 +67,8 @@ class StudyRun:
 
     def play(self, schedule: list[Fault], seconds: float) -> dict:
         """When it began on this machine's monotonic clock, for how many seconds it went on, what was done when (seconds
-        from then), and the longest time between two of our looks beyond what we slept: others had the machine."""
+        from then), and how free the machine was: the cores that were busy in the mean, and the longest time between two
+        of our looks beyond what we slept."""
         self.folder.mkdir(parents=True)
         local_run.write_config(self.folder / "study_config.py", fields(self.setup, self.wiring))
         self.launcher = local_run.start(
@@ -80,14 +81,16 @@ class StudyRun:
         )
         try:
             self._steps(WARM_STEPS)
-            began_s, done, held_up_s = time.monotonic(), [], 0.0
+            began_s, idle_s, done, held_up_s = time.monotonic(), local_run.idle_s(), [], 0.0
             for fault in [*schedule, None]:
                 at_s = seconds if fault is None else fault.at_s
                 held_up_s = max(held_up_s, self._wait(began_s + at_s))
                 if fault is not None:
                     done.append([time.monotonic() - began_s, *self._do(fault)])
+            busy = os.cpu_count() - (local_run.idle_s() - idle_s) / seconds
             self._steps(self._n_steps + 1)  # the one that is under way counts in part
-            return {"began_s": began_s, "seconds": seconds, "events": done, "held_up_s": held_up_s}
+            free = dict(held_up_s=held_up_s, cores_busy=busy)
+            return {"began_s": began_s, "seconds": seconds, "events": done} | free
         finally:
             self._end()
 

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -81,6 +82,7 @@ class FakeMachine:
             (local_run, "join", self._join),
             (local_run, "children", lambda _: {f"peer {peer}": peer for peer in range(8)}),
             (local_run, "objects", self._objects),
+            (local_run, "idle_s", self.monotonic),
             (study_run.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
             (study_run, "time", self),
         ):
@@ -136,7 +138,8 @@ def test_every_run_sees_the_same_events_at_the_same_times(script, tmp_path, monk
     assert [at_s for at_s, *_ in one["events"]] == pytest.approx([fault.at_s for fault in faults], abs=1e-6)
     assert [what for _, what, _ in one["events"]] == ["leave" if f.kind == CRASH else "join" for f in faults]
     assert [pid for _, what, pid in done if what == "kill"] == [f.peer for f in faults if f.kind == CRASH]
-    assert one["held_up_s"] < 0.01 and done[-1][1] == "end" and done[-1][0] > BEGAN_S + SECONDS + 3
+    assert one["held_up_s"] < 0.01 and one["cores_busy"] == os.cpu_count() - 1
+    assert done[-1][1] == "end" and done[-1][0] > BEGAN_S + SECONDS + 3
 
 
 def test_who_is_alone_at_its_stage_in_the_run_itself_is_spared(script, tmp_path, monkeypatch):
@@ -167,7 +170,8 @@ def records(step_s, losses, views=()):
 
 
 def run(script, name="fixed", step_s=(2.0,) * 10, losses=None, events=((3.0, "leave", "peer 1"),), views=()):
-    saw = dict(name=name, began_s=BEGAN_S + 4.0, seconds=10.0, events=events, held_up_s=0.0, n_samples=24)
+    saw = dict(name=name, began_s=BEGAN_S + 4.0, seconds=10.0, events=events, n_samples=24)
+    saw |= dict(held_up_s=0.0, cores_busy=1.0)
     return script("study_results").run_of(saw, records(step_s, losses or [1.0] * len(step_s), views))
 
 
