@@ -101,9 +101,12 @@ def endured(path: Path, records: list[dict]) -> None:
     plt.close(figure)
 
 
+STYLES = {"leave": ":", "join": "--"}
+
+
 def study(path: Path, runs: Sequence) -> None:
     """study.png: throughput of several runs (study_results.Run) under the same events, and each one's peers per stage.
-    Dotted: a machine is killed; dashed: one is started."""
+    Dotted: a machine goes; dashed: one is started."""
     figure, axes = plt.subplots(
         1 + len(runs), 1, figsize=(9, 3 + 1.3 * len(runs)), height_ratios=(2.2, *[1] * len(runs)), sharex=True,
         layout="constrained",
@@ -122,13 +125,13 @@ def study(path: Path, runs: Sequence) -> None:
         axes[1 + i].set(ylabel="peers", ylim=(0, 0.5 + max(map(max, sizes))))
         axes[1 + i].set_title(run.name, fontsize=9)
         axes[1 + i].legend(fontsize=7, loc="lower right", ncols=3)
+    for ax, run in zip(axes, (runs[0], *runs), strict=True):
         for at, what, _ in run.events:
-            axes[1 + i].axvline(at, color="#888888", lw=0.8, ls=":" if what == "leave" else "--")
-    for at, what, _ in runs[0].events:
-        axes[0].axvline(at, color="#888888", lw=0.8, ls=":" if what == "leave" else "--")
-    axes[0].set(ylabel="samples/s", title="Throughput (mean in the legend); dotted: kill -9, dashed: a newcomer starts")
+            if what in STYLES:
+                ax.axvline(at, color="#888888", lw=0.8, ls=STYLES[what])
+    axes[0].set(ylabel="samples/s", title="Throughput (mean in the legend); dotted: a machine goes, dashed: one comes")
     axes[0].set_ylim(bottom=0)
-    axes[0].legend(fontsize=8)
+    axes[0].legend(fontsize=8, loc="lower right")
     axes[-1].set(xlabel="seconds", xlim=(0, runs[0].seconds))
     figure.savefig(path, dpi=75)
     plt.close(figure)
