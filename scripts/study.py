@@ -11,7 +11,7 @@ same ones at the same moments. Who is killed is drawn from --seed, nobody who is
 Hardware: any laptop, 2 cores and 4 GB of memory that are free; about 10 minutes. Expected (configs/study/README.md):
 the losses of the three agree to 1e-5. While a stage has lost more peers than the other, the run that rebalances is up
 to 1.7 times as fast as the two others, from when a peer has moved to when newcomers have come. Where machines are alike
-and the stages even, `fixed` is ahead of `swarm`, which does not share a step out exactly evenly.
+and the stages even, `fixed` is ahead of `swarm`, whose two routers do not share a step out exactly evenly.
 
 Writes run_dir/results.json and run_dir/study.png and prints the results as one line of JSON. Exit code 1 if the losses
 do not agree or if not all three runs saw the same events. `--again` draws what is there anew.
@@ -43,13 +43,11 @@ STAGES = flags.DEFINE_integer("stages", 2, "Stages of the model.", 1)
 PIPELINES = flags.DEFINE_integer("pipelines", 4, "Peers of each stage in the beginning.", 1)
 MICROBATCHES = flags.DEFINE_integer("microbatches", 12, "Of a step, one sample each.", 1)
 FORWARD_S = flags.DEFINE_float("forward_s", 0.15, "Seconds of a forward; a backward takes twice that.", 1e-3)
+ROUTERS = flags.DEFINE_integer("routers", 2, "wiring.routers of the second and third run.", 1)
 REBALANCE_S = flags.DEFINE_float("rebalance_s", 8.0, "wiring.rebalance_s of the third run.", 0.1)
 LEAVE_BY = flags.DEFINE_enum("leave_by", "kill", ["kill", "term"], "SIGKILL, or SIGTERM, at which a peer says goodbye.")
 LOSE_STAGES = flags.DEFINE_bool("lose_stages", False, "Kill also who is alone at its stage; the run then goes back.")
 AGAIN = flags.DEFINE_bool("again", False, "Start nothing: results and picture of what run_dir holds.")
-
-WIRINGS = {"fixed": dict(kind="fixed"), "swarm": dict(kind="swarm", routers=2)}
-REBALANCING = "swarm + rebalancing"
 
 
 def main() -> int:
@@ -75,7 +73,7 @@ def play(folder: Path) -> None:
         raise BadInput(f"--run_dir: {folder} is not empty, expected a new folder, or --again")
     seconds = TRACE_S.value / TRACE_SPEED.value
     common = STAGES.value, PIPELINES.value, MICROBATCHES.value, FORWARD_S.value, LEAVE_BY.value, LOSE_STAGES.value
-    for n, (name, wiring) in enumerate((WIRINGS | {REBALANCING: rebalancing()}).items()):
+    for n, (name, wiring) in enumerate(wirings().items()):
         print(f"{name}: about {seconds + 30:.0f} s", flush=True)
         run = study_run.StudyRun(folder / f"{n}_{wiring['kind']}", wiring, study_run.Setup(*common))
         saw = run.play(events(seconds), seconds)
@@ -83,14 +81,21 @@ def play(folder: Path) -> None:
         (folder / f"{n}.json").write_text(json.dumps(saw | about))
 
 
-def rebalancing() -> dict:
-    return WIRINGS["swarm"] | {"rebalance_s": REBALANCE_S.value}
+def wirings() -> dict[str, dict]:
+    """Of the three runs, by their names."""
+    swarm = dict(kind="swarm", routers=ROUTERS.value)
+    return {
+        "fixed": dict(kind="fixed"),
+        "swarm": swarm,
+        "swarm + rebalancing": swarm | dict(rebalance_s=REBALANCE_S.value),
+    }
 
 
 def said() -> dict:
     """The flags that decide what happens."""
-    own = (TRACE_BEGIN_S, TRACE_S, TRACE_SPEED, SEED, STAGES, PIPELINES, MICROBATCHES, FORWARD_S, REBALANCE_S)
-    return {"trace": Path(TRACE.value).name} | {flag.name: flag.value for flag in (*own, LEAVE_BY, LOSE_STAGES)}
+    own = (TRACE_BEGIN_S, TRACE_S, TRACE_SPEED, SEED, STAGES, PIPELINES, MICROBATCHES, FORWARD_S, ROUTERS)
+    own += REBALANCE_S, LEAVE_BY, LOSE_STAGES
+    return {"trace": Path(TRACE.value).name} | {flag.name: flag.value for flag in own}
 
 
 def events(seconds: float) -> list[Fault]:
