@@ -101,6 +101,42 @@ def endured(path: Path, records: list[dict]) -> None:
     plt.close(figure)
 
 
+STYLES = {"leave": ":", "join": "--"}
+
+
+def study(path: Path, runs: Sequence) -> None:
+    """study.png: throughput of several runs (study_results.Run) under the same events, and each one's peers per stage.
+    Dotted: a machine goes; dashed: one is started."""
+    figure, axes = plt.subplots(
+        1 + len(runs), 1, figsize=(9, 3 + 1.3 * len(runs)), height_ratios=(2.2, *[1] * len(runs)), sharex=True,
+        layout="constrained",
+    )  # fmt: skip
+    for i, run in enumerate(runs):
+        at_s, rates = zip(*run.rates, strict=True)
+        mean = run.rate(0.0, run.seconds)
+        axes[0].step([*at_s, run.seconds], [*rates, rates[-1]], f"C{i}", where="post", label=f"{run.name}: {mean:.1f}")
+        times, sizes = zip(*run.peers, strict=True)
+        for stage, own in enumerate(zip(*sizes, strict=True)):
+            style = ("-", "--", "-.", ":")[stage % 4]
+            line = [*own, own[-1]]
+            axes[1 + i].step([*times, run.seconds], line, f"C{i}{style}", where="post", label=f"stage {stage}")
+        if run.moves_s:
+            axes[1 + i].plot(run.moves_s, [0.3] * len(run.moves_s), "k^", ms=5, label="a peer moves")
+        axes[1 + i].set(ylabel="peers", ylim=(0, 0.5 + max(map(max, sizes))))
+        axes[1 + i].set_title(run.name, fontsize=9)
+        axes[1 + i].legend(fontsize=7, loc="lower right", ncols=3)
+    for ax, run in zip(axes, (runs[0], *runs), strict=True):
+        for at, what, _ in run.events:
+            if what in STYLES:
+                ax.axvline(at, color="#888888", lw=0.8, ls=STYLES[what])
+    axes[0].set(ylabel="samples/s", title="Throughput (mean in the legend); dotted: a machine goes, dashed: one comes")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend(fontsize=8, loc="lower right")
+    axes[-1].set(xlabel="seconds", xlim=(0, runs[0].seconds))
+    figure.savefig(path, dpi=75)
+    plt.close(figure)
+
+
 def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
     """Payload bytes per directed link in the recorded steps, and its codec where it has one."""
     totals = sorted(bytes_per_link(records).items())

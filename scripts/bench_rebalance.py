@@ -14,11 +14,11 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import guarded
+import local_run
 from absl import flags
 
 from jaxdt.build import build_coordinator, build_newcomer, build_peers
@@ -40,17 +40,7 @@ RUN_DIR = flags.DEFINE_string("run_dir", None, "With --real: an empty folder for
 STAGES, PAIRS, NEWCOMERS = 3, 2, 2
 PERIODS = 3
 CALM_S = 3.0  # after a phase begins, before its steps count
-SCRIPTS = Path(__file__).resolve().parent
-CONFIG = """
-from jaxdt.config_file import base_config
-
-
-def get_config():
-    config = base_config("debug")
-    config.update_from_flattened_dict({fields})
-    return config
-"""
-"""The little model that the processes train; the simulator takes the seconds alone."""
+# What the processes train; the simulator takes the seconds alone.
 MODEL = dict(n_layers=STAGES, d_model=32, n_heads=2, d_ff=64, seq_len=16)
 
 
@@ -145,52 +135,31 @@ def work_seconds(stage: int) -> dict[str, float]:
 def real(run_dir: Path) -> dict:
     """The same by the clock of this machine."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    flat = {f"model.{name}": value for name, value in MODEL.items()}
-    flat |= {f"{group}.{name}": value for group, own in fields(PERIOD_S.value).items() for name, value in own.items()}
     config = run_dir / "bench_config.py"
-    config.write_text(CONFIG.format(fields=flat))
+    local_run.write_config(config, dict(model=MODEL, **fields(PERIOD_S.value)))
     device = f"--emulate_forward_s={FORWARD_S.value}"
-    run = run_dir / "run"
-    with (run_dir / "launch.log").open("w") as log:
-        fleet = start(log, "launch.py", f"--config={config}", f"--run_dir={run}", "--report=false", device)
-        newcomers = []
-        try:
-            steps = Steps(run / "metrics.jsonl", fleet)
-            steps.until(3)
-            steps.during(3 * PERIOD_S.value)
-            join = f"--join={(run / 'coordinator_address').read_text()}"
-            own = f"--credential={run / 'credential.pem'}", f"--run_dir={run}", device
-            newcomers += [start(log, "train.py", join, *own) for _ in range(NEWCOMERS)]
-            steps.grow(log.name, "joins", NEWCOMERS)
-            eight_s = time.monotonic()
-            steps.during(2 * PERIOD_S.value)
-            for peer in (0, PAIRS and STAGES):
-                os.kill(pid_of(fleet, peer), signal.SIGKILL)
-            loss_s = time.monotonic()
-            steps.during((PERIODS + 1) * PERIOD_S.value)
-        finally:
-            fleet.send_signal(signal.SIGINT)
-            for process in (fleet, *newcomers):
-                process.wait(timeout=60)
+    run, log = run_dir / "run", run_dir / "launch.log"
+    fleet = local_run.start(log, "launch.py", f"--config={config}", f"--run_dir={run}", "--report=false", device)
+    newcomers = []
+    try:
+        steps = Steps(run / "metrics.jsonl", fleet)
+        steps.until(3)
+        steps.during(3 * PERIOD_S.value)
+        newcomers += [local_run.join(run, run_dir / f"newcomer_{n}.log", device) for n in range(NEWCOMERS)]
+        steps.joined(log, NEWCOMERS)
+        eight_s = time.monotonic()
+        steps.during(2 * PERIOD_S.value)
+        pids = local_run.children(fleet.pid)
+        for peer in (0, PAIRS and STAGES):
+            os.kill(pids[f"peer {peer}"], signal.SIGKILL)
+        loss_s = time.monotonic()
+        steps.during((PERIODS + 1) * PERIOD_S.value)
+    finally:
+        fleet.send_signal(signal.SIGINT)
+        for process in (fleet, *newcomers):
+            process.wait(timeout=60)
     said = (run_dir / "launch.log").read_text()
     return {"rebalancing": summary(steps.ended, eight_s, loss_s, PERIOD_S.value) | {"moves": said.count("\nmove: ")}}
-
-
-def start(log, script: str, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, str(SCRIPTS / script), *arguments], stdout=log, stderr=log)
-
-
-def pid_of(fleet: subprocess.Popen, peer: int) -> int:
-    """A peer of the plan is a child of the launcher."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it ended while we looked
-        if parent == fleet.pid and f"--peer={peer}".encode() in words:
-            return int(entry.name)
-    raise BadInput(f"peer {peer}: no such process among the launcher's children")
 
 
 class Steps:
@@ -203,9 +172,8 @@ class Steps:
     def look(self) -> None:
         if self._fleet.poll() is not None:
             raise BadInput(f"the run ended with code {self._fleet.returncode}; see launch.log")
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
         now_s = time.monotonic()
-        self.ended += [(now_s, json.loads(line)["step_s"]) for line in lines[self._n :] if line.endswith("}")]
+        self.ended += [(now_s, step["step_s"]) for step in local_run.objects(self._path)[self._n :]]
         self._n = len(self.ended)
 
     def until(self, n: int) -> None:
@@ -219,9 +187,9 @@ class Steps:
             self.look()
             time.sleep(0.05)
 
-    def grow(self, log: str, word: str, times: int) -> None:
+    def joined(self, log: Path, n: int) -> None:
         """Until so many newcomers have joined."""
-        while Path(log).read_text().count(f" {word}") < 2 * times:
+        while log.read_text().count(" joins") < n:
             self.look()
             time.sleep(0.05)
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import local_run  # noqa: E402
 import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
@@ -40,7 +41,6 @@ SEED = flags.DEFINE_integer("seed", 0, "Of the victims.")
 LATENCY_MS = flags.DEFINE_float("latency_ms", 20.0, "One way, on each emulated link.", 0.0)
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run left in run_dir.")
 
-SCRIPTS = Path(__file__).resolve().parent
 SAMPLE_S = 2.0
 WARM_UP = 0.25  # of the time
 GROWTH_MAX, DIFFERENCE_MAX = 0.05, 1e-5
@@ -58,20 +58,6 @@ class Churned:
     samples: dict[str, list[tuple]] = field(default_factory=dict)
     n_kills: int = 0
 
-    def pids(self) -> dict[str, int]:
-        """The launcher's children by name: coordinator, peer 0, ..."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes().decode().split("\0")
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError):
-                continue  # it has just ended
-            if parent == self.launcher.pid:
-                peer = next((word.partition("=")[2] for word in words if word.startswith("--peer=")), None)
-                found[f"peer {peer}" if peer else "coordinator"] = int(entry.name)
-        return found
-
     def sample(self, name: str, pid: int) -> None:
         try:
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -87,13 +73,9 @@ class Churned:
             )
             self.samples.setdefault(name, []).append(one)
 
-    def join(self, credential: Path) -> None:
+    def join(self) -> None:
         n = self.n_kills
-        address = (self.run_dir / "coordinator_address").read_text()
-        command = [sys.executable, str(SCRIPTS / "train.py"), f"--join={address}", f"--credential={credential}"]
-        with (self.run_dir / "logs" / f"newcomer_{n}.log").open("w") as log:
-            said = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            self.newcomers[n] = subprocess.Popen([*command, f"--run_dir={self.run_dir}"], **said)
+        self.newcomers[n] = local_run.join(self.run_dir, self.run_dir / "logs" / f"newcomer_{n}.log")
 
     def losses(self) -> list[float]:
         return losses(self.run_dir)
@@ -108,17 +90,14 @@ class Churned:
 
 
 def losses(run_dir: Path) -> list[float]:
-    path = run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line)["loss"] for line in lines if line.endswith("}")]
+    return [step["loss"] for step in local_run.objects(run_dir / "metrics.jsonl")]
 
 
 def launch(run_dir: Path, *more: str) -> subprocess.Popen:
     """A fleet with this command line's config."""
     own = [word for word in sys.argv[1:] if word.startswith("--config")]
-    command = [sys.executable, str(SCRIPTS / "launch.py"), *own, f"--run_dir={run_dir}", "--report=false", *more]
-    with run_dir.with_suffix(".log").open("w") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+    where = f"--run_dir={run_dir}", "--report=false"
+    return local_run.start(run_dir.with_suffix(".log"), "launch.py", *own, *where, *more)
 
 
 def churn(run_dir: Path, immortal: set[str], network: Path) -> Churned:
@@ -133,7 +112,7 @@ def churn(run_dir: Path, immortal: set[str], network: Path) -> Churned:
         one.began_s = time.monotonic()
         next_s = one.began_s + PERIOD_S.value
         while (now_s := time.monotonic()) < one.began_s + 60.0 * MINUTES.value and one.launcher.poll() is None:
-            pids = one.pids()
+            pids = local_run.children(one.launcher.pid)
             for name in immortal & set(pids):
                 one.sample(name, pids[name])
             if now_s >= next_s:
@@ -146,7 +125,7 @@ def churn(run_dir: Path, immortal: set[str], network: Path) -> Churned:
                     os.kill(mortal[victim], signal.SIGKILL)
                     print(f"{now_s - one.began_s:.0f} s: killed {victim}, {len(one.losses())} steps", flush=True)
                 one.n_kills += 1
-                one.join(run_dir / "credential.pem")
+                one.join()
             time.sleep(SAMPLE_S)
     finally:
         one.end()
