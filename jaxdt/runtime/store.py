@@ -18,6 +18,7 @@ from jaxdt.core.events import (
     FORWARD,
     GATHER,
     REGENERATE,
+    UPDATE,
     Boundary,
     Key,
     Message,
