@@ -153,7 +153,7 @@ def test_tensors_are_used_once_with_their_own_version_and_lineage():
     one = contents()
     with pytest.raises(Found, match="wants a tensor that it does not hold: Key"):
         one.run(Work(1, "B", 0, 1, 0), 0.0)
-    with pytest.raises(Found, match="1:1B0@p1 is computed with one of the versions \[0\]"):
+    with pytest.raises(Found, match=r"1:1B0@p1 is computed with one of the versions \[0\]"):
         one.run(Work(1, "B", 0, 1, 1), 0.0)
     with pytest.raises(Found, match="in lineage 0 uses .* of lineage 1"):
         backward(one, 0, lineage=1)
