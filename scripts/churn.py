@@ -1,6 +1,7 @@
 """A fleet from which a peer is killed every few seconds, with a newcomer for it each time, for as long as one likes.
 
-    python scripts/churn.py --config=configs/swarm.py --run_dir=runs/churn [--minutes=15] [--period_s=20] [--seed=0]
+    python scripts/churn.py --config=configs/swarm.py --config.codec=none --run_dir=runs/churn [--minutes=15] \
+        [--period_s=20] [--seed=0]
 
 The first peer of each stage and the coordinator live on, so that their memory, file descriptors and threads can be
 followed; who is killed (SIGKILL) among the others is drawn from the seed. Afterwards one process does the same steps
