@@ -16,7 +16,9 @@ class Completion:
 
     def saved(self, part: Saved) -> float | None:
         """A stage's part is durable. With the last one the checkpoint is complete: the most seconds that saving has
-        kept a member from its work."""
+        kept a member from its work. Late word of an older one changes nothing."""
+        if part.version <= self.checkpoint:
+            return None
         blocked_s = self._saved.setdefault(part.version, {})
         blocked_s[part.stage] = part.blocked_s
         if len(blocked_s) < self._n_stages:
