@@ -4,8 +4,9 @@ and go; rotary positions, GeGLU, one block applied twice in each stage, samples 
 
     python scripts/launch.py --config=configs/swarm.py --run_dir=runs/swarm
 
-Hardware: any laptop, 2 cores; about two minutes. Expected: the loss falls from 5.6 to about 2.2 nats per byte (1.9 without the delay), and it
-does the same when peers are killed, paused or joined meanwhile, as long as each stage keeps one.
+Hardware: any laptop, 2 cores; about two minutes. Expected: the loss falls from 5.6 to about 2.2 nats per byte (1.9
+without the delay), and it does the same when peers are killed, paused or joined meanwhile, as long as each stage keeps
+one.
 """
 
 from jaxdt.config_file import base_config
