@@ -24,6 +24,7 @@ os.environ.update(MALLOC_ARENA_MAX="1")  # what train.py sets for itself; the pe
 import guarded  # noqa: E402
 import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
+from averaging_peers import open_loop  # noqa: E402
 from rival import check, rival_seconds  # noqa: E402
 
 from jaxdt.core.coordinator import Coordinator
@@ -34,21 +35,17 @@ from jaxdt.core.events import (  # noqa: E402
     Drained,
     Ready,
     Updated,
-    WroteCheckpoint,
 )
 from jaxdt.core.membership import Membership, Seat  # noqa: E402
-from jaxdt.core.message import from_plain, tensor_key  # noqa: E402
+from jaxdt.core.message import tensor_key  # noqa: E402
 from jaxdt.core.peer import Peer  # noqa: E402
 from jaxdt.core.seq_lengths import SeqLengths  # noqa: E402
 from jaxdt.core.sizes import Group  # noqa: E402
 from jaxdt.core.terms import Terms  # noqa: E402
-from jaxdt.core.trace import Trace  # noqa: E402
 from jaxdt.runtime import credential  # noqa: E402
 from jaxdt.runtime.buffer import aligned_empty  # noqa: E402
 from jaxdt.runtime.durable import FileStore  # noqa: E402
-from jaxdt.runtime.loop import Loop  # noqa: E402
 from jaxdt.runtime.slices import Slices  # noqa: E402
-from jaxdt.runtime.transport import Transport  # noqa: E402
 from jaxdt.sync.allreduce import AllReduce  # noqa: E402
 
 N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.", 2)
@@ -121,27 +118,8 @@ class Vectors:
         self.ended_s[key.round.step] = time.monotonic()
 
 
-class NoCheckpoints:
-    """Nothing is trained, nothing is saved."""
-
-    def save(self, version: int, tensors, post) -> None:
-        post(WroteCheckpoint(version))
-
-    def mark_complete(self, version: int, lineage: int) -> None:
-        return None
-
-    def wait(self) -> None:
-        return None
-
-
-def open_loop(me: int, machine, secret: str | None, durable: FileStore | None = None) -> tuple[Loop, str]:
-    """A loop with its transport, and the address that it listens on."""
-    loop = Loop(me, machine, Trace(lambda line: None, 0), lambda report: None, NoCheckpoints(), durable)
-    loaded = credential.load(secret) if secret else None
-    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
-    loop.transport = Transport(me, "bench", ("127.0.0.1", 0), loaded, **callbacks)
-    host, port = loop.transport.start()
-    return loop, f"{host}:{port}"
+def quiet(report) -> None:
+    """Nothing is said to people."""
 
 
 def be_peer(peer: int, options: dict, coordinator: tuple[str, int], results) -> None:
@@ -150,7 +128,7 @@ def be_peer(peer: int, options: dict, coordinator: tuple[str, int], results) -> 
     group = Group("stage0", (0,), options["n_elements"])
     sync = AllReduce(peer, 0, (group,), options["n_peers"], options["slice_bytes"], 0.0, NO_DELAY)
     machine = Peer(Membership(seat), AlwaysReady(peer, options["rounds"]), sync)
-    loop, address = open_loop(peer, machine, options["secret"])
+    loop, address = open_loop(peer, machine, options["secret"], quiet)
     loop.tensors = Vectors(peer, options["n_elements"])
     loop.transport.connect(COORDINATOR, coordinator)
     loop.run(address, lambda: Ready({}))
@@ -175,7 +153,7 @@ def rounds_s(options: dict) -> list[float]:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        loop, address = open_loop(COORDINATOR, Coordinator(terms), options["secret"], FileStore(Path(folder)))
+        loop, address = open_loop(COORDINATOR, Coordinator(terms), options["secret"], quiet, FileStore(Path(folder)))
         host, _, port = address.rpartition(":")
         peers = [
             context.Process(target=be_peer, args=(peer, options, (host, int(port)), results))

@@ -82,12 +82,7 @@ class Churned:
         return losses(self.run_dir)
 
     def end(self) -> None:
-        if self.launcher.poll() is None:
-            self.launcher.send_signal(signal.SIGINT)
-            self.launcher.wait()
-        for newcomer in self.newcomers.values():
-            newcomer.kill()
-            newcomer.wait()
+        local_run.end(self.launcher, self.newcomers.values())
 
 
 def losses(run_dir: Path) -> list[float]:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -39,6 +41,16 @@ def join(run_dir: Path, log: Path, *more: str) -> subprocess.Popen:
     own = f"--credential={run_dir / 'credential.pem'}", f"--run_dir={run_dir}"
     environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
     return start(log, "train.py", address, *own, *more, env=environment)
+
+
+def end(launcher: subprocess.Popen, newcomers: Iterable[subprocess.Popen]) -> None:
+    """Nothing of a run is left behind."""
+    if launcher.poll() is None:
+        launcher.send_signal(signal.SIGINT)
+    launcher.wait()
+    for newcomer in newcomers:
+        newcomer.kill()
+        newcomer.wait()
 
 
 def children(launcher: int) -> dict[str, int]:

@@ -156,9 +156,4 @@ class StudyRun:
             raise BadInput(f"{self.folder}: the run ended with code {self.launcher.returncode}; see launch.log")
 
     def _end(self) -> None:
-        if self.launcher.poll() is None:
-            self.launcher.send_signal(signal.SIGINT)
-        self.launcher.wait()
-        for newcomer in self.newcomers.values():
-            newcomer.kill()
-            newcomer.wait()
+        local_run.end(self.launcher, self.newcomers.values())

@@ -1,6 +1,7 @@
 """Checkpoints: Orbax arrays per layer, so that a run resumes on another cut of the model.
 
-  <run_dir>/checkpoints/00000050/stage_0/     the part of one stage: {entry: {"params": ..., "optimizer": [leaves]}}
+  <run_dir>/checkpoints/00000050/stage_0/     the part of one stage: {entry: {"params": ..., "optimizer": [leaves]}},
+                                              with delayed updates "before" too, the parameters of 49 updates
   <run_dir>/checkpoints/00000050/stage_0.json   a digest per entry, checked when it is read
   <run_dir>/checkpoints/00000050/complete.json  written last, by the coordinator, when every stage's part is durable
 
@@ -71,8 +72,8 @@ class Checkpointer:
     def save(
         self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None]
     ) -> None:
-        """Write the store's state as `version`; `post` is called on the writing thread, with an
-        exception if it must end the process. The arrays must not change until `wait` has returned."""
+        """Write the store's state as `version`; `post` is called on the writing thread, with an exception if it must
+        end the process. The arrays must not change until `wait` has returned."""
         state = [split_entries(store.versions.state)]
         folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
         own = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")  # one taken for dead may still be writing his

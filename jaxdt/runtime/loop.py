@@ -279,7 +279,8 @@ class Loop:
                     if action.work.kind == UPDATE and self._checkpointer:
                         self._checkpointer.wait()
                     values = self.tensors.run(action.work, action.scale, action.rounds)
-                    time.sleep(max(0.0, started_s + self._least_s.get(action.work.kind, 0.0) - time.monotonic()))
+                    if least_s := self._least_s.get(action.work.kind):
+                        time.sleep(max(0.0, started_s + least_s - time.monotonic()))
                     self.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
         except BaseException as error:
             self.post(error)
