@@ -2,7 +2,7 @@
 
 from jaxdt.core.deadline import Deadline
 
-RECONNECT_S = 1.5
+RECONNECT_S = 1.5  # a broken connection that does not come back within it is a fault
 
 
 class Leases:
