@@ -7,9 +7,9 @@ The first peer of each stage and the coordinator live on, so that their memory, 
 followed; who is killed (SIGKILL) among the others is drawn from the seed. Afterwards one process does the same steps
 alone. Prints a line a kill and one JSON object, which run_dir/churn.json keeps with all samples:
 
-  growth            of each process that lived on: what a straight line gains over the time after the warm-up, as a
-                    fraction of its mean: rss (resident memory), fds, threads; the last two at an equal number of
-                    members, which they follow (scripts/growth.py says how)
+  growth            of each process that lived on, over the time after the warm-up, as a fraction: rss (resident
+                    memory), fds, threads; the last two, which follow the number of members, between times at which
+                    it was equal (scripts/growth.py says how)
   loss_difference   the largest relative one between the two runs' losses, step by step
   bad               what is not as promised: growth of more than 5 %, losses that differ by more than 1e-5
 """
@@ -145,7 +145,7 @@ def main() -> int:
     one = churn(run_dir, immortal, network)
     got = one.losses()
     whole = ["--config.plan.stages=1", "--config.plan.pipelines=1", f"--config.train.steps={len(got)}"]
-    launch(alone, *whole, "--config.wiring.kind=fixed").wait()
+    launch(alone, *whole, "--config.wiring.kind=fixed", "--config.wiring.rebalance_s=0").wait()
     expected = losses(alone)
     difference = max((abs(a - b) / abs(b) for a, b in zip(got, expected, strict=False)), default=float("inf"))
     grown = {name: growth(samples, PERIOD_S.value) for name, samples in sorted(one.samples.items())}

@@ -49,6 +49,10 @@ def test_what_the_warm_up_brings_does_not_count(growth):
     assert growth(samples(rss=lambda s: 5e7 * (s > 200)), PERIOD_S)["rss"] == pytest.approx(0, abs=1e-6)
 
 
+def test_where_no_number_of_members_was_seen_twice_nothing_is_shown(growth):
+    assert growth(samples(members=lambda s: s // 10), PERIOD_S)["fds"] == float("inf")
+
+
 def test_memory_that_follows_the_members_counts(growth):
     grown = samples(rss=lambda s: 1e7 * come_and_go(s), members=come_and_go)
     assert growth(grown, PERIOD_S)["rss"] > 0.03

@@ -78,8 +78,7 @@ class Coordinator:
         self._records: list[Record] = []
         self._pending: dict[str, Message | int] = {}
         self._completion = Completion(terms.n_stages, terms.n_steps, terms.start_version)
-        self._n_rollbacks, self._last_commit_s, self._patient_until_s = 0, 0.0, 0.0
-        self._ended = False
+        self._ended, self._n_rollbacks, self._last_commit_s, self._patient_until_s = False, 0, 0.0, 0.0
         if memory:
             self._recall(memory)
 
@@ -96,8 +95,8 @@ class Coordinator:
                 return [*self._start(now_s), tick]
             case Woke("tick"):
                 self.roster.let_go(now_s, self._leases)
-                patient = now_s < self._patient_until_s
-                over = None if patient else self._leases.over(now_s) or self._quarrels.judged(now_s, self.roster)
+                patient, roster = now_s < self._patient_until_s, self.roster
+                over = None if patient else self._leases.over(now_s, roster) or self._quarrels.judged(now_s, roster)
                 return [*(self._lost(*over) if over else self.roster.move_due(now_s)), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
@@ -156,8 +155,8 @@ class Coordinator:
         lineage = self.view.lineage if self.view else None
         match body:
             case Heartbeat(count, status):
-                pulse = self._send(src, Pulse(count, now_s))
-                return [pulse, Report("heartbeat", {"peer": src, **status})]
+                self._leases.gets_on(now_s, src, status)
+                return [self._send(src, Pulse(count, now_s)), Report("heartbeat", {"peer": src, **status})]
             case Profiled(seconds, version, process) if process == self.roster.processes.get(src):
                 return self._profiled(src, seconds, version)
             case Load():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from jaxdt.core.deadline import Deadline
 from jaxdt.core.events import (
     COORDINATOR,
+    FETCHED,
     Action,
     CheckpointComplete,
     CheckpointFailed,
@@ -20,6 +21,7 @@ from jaxdt.core.events import (
     Event,
     Failed,
     Fetch,
+    Fetching,
     Header,
     Heartbeat,
     Hello,
@@ -90,7 +92,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Reseat, Suspect}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reseat, Suspect}
     )
 
     def __init__(self, seat: Seat):
@@ -111,6 +113,7 @@ class Membership:
         self._missed = False
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
+        self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._clock = (float("inf"), 0.0)
         self._speakers = frozenset({COORDINATOR})  # and the members of our view
         self._version = seat.start_version
@@ -168,6 +171,8 @@ class Membership:
                 return self._link(now_s, peer, up)
             case Received(_, Suspect(peer, reason)) if peer == self.seat.peer and peer in self.view.joining:
                 return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
+            case Fetching(here, asked, of):
+                self._fetching = dict(zip(FETCHED, (here, asked, of), strict=True))
             case Installed(version):
                 self._version = version
             case Updated(_, version):
@@ -208,7 +213,7 @@ class Membership:
         self._count += 1
         self._sent_s[self._count] = now_s
         self._sent_s.pop(self._count - 100, None)
-        beat = Heartbeat(self._count, self._status.values)
+        beat = Heartbeat(self._count, self._status.values | self._fetching)
         return [Send(COORDINATOR, beat), WakeAt(now_s + self.seat.heartbeat_s, "heartbeat")]
 
     def _heard(self, now_s: float, count: int, coordinator_s: float) -> None:

@@ -85,6 +85,11 @@ class Roster:
         """A peer whose connections were ended is reached again where it said that it listens."""
         return Connect(peer, self.addresses.get(peer, ""))
 
+    @property
+    def joining(self) -> set[int]:
+        """Members whose state may still be on its way: the step waits for it."""
+        return set(self._joining)
+
     def live(self, stage: int) -> set[int]:
         """The members that hold their stage's state and are there."""
         absent = self.lost | self.missing | self._joining
