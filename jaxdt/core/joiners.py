@@ -2,8 +2,8 @@
 
 Judged by progress, not by time: who has nothing under way goes after the floor; who has asked for some of its state is
 waited for as long as the slowest link takes that is worth waiting for, and once some has come, for some times the
-longest wait so far. So a large state on a slow link comes in peace. What has come and what is asked for, each joiner
-says in its heartbeats.
+longest wait so far, but always for some floors, since donors answer when their update is done. So a large state on a
+slow link comes in peace. What has come and what is asked for, each joiner says in its heartbeats.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,12 @@ from jaxdt.core.roster import Roster
 
 SLOWEST_BYTES_PER_S = 12_500.0
 WAITS_MAX = 4.0  # times the longest wait that brought something
+ASKED_FLOORS = 5.0
 
 
 @dataclass
 class _Joiner:
+    admission: int
     since_s: float  # when something came the last time
     last: Fetching = Fetching(0, 0, 1)
     longest_s: float = 0.0
@@ -31,9 +33,10 @@ class _Joiner:
     def timeout_s(self, floor_s: float) -> float:
         if self.last.here_bytes == self.last.of_bytes:
             return float("inf")
-        if not self.last.here_bytes:
-            return floor_s + self.last.asked_bytes / SLOWEST_BYTES_PER_S
-        return max(floor_s, WAITS_MAX * self.longest_s)
+        if not self.last.asked_bytes:
+            return floor_s
+        first_s = 0.0 if self.last.here_bytes else self.last.asked_bytes / SLOWEST_BYTES_PER_S
+        return max(ASKED_FLOORS * floor_s + first_s, WAITS_MAX * self.longest_s)
 
 
 class Joiners:
@@ -52,7 +55,10 @@ class Joiners:
         """One that has to go now, and why. Nobody is blamed while there is nobody to fetch from."""
         blind = roster.view is None or roster.vacant
         joining = set() if blind else roster.joining - roster.lost
-        self._known = {peer: self._known.get(peer, _Joiner(now_s)) for peer in sorted(joining)}
+        known, new = self._known, {peer: _Joiner(roster.admissions[peer], now_s) for peer in sorted(joining)}
+        self._known = {
+            p: known[p] if p in known and known[p].admission == one.admission else one for p, one in new.items()
+        }
         for peer, one in self._known.items():
             if now_s - one.since_s > one.timeout_s(self._floor_s):
                 here, of = one.last.here_bytes, one.last.of_bytes

@@ -275,6 +275,7 @@ class Membership:
         others = [Disconnect(m.peer) for m in view.members]
         self.view, self._number = None, view.number
         self._last_words.clear()
+        self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]
         return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
@@ -300,6 +301,7 @@ class Membership:
         return WriteCheckpoint(version)
 
     def _updated(self, version: int) -> list[Action]:
+        self._fetching.clear()  # what it has to say of the state is said
         known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
         if self._saves(version) and not known and (last or (every and version % every == 0)):
