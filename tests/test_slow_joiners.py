@@ -117,7 +117,7 @@ class Judge:
 def test_who_says_nothing_goes_after_the_floor():
     judge = Judge()
     assert judge.at(FLOOR_S) is None
-    assert judge.at(9.0) == "joins and does not fetch its state: none of it is there, no more for 9.0 s"
+    assert judge.at(9.0) == "joins and does not fetch its state: 0 bytes are there, no more for 9.0 s"
 
 
 def test_what_is_asked_for_is_waited_for_as_the_slowest_link_takes_it():
@@ -125,7 +125,7 @@ def test_what_is_asked_for_is_waited_for_as_the_slowest_link_takes_it():
     assert judge.at(1.0, 0, slices, 1e9) is None
     longest_s = ASKED_FLOORS * FLOOR_S + slices / SLOWEST_BYTES_PER_S
     assert judge.at(longest_s, 0, slices, 1e9) is None
-    assert "none of it" in judge.at(longest_s + 1.1, 0, slices, 1e9)
+    assert "0 bytes" in judge.at(longest_s + 1.1, 0, slices, 1e9)
 
 
 def test_once_something_has_come_the_longest_wait_is_the_measure():
@@ -137,7 +137,7 @@ def test_once_something_has_come_the_longest_wait_is_the_measure():
             assert judge.at(100.0 * n + k / 1e3, n * 4e6 + k * 1e6, 4e6, 40e6) is None
     last_s = 400.003
     assert judge.at(last_s + WAITS_MAX * 100.0 - 1.0, 19e6, 4e6, 40e6) is None
-    assert "48% of it" in judge.at(last_s + WAITS_MAX * 100.0 + 1.0, 19e6, 4e6, 40e6)
+    assert "19000000 bytes" in judge.at(last_s + WAITS_MAX * 100.0 + 1.0, 19e6, 4e6, 40e6)
 
 
 def test_who_has_it_all_is_waited_for_as_others_are():

@@ -55,16 +55,15 @@ class Joiners:
         """One that has to go now, and why. Nobody is blamed while there is nobody to fetch from."""
         blind = roster.view is None or roster.vacant
         joining = set() if blind else roster.joining - roster.lost
-        known, new = self._known, {peer: _Joiner(roster.admissions[peer], now_s) for peer in sorted(joining)}
-        self._known = {
-            p: known[p] if p in known and known[p].admission == one.admission else one for p, one in new.items()
-        }
+        new = {peer: _Joiner(roster.admissions[peer], now_s) for peer in sorted(joining)}
+        self._known = {peer: self._same(peer, one) for peer, one in new.items()}
         for peer, one in self._known.items():
             if now_s - one.since_s > one.timeout_s(self._floor_s):
-                here, of = one.last.here_bytes, one.last.of_bytes
-                part = f"{here / of:.0%} of it" if here else "none of it"
-                return (
-                    peer,
-                    f"joins and does not fetch its state: {part} is there, no more for {now_s - one.since_s:.1f} s",
-                )
+                there = f"{one.last.here_bytes:.0f} bytes are there, no more for {now_s - one.since_s:.1f} s"
+                return peer, f"joins and does not fetch its state: {there}"
         return None
+
+    def _same(self, peer: int, new: _Joiner) -> _Joiner:
+        """What is known of its present admission."""
+        known = self._known.get(peer, new)
+        return known if known.admission == new.admission else new
