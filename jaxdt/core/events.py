@@ -640,6 +640,15 @@ class Drained:
 
 
 @value
+class Fetching:
+    """handover -> membership, for the heartbeats: a newcomer's state is `of_bytes`, so much is here or asked for."""
+
+    here_bytes: float
+    asked_bytes: float
+    of_bytes: float
+
+
+@value
 class Joined:
     """handover -> sync: the state of `version` is here, this peer may count."""
 
@@ -654,7 +663,8 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Joined, Updated)
+INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
 # ---------------------------------------------------------------------------------------------------------- actions
@@ -826,6 +836,7 @@ Event = (
     | Accumulated
     | Evaluated
     | Drained
+    | Fetching
     | Joined
     | Updated
 )

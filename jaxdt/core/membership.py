@@ -7,9 +7,10 @@ off, says hello again and is admitted anew; and one whose coordinator is silent 
 
 from dataclasses import dataclass
 
-from jaxdt.core.deadline import Deadline
+from jaxdt.core.deadline import RECONNECT_S, Deadline
 from jaxdt.core.events import (
     COORDINATOR,
+    FETCHED,
     Action,
     CheckpointComplete,
     CheckpointFailed,
@@ -20,6 +21,7 @@ from jaxdt.core.events import (
     Event,
     Failed,
     Fetch,
+    Fetching,
     Header,
     Heartbeat,
     Hello,
@@ -58,7 +60,6 @@ from jaxdt.core.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.core.leases import RECONNECT_S
 
 FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
@@ -91,7 +92,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Reseat, Suspect}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reseat, Suspect}
     )
 
     def __init__(self, seat: Seat):
@@ -112,6 +113,7 @@ class Membership:
         self._missed = False
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
+        self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._clock = (float("inf"), 0.0)
         self._speakers = frozenset({COORDINATOR})  # and the members of our view
         self._version = seat.start_version
@@ -169,6 +171,8 @@ class Membership:
                 return self._link(now_s, peer, up)
             case Received(_, Suspect(peer, reason)) if peer == self.seat.peer and peer in self.view.joining:
                 return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
+            case Fetching(here, asked, of):
+                self._fetching = dict(zip(FETCHED, (here, asked, of), strict=True))
             case Installed(version):
                 self._version = version
             case Updated(_, version):
@@ -195,6 +199,8 @@ class Membership:
         return Send(COORDINATOR, body)
 
     def _link(self, now_s: float, peer: int, up: bool) -> list[Action]:
+        if not up and peer not in self._speakers:
+            return [Disconnect(peer)]  # nothing of it is kept
         if not up:
             self._down_since_s.setdefault(peer, now_s)
             return []
@@ -207,7 +213,7 @@ class Membership:
         self._count += 1
         self._sent_s[self._count] = now_s
         self._sent_s.pop(self._count - 100, None)
-        beat = Heartbeat(self._count, self._status.values)
+        beat = Heartbeat(self._count, self._status.values | self._fetching)
         return [Send(COORDINATOR, beat), WakeAt(now_s + self.seat.heartbeat_s, "heartbeat")]
 
     def _heard(self, now_s: float, count: int, coordinator_s: float) -> None:
@@ -269,6 +275,7 @@ class Membership:
         others = [Disconnect(m.peer) for m in view.members]
         self.view, self._number = None, view.number
         self._last_words.clear()
+        self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]
         return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
@@ -294,6 +301,7 @@ class Membership:
         return WriteCheckpoint(version)
 
     def _updated(self, version: int) -> list[Action]:
+        self._fetching.clear()  # what it has to say of the state is said
         known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
         if self._saves(version) and not known and (last or (every and version % every == 0)):
