@@ -267,12 +267,14 @@ class Take:
 
 @value
 class Progress:
-    """Peer -> the microbatch's router, and to the replicas of its stage when it counts there: the Work is done."""
+    """Peer -> the microbatch's router, and to the replicas of its stage when it counts there: the Work is done, gap_s
+    after the one before it at this peer."""
 
     step: int
     kind: str
     stage: int
     microbatch: int
+    gap_s: float
 
 
 @value
