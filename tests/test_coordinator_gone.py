@@ -6,6 +6,7 @@ import pytest
 from test_coordinator import TERMS, Driver, of, reports, sent
 
 from jaxdt.core import roster
+from jaxdt.core.deadline import RECONNECT_S
 from jaxdt.core.events import (
     COORDINATOR,
     PASSING,
@@ -30,7 +31,6 @@ from jaxdt.core.events import (
     Welcome,
     Woke,
 )
-from jaxdt.core.leases import RECONNECT_S
 from jaxdt.core.membership import Membership, Seat
 from jaxdt.core.roster import ASKED_S
 from jaxdt.runtime.display import Display
