@@ -1,5 +1,6 @@
 """What the coordinator keeps of peers that have gone: a bounded number of them is known when they come back."""
 
+import random
 from collections import deque
 
 import pytest
@@ -206,11 +207,16 @@ def test_a_member_keeps_no_connection_of_one_that_is_not_in_its_view():
 
 
 def test_a_router_remembers_the_last_that_were_banned():
-    queue = StageQueue(None)
+    queue = StageQueue(random.Random(0))
     for peer in range(2 * BANNED_MAX):
         queue.add(peer)
         queue.ban(peer)
-    assert set(queue.priorities) == set(queue._measured) == set(range(BANNED_MAX, 2 * BANNED_MAX))
+    assert (
+        set(queue.priorities)
+        == set(queue._measured)
+        == set(queue._last_choice)
+        == set(range(BANNED_MAX, 2 * BANNED_MAX))
+    )
     queue.add(0)
     assert queue.open == [0]
 

@@ -70,7 +70,7 @@ class StageQueue:
             self._priority[peer] = BANNED
         banned = [one for one, priority in self._priority.items() if priority == BANNED]
         for one in banned[:-BANNED_MAX]:
-            del self._priority[one], self._measured[one]
+            del self._priority[one], self._measured[one], self._last_choice[one]
 
     def measured(self, peer: int, kind: str, seconds: float) -> None:
         """A Work of this kind was done there."""
