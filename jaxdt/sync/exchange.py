@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.core.events import GroupResult, Record, Reduced, Round, SliceKey, Tally, View
+from jaxdt.core.events import GroupResult, Record, Reduced, Round, Shard, SliceKey, Tally, View
 from jaxdt.core.ledger import Item, cover_problem
 from jaxdt.core.sizes import Group
 
@@ -44,11 +44,13 @@ def cut(n_elements: int, members: tuple[int, ...], slice_elements: int) -> Cut:
 
 
 class Exchange:
-    """One round; or, with `held`, a round of an earlier view whose whole result those holders have: nothing is added
-    to it, and who lacks it takes it from them. `joining`: members that add nothing, and get the result all the same."""
+    """One round at `peer`; or, with `held`, a round of an earlier view whose whole result those holders have: nothing is
+    added to it, and who lacks it takes it from them. `joining`: members that add nothing, and get the result all the
+    same. `parts`: what has come of the slices that the peer adds up, until it does."""
 
     def __init__(
         self,
+        peer: int,
         group: Group,
         view: View,
         step: int,
@@ -56,20 +58,20 @@ class Exchange:
         held: tuple[Round, tuple[int, ...]] | None = None,
     ):
         self.group = group
-        self.members = tuple(sorted({peer for stage in group.stages for peer in view.working(stage, step)}))
-        here = {peer for stage in group.stages for peer in view.stage_peers(stage)}
+        self.members = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
+        here = {member for stage in group.stages for member in view.stage_peers(stage)}
         self.joining = tuple(sorted(here - set(self.members)))
         self.member_set = frozenset(self.members)
         self.round, self.holders = held or (round_of(group, view, step), ())
         self.frozen = held is not None
         self._cut = cut(group.n_elements, () if held else self.members, slice_elements)
         self.owner_of, self.in_turn = self._cut.owner_of, self._cut.in_turn
-        self.parts: dict[Bounds, dict[int, tuple[tuple[Item, ...], int, Tally]]] = {}
+        self.parts: dict[Bounds, dict[int, Shard]] = {bounds: {} for bounds in self.slices(peer)}
         self.covers: dict[Bounds, tuple[Cover, int, Tally]] = {}
-        self.sums: dict[Bounds, tuple[int, float]] = {}
+        self.sums: dict[Bounds, Reduced] = {}
         self.good_cover: Cover | None = None
-        self.n_samples, self.tally = 0, Tally()
         self._n_held = 0
+        self.complete = not group.n_elements
 
     @property
     def receivers(self) -> tuple[int, ...]:
@@ -101,24 +103,17 @@ class Exchange:
     def hold(self, sum: Reduced) -> None:
         """A slice's sum is here."""
         lo, hi = sum.key.lo, sum.key.hi
-        self.sums[lo, hi] = (sum.digest, sum.sq_norm)
-        self.n_samples, self.tally = sum.n_samples, sum.tally
+        self.sums[lo, hi] = sum
         self._n_held += hi - lo
-
-    def reduced(self, bounds: Bounds) -> Reduced:
-        """The message that carries a sum which is here."""
-        return Reduced(self.key(bounds), self.good_cover, self.n_samples, *self.sums[bounds], self.tally)
-
-    @property
-    def complete(self) -> bool:
-        return self._n_held == self.group.n_elements
+        self.complete = self._n_held == self.group.n_elements
 
     def result(self) -> GroupResult:
-        """The digest covers the slices' digests, so it is equal iff all the sums are."""
+        """The digest covers the slices' digests, so it is equal iff all the sums are. All slices have the same samples
+        and losses."""
         sums = [self.sums[bounds] for bounds in sorted(self.sums)]
-        digest = zlib.crc32(b"".join(digest.to_bytes(4, "little") for digest, _ in sums))
-        sq_norm = math.fsum(sq_norm for _, sq_norm in sums)
-        return GroupResult(self.round, digest, sq_norm, self.n_samples, self.tally)
+        digest = zlib.crc32(b"".join([sum.digest.to_bytes(4, "little") for sum in sums]))
+        sq_norm = math.fsum([sum.sq_norm for sum in sums])
+        return GroupResult(self.round, digest, sq_norm, sums[0].n_samples, sums[0].tally)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
