@@ -21,6 +21,7 @@ from jaxdt.core.events import (
     UPDATE,
     Accumulated,
     Action,
+    Broadcast,
     Committed,
     Drained,
     Evaluated,
@@ -254,8 +255,7 @@ class AllReduce:
         del exchange.parts[bounds]
         cover, n_samples, tally = exchange.covers.pop(bounds)
         body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
-        sends = [Send(member, body, n_bytes, BULK) for member in exchange.receivers if member != self._peer]
-        return sends + self._hold(exchange, body)
+        return [Broadcast(exchange.receivers, body, n_bytes, BULK), *self._hold(exchange, body)]
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
         exchange, bounds = self._rounds.find(reduced.key.round, self._steps), (reduced.key.lo, reduced.key.hi)
@@ -281,8 +281,8 @@ class AllReduce:
         mine = self._rounds.known(step)
         if self._joining or mine is None or not all(exchange.complete for exchange in mine):
             return []
-        admission = next(member.admission for member in self._view.members if member.peer == self._peer)
-        return [Send(COORDINATOR, Prepared(step, admission, tuple(exchange.result() for exchange in mine)))]
+        admission = self._view.by_peer[self._peer].admission
+        return [Send(COORDINATOR, Prepared(step, admission, tuple([exchange.result() for exchange in mine])))]
 
     # ------------------------------------------------------------------------------------------------------ commit
 

@@ -25,6 +25,7 @@ class Cut:
     """Who adds up which slices of a group's vector. `in_turn`: slices and owners, owners in turn rather than one after
     the other, so that all links are busy from the start. Not to be written to: all rounds of the members share it."""
 
+    member_set: frozenset[int]
     slices: dict[int, list[Bounds]]
     owner_of: dict[Bounds, int]
     in_turn: tuple[tuple[Bounds, int], ...]
@@ -40,11 +41,11 @@ def cut(n_elements: int, members: tuple[int, ...], slice_elements: int) -> Cut:
     owner_of = {bounds: owner for owner, own in slices.items() for bounds in own}
     turns = itertools.zip_longest(*slices.values())
     in_turn = tuple((bounds, owner) for turn in turns for bounds, owner in zip(turn, slices, strict=True) if bounds)
-    return Cut(slices, owner_of, in_turn)
+    return Cut(frozenset(members), slices, owner_of, in_turn)
 
 
 class Exchange:
-    """One round at `peer`; or, with `held`, a round of an earlier view whose whole result those holders have: nothing is
+    """One round at `peer`; or, with `held`, a round of an earlier view whose result those holders have: nothing is
     added to it, and who lacks it takes it from them. `joining`: members that add nothing, and get the result all the
     same. `parts`: what has come of the slices that the peer adds up, until it does."""
 
@@ -57,15 +58,14 @@ class Exchange:
         slice_elements: int,
         held: tuple[Round, tuple[int, ...]] | None = None,
     ):
-        self.group = group
+        self._peer, self.group = peer, group
         self.members = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
         here = {member for stage in group.stages for member in view.stage_peers(stage)}
         self.joining = tuple(sorted(here - set(self.members)))
-        self.member_set = frozenset(self.members)
         self.round, self.holders = held or (round_of(group, view, step), ())
         self.frozen = held is not None
         self._cut = cut(group.n_elements, () if held else self.members, slice_elements)
-        self.owner_of, self.in_turn = self._cut.owner_of, self._cut.in_turn
+        self.member_set, self.owner_of, self.in_turn = self._cut.member_set, self._cut.owner_of, self._cut.in_turn
         self.parts: dict[Bounds, dict[int, Shard]] = {bounds: {} for bounds in self.slices(peer)}
         self.covers: dict[Bounds, tuple[Cover, int, Tally]] = {}
         self.sums: dict[Bounds, Reduced] = {}
@@ -75,8 +75,8 @@ class Exchange:
 
     @property
     def receivers(self) -> tuple[int, ...]:
-        """Everyone who gets the sums."""
-        return self.members + self.joining
+        """Everyone else: they get the sums."""
+        return tuple([member for member in self.members + self.joining if member != self._peer])
 
     def key(self, bounds: Bounds, src: int | None = None) -> SliceKey:
         return SliceKey(self.round, *bounds, src)
