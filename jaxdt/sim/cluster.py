@@ -106,11 +106,11 @@ class Simulation:
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
         n_on = Counter(seat.host for seat in seats.values())
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
-        self._handlers: dict[type, Callable[[int, Any], None] | None] = {
+        self._handlers: dict[type, Callable[[int, Any], None]] = {
             Connect: self._connect,
             Disconnect: self._disconnect,
             Meet: lambda peer, meet: [self._connect(peer, other) for other in meet.members if other.peer != peer],
-            MarkCheckpoint: None,
+            MarkCheckpoint: lambda peer, mark: None,
             Send: self._send,
             Broadcast: lambda peer, broadcast: self._post(peer, broadcast.to, broadcast),
             Run: self._run,
@@ -237,9 +237,7 @@ class Simulation:
             if self._observer:
                 self._observer(self.outcome.now_s, peer, event, actions)
             for action in actions:
-                handle = self._handlers[type(action)]
-                if handle is not None:
-                    handle(peer, action)
+                self._handlers[type(action)](peer, action)
 
     def _sum(self, peer: int, action: Sum) -> None:
         self._event(peer, Summed(action.key, *self._seats[peer].tensors.sum(action.key, action.members)))
@@ -305,19 +303,17 @@ class Simulation:
             self._start(body.peer, body.stage)
 
     def _post(self, src: int, to: tuple[int, ...], send: Send | Broadcast) -> None:
-        now_s, body, n_bytes = self.outcome.now_s, send.body, send.n_bytes
-        event, deliver, tensor = Received(send.header, body), self._arrive, None
-        has_tensor = type(body) in WITH_TENSOR
-        if has_tensor:
-            tensor = self._seats[src].tensors.take(body)
+        now_s, event, tensor = self.outcome.now_s, Received(send.header, send.body), None
+        if has_tensor := type(send.body) in WITH_TENSOR:
+            tensor = self._seats[src].tensors.take(send.body)
         for dst in to:
             if has_tensor and self._trace:
-                self._trace.send(src, now_s, dst, body.key, n_bytes)
-            args = (dst, event, tensor)
+                self._trace.send(src, now_s, dst, send.body.key, send.n_bytes)
             if has_tensor and send.priority in self._free:
-                self._calendar.at(now_s, deliver, args)
+                self._calendar.at(now_s, self._arrive, (dst, event, tensor))
             else:
-                self._lines.line(src, dst).carry(now_s, n_bytes, send.priority, deliver, args)
+                line = self._lines.line(src, dst)
+                line.carry(now_s, send.n_bytes, send.priority, self._arrive, (dst, event, tensor))
 
     def _disturbed(self, dst: int, event: Received, tensor: Any) -> None:
         deliver = partial(self._deliver, dst, event, tensor)
@@ -328,10 +324,9 @@ class Simulation:
             return
         body = event.body
         if type(body) in WITH_TENSOR:
-            src = event.header.src
-            self._seats[dst].tensors.put(body, src, tensor)
+            self._seats[dst].tensors.put(body, event.header.src, tensor)
             if self._trace:
-                self._trace.recv(dst, self.outcome.now_s, src, body.key)
+                self._trace.recv(dst, self.outcome.now_s, event.header.src, body.key)
         self._event(dst, event)
 
     def _run(self, peer: int, run: Run) -> None:
