@@ -5,6 +5,7 @@ Knows nothing of microbatches or gradients. A peer that finds itself outside of 
 off, says hello again and is admitted anew; and one whose coordinator is silent goes on and waits for it.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from jaxdt.core.deadline import RECONNECT_S, Deadline
@@ -115,22 +116,23 @@ class Membership:
         self._status = Status({})
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._clock = (float("inf"), 0.0)
-        self._speakers = frozenset({COORDINATOR})  # and the members of our view
+        self._speakers: Container[int] = ()  # the members of our view
         self._version = seat.start_version
         self.header = Header(seat.run, 0, 0, seat.peer)  # what this peer's messages say now
 
     def admit(self, header: Header, body: Message) -> str:
         """TAKE, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2)."""
-        mine = self.header
+        mine, src = self.header, header.src
         if header.run != mine.run:
             return DROP
-        if header.src != COORDINATOR and type(body) in FROM_COORDINATOR:
+        if src == COORDINATOR:
+            if type(body) in AT_ANY_TIME:
+                return TAKE
+        elif type(body) in FROM_COORDINATOR:
             return DROP
-        if header.src == COORDINATOR and type(body) in AT_ANY_TIME:
-            return TAKE
         if header.view > mine.view:
             return HOLD
-        if header.src not in self._speakers:
+        if src != COORDINATOR and src not in self._speakers:
             return DROP
         fits = header.view == mine.view or type(body) in NAMES_ITS_ROUND
         return TAKE if fits and header.lineage == mine.lineage else DROP
@@ -248,10 +250,9 @@ class Membership:
     def _adopt(self, view: View) -> list[Action | Event]:
         if view.number <= self._number:
             return []
-        old = {member.peer for member in self.view.members} if self.view else set()
-        here = {member.peer for member in view.members}
-        ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old - here - {self.seat.peer})]
-        me = next((member for member in view.members if member.peer == self.seat.peer), None)
+        here, old = view.by_peer, self.view.by_peer if self.view else {}
+        ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old.keys() - here.keys() - {self.seat.peer})]
+        me = here.get(self.seat.peer)
         if me is None or me.process != self._started.process:
             return ends + self._outside(view) if self.view else []
         new = self.view is None
@@ -260,10 +261,10 @@ class Membership:
         self._saves_first = not new and self._least(self.view, view.n_committed)
         self.view, self.lineage, self._number = view, view.lineage, view.number
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
-        self._speakers = frozenset(here | {COORDINATOR})
+        self._speakers = here
         self._last_words.pop(Done, None)
-        self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p in here | {COORDINATOR}}
-        report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
+        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in here or p == COORDINATOR}
+        report = Report("view", {"view": view.number, "members": list(here)})
         told = [*ends, report, Meet(view.members), ViewChanged(view)]
         last = self._version == self.seat.n_steps and self._least(view, self._version)
         if last and not saved_before and view.number > 1:
