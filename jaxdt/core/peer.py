@@ -1,5 +1,6 @@
 """Machine: the interface of all protocol logic. Peer: membership + wiring + sync + handover as one machine."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -18,6 +19,22 @@ class Machine(Protocol):
     def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
 
 
+class Readers(dict):
+    """Kind of event, or of a message's body -> who of the machines looks at it, and the function that does. All peers
+    with machines of the same types share it."""
+
+    def __init__(self, machines: tuple[type, ...]):
+        self._machines = machines
+
+    def __missing__(self, kind: type) -> tuple[tuple[int, Callable], ...]:
+        reads = [getattr(machine, "READS", None) for machine in self._machines]
+        found = [i for i, kinds in enumerate(reads) if kinds is None or kind in kinds]
+        return self.setdefault(kind, tuple([(i, self._machines[i].handle) for i in found]))
+
+
+_readers = functools.lru_cache(maxsize=16)(Readers)
+
+
 class Peer:
     """Hands each event to its machines, and what they tell one another on to all of them, in order. Messages of a
     view that this peer has not adopted wait here; messages of another run, lineage or old view are counted and dropped.
@@ -26,12 +43,12 @@ class Peer:
     def __init__(self, membership: Membership, *others: Machine):
         self.membership = membership
         self._machines = (membership, *others)
-        self._readers: dict[type, tuple[Callable, ...]] = {}
+        self._readers = _readers(tuple(map(type, self._machines)))
         self._held: list[Received] = []
         self.n_dropped = 0
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
-        membership = self.membership
+        membership, machines = self.membership, self._machines
         events, actions = [event], []
         for event in events:  # which grows
             kind = type(event)
@@ -42,8 +59,8 @@ class Peer:
                     actions += self._not_now(event, verdict)
                     continue
                 kind = type(body)
-            for handle in self._readers.get(kind) or self._readers_of(kind):
-                for answer in handle(now_s, event):
+            for i, handle in self._readers[kind]:
+                for answer in handle(machines[i], now_s, event):
                     told = type(answer)
                     if told in _FILL_IN:
                         # A new message is nobody else's yet, and its header is filled in where it lies, since they are
@@ -60,11 +77,6 @@ class Peer:
                 events += self._held
                 self._held.clear()
         return actions
-
-    def _readers_of(self, kind: type) -> tuple[Callable, ...]:
-        reads = [(machine, getattr(machine, "READS", None)) for machine in self._machines]
-        self._readers[kind] = tuple(machine.handle for machine, kinds in reads if kinds is None or kind in kinds)
-        return self._readers[kind]
 
     def _not_now(self, event: Received, verdict: str) -> list[Action]:
         if verdict == HOLD:

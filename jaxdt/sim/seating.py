@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 from jaxdt.core.events import Report, Stop
 from jaxdt.core.peer import Machine
+from jaxdt.core.value import value
 from jaxdt.sim.tensors import Tensors
 
 CRASHED = 137  # the exit code of a process that was killed
 
 
-@dataclass(frozen=True)
+@value
 class Seating:
     """Where a simulated peer sits and how fast it is: `seconds` per kind of Work on a core of its own."""
 

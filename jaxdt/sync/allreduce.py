@@ -54,7 +54,7 @@ from jaxdt.core.events import (
 )
 from jaxdt.core.ledger import NO_LOSSES, Ledger
 from jaxdt.core.sizes import Group
-from jaxdt.sync.exchange import Bounds, Cover, Exchange, total, update_scale
+from jaxdt.sync.exchange import Bounds, Exchange, total, update_scale
 from jaxdt.sync.rounds import FLOAT_BYTES, Rounds
 
 
@@ -226,26 +226,26 @@ class AllReduce:
 
     def _offer(self, exchange: Exchange) -> list[Action]:
         """Add up what is complete in our own shard, once all groups' shards are on their way: others wait for those."""
-        return [a for bounds in exchange.slices(self._peer) for a in self._try_sum(exchange, bounds)]
+        complete = [bounds for bounds, parts in exchange.parts.items() if len(parts) == len(exchange.members)]
+        return [self._sum(exchange, bounds) for bounds in complete]
 
     def _on_shard(self, src: int, shard: Shard) -> list[Action]:
         exchange, bounds = self._rounds.find(shard.key.round, self._steps), (shard.key.lo, shard.key.hi)
         if exchange is None or bounds not in exchange.parts or src not in exchange.member_set:
             return []
-        exchange.parts[bounds][src] = shard
-        return self._try_sum(exchange, bounds)
-
-    def _try_sum(self, exchange: Exchange, bounds: Bounds) -> list[Action]:
         parts = exchange.parts[bounds]
-        if len(parts) < len(exchange.members):
-            return []
+        parts[src] = shard
+        return [self._sum(exchange, bounds)] if len(parts) == len(exchange.members) else []
+
+    def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
+        parts = exchange.parts[bounds]
         shards = [parts[src] for src in exchange.members]
         cover = (exchange.members, tuple([shard.items for shard in shards]))
-        problem = self._problem(exchange, cover)
-        if not problem:
-            n_samples = sum([shard.n_samples for shard in shards]) // len(exchange.group.stages)
-            exchange.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
-        return problem or [Sum(exchange.key(bounds), exchange.members)]
+        if problem := exchange.problem(cover, self._n_microbatches):
+            return self._suspect(exchange, problem)
+        n_samples = sum([shard.n_samples for shard in shards]) // len(exchange.group.stages)
+        exchange.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
+        return Sum(exchange.key(bounds), exchange.members)
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
         exchange = self._rounds.find(key.round, self._steps)
@@ -254,23 +254,25 @@ class AllReduce:
             return []  # of a round that is void by now
         del exchange.parts[bounds]
         cover, n_samples, tally = exchange.covers.pop(bounds)
-        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
-        return [Broadcast(exchange.receivers, body, n_bytes, BULK), *self._hold(exchange, body)]
+        body = Reduced(key, cover, n_samples, digest, sq_norm, tally)
+        return [
+            Broadcast(exchange.receivers, body, FLOAT_BYTES * (key.hi - key.lo), BULK),
+            *self._hold(exchange, body),
+        ]
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
         exchange, bounds = self._rounds.find(reduced.key.round, self._steps), (reduced.key.lo, reduced.key.hi)
         if exchange is None or bounds in exchange.sums or not exchange.gives(src, bounds):
             return []
-        return self._problem(exchange, reduced.cover) or self._hold(exchange, reduced)
+        problem = exchange.problem(reduced.cover, self._n_microbatches)
+        return [self._suspect(exchange, problem)] if problem else self._hold(exchange, reduced)
 
-    def _problem(self, exchange: Exchange, cover: Cover) -> list[Action]:
-        """A sum is accepted only with an exact cover (step protocol, Sec. 4.3). All slices of a round have one."""
-        problem = exchange.problem(cover, self._n_microbatches)
-        return [Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))] if problem else []
+    def _suspect(self, exchange: Exchange, problem: str) -> Action:
+        """A sum is accepted only with an exact cover (step protocol, Sec. 4.3)."""
+        return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))
 
     def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action]:
-        exchange.hold(sum)
-        return self._say_prepared(exchange.round.step) if exchange.complete else []
+        return self._say_prepared(exchange.round.step) if exchange.hold(sum) else []
 
     def _say_prepared_again(self) -> list[Action]:
         """Of all steps under way."""

@@ -100,12 +100,13 @@ class Exchange:
             self.good_cover = cover
         return problem
 
-    def hold(self, sum: Reduced) -> None:
-        """A slice's sum is here."""
+    def hold(self, sum: Reduced) -> bool:
+        """A slice's sum is here; whether all are."""
         lo, hi = sum.key.lo, sum.key.hi
         self.sums[lo, hi] = sum
         self._n_held += hi - lo
         self.complete = self._n_held == self.group.n_elements
+        return self.complete
 
     def result(self) -> GroupResult:
         """The digest covers the slices' digests, so it is equal iff all the sums are. All slices have the same samples

@@ -74,9 +74,9 @@ class FixedWiring:
         self._retention = Retention(stage, plan.n_stages, most_bytes, retain_bytes)
         sizes, routes = (plan.n_stages, plan.n_microbatches, n_steps), PlannedRoutes(plan, peer)
         self._detour = SwarmWiring(peer, stage, *sizes, boundary_bytes, evals, routes, self._retention, Pace())
-        self._seats: Seats = ()
         self._pipeline: int | None = None
         self._order: Order = ()
+        self._next_to: dict[bool, tuple[int | None, int]] = {}
         self._strict_from = NEVER  # the first step of the view that is done here
         self._step = -1
         self._work: deque[Work] = deque()
@@ -109,9 +109,10 @@ class FixedWiring:
         """All steps of the first view are strict, and of later ones those that begin after the one under way."""
         self._stop()
         now = lineup(self._plan, view, [member.peer for member in view.members])
-        self._seats, self._pipeline = now.seats, now.pipeline_of(self._stage, self._peer)
+        self._pipeline = now.pipeline_of(self._stage, self._peer)
         if self._pipeline is not None:
             self._order = stage_order(self._plan, self._stage, self._pipeline)
+            self._next_to = self._neighbours(now.seats)
         if now.whole:
             self._strict_from = view.n_committed + (view.number > 1)
         if view.n_committed < self._strict_from:
@@ -180,5 +181,12 @@ class FixedWiring:
         return told
 
     def _send(self, key: Key, back: bool) -> Send:
-        to = self._seats[self._stage - 1 if back else self._stage + 1][self._pipeline]
-        return Send(to, Boundary(key), self._boundary_bytes[self._pipeline][back])
+        peer, n_bytes = self._next_to[back]
+        return Send(peer, Boundary(key), n_bytes)
+
+    def _neighbours(self, seats: Seats) -> dict[bool, tuple[int | None, int]]:
+        """Who gets our activations and (True) our gradients, and the bytes of one."""
+        n_bytes = self._boundary_bytes[self._pipeline]
+        stages = {back: self._stage - 1 if back else self._stage + 1 for back in (False, True)}
+        there = {back: seats[stage][self._pipeline] for back, stage in stages.items() if 0 <= stage < len(seats)}
+        return {back: (peer, n_bytes[back]) for back, peer in there.items()}
