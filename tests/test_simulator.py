@@ -154,14 +154,14 @@ class Clock:
     def __init__(self):
         self.waiting, self.order = [], itertools.count()
 
-    def at(self, when_s, happen):
-        self.waiting.append((when_s, next(self.order), happen))
+    def at(self, when_s, happen, args=()):
+        self.waiting.append((when_s, next(self.order), happen, args))
 
     def run(self):
         while self.waiting:
             self.waiting.sort(key=lambda entry: entry[:2])
-            self.now_s, _, happen = self.waiting.pop(0)
-            happen()
+            self.now_s, _, happen, args = self.waiting.pop(0)
+            happen(*args)
 
 
 def arrivals(link, offers):
@@ -172,7 +172,7 @@ def arrivals(link, offers):
         deliver = lambda name=name: got.setdefault(name, clock.now_s)  # noqa: E731
         clock.at(
             when_s,
-            lambda n_bytes=n_bytes, priority=priority, deliver=deliver: line.offer(
+            lambda n_bytes=n_bytes, priority=priority, deliver=deliver: line.carry(
                 clock.now_s, n_bytes, priority, deliver
             ),
         )
@@ -221,7 +221,9 @@ def finished(n_cores, starts):
     clock, done = Clock(), {}
     host = SimulatedHost(n_cores, clock.at)
     for when_s, peer, seconds in starts:
-        clock.at(when_s, lambda p=peer, s=seconds: host.start(clock.now_s, p, s, lambda t: done.setdefault(p, t)))
+        clock.at(
+            when_s, lambda p=peer, s=seconds: host.start(clock.now_s, p, s, lambda: done.setdefault(p, clock.now_s))
+        )
     clock.run()
     return done
 

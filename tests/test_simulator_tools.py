@@ -66,7 +66,7 @@ def deliveries(offers, link, options=None, host_of=None):
     lines = Lines(lambda src, dst: link, calendar.at, host_of or {}, options or LinkOptions())
     for name, when_s, src, dst, n_bytes in offers:
         arrived = lambda name=name: got.setdefault(name, clock[0])  # noqa: E731
-        offer = lambda s=src, d=dst, t=when_s, n=n_bytes, f=arrived: lines.line(s, d).offer(t, n, 0, f)  # noqa: E731
+        offer = lambda s=src, d=dst, t=when_s, n=n_bytes, f=arrived: lines.line(s, d).carry(t, n, 0, f)  # noqa: E731
         calendar.at(when_s, offer)
     while calendar:
         clock[0] = calendar.next_s()

@@ -8,8 +8,11 @@ driver (runtime or simulator) keeps them, moves them beside the messages that na
   actions   come out: for the driver (Send, Run, ...); an event among them goes to the peer's other machines
 """
 
+import functools
 import re
-from dataclasses import field
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.core.value import value
@@ -137,7 +140,7 @@ class Record:
     lineage: int = 0
 
 
-@value
+@dataclass(frozen=True)
 class View:
     """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
     committed. `results`: rounds of steps under way whose whole result some members hold, with those members: they
@@ -156,12 +159,25 @@ class View:
     results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
     joining: tuple[int, ...] = ()
 
+    @functools.cached_property
+    def by_peer(self) -> Mapping[int, Member]:
+        """The members, in their order."""
+        return {member.peer: member for member in self.members}
+
+    @functools.cached_property
+    def _by_stage(self) -> Mapping[int, list[Member]]:
+        """Looked up in every step, while views are few."""
+        found = defaultdict(list)
+        for member in self.members:
+            found[member.stage].append(member)
+        return found
+
     def stage_peers(self, stage: int) -> tuple[int, ...]:
-        return tuple([member.peer for member in self.members if member.stage == stage])
+        return tuple([member.peer for member in self._by_stage[stage]])
 
     def working(self, stage: int, step: int) -> tuple[int, ...]:
         """The members of a stage that compute and average in this step: those that still join do not."""
-        return tuple(member.peer for member in self.members if member.stage == stage and member.first_step <= step)
+        return tuple([member.peer for member in self._by_stage[stage] if member.first_step <= step])
 
 
 @value
@@ -642,6 +658,15 @@ class Drained:
 
 
 @value
+class Fetching:
+    """handover -> membership, for the heartbeats: a newcomer's state is `of_bytes`, so much is here or asked for."""
+
+    here_bytes: float
+    asked_bytes: float
+    of_bytes: float
+
+
+@value
 class Joined:
     """handover -> sync: the state of `version` is here, this peer may count."""
 
@@ -656,7 +681,8 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Joined, Updated)
+INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
 # ---------------------------------------------------------------------------------------------------------- actions
@@ -667,6 +693,17 @@ class Send:
     """Send `body`, and the tensor that it names (n_bytes of payload), to peer `dst`. The peer fills in the header."""
 
     dst: int
+    body: Message
+    n_bytes: int = 0
+    priority: int = URGENT
+    header: Header | None = None
+
+
+@value
+class Broadcast:
+    """Send the same to each of these peers, in this order."""
+
+    to: tuple[int, ...]
     body: Message
     n_bytes: int = 0
     priority: int = URGENT
@@ -828,11 +865,13 @@ Event = (
     | Accumulated
     | Evaluated
     | Drained
+    | Fetching
     | Joined
     | Updated
 )
 Action = (
     Send
+    | Broadcast
     | Connect
     | Meet
     | Disconnect

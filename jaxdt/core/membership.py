@@ -5,11 +5,13 @@ Knows nothing of microbatches or gradients. A peer that finds itself outside of 
 off, says hello again and is admitted anew; and one whose coordinator is silent goes on and waits for it.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
-from jaxdt.core.deadline import Deadline
+from jaxdt.core.deadline import RECONNECT_S, Deadline
 from jaxdt.core.events import (
     COORDINATOR,
+    FETCHED,
     Action,
     CheckpointComplete,
     CheckpointFailed,
@@ -20,6 +22,7 @@ from jaxdt.core.events import (
     Event,
     Failed,
     Fetch,
+    Fetching,
     Header,
     Heartbeat,
     Hello,
@@ -90,7 +93,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Reseat, Suspect}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reseat, Suspect}
     )
 
     def __init__(self, seat: Seat):
@@ -111,23 +114,25 @@ class Membership:
         self._missed = False
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
+        self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._clock = (float("inf"), 0.0)
-        self._speakers = frozenset({COORDINATOR})  # and the members of our view
+        self._speakers: Container[int] = ()  # the members of our view
         self._version = seat.start_version
         self.header = Header(seat.run, 0, 0, seat.peer)  # what this peer's messages say now
 
     def admit(self, header: Header, body: Message) -> str:
         """TAKE, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2)."""
-        mine = self.header
+        mine, src = self.header, header.src
         if header.run != mine.run:
             return DROP
-        if header.src != COORDINATOR and type(body) in FROM_COORDINATOR:
+        if src == COORDINATOR:
+            if type(body) in AT_ANY_TIME:
+                return TAKE
+        elif type(body) in FROM_COORDINATOR:
             return DROP
-        if header.src == COORDINATOR and type(body) in AT_ANY_TIME:
-            return TAKE
         if header.view > mine.view:
             return HOLD
-        if header.src not in self._speakers:
+        if src != COORDINATOR and src not in self._speakers:
             return DROP
         fits = header.view == mine.view or type(body) in NAMES_ITS_ROUND
         return TAKE if fits and header.lineage == mine.lineage else DROP
@@ -168,6 +173,8 @@ class Membership:
                 return self._link(now_s, peer, up)
             case Received(_, Suspect(peer, reason)) if peer == self.seat.peer and peer in self.view.joining:
                 return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
+            case Fetching(here, asked, of):
+                self._fetching = dict(zip(FETCHED, (here, asked, of), strict=True))
             case Installed(version):
                 self._version = version
             case Updated(_, version):
@@ -194,6 +201,8 @@ class Membership:
         return Send(COORDINATOR, body)
 
     def _link(self, now_s: float, peer: int, up: bool) -> list[Action]:
+        if not up and peer not in self._speakers:
+            return [Disconnect(peer)]  # nothing of it is kept
         if not up:
             self._down_since_s.setdefault(peer, now_s)
             return []
@@ -206,7 +215,7 @@ class Membership:
         self._count += 1
         self._sent_s[self._count] = now_s
         self._sent_s.pop(self._count - 100, None)
-        beat = Heartbeat(self._count, self._status.values)
+        beat = Heartbeat(self._count, self._status.values | self._fetching)
         return [Send(COORDINATOR, beat), WakeAt(now_s + self.seat.heartbeat_s, "heartbeat")]
 
     def _heard(self, now_s: float, count: int, coordinator_s: float) -> None:
@@ -233,7 +242,7 @@ class Membership:
             return []
         actions: list[Action] = []
         for peer, since_s in sorted(self._down_since_s.items()):
-            if peer != COORDINATOR and now_s - since_s > self.seat.deadline_floor_s:
+            if peer != COORDINATOR and now_s - since_s > RECONNECT_S:
                 self._down_since_s[peer] = now_s  # to be said again, if it still holds
                 actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions
@@ -241,10 +250,9 @@ class Membership:
     def _adopt(self, view: View) -> list[Action | Event]:
         if view.number <= self._number:
             return []
-        old = {member.peer for member in self.view.members} if self.view else set()
-        here = {member.peer for member in view.members}
-        ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old - here - {self.seat.peer})]
-        me = next((member for member in view.members if member.peer == self.seat.peer), None)
+        here, old = view.by_peer, self.view.by_peer if self.view else {}
+        ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old.keys() - here.keys() - {self.seat.peer})]
+        me = here.get(self.seat.peer)
         if me is None or me.process != self._started.process:
             return ends + self._outside(view) if self.view else []
         new = self.view is None
@@ -253,10 +261,10 @@ class Membership:
         self._saves_first = not new and self._least(self.view, view.n_committed)
         self.view, self.lineage, self._number = view, view.lineage, view.number
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
-        self._speakers = frozenset(here | {COORDINATOR})
+        self._speakers = here
         self._last_words.pop(Done, None)
-        self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p in here | {COORDINATOR}}
-        report = Report("view", {"view": view.number, "members": [m.peer for m in view.members]})
+        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in here or p == COORDINATOR}
+        report = Report("view", {"view": view.number, "members": list(here)})
         told = [*ends, report, Meet(view.members), ViewChanged(view)]
         last = self._version == self.seat.n_steps and self._least(view, self._version)
         if last and not saved_before and view.number > 1:
@@ -268,6 +276,7 @@ class Membership:
         others = [Disconnect(m.peer) for m in view.members]
         self.view, self._number = None, view.number
         self._last_words.clear()
+        self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]
         return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
@@ -293,6 +302,7 @@ class Membership:
         return WriteCheckpoint(version)
 
     def _updated(self, version: int) -> list[Action]:
+        self._fetching.clear()  # what it has to say of the state is said
         known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
         if self._saves(version) and not known and (last or (every and version % every == 0)):

@@ -4,6 +4,7 @@ A link delivers FIFO. A message of n bytes occupies it for n / bandwidth and arr
 messages in a row share one latency. A bandwidth of zero means that there is no link.
 """
 
+import functools
 import json
 import math
 import sys
@@ -60,9 +61,10 @@ class Network:
 
     def link(self, src: int, dst: int) -> Link:
         """The link from device src to device dst; within one device it is free."""
-        if src == dst:
-            return Link()
-        return Link(self.latency_s[src][dst], self.bandwidth_gbps[src][dst])
+        return _link() if src == dst else _link(self.latency_s[src][dst], self.bandwidth_gbps[src][dst])
+
+
+_link = functools.lru_cache(maxsize=1024)(Link)  # one object for all equal ones: a simulation has a million links
 
 
 def uniform(n_devices: int, latency_s: float = 0.0, bandwidth_gbps: float = UNLIMITED_GBPS) -> Network:

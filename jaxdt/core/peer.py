@@ -1,13 +1,14 @@
 """Machine: the interface of all protocol logic. Peer: membership + wiring + sync + handover as one machine."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from jaxdt.core.events import INTERNAL, Action, Event, Received, Report, Send, ViewChanged
+from jaxdt.core.events import INTERNAL, Action, Broadcast, Event, Received, Report, Send, ViewChanged
 from jaxdt.core.membership import DROP, HOLD, TAKE, Membership
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
-_fill_in = Send.header.__set__
+_FILL_IN = {kind: kind.header.__set__ for kind in (Send, Broadcast)}
 
 
 class Machine(Protocol):
@@ -44,12 +45,12 @@ class Peer:
             for handle in self._readers.get(kind) or self._readers_of(kind):
                 for answer in handle(now_s, event):
                     told = type(answer)
-                    if told is Send:
+                    if told in _FILL_IN:
                         # A new message is nobody else's yet, and its header is filled in where it lies, since they are
                         # many; one that a machine kept and sends again may be on its way still, and is copied.
                         if answer.header is not None:
-                            answer = Send(answer.dst, answer.body, answer.n_bytes, answer.priority)
-                        _fill_in(answer, membership.header)
+                            answer = replace(answer, header=None)
+                        _FILL_IN[told](answer, membership.header)
                         actions.append(answer)
                     elif told in BETWEEN_MACHINES:
                         events.append(answer)

@@ -20,6 +20,7 @@ from jaxdt.core.errors import BadInput
 from jaxdt.core.events import (
     UPDATE,
     Action,
+    Broadcast,
     Connect,
     Discard,
     Disconnect,
@@ -161,8 +162,8 @@ class Loop:
     def _tell(self, reason: str) -> None:
         """The others hear why this process cannot go on; nothing else is done any more."""
         for action in self._machine.handle(time.monotonic(), Interrupted(2, reason)):
-            if isinstance(action, Send):
-                self._send(action)
+            if isinstance(action, Send | Broadcast):
+                self._act(action)
 
     def _turn(self) -> None:
         """Wait for one event, or for the next wake-up."""
@@ -204,8 +205,10 @@ class Loop:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Send():
-                self._send(action)
+            case Send(dst):
+                self._send((dst,), action)
+            case Broadcast(to):
+                self._send(to, action)
             case Run():
                 self._ready.append(action)
                 self._release()
@@ -244,14 +247,16 @@ class Loop:
             case Stop() | MoveTo():
                 self._stop = action
 
-    def _send(self, send: Send) -> None:
+    def _send(self, to: tuple[int, ...], send: Send | Broadcast) -> None:
         key = tensor_key(send.body)
-        if isinstance(send.body, Fetch):
-            self._fetching[send.body.key] = send.dst
         leaves = [self.tensors.take(send.body)] if key else []
-        if key:
-            self._trace.send(self._me, time.monotonic(), send.dst, key, send.n_bytes)
-        self.transport.send(send.dst, to_plain(send.header, send.body), leaves, priority=send.priority)
+        head = to_plain(send.header, send.body)
+        for dst in to:
+            if isinstance(send.body, Fetch):
+                self._fetching[send.body.key] = dst
+            if key:
+                self._trace.send(self._me, time.monotonic(), dst, key, send.n_bytes)
+            self.transport.send(dst, head, leaves, priority=send.priority)
 
     def _connect(self, peer: int, address: str) -> None:
         host, _, port = address.rpartition(":")

@@ -7,7 +7,7 @@ and the heap holds bare floats.
 import heapq
 from collections.abc import Callable
 
-Happening = Callable[[], None]
+Happening = Callable[..., None]
 
 
 class Calendar:
@@ -15,19 +15,19 @@ class Calendar:
 
     def __init__(self):
         self._instants_s: list[float] = []
-        self._happenings: dict[float, list[Happening | None]] = {}
+        self._happenings: dict[float, list[tuple[Happening, tuple] | None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._instants_s)
 
-    def at(self, when_s: float, happen: Happening) -> None:
-        """Call happen() at when_s."""
+    def at(self, when_s: float, happen: Happening, args: tuple = ()) -> None:
+        """Call happen(*args) at when_s."""
         waiting = self._happenings.get(when_s)
         if waiting is None:
-            self._happenings[when_s] = [happen]
+            self._happenings[when_s] = [(happen, args)]
             heapq.heappush(self._instants_s, when_s)
         else:
-            waiting.append(happen)
+            waiting.append((happen, args))
 
     def clear(self) -> None:
         """Nothing will happen any more."""
@@ -42,8 +42,8 @@ class Calendar:
         """Everything of the next instant; what has happened is let go of at once, for what it brings about to reuse."""
         when_s = self._instants_s[0]
         waiting = self._happenings[when_s]
-        for i, happen in enumerate(waiting):
+        for i, (happen, args) in enumerate(waiting):
             waiting[i] = None
-            happen()
+            happen(*args)
         heapq.heappop(self._instants_s)
         del self._happenings[when_s]

@@ -18,6 +18,7 @@ from jaxdt.core.events import (
     REGENERATE,
     URGENT,
     Action,
+    Broadcast,
     Connect,
     Discard,
     Disconnect,
@@ -28,7 +29,6 @@ from jaxdt.core.events import (
     Install,
     Installed,
     Join,
-    Key,
     Leave,
     LinkChanged,
     MarkCheckpoint,
@@ -45,9 +45,7 @@ from jaxdt.core.events import (
     Restored,
     Run,
     Send,
-    SliceKey,
     Started,
-    StateKey,
     Stop,
     Sum,
     Summed,
@@ -108,12 +106,13 @@ class Simulation:
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
         n_on = Counter(seat.host for seat in seats.values())
         self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
-        self._handlers: dict[type, Callable[[int, Any], None] | None] = {
+        self._handlers: dict[type, Callable[[int, Any], None]] = {
             Connect: self._connect,
             Disconnect: self._disconnect,
             Meet: lambda peer, meet: [self._connect(peer, other) for other in meet.members if other.peer != peer],
-            MarkCheckpoint: None,
+            MarkCheckpoint: lambda peer, mark: None,
             Send: self._send,
+            Broadcast: lambda peer, broadcast: self._post(peer, broadcast.to, broadcast),
             Run: self._run,
             Sum: self._sum,
             Free: lambda peer, free: self._seats[peer].tensors.free(free.step),
@@ -133,8 +132,9 @@ class Simulation:
         self._working, self._then = Counter(), {}  # Work under way, and what waits for its end
         self._observer = observer
         self._disturbance = Disturbance(self._calendar.at, self._event, self._lines) if faults else None
+        self._arrive = self._disturbed if faults else self._deliver
         for fault in faults:
-            self._calendar.at(fault.at_s, partial(self._fault, fault))
+            self._calendar.at(fault.at_s, self._fault, (fault,))
 
     def run(self, until_s: float = float("inf")) -> Outcome:
         """The outcome; raises RuntimeError if nothing can happen any more although somebody still runs."""
@@ -158,6 +158,7 @@ class Simulation:
 
     def forget(self) -> None:
         """Let go of everything but the outcome: without cycles, reference counts free a million objects at once."""
+        del self._arrive
         self._handlers.clear()
         self._calendar.clear()
 
@@ -173,7 +174,7 @@ class Simulation:
             self._observer(now_s, peer, fault, [])
         if fault.kind == PAUSE:
             self._paused.setdefault(peer, [])
-            self._calendar.at(fault.until_s, partial(self._resume, peer))
+            self._calendar.at(fault.until_s, self._resume, (peer,))
             return
         if fault.kind == LEAVE:
             self._event(peer, Leave())
@@ -184,7 +185,7 @@ class Simulation:
             self._paused.pop(peer, None)
             seen_s = now_s + (CRASH_SEEN_S if fault.kind == CRASH else DEAD_LINK_S)
             for other in self._machines:
-                self._calendar.at(seen_s, partial(self._event, other, LinkChanged(peer, False, "crashed")))
+                self._calendar.at(seen_s, self._event, (other, LinkChanged(peer, False, "crashed")))
 
     def _come(self, fault: Fault) -> None:
         """A newcomer asks the coordinator who to be; the process of a peer, or of the coordinator, starts once more."""
@@ -236,19 +237,17 @@ class Simulation:
             if self._observer:
                 self._observer(self.outcome.now_s, peer, event, actions)
             for action in actions:
-                handle = self._handlers[type(action)]
-                if handle is not None:
-                    handle(peer, action)
+                self._handlers[type(action)](peer, action)
 
     def _sum(self, peer: int, action: Sum) -> None:
         self._event(peer, Summed(action.key, *self._seats[peer].tensors.sum(action.key, action.members)))
 
     def _wake_at(self, peer: int, wake: WakeAt) -> None:
-        self._calendar.at(wake.at_s, partial(self._own, peer, self._machines[peer], Woke(wake.tag)))
+        self._calendar.at(wake.at_s, self._own, (peer, self._machines[peer], Woke(wake.tag)))
 
     def _persist(self, peer: int, persist: Persist) -> None:
-        done = partial(self._persisted, peer, persist, self._machines[peer])
-        self._calendar.at(self.outcome.now_s + self._persist_s, done)
+        durable_s = self.outcome.now_s + self._persist_s
+        self._calendar.at(durable_s, self._persisted, (peer, persist, self._machines[peer]))
 
     def _persisted(self, peer: int, persist: Persist, machine: Machine) -> None:
         """Durable, unless the process died before."""
@@ -275,11 +274,11 @@ class Simulation:
 
     def _after_work(self, peer: int, event: Event) -> None:
         """As in the runtime, where one thread does all of it in order."""
-        happens = partial(self._own, peer, self._machines[peer], event)
+        own = (peer, self._machines[peer], event)
         if self._working[peer]:
-            self._then.setdefault(peer, []).append(happens)
+            self._then.setdefault(peer, []).append(own)
         else:
-            self._calendar.at(self.outcome.now_s, happens)
+            self._calendar.at(self.outcome.now_s, self._own, own)
 
     def _report(self, peer: int, report: Report) -> None:
         if report.kind != "heartbeat":
@@ -297,37 +296,38 @@ class Simulation:
 
     def _send(self, src: int, send: Send) -> None:
         dst, body = send.dst, send.body
-        if dst >= PASSING:
-            if isinstance(body, Welcome):
-                self._stage_of[body.peer], self._came[dst] = body.stage, body.peer
-                self._start(body.peer, body.stage)
-            return
-        now_s, key = self.outcome.now_s, body.key if type(body) in WITH_TENSOR else None
-        if key is None:
-            deliver = partial(self._deliver, src, send)
-        else:
-            deliver = partial(self._deliver, src, send, key, self._seats[src].tensors.take(body))
-            if self._trace:
-                self._trace.send(src, now_s, dst, key, send.n_bytes)
-        if self._disturbance:
-            deliver = partial(self._arrive, src, send, deliver)
-        if key is not None and send.priority in self._free:
-            self._calendar.at(now_s, deliver)
-        else:
-            self._lines.line(src, dst).offer(now_s, send.n_bytes, send.priority, deliver)
+        if dst < PASSING:
+            self._post(src, (dst,), send)
+        elif isinstance(body, Welcome):
+            self._stage_of[body.peer], self._came[dst] = body.stage, body.peer
+            self._start(body.peer, body.stage)
 
-    def _arrive(self, src: int, send: Send, deliver: Callable[[], None]) -> None:
-        self._disturbance.arrive(self.outcome.now_s, src, send.dst, send.body, deliver)
+    def _post(self, src: int, to: tuple[int, ...], send: Send | Broadcast) -> None:
+        now_s, event, tensor = self.outcome.now_s, Received(send.header, send.body), None
+        if has_tensor := type(send.body) in WITH_TENSOR:
+            tensor = self._seats[src].tensors.take(send.body)
+        for dst in to:
+            if has_tensor and self._trace:
+                self._trace.send(src, now_s, dst, send.body.key, send.n_bytes)
+            if has_tensor and send.priority in self._free:
+                self._calendar.at(now_s, self._arrive, (dst, event, tensor))
+            else:
+                line = self._lines.line(src, dst)
+                line.carry(now_s, send.n_bytes, send.priority, self._arrive, (dst, event, tensor))
 
-    def _deliver(self, src: int, send: Send, key: Key | SliceKey | StateKey | None = None, tensor: Any = None) -> None:
-        dst = send.dst
+    def _disturbed(self, dst: int, event: Received, tensor: Any) -> None:
+        deliver = partial(self._deliver, dst, event, tensor)
+        self._disturbance.arrive(self.outcome.now_s, event.header.src, dst, event.body, deliver)
+
+    def _deliver(self, dst: int, event: Received, tensor: Any) -> None:
         if dst in self.outcome.stopped:
             return
-        if key is not None:
-            self._seats[dst].tensors.put(send.body, src, tensor)
+        body = event.body
+        if type(body) in WITH_TENSOR:
+            self._seats[dst].tensors.put(body, event.header.src, tensor)
             if self._trace:
-                self._trace.recv(dst, self.outcome.now_s, src, key)
-        self._event(dst, Received(send.header, send.body))
+                self._trace.recv(dst, self.outcome.now_s, event.header.src, body.key)
+        self._event(dst, event)
 
     def _run(self, peer: int, run: Run) -> None:
         seat, work, now_s = self._seats[peer], run.work, self.outcome.now_s
@@ -336,15 +336,14 @@ class Simulation:
         if self._disturbance:
             seconds *= self._disturbance.slowness(peer)
         self._working[peer] += 1
-        self._hosts[seat.host].start(now_s, peer, seconds, partial(self._finished, seat, peer, work, now_s, values))
+        self._hosts[seat.host].start(now_s, peer, seconds, self._finished, (seat, peer, work, now_s, values))
 
-    def _finished(
-        self, seat: Seating, peer: int, work: Work, start_s: float, values: dict[str, float], now_s: float
-    ) -> None:
+    def _finished(self, seat: Seating, peer: int, work: Work, start_s: float, values: dict[str, float]) -> None:
+        seconds = self.outcome.now_s - start_s
         if self._trace:
-            self._trace.run(peer, start_s, now_s - start_s, work)
+            self._trace.run(peer, start_s, seconds, work)
         if seat.machine is self._machines[peer]:
-            self._event(peer, Ran(work, start_s, now_s - start_s, values))
+            self._event(peer, Ran(work, start_s, seconds, values))
         self._working[peer] -= 1
-        for happens in self._then.pop(peer, ()) if not self._working[peer] else ():
-            happens()
+        for own in self._then.pop(peer, ()) if not self._working[peer] else ():
+            self._own(*own)

@@ -1,9 +1,8 @@
 """Cores in virtual time: k peers that compute at once on a host of c cores each go at min(1, c / k)."""
 
 from collections.abc import Callable
-from functools import partial
 
-At = Callable[[float, Callable[[], None]], None]
+At = Callable[..., None]  # at(when_s, happen, args=()): see Calendar
 
 
 def host_of(n_cores: float, n_peers: int, at: At) -> "SimulatedHost | OwnCores":
@@ -17,10 +16,9 @@ class OwnCores:
     def __init__(self, at: At):
         self._at = at
 
-    def start(self, now_s: float, peer: int, seconds: float, finished: Callable[[float], None]) -> None:
-        """Call finished(when) after `seconds`."""
-        when_s = now_s + seconds
-        self._at(when_s, partial(finished, when_s))
+    def start(self, now_s: float, peer: int, seconds: float, finished: Callable[..., None], args: tuple = ()) -> None:
+        """Call finished(*args) after `seconds`."""
+        self._at(now_s + seconds, finished, args)
 
 
 class SimulatedHost:
@@ -29,14 +27,14 @@ class SimulatedHost:
     def __init__(self, n_cores: float, at: At):
         self._n_cores, self._at = n_cores, at
         self._left_s: dict[int, float] = {}
-        self._finished: dict[int, Callable[[float], None]] = {}
+        self._finished: dict[int, tuple[Callable[..., None], tuple]] = {}
         self._since_s = 0.0
         self._plan = 0
 
-    def start(self, now_s: float, peer: int, seconds: float, finished: Callable[[float], None]) -> None:
-        """Call finished(when) after `seconds` of one core's work for `peer`."""
+    def start(self, now_s: float, peer: int, seconds: float, finished: Callable[..., None], args: tuple = ()) -> None:
+        """Call finished(*args) after `seconds` of one core's work for `peer`."""
         self._progress(now_s)
-        self._left_s[peer], self._finished[peer] = seconds, finished
+        self._left_s[peer], self._finished[peer] = seconds, (finished, args)
         self._schedule(now_s)
 
     @property
@@ -61,6 +59,6 @@ class SimulatedHost:
     def _complete(self, now_s: float, peer: int) -> None:
         self._progress(now_s)
         del self._left_s[peer]
-        finished = self._finished.pop(peer)
+        finished, args = self._finished.pop(peer)
         self._schedule(now_s)
-        finished(now_s)
+        finished(*args)

@@ -22,6 +22,7 @@ from jaxdt.core.events import (
     BACKWARD,
     COORDINATOR,
     Action,
+    Broadcast,
     Committed,
     Event,
     Free,
@@ -128,7 +129,7 @@ class Invariants:
             if isinstance(action, Persist):
                 value = plain.read(DURABLE[action.name], action.value, action.name)
                 self._pending[action.name] = value[-1] if isinstance(value, tuple) else value
-            elif isinstance(action, Send):
+            elif isinstance(action, Send | Broadcast):
                 self._announced(action.body)
             elif isinstance(action, MarkCheckpoint):
                 self.checkpoint = action.version
@@ -174,7 +175,9 @@ class Invariants:
 
     def _peer(self, peer: int, event: Event, actions: list[Action]) -> None:
         kinds = {type(action) for action in actions}
-        if any(isinstance(action, Send) and action.dst == peer for action in actions):
+        sent_to = [action.dst for action in actions if isinstance(action, Send)]
+        sent_to += [dst for action in actions if isinstance(action, Broadcast) for dst in action.to]
+        if peer in sent_to:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
         if Stop in kinds:
             self._alive.discard(peer)

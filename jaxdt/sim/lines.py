@@ -1,5 +1,6 @@
 """The links of a simulation: made when a pair first talks, with the options that hold for all of them."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ class Lines:
     def __init__(self, link: Callable[[int, int], Link], at: At, host_of: Mapping[int, str], options: LinkOptions):
         self._link, self._at, self._host_of, self._options = link, at, dict(host_of), options
         self._plain = options.jitter is options.ramp is None and not options.access_gbps
-        self._from: dict[int, dict[int, SimulatedLink]] = {}
+        self._from: dict[int, dict[int, SimulatedLink]] = defaultdict(dict)
         self._ways: dict[tuple[str, int], Pipe] = {}
 
     def seat(self, peer: int, host: str) -> None:
@@ -33,13 +34,8 @@ class Lines:
         self._host_of[peer] = host
 
     def line(self, src: int, dst: int) -> SimulatedLink:
-        lines = self._from.get(src)
-        if lines is None:
-            lines = self._from[src] = {}
-        line = lines.get(dst)
-        if line is None:
-            line = lines[dst] = self._made(src, dst)
-        return line
+        lines = self._from[src]
+        return lines.get(dst) or lines.setdefault(dst, self._made(src, dst))
 
     def _made(self, src: int, dst: int) -> SimulatedLink:
         link, options = self._link(src, dst), self._options

@@ -13,9 +13,10 @@ from functools import partial
 
 from jaxdt.core.network import UNLIMITED_GBPS, Link
 
-At = Callable[[float, Callable[[], None]], None]
+At = Callable[..., None]  # at(when_s, happen, args=()): see Calendar
 Entered = Callable[[float, float], None]
 
+NEVER_S = float("-inf")
 SEGMENT_BYTES, RESTART_SEGMENTS, RTO_MARGIN_S = 1448, 10, 0.2
 
 
@@ -93,22 +94,10 @@ class Pipe:
             self._at(self._free_s, self._next)
 
 
-class SimulatedLink:
-    """Messages without payload travel on the control lane: they only take the latency."""
+class SimulatedLink(Pipe):
+    """A pipe and a delay. Messages without payload travel on the control lane: they only take the latency."""
 
-    __slots__ = (
-        "_at",
-        "_idle_s",
-        "_jitter_s",
-        "_latest_s",
-        "_latency_s",
-        "_link",
-        "_pipe",
-        "_plain",
-        "_ramp",
-        "_way_in",
-        "_way_out",
-    )
+    __slots__ = ("_full", "_idle_s", "_jitter_s", "_latency_s", "_latest_s", "_plain", "_ramp", "_way_in", "_way_out")
 
     def __init__(
         self,
@@ -119,47 +108,49 @@ class SimulatedLink:
         way_out: Pipe | None = None,
         way_in: Pipe | None = None,
     ):
-        self._link = link
-        self._at, self._latency_s, self._pipe = at, link.latency_s, Pipe(link, at)
+        super().__init__(link, at)
+        self._full, self._latency_s = link, link.latency_s
         self._jitter_s, self._ramp = jitter_s, ramp
         self._way_out, self._way_in = way_out, way_in
-        self._latest_s = self._idle_s = float("-inf")
+        self._latest_s = self._idle_s = NEVER_S
         self._plain = jitter_s is ramp is way_out is way_in is None
 
-    def offer(self, now_s: float, n_bytes: int, priority: int, deliver: Callable[[], None]) -> None:
-        """Call `deliver` when n_bytes, offered at now_s, have arrived."""
+    def carry(self, now_s: float, n_bytes: int, priority: int, deliver: Callable[..., None], args: tuple = ()) -> None:
+        """Call deliver(*args) when n_bytes, offered at now_s, have arrived."""
         if n_bytes == 0:
-            self._at(now_s + self._latency_s, deliver)
-        elif self._plain and (end_s := self._pipe.passed_s(now_s, n_bytes)) is not None:
-            self._at(end_s + self._latency_s, deliver)  # nearly always: no need for the callbacks below
-        elif self._way_out is None:
-            self._pipe.offer(now_s, n_bytes, priority, now_s, partial(self._crossed, n_bytes, priority, deliver))
+            self._at(now_s + self._latency_s, deliver, args)
+        elif self._plain and (end_s := self.passed_s(now_s, n_bytes)) is not None:
+            self._at(end_s + self._latency_s, deliver, args)  # nearly always: no need for the callbacks below
         else:
-            self._way_out.offer(now_s, n_bytes, priority, now_s, partial(self._left, n_bytes, priority, deliver))
+            message = (n_bytes, priority, deliver, args)
+            if self._way_out is None:
+                self.offer(now_s, n_bytes, priority, now_s, partial(self._crossed, message))
+            else:
+                self._way_out.offer(now_s, n_bytes, priority, now_s, partial(self._left, message))
 
     def narrow(self, factor: float) -> None:
         """The link has this share of its bandwidth from the next message on."""
-        self._pipe.link = replace(self._link, bandwidth_gbps=self._link.bandwidth_gbps * factor)
+        self.link = replace(self._full, bandwidth_gbps=self._full.bandwidth_gbps * factor)
 
-    def _left(self, n_bytes: int, priority: int, deliver: Callable[[], None], start_s: float, end_s: float) -> None:
+    def _left(self, message: tuple, start_s: float, end_s: float) -> None:
         """The first byte is out of the host."""
-        self._pipe.offer(start_s, n_bytes, priority, end_s, partial(self._crossed, n_bytes, priority, deliver))
+        n_bytes, priority, _, _ = message
+        self.offer(start_s, n_bytes, priority, end_s, partial(self._crossed, message))
 
-    def _crossed(self, n_bytes: int, priority: int, deliver: Callable[[], None], start_s: float, end_s: float) -> None:
+    def _crossed(self, message: tuple, start_s: float, end_s: float) -> None:
         """The first byte has begun to cross at start_s, the last one will at end_s."""
+        n_bytes, priority, deliver, args = message
         delay_s = self._latency_s
         if self._jitter_s is not None:
             delay_s += self._jitter_s()
         if self._ramp is not None:
-            if self._idle_s > float("-inf"):
-                delay_s += self._ramp.delay_s(self._pipe.link, start_s - self._idle_s, n_bytes)
+            if self._idle_s > NEVER_S:
+                delay_s += self._ramp.delay_s(self.link, start_s - self._idle_s, n_bytes)
             self._idle_s = end_s
         self._latest_s = latest_s = max(self._latest_s, end_s + delay_s)
         if self._way_in is None:
-            self._at(latest_s, deliver)
+            self._at(latest_s, deliver, args)
             return
         head_s = min(start_s + delay_s, latest_s)
-        self._at(head_s, lambda: self._way_in.offer(head_s, n_bytes, priority, latest_s, self._comes_in(deliver)))
-
-    def _comes_in(self, deliver: Callable[[], None]) -> Entered:
-        return lambda start_s, end_s: self._at(end_s, deliver)
+        arrived = lambda start_s, end_s: self._at(end_s, deliver, args)  # noqa: E731
+        self._at(head_s, self._way_in.offer, (head_s, n_bytes, priority, latest_s, arrived))

@@ -21,6 +21,7 @@ from jaxdt.core.events import (
     UPDATE,
     Accumulated,
     Action,
+    Broadcast,
     Committed,
     Drained,
     Evaluated,
@@ -80,7 +81,7 @@ class AllReduce:
         self._rounds = Rounds(peer, groups, slice_bytes)
         self._ledger = Ledger()
         self._view: View | None = None
-        self._version = 0
+        self._updated_to(0)
         self._joining = False
         self._updating: Record | None = None
         self._next_record: Record | None = None  # with a delay it may come before we are ready for it
@@ -89,9 +90,21 @@ class AllReduce:
         self._n_gathers: Counter[int] = Counter()
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
-        if type(event) is Received:
-            return self._received(event.header.src, event.body) if self._view else []
-        match event:
+        match event:  # the frequent ones first
+            case Received():
+                return self._received(event.header.src, event.body) if self._view else []
+            case Accumulated():
+                self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
+                if event.loss_sum is not None:
+                    self._ledger.measured(event.step, Tally(event.loss_sum, event.n_samples))
+            case Ran():
+                return self._ran(event.work)
+            case Summed(key, digest, sq_norm):
+                return self._on_summed(key, digest, sq_norm)
+            case Evaluated(step, n_samples, loss_sum):
+                self._ledger.measured(step, Tally(0.0, 0, loss_sum, n_samples))
+            case Drained(step):
+                return self._gather(step)
             case ViewChanged(view):
                 return self._adopt(view)
             case Outside(view):
@@ -103,20 +116,6 @@ class AllReduce:
                 return self._say_prepared_again()
             case Restored(version):
                 return [Updated(self._stage, version)]
-            case Accumulated(step, stage, microbatch, n_samples, loss_sum):
-                self._ledger.add(step, (stage, microbatch), n_samples)
-                if loss_sum is not None:
-                    self._ledger.measured(step, Tally(loss_sum, n_samples))
-            case Evaluated(step, n_samples, loss_sum):
-                self._ledger.measured(step, Tally(0.0, 0, loss_sum, n_samples))
-            case Drained(step):
-                return self._gather(step)
-            case Ran(Work(kind="G") as work):
-                return self._on_gathered(work.step)
-            case Summed(key, digest, sq_norm):
-                return self._on_summed(key, digest, sq_norm)
-            case Ran(Work(kind="U") as work):
-                return self._advance(work.step)
         return []
 
     def _received(self, src: int, body: Message) -> list[Action | Event]:
@@ -130,6 +129,11 @@ class AllReduce:
             case Committed(record):
                 return self._on_committed(record)
         return []
+
+    def _ran(self, work: Work) -> list[Action | Event]:
+        if work.kind == GATHER:
+            return self._on_gathered(work.step)
+        return self._advance(work.step) if work.kind == UPDATE else []
 
     # --------------------------------------------------------------------------------------------------------- views
 
@@ -147,7 +151,8 @@ class AllReduce:
 
     def _enter(self, view: View) -> list[Action | Event]:
         """The first view of ours: with the run's first we begin, in any other we join."""
-        self._view, self._version = view, view.n_committed
+        self._view = view
+        self._updated_to(view.n_committed)
         self._drained.clear()
         self._joining = self._peer in view.joining
         begins = [] if self._joining else [Updated(self._stage, self._version)]
@@ -163,16 +168,16 @@ class AllReduce:
         self._rounds.drop(steps)
         return told if self._updating else [*told, Free(steps[-1])]
 
-    @property
-    def _steps(self) -> range:
-        """The steps of which something may be here: as many as may be under way at once, and as many again, since
+    def _updated_to(self, version: int) -> None:
+        """The steps of which something may be here are as many as may be under way at once, and as many again, since
         others may have applied the updates of all of those already."""
-        return range(self._version, self._version + 2 * (1 + self._delay.steps))
+        self._version, self._steps = version, range(version, version + 2 * (1 + self._delay.steps))
 
     def _go_back(self) -> list[Action]:
         """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
         steps, view, self._rollback = self._steps, self._rollback, None
-        self._view, self._version, self._next_record = view, view.n_committed, None
+        self._view, self._next_record = view, None
+        self._updated_to(view.n_committed)
         self._drained.clear()
         self._joining = False
         self._ledger.free(steps)
@@ -207,13 +212,12 @@ class AllReduce:
     def _freeze(self, exchange: Exchange) -> list[Action]:
         """Our set is final and our vector is there: keep our own shard, send every other owner its slices."""
         exchange.frozen = True
-        step = exchange.round.step
-        own_stage = exchange.group.stages == (self._stage,)  # losses are counted in one group only
-        tally = self._ledger.tally(step) if own_stage else NO_LOSSES
-        part = (self._ledger.items(step), self._ledger.n_samples(step), tally)
-        for bounds in exchange.slices(self._peer):
-            exchange.parts.setdefault(bounds, {})[self._peer] = part
         round, me = exchange.round, self._peer
+        own_stage = exchange.group.stages == (self._stage,)  # losses are counted in one group only
+        tally = self._ledger.tally(round.step) if own_stage else NO_LOSSES
+        part = (self._ledger.items(round.step), self._ledger.n_samples(round.step), tally)
+        for (lo, hi), parts in exchange.parts.items():
+            parts[me] = Shard(SliceKey(round, lo, hi, me), *part)
         return [
             Send(owner, Shard(SliceKey(round, lo, hi, me), *part), FLOAT_BYTES * (hi - lo), BULK)
             for (lo, hi), owner in exchange.in_turn
@@ -225,41 +229,37 @@ class AllReduce:
         return [a for bounds in exchange.slices(self._peer) for a in self._try_sum(exchange, bounds)]
 
     def _on_shard(self, src: int, shard: Shard) -> list[Action]:
-        exchange = self._rounds.find(shard.key, self._steps)
-        bounds = (shard.key.lo, shard.key.hi)
-        if exchange is None or exchange.owner_of.get(bounds) != self._peer or src not in exchange.member_set:
+        exchange, bounds = self._rounds.find(shard.key.round, self._steps), (shard.key.lo, shard.key.hi)
+        if exchange is None or bounds not in exchange.parts or src not in exchange.member_set:
             return []
-        parts = exchange.parts.setdefault(bounds, {})
-        parts[src] = (shard.items, shard.n_samples, shard.tally)
-        return self._try_sum(exchange, bounds) if len(parts) == len(exchange.members) else []
+        exchange.parts[bounds][src] = shard
+        return self._try_sum(exchange, bounds)
 
     def _try_sum(self, exchange: Exchange, bounds: Bounds) -> list[Action]:
-        parts = exchange.parts.get(bounds, {})
+        parts = exchange.parts[bounds]
         if len(parts) < len(exchange.members):
             return []
-        in_order = [parts[src] for src in exchange.members]
-        cover = (exchange.members, tuple([items for items, _, _ in in_order]))
+        shards = [parts[src] for src in exchange.members]
+        cover = (exchange.members, tuple([shard.items for shard in shards]))
         problem = self._problem(exchange, cover)
         if not problem:
-            n_samples = sum(n for _, n, _ in in_order) // len(exchange.group.stages)
-            exchange.covers[bounds] = (cover, n_samples, total(tally for _, _, tally in in_order))
+            n_samples = sum([shard.n_samples for shard in shards]) // len(exchange.group.stages)
+            exchange.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
         return problem or [Sum(exchange.key(bounds), exchange.members)]
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
-        exchange = self._rounds.find(key, self._steps)
+        exchange = self._rounds.find(key.round, self._steps)
         bounds = (key.lo, key.hi)
         if exchange is None or bounds not in exchange.covers:
             return []  # of a round that is void by now
         del exchange.parts[bounds]
         cover, n_samples, tally = exchange.covers.pop(bounds)
         body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
-        sends = [Send(member, body, n_bytes, BULK) for member in exchange.receivers if member != self._peer]
-        return sends + self._hold(exchange, body)
+        return [Broadcast(exchange.receivers, body, n_bytes, BULK), *self._hold(exchange, body)]
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
-        exchange = self._rounds.find(reduced.key, self._steps)
-        bounds = (reduced.key.lo, reduced.key.hi)
-        if exchange is None or not exchange.gives(src, bounds) or bounds in exchange.sums:
+        exchange, bounds = self._rounds.find(reduced.key.round, self._steps), (reduced.key.lo, reduced.key.hi)
+        if exchange is None or bounds in exchange.sums or not exchange.gives(src, bounds):
             return []
         return self._problem(exchange, reduced.cover) or self._hold(exchange, reduced)
 
@@ -281,8 +281,8 @@ class AllReduce:
         mine = self._rounds.known(step)
         if self._joining or mine is None or not all(exchange.complete for exchange in mine):
             return []
-        admission = next(member.admission for member in self._view.members if member.peer == self._peer)
-        return [Send(COORDINATOR, Prepared(step, admission, tuple(exchange.result() for exchange in mine)))]
+        admission = self._view.by_peer[self._peer].admission
+        return [Send(COORDINATOR, Prepared(step, admission, tuple([exchange.result() for exchange in mine])))]
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -307,7 +307,7 @@ class AllReduce:
             return self._go_back()
         if self._view and (done.lineage, step) != (self._view.lineage, self._version):
             return [Free(step)]  # we were outside meanwhile, and join at a later version
-        self._version = step + 1
+        self._updated_to(step + 1)
         self._ledger.free([step])
         self._rounds.drop([step])
         if self._view is None:  # since then: what was under way beside it is void

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.core.events import GroupResult, Record, Reduced, Round, SliceKey, Tally, View
+from jaxdt.core.events import GroupResult, Record, Reduced, Round, Shard, SliceKey, Tally, View
 from jaxdt.core.ledger import Item, cover_problem
 from jaxdt.core.sizes import Group
 
@@ -25,6 +25,7 @@ class Cut:
     """Who adds up which slices of a group's vector. `in_turn`: slices and owners, owners in turn rather than one after
     the other, so that all links are busy from the start. Not to be written to: all rounds of the members share it."""
 
+    member_set: frozenset[int]
     slices: dict[int, list[Bounds]]
     owner_of: dict[Bounds, int]
     in_turn: tuple[tuple[Bounds, int], ...]
@@ -40,41 +41,42 @@ def cut(n_elements: int, members: tuple[int, ...], slice_elements: int) -> Cut:
     owner_of = {bounds: owner for owner, own in slices.items() for bounds in own}
     turns = itertools.zip_longest(*slices.values())
     in_turn = tuple((bounds, owner) for turn in turns for bounds, owner in zip(turn, slices, strict=True) if bounds)
-    return Cut(slices, owner_of, in_turn)
+    return Cut(frozenset(members), slices, owner_of, in_turn)
 
 
 class Exchange:
-    """One round; or, with `held`, a round of an earlier view whose whole result those holders have: nothing is added
-    to it, and who lacks it takes it from them. `joining`: members that add nothing, and get the result all the same."""
+    """One round at `peer`; or, with `held`, a round of an earlier view whose result those holders have: nothing is
+    added to it, and who lacks it takes it from them. `joining`: members that add nothing, and get the result all the
+    same. `parts`: what has come of the slices that the peer adds up, until it does."""
 
     def __init__(
         self,
+        peer: int,
         group: Group,
         view: View,
         step: int,
         slice_elements: int,
         held: tuple[Round, tuple[int, ...]] | None = None,
     ):
-        self.group = group
-        self.members = tuple(sorted({peer for stage in group.stages for peer in view.working(stage, step)}))
-        here = {peer for stage in group.stages for peer in view.stage_peers(stage)}
+        self._peer, self.group = peer, group
+        self.members = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
+        here = {member for stage in group.stages for member in view.stage_peers(stage)}
         self.joining = tuple(sorted(here - set(self.members)))
-        self.member_set = frozenset(self.members)
         self.round, self.holders = held or (round_of(group, view, step), ())
         self.frozen = held is not None
         self._cut = cut(group.n_elements, () if held else self.members, slice_elements)
-        self.owner_of, self.in_turn = self._cut.owner_of, self._cut.in_turn
-        self.parts: dict[Bounds, dict[int, tuple[tuple[Item, ...], int, Tally]]] = {}
+        self.member_set, self.owner_of, self.in_turn = self._cut.member_set, self._cut.owner_of, self._cut.in_turn
+        self.parts: dict[Bounds, dict[int, Shard]] = {bounds: {} for bounds in self.slices(peer)}
         self.covers: dict[Bounds, tuple[Cover, int, Tally]] = {}
-        self.sums: dict[Bounds, tuple[int, float]] = {}
+        self.sums: dict[Bounds, Reduced] = {}
         self.good_cover: Cover | None = None
-        self.n_samples, self.tally = 0, Tally()
         self._n_held = 0
+        self.complete = not group.n_elements
 
     @property
     def receivers(self) -> tuple[int, ...]:
-        """Everyone who gets the sums."""
-        return self.members + self.joining
+        """Everyone else: they get the sums."""
+        return tuple([member for member in self.members + self.joining if member != self._peer])
 
     def key(self, bounds: Bounds, src: int | None = None) -> SliceKey:
         return SliceKey(self.round, *bounds, src)
@@ -101,24 +103,17 @@ class Exchange:
     def hold(self, sum: Reduced) -> None:
         """A slice's sum is here."""
         lo, hi = sum.key.lo, sum.key.hi
-        self.sums[lo, hi] = (sum.digest, sum.sq_norm)
-        self.n_samples, self.tally = sum.n_samples, sum.tally
+        self.sums[lo, hi] = sum
         self._n_held += hi - lo
-
-    def reduced(self, bounds: Bounds) -> Reduced:
-        """The message that carries a sum which is here."""
-        return Reduced(self.key(bounds), self.good_cover, self.n_samples, *self.sums[bounds], self.tally)
-
-    @property
-    def complete(self) -> bool:
-        return self._n_held == self.group.n_elements
+        self.complete = self._n_held == self.group.n_elements
 
     def result(self) -> GroupResult:
-        """The digest covers the slices' digests, so it is equal iff all the sums are."""
+        """The digest covers the slices' digests, so it is equal iff all the sums are. All slices have the same samples
+        and losses."""
         sums = [self.sums[bounds] for bounds in sorted(self.sums)]
-        digest = zlib.crc32(b"".join(digest.to_bytes(4, "little") for digest, _ in sums))
-        sq_norm = math.fsum(sq_norm for _, sq_norm in sums)
-        return GroupResult(self.round, digest, sq_norm, self.n_samples, self.tally)
+        digest = zlib.crc32(b"".join([sum.digest.to_bytes(4, "little") for sum in sums]))
+        sq_norm = math.fsum([sum.sq_norm for sum in sums])
+        return GroupResult(self.round, digest, sq_norm, sums[0].n_samples, sums[0].tally)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

@@ -3,7 +3,7 @@ over from others."""
 
 from collections.abc import Iterable
 
-from jaxdt.core.events import BULK, Action, Forget, Round, Send, SliceKey, Take, View
+from jaxdt.core.events import BULK, Action, Forget, Round, Send, Take, View
 from jaxdt.core.sizes import Group
 from jaxdt.sync.exchange import Bounds, Exchange, round_of
 
@@ -28,19 +28,16 @@ class Rounds:
         found = [self._exchanges.get((step, group.name)) for group in self.groups]
         return found if all(found) else None
 
-    def find(self, key: SliceKey, steps: range) -> Exchange | None:
+    def find(self, round: Round, steps: range) -> Exchange | None:
         """The exchange that a message belongs to; None for a round that is over, or ahead of `steps`, or not ours."""
-        theirs = key.round
-        exchange = self._exchanges.get((theirs.step, theirs.group))
+        exchange = self._exchanges.get((round.step, round.group))
         if exchange is None:
-            group = next((group for group in self.groups if group.name == theirs.group), None)
-            if group is None or theirs.step not in steps:
+            group = next((group for group in self.groups if group.name == round.group), None)
+            if group is None or round.step not in steps:
                 return None
-            exchange = self._exchange(theirs.step, group)
+            exchange = self._exchange(round.step, group)
         mine = exchange.round  # of the same step and group, by the look-up
-        if mine.group_view != theirs.group_view or mine.attempt != theirs.attempt:
-            return None
-        return exchange if (key.lo, key.hi) in exchange.owner_of or exchange.holders else None
+        return exchange if mine.group_view == round.group_view and mine.attempt == round.attempt else None
 
     def drop(self, steps: Iterable[int]) -> None:
         for step in steps:
@@ -73,7 +70,7 @@ class Rounds:
     def _exchange(self, step: int, group: Group) -> Exchange:
         at = (step, group.name)
         if at not in self._exchanges:
-            self._exchanges[at] = Exchange(group, self._view, step, self._slice_elements)
+            self._exchanges[at] = Exchange(self._peer, group, self._view, step, self._slice_elements)
         return self._exchanges[at]
 
     def _renew(self, step: int, name: str, held: Round | None) -> list[Action]:
@@ -87,7 +84,7 @@ class Rounds:
 
     def _catch_up(self, exchange: Exchange) -> list[Action]:
         """Who joins gets what was summed for the step before its view was here."""
-        now = Exchange(exchange.group, self._view, exchange.round.step, self._slice_elements)
+        now = Exchange(self._peer, exchange.group, self._view, exchange.round.step, self._slice_elements)
         new, exchange.joining = set(now.joining) - set(exchange.joining), now.joining
         mine = [bounds for bounds in exchange.slices(self._peer) if bounds in exchange.sums]
         return [send for peer in sorted(new - {self._peer}) for send in self._send_sums(peer, exchange, mine)]
@@ -98,9 +95,8 @@ class Rounds:
         exchange = self._exchanges.get((step, group.name))
         if exchange and exchange.complete:
             return []
-        self._exchanges[step, group.name] = Exchange(group, self._view, step, self._slice_elements, held)
+        self._exchanges[step, group.name] = Exchange(self._peer, group, self._view, step, self._slice_elements, held)
         return [Send(held[1][0], Take(held[0]))]
 
     def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
-        bodies = [exchange.reduced(bounds) for bounds in slices]
-        return [Send(dst, body, FLOAT_BYTES * (body.key.hi - body.key.lo), BULK) for body in bodies]
+        return [Send(dst, exchange.sums[lo, hi], FLOAT_BYTES * (hi - lo), BULK) for lo, hi in slices]

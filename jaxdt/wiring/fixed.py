@@ -11,6 +11,7 @@ follows from the view, so that all members agree; this machine does a step from 
 counted and kept when a view comes in between is the other's to go on with.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from jaxdt.core.evaluation import n_held_out
@@ -78,25 +79,30 @@ class FixedWiring:
         self._order: Order = ()
         self._strict_from = NEVER  # the first step of the view that is done here
         self._step = -1
-        self._work: list[Work] = []
-        self._arrived: set[Key] = set()
+        self._work: deque[Work] = deque()
+        self._arrived: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
         self._counted: set[tuple[str, int]] = set()
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
-        match event:
-            case Ran(work, _, _, values) if self._work and work.step == self._step and work.kind in COMPUTING:
+        kind = type(event)
+        if kind is Ran:
+            work = event.work
+            if self._work and work.step == self._step and work.kind in COMPUTING:
                 self._detour.running = None
-                self._work.pop(0)
-                return self._finished(work, values) + self._next()
-            case Received(_, Boundary(key)) if key.step >= self._strict_from:
-                self._arrived.add(key)
+                self._work.popleft()
+                return self._finished(work, event.values) + self._next()
+        elif kind is Received:
+            if type(event.body) is Boundary and event.body.key.step >= self._strict_from:
+                key = event.body.key
+                self._arrived.add((key.kind, key.step, key.stage, key.microbatch))
                 return self._next()
-            case Updated(_, version) if version >= self._strict_from:
-                return self._begin(version)
-            case ViewChanged(view):
-                return self._adopt(now_s, view)
-            case Outside():
-                self._stop()
+        elif kind is Updated:
+            if event.version >= self._strict_from:
+                return self._begin(event.version)
+        elif kind is ViewChanged:
+            return self._adopt(now_s, event.view)
+        elif kind is Outside:
+            self._stop()
         return self._detour.handle(now_s, event) + self._next()
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
@@ -129,7 +135,7 @@ class FixedWiring:
         self._step, self._counted = step, self._detour.stand_by(step)
         if self._pipeline is None:
             return [Drained(step)]  # in reserve
-        self._work = [*self._evaluations(step), *self._order]
+        self._work = deque((*self._evaluations(step), *self._order))
         return self._next()
 
     def _evaluations(self, step: int) -> list[Work]:
@@ -146,36 +152,33 @@ class FixedWiring:
             if key not in self._arrived:
                 return []
             self._arrived.remove(key)
-        self._detour.running = Work(work.stage, work.kind, work.microbatch, self._peer, self._step)
-        return [Run(self._detour.running)]
+        self._detour.running = work = Work(self._stage, work.kind, work.microbatch, self._peer, self._step)
+        return [Run(work)]
 
-    def _need(self, work: Work) -> Key | None:
-        """The tensor that must have come over a link before this Work may run."""
-        stage, m = work.stage, work.microbatch
+    def _need(self, work: Work) -> tuple[str, int, int, int] | None:
+        """The fields of the tensor's key that must have come over a link before this Work may run."""
         if work.kind == BACKWARD:
-            return None if self._last else Key("grad", self._step, stage + 1, m)
-        return None if self._first else Key("act" if work.kind == FORWARD else "eval", self._step, stage, m)
+            return None if self._last else ("grad", self._step, self._stage + 1, work.microbatch)
+        kind = "act" if work.kind == FORWARD else "eval"
+        return None if self._first else (kind, self._step, self._stage, work.microbatch)
 
     def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
-        step, stage, m = self._step, work.stage, work.microbatch
-        n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
-        told: list[Action | Event] = [*self._retention.made(work)]
+        step, stage, m = self._step, self._stage, work.microbatch
+        told: list[Action | Event] = self._retention.made(work)
         if work.kind == BACKWARD:
             self._counted.add((BACKWARD, m))
-            told.append(Accumulated(step, stage, m, n_samples, loss_sum))
+            told.append(Accumulated(step, stage, m, int(values.get("n_samples", 0)), values.get("loss_sum")))
             if not self._first:
-                told.append(self._send(Key("grad", step, stage, m), stage - 1))
+                told.append(self._send(Key("grad", step, stage, m), back=True))
             if not self._work:
                 told.append(Drained(step))
-            return told
-        if not self._last:
-            kind = "act" if work.kind == FORWARD else "eval"
-            return [*told, self._send(Key(kind, step, stage + 1, m), stage + 1)]
-        if work.kind == EVALUATE:
+        elif not self._last:
+            told.append(self._send(Key("act" if work.kind == FORWARD else "eval", step, stage + 1, m), back=False))
+        elif work.kind == EVALUATE:
             self._counted.add((EVALUATE, m))
-            told.append(Evaluated(step, n_samples, loss_sum))
+            told.append(Evaluated(step, int(values.get("n_samples", 0)), values.get("loss_sum")))
         return told
 
-    def _send(self, key: Key, stage: int) -> Send:
-        back = stage < self._stage
-        return Send(self._seats[stage][self._pipeline], Boundary(key), self._boundary_bytes[self._pipeline][back])
+    def _send(self, key: Key, back: bool) -> Send:
+        to = self._seats[self._stage - 1 if back else self._stage + 1][self._pipeline]
+        return Send(to, Boundary(key), self._boundary_bytes[self._pipeline][back])

@@ -19,12 +19,14 @@ class Retention:
         self._bytes |= dict.fromkeys((BACKWARD, REGENERATE), gradient_bytes if stage > 0 else 0)
         self._whole: dict[int, int] = {}  # microbatch -> bytes, oldest first
         self._half: dict[int, int] = {}
+        self._kept_bytes = 0  # of both
         self._promised = False
 
     def begin(self) -> None:
         """A step begins; what was kept for the one before is gone."""
         self._whole.clear()
         self._half.clear()
+        self._kept_bytes = 0
         self._promised = False
 
     def made(self, work: Work) -> list[Discard]:
@@ -33,13 +35,15 @@ class Retention:
             return []
         m, n_bytes = work.microbatch, self._bytes[work.kind]
         if work.kind == FORWARD:
+            self._kept_bytes += n_bytes - self._half.get(m, 0)
             self._half[m] = n_bytes
             return []
+        self._kept_bytes += n_bytes - self._whole.get(m, 0)
         self._whole[m] = self._half.pop(m, 0) + n_bytes
         gone = []
-        while not self._promised and len(self._whole) > 1 and self._total > self._budget_bytes:
+        while self._kept_bytes > self._budget_bytes and not self._promised and len(self._whole) > 1:
             oldest = next(iter(self._whole))
-            del self._whole[oldest]
+            self._kept_bytes -= self._whole.pop(oldest)
             gone.append(Discard(Key("act", work.step, self._stage + 1, oldest)))
             gone.append(Discard(Key("grad", work.step, self._stage, oldest)))
         return gone
@@ -48,7 +52,3 @@ class Retention:
         """The microbatches whose tensors are here; from now on they stay until the step is over."""
         self._promised = True
         return tuple(sorted(self._whole))
-
-    @property
-    def _total(self) -> int:
-        return sum(self._whole.values()) + sum(self._half.values())

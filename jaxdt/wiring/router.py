@@ -12,6 +12,7 @@ from jaxdt.core.events import NOBODY
 GAMMA = 0.1
 UNKNOWN_S = 1.0
 BANNED = float("inf")
+BANNED_MAX = 64
 
 
 class Ema:
@@ -64,9 +65,12 @@ class StageQueue:
         self._measured.setdefault(peer, Measured())
 
     def ban(self, peer: int) -> None:
-        """Not chosen again until it is added again; what was measured stays."""
-        if peer in self._priority:
+        """Not chosen again until it is added again; what was measured stays, of the last BANNED_MAX."""
+        if self._priority.pop(peer, None) is not None:
             self._priority[peer] = BANNED
+        banned = [one for one, priority in self._priority.items() if priority == BANNED]
+        for one in banned[:-BANNED_MAX]:
+            del self._priority[one], self._measured[one], self._last_choice[one]
 
     def measured(self, peer: int, kind: str, seconds: float) -> None:
         """A Work of this kind was done there."""
