@@ -260,6 +260,15 @@ def test_the_coordinators_own_link_is_not_suspected():
     assert not [b for b in bodies(machine.handle(9.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
 
 
+def test_a_coordinator_that_is_there_again_is_greeted():
+    """Also before it has told us a view. It may have been started anew, and must know who is here."""
+    newcomer = Membership(SEAT)
+    newcomer.handle(0.0, Started("h1:1"))
+    for machine in (member(), newcomer):
+        assert machine.handle(1.0, LinkChanged(COORDINATOR, False, "reset")) == []
+        assert Hello(1, 1, "f", "h1:1") in bodies(machine.handle(2.0, LinkChanged(COORDINATOR, True)))
+
+
 def test_ended_and_interrupted_stop_the_peer():
     assert member().handle(1.0, from_coordinator(Ended(3, "peer 0: lost"))) == [Stop(3, "peer 0: lost")]
     assert member().handle(1.0, Interrupted()) == [Stop(130, "interrupted")]

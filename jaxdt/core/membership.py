@@ -201,7 +201,7 @@ class Membership:
         return Send(COORDINATOR, body)
 
     def _link(self, now_s: float, peer: int, up: bool) -> list[Action]:
-        if not up and peer not in self._speakers:
+        if not up and peer != COORDINATOR and peer not in self._speakers:
             return [Disconnect(peer)]  # nothing of it is kept
         if not up:
             self._down_since_s.setdefault(peer, now_s)
