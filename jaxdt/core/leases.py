@@ -7,7 +7,7 @@ from jaxdt.core.deadline import Deadline
 from jaxdt.core.joiners import Joiners
 from jaxdt.core.roster import Roster
 
-RECONNECT_S = 1.5
+RECONNECT_S = 1.5  # a broken connection that does not come back within it is a fault
 JOINERS_FLOORS = 2.0
 
 

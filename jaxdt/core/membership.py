@@ -60,6 +60,7 @@ from jaxdt.core.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.core.leases import RECONNECT_S
 
 FIRST_CONTACT_S = 120.0
 BAD_INPUT = 2
@@ -240,7 +241,7 @@ class Membership:
             return []
         actions: list[Action] = []
         for peer, since_s in sorted(self._down_since_s.items()):
-            if peer != COORDINATOR and now_s - since_s > self.seat.deadline_floor_s:
+            if peer != COORDINATOR and now_s - since_s > RECONNECT_S:
                 self._down_since_s[peer] = now_s  # to be said again, if it still holds
                 actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions
