@@ -49,9 +49,11 @@ class Ledger:
 
 def cover_problem(sets: Mapping[int, Collection[Item]], stages: Iterable[int], n_microbatches: int) -> str:
     """'' if the members' sets are disjoint and cover every microbatch of every stage; else what is wrong."""
-    expected = _expected(tuple(stages), n_microbatches)
-    items = list(itertools.chain.from_iterable(sets.values()))
-    if items == expected or sorted(items) == expected:  # in order already where pipelines take runs of microbatches
+    stages = tuple(stages)
+    if tuple(sets.values()) == _in_runs(stages, n_microbatches, tuple(map(len, sets.values()))):
+        return ""  # pipelines take runs of microbatches, and comparing sets whole does not touch their items
+    expected = _expected(stages, n_microbatches)
+    if sorted(itertools.chain.from_iterable(sets.values())) == expected:
         return ""
     holder: dict[Item, int] = {}
     for member, items in sorted(sets.items()):
@@ -68,6 +70,13 @@ def cover_problem(sets: Mapping[int, Collection[Item]], stages: Iterable[int], n
 @functools.lru_cache(maxsize=64)
 def _expected(stages: tuple[int, ...], n_microbatches: int) -> list[Item]:
     return sorted(_same((stage, m)) for stage in set(stages) for m in range(n_microbatches))
+
+
+@functools.lru_cache(maxsize=64)
+def _in_runs(stages: tuple[int, ...], n_microbatches: int, lengths: tuple[int, ...]) -> tuple[tuple[Item, ...], ...]:
+    """What is expected, dealt out in order to sets of such lengths."""
+    items = iter(_expected(stages, n_microbatches))
+    return (*(tuple(itertools.islice(items, n)) for n in lengths), *((item,) for item in items))
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -66,6 +66,7 @@ from jaxdt.sim.faults import COMES, CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN
 from jaxdt.sim.hosts import host_of
 from jaxdt.sim.lines import Lines, LinkOptions
 from jaxdt.sim.seating import CRASHED, Outcome, Seating
+from jaxdt.sim.tensors import NoTensors
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 
@@ -102,6 +103,7 @@ class Simulation:
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
         self._free = {LANES[name] for name in free}
+        self._tensors = not all(isinstance(seat.tensors, NoTensors) for seat in seats.values())
         self._calendar = Calendar()
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
         n_on = Counter(seat.host for seat in seats.values())
@@ -304,7 +306,8 @@ class Simulation:
 
     def _post(self, src: int, to: tuple[int, ...], send: Send | Broadcast) -> None:
         now_s, event, tensor = self.outcome.now_s, Received(send.header, send.body), None
-        if has_tensor := type(send.body) in WITH_TENSOR:
+        has_tensor = type(send.body) in WITH_TENSOR
+        if has_tensor and self._tensors:
             tensor = self._seats[src].tensors.take(send.body)
         for dst in to:
             if has_tensor and self._trace:
@@ -322,11 +325,10 @@ class Simulation:
     def _deliver(self, dst: int, event: Received, tensor: Any) -> None:
         if dst in self.outcome.stopped:
             return
-        body = event.body
-        if type(body) in WITH_TENSOR:
-            self._seats[dst].tensors.put(body, event.header.src, tensor)
+        if (self._tensors or self._trace) and type(event.body) in WITH_TENSOR:
+            self._seats[dst].tensors.put(event.body, event.header.src, tensor)
             if self._trace:
-                self._trace.recv(dst, self.outcome.now_s, event.header.src, body.key)
+                self._trace.recv(dst, self.outcome.now_s, event.header.src, event.body.key)
         self._event(dst, event)
 
     def _run(self, peer: int, run: Run) -> None:
