@@ -13,9 +13,10 @@ LR_SCHEDULES = ("constant", "cosine", "linear")
 class OptimConfig:
     """`lr` climbs linearly over `warmup_steps` updates, then stays or falls to `final_lr_frac * lr` at update
     `decay_steps` (counted from the first update, warm-up included; a constant schedule does not read it).
-    `momentum` is for sgd, `b1`, `b2` and `eps` for the others; `gradient_frac` is for adamw: so much of an update is the
-    newest gradient by itself, the rest its running mean. With a larger `b1` it steadies delayed updates. `clip_norm` bounds the norm of the whole model's
-    gradient, 0 turns it off; no single stage can apply it, so it reaches `update` inside `scale`."""
+    `momentum` is for sgd, `b1`, `b2` and `eps` for the others. `gradient_frac` is for adamw: so much of an update is
+    the newest gradient by itself, the rest its running mean; with a larger `b1` it steadies delayed updates.
+    `clip_norm` bounds the norm of the whole model's gradient, 0 turns it off; no single stage can apply it, so it
+    reaches `update` inside `scale`."""
 
     name: str = "adamw"
     lr: float = 1e-3
