@@ -103,7 +103,7 @@ class Simulation:
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
         self._free = {LANES[name] for name in free}
-        self._tensors = not all(isinstance(seat.tensors, NoTensors) for seat in seats.values())
+        self._has_tensors = not all(isinstance(seat.tensors, NoTensors) for seat in seats.values())
         self._calendar = Calendar()
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
         n_on = Counter(seat.host for seat in seats.values())
@@ -305,10 +305,8 @@ class Simulation:
             self._start(body.peer, body.stage)
 
     def _post(self, src: int, to: tuple[int, ...], send: Send | Broadcast) -> None:
-        now_s, event, tensor = self.outcome.now_s, Received(send.header, send.body), None
-        has_tensor = type(send.body) in WITH_TENSOR
-        if has_tensor and self._tensors:
-            tensor = self._seats[src].tensors.take(send.body)
+        now_s, event, has_tensor = self.outcome.now_s, Received(send.header, send.body), type(send.body) in WITH_TENSOR
+        tensor = self._seats[src].tensors.take(send.body) if has_tensor and self._has_tensors else None
         for dst in to:
             if has_tensor and self._trace:
                 self._trace.send(src, now_s, dst, send.body.key, send.n_bytes)
@@ -325,7 +323,7 @@ class Simulation:
     def _deliver(self, dst: int, event: Received, tensor: Any) -> None:
         if dst in self.outcome.stopped:
             return
-        if (self._tensors or self._trace) and type(event.body) in WITH_TENSOR:
+        if (self._has_tensors or self._trace) and type(event.body) in WITH_TENSOR:
             self._seats[dst].tensors.put(event.body, event.header.src, tensor)
             if self._trace:
                 self._trace.recv(dst, self.outcome.now_s, event.header.src, event.body.key)
