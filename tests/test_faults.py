@@ -9,6 +9,7 @@ from jaxdt.core.events import (
     COORDINATOR,
     PASSING,
     Boundary,
+    Connect,
     Have,
     Header,
     Heartbeat,
@@ -114,6 +115,14 @@ def test_both_ends_see_a_long_cut_break_and_heal():
     silent, heard = play([Fault(1.0, CUT, 0, 5.0, others=(1,), breaks_s=2.0)], {})
     assert heard == [(3.0, LinkChanged(0, False, CUT)), (6.0, LinkChanged(0, True))]
     assert silent == [(3.0, LinkChanged(1, False, CUT)), (6.0, LinkChanged(1, True))]
+
+
+def test_who_dials_over_a_link_that_is_seen_to_be_cut_learns_of_it_unless_it_heals_meanwhile():
+    """Else it would believe for ever that a link is down which is not."""
+    cut = Fault(1.0, CUT, 0, 1.5, others=(1,), breaks_s=0.25)
+    dials, _ = play([cut], {at: [Connect(1, "")] for at in (1.125, 2.0, 2.4375)})
+    down = [now_s for now_s, event in dials if event == LinkChanged(1, False, CUT)]
+    assert down == [1.25, 2.0 + CRASH_SEEN_S] and dials[-1] == (2.5, LinkChanged(1, True))
 
 
 def test_overlapping_cuts_last_until_the_last_is_healed():

@@ -322,6 +322,19 @@ def test_who_saves_nothing_is_done_at_once():
     assert machine.handle(1.0, from_coordinator(CheckpointComplete(2))) == []
 
 
+def test_a_coordinator_that_was_started_anew_hears_again_who_is_done():
+    """Also if the view has changed since; not after a rollback, when it is not true any more."""
+    others = replace(VIEW, number=2, members=(Member(1, 1, 1, "h1:1"), Member(2, 1, 1, "h2:1")), n_committed=4)
+    back = replace(others, n_committed=2, lineage=1, rolled_back=True)
+    for view, again in ((others, [Done]), (back, [])):
+        machine = follower()
+        machine.handle(1.0, Updated(1, 4))
+        machine.handle(2.0, from_coordinator(view, 2, view.lineage))
+        machine.handle(3.0, LinkChanged(COORDINATOR, False, "reset"))
+        told = bodies(machine.handle(4.0, LinkChanged(COORDINATOR, True)))
+        assert [type(body) for body in told] == [Hello, *again]
+
+
 def test_without_a_period_only_the_end_is_saved():
     machine = member(checkpoint_every_steps=0)
     assert [machine.handle(1.0, Updated(1, version)) for version in (1, 2, 3)] == [[], [], []]

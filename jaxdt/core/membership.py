@@ -262,7 +262,8 @@ class Membership:
         self.view, self.lineage, self._number = view, view.lineage, view.number
         self.header = Header(self.seat.run, view.lineage, view.number, self.seat.peer)
         self._speakers = here
-        self._last_words.pop(Done, None)
+        if view.rolled_back:
+            self._last_words.pop(Done, None)
         self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in here or p == COORDINATOR}
         report = Report("view", {"view": view.number, "members": list(here)})
         told = [*ends, report, Meet(view.members), ViewChanged(view)]

@@ -80,9 +80,16 @@ class Disturbance:
 
     def dial(self, now_s: float, peer: int, other: int) -> None:
         """Who wants to reach somebody over a link that is known to be cut learns that it is."""
-        faults = self._blocks.get((peer, other, CONTROL), ())
-        if any(fault.kind == CUT and now_s >= fault.at_s + fault.breaks_s for fault in faults):
-            self._at(now_s + CRASH_SEEN_S, partial(self._tell, peer, LinkChanged(other, False, CUT)))
+        if any(now_s >= fault.at_s + fault.breaks_s for fault in self._cuts(peer, other)):
+            self._at(now_s + CRASH_SEEN_S, partial(self._dialled, peer, other))
+
+    def _dialled(self, peer: int, other: int) -> None:
+        """In vain, unless the link has healed meanwhile: nobody would say again that it is up."""
+        if self._cuts(peer, other):
+            self._tell(peer, LinkChanged(other, False, CUT))
+
+    def _cuts(self, peer: int, other: int) -> list[Fault]:
+        return [fault for fault in self._blocks.get((peer, other, CONTROL), ()) if fault.kind == CUT]
 
     def hang_up(self, now_s: float, peer: int, other: int) -> None:
         """Who is put off sees the connection break, and dials again with success, unless it is gone or the link cut."""
