@@ -16,6 +16,7 @@ from jaxdt.sync.handover import Handover
 from jaxdt.wiring.fixed import FixedWiring
 from jaxdt.wiring.gauge import Gauge
 from jaxdt.wiring.overlap import Overlap
+from jaxdt.wiring.pace import Pace
 from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.routes import MeasuredRoutes
@@ -60,7 +61,8 @@ def _peer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, start_
         outage_s=config.net.outage_s,
     )
     handover = Handover(peer, stage, config.sync.slice_bytes)
-    wirings = [_wiring(config, plan, peer, stage) for _ in range(1 + config.sync.delay)]
+    pace = Pace()
+    wirings = [_wiring(config, plan, peer, stage, pace) for _ in range(1 + config.sync.delay)]
     wiring = Overlap(peer, stage, wirings, config.delay) if len(wirings) > 1 else wirings[0]
     if config.wiring.rebalance_s:
         wiring = Gauge(wiring, config.wiring.rebalance_s / REPORTS_A_PERIOD)
@@ -112,16 +114,17 @@ def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 
-def _wiring(config: RunConfig, plan: Plan, peer: int, stage: int) -> FixedWiring | SwarmWiring:
+def _wiring(config: RunConfig, plan: Plan, peer: int, stage: int, pace: Pace) -> FixedWiring | SwarmWiring:
     sizes = [_sent_bytes(config, plan, stage, pipeline) for pipeline in range(plan.n_pipelines)]
     n_steps, evals = config.train.steps, (config.train.eval_every_steps, config.train.eval_microbatches)
     retain_bytes = config.wiring.retain_bytes // (1 + config.sync.delay)  # each of the steps under way has its share
     if config.wiring.kind == "fixed":
         return FixedWiring(plan, peer, stage, n_steps, sizes, evals, retain_bytes)
     n_routers = min(config.wiring.routers, len(plan.peers))
-    routes = MeasuredRoutes(plan.n_stages, n_routers, window(config, plan), f"{config.train.seed} {peer}")
+    sizes_of_routes = n_routers, window(config, plan), plan.n_microbatches
+    routes = MeasuredRoutes(plan.n_stages, *sizes_of_routes, f"{config.train.seed} {peer}")
     retention = Retention(stage, plan.n_stages, sizes[0], retain_bytes)
-    return SwarmWiring(peer, stage, plan.n_stages, plan.n_microbatches, n_steps, sizes, evals, routes, retention)
+    return SwarmWiring(peer, stage, plan.n_stages, plan.n_microbatches, n_steps, sizes, evals, routes, retention, pace)
 
 
 def _sent_bytes(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:

@@ -7,14 +7,13 @@ The first peer of each stage and the coordinator live on, so that their memory, 
 followed; who is killed (SIGKILL) among the others is drawn from the seed. Afterwards one process does the same steps
 alone. Prints a line a kill and one JSON object, which run_dir/churn.json keeps with all samples:
 
-  growth            of each process that lived on: what a straight line gains over the time after the warm-up, as a
-                    fraction of its mean: rss (resident memory), fds, threads. It goes through the least of each
-                    period, since connections to those who come and go are open for moments
+  growth            of each process that lived on, over the time after the warm-up, as a fraction: rss (resident
+                    memory), fds, threads; the last two, which follow the number of members, between times at which
+                    it was equal (scripts/growth.py says how)
   loss_difference   the largest relative one between the two runs' losses, step by step
   bad               what is not as promised: growth of more than 5 %, losses that differ by more than 1e-5
 """
 
-import itertools
 import json
 import os
 import random
@@ -31,6 +30,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import local_run  # noqa: E402
 import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
+from growth import WHAT, growth  # noqa: E402
 
 from jaxdt.core import network as networks  # noqa: E402
 from jaxdt.core.errors import BadInput  # noqa: E402
@@ -43,14 +43,12 @@ LATENCY_MS = flags.DEFINE_float("latency_ms", 20.0, "One way, on each emulated l
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run left in run_dir.")
 
 SAMPLE_S = 2.0
-WARM_UP = 0.25  # of the time
 GROWTH_MAX, DIFFERENCE_MAX = 0.05, 1e-5
-WHAT = ("rss", "fds", "threads")
 
 
 @dataclass
 class Churned:
-    """The fleet, its newcomers and what was seen of them. `samples[name]`: (seconds, bytes, fds, threads)."""
+    """The fleet, its newcomers and what was seen of them. `samples[name]`: (seconds, bytes, fds, threads, members)."""
 
     launcher: subprocess.Popen
     run_dir: Path
@@ -71,8 +69,13 @@ class Churned:
                 1024 * int(status["VmRSS"].split()[0]),
                 n_fds,
                 int(status["Threads"]),
+                self.n_members(),
             )
             self.samples.setdefault(name, []).append(one)
+
+    def n_members(self) -> int:
+        """Of the newest view."""
+        return len(json.loads((self.run_dir / "coordinator" / "view.json").read_bytes())["members"])
 
     def join(self) -> None:
         n = self.n_kills
@@ -128,19 +131,6 @@ def churn(run_dir: Path, immortal: set[str], network: Path) -> Churned:
     return one
 
 
-def growth(samples: list[tuple]) -> dict[str, float]:
-    """By what fraction of its mean each figure grows after the warm-up."""
-    settled = [sample for sample in samples if sample[0] > WARM_UP * samples[-1][0]]
-    periods = [list(group) for _, group in itertools.groupby(settled, key=lambda one: one[0] // PERIOD_S.value)]
-    seconds = [period[0][0] for period in periods]
-    found = {}
-    for at, what in enumerate(WHAT, start=1):
-        values = [min(sample[at] for sample in period) for period in periods]
-        slope = statistics.linear_regression(seconds, values).slope
-        found[what] = slope * (seconds[-1] - seconds[0]) / statistics.mean(values)
-    return found
-
-
 def main() -> int:
     run_flags.required("config", "run_dir")
     _, plan, _ = run_flags.config_and_plan()
@@ -155,10 +145,10 @@ def main() -> int:
     one = churn(run_dir, immortal, network)
     got = one.losses()
     whole = ["--config.plan.stages=1", "--config.plan.pipelines=1", f"--config.train.steps={len(got)}"]
-    launch(alone, *whole, "--config.wiring.kind=fixed").wait()
+    launch(alone, *whole, "--config.wiring.kind=fixed", "--config.wiring.rebalance_s=0").wait()
     expected = losses(alone)
     difference = max((abs(a - b) / abs(b) for a, b in zip(got, expected, strict=False)), default=float("inf"))
-    grown = {name: growth(samples) for name, samples in sorted(one.samples.items())}
+    grown = {name: growth(samples, PERIOD_S.value) for name, samples in sorted(one.samples.items())}
     bad = [f"{name}: {what} grows by {100 * by:.1f} %" for name, all_ in grown.items() for what, by in all_.items()
            if by > GROWTH_MAX]  # fmt: skip
     bad += [] if difference <= DIFFERENCE_MAX else [f"losses differ by {difference:.1e}"]
@@ -169,7 +159,7 @@ def main() -> int:
         "steps": len(got),
         "growth": grown,
         "means": {
-            name: dict(zip(WHAT, map(statistics.mean, list(zip(*all_, strict=True))[1:]), strict=True))
+            name: dict(zip(WHAT, map(statistics.mean, list(zip(*all_, strict=True))[1:]), strict=False))
             for name, all_ in sorted(one.samples.items())
         },  # fmt: skip
         "loss_difference": difference,

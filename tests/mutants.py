@@ -1,11 +1,10 @@
 """Planted mistakes in the step protocol (step protocol, Sec. 11), each of which the fuzzer must find.
 
 A mutant stands between the driver and one machine and changes what goes in or comes out, so it needs to know messages,
-not the machines' insides; two replace a function of the exchange instead. `MUTANTS` says by which invariants each may
-show itself, and among which of the fuzzer's seeds.
+not the machines' insides; some replace a function or a number of theirs instead. `MUTANTS` says by which invariants
+each may show itself, and among which of the fuzzer's seeds.
 
-To be planted once updates are delayed: redo with the latest version, only the last record kept. Once grants have lease
-numbers: cancel without order.
+To be planted once grants have lease numbers: cancel without order.
 """
 
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
+from jaxdt.core import coordinator
 from jaxdt.core.coordinator import Coordinator
 from jaxdt.core.events import (
     COORDINATOR,
@@ -184,6 +184,26 @@ class Forgetful(Contents):
         return tensor
 
 
+class Latest(Contents):
+    """Computes with the newest version there is."""
+
+    def version_for(self, step):
+        return self.version
+
+
+class RedoesWithLatest(Mutant):
+    """From the first view that changes in mid-step on, all is computed with the newest version."""
+
+    def __init__(self, machine, contents):
+        super().__init__(machine)
+        self.contents = contents
+
+    def handle(self, now_s, event):
+        if isinstance(event, Received) and isinstance(event.body, View) and event.body.number > 1:
+            self.contents.__class__ = Latest
+        return super().handle(now_s, event)
+
+
 # ------------------------------------------------------------------------------------------------------------ the list
 
 
@@ -201,6 +221,10 @@ def without_retention(who, machine, contents):
     return machine
 
 
+def redoes_with_the_latest(who, machine, contents):
+    return machine if who == COORDINATOR else RedoesWithLatest(machine, contents)
+
+
 def forgets_its_views(who, machine, contents):
     """A coordinator that is started again knows nothing."""
     return Coordinator(machine.terms) if who == COORDINATOR and machine.view else machine
@@ -208,6 +232,10 @@ def forgets_its_views(who, machine, contents):
 
 def unchanged(who, machine, contents):
     return machine
+
+
+def one_record() -> AbstractContextManager:
+    return mock.patch.object(coordinator, "KEPT_RECORDS", 1)
 
 
 def no_cover_check() -> AbstractContextManager:
@@ -226,7 +254,7 @@ def rounds_without_view():
 MUTANTS = {
     "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
     "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}, range(20)),
-    "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE}, range(835, 845)),
+    "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE}, range(360, 366)),
     "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}, range(20)),
     "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, range(50)),
     "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, range(50)),
@@ -235,6 +263,8 @@ MUTANTS = {
     "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, range(120, 140)),
     "admission without the state": (of_peers(JoinsWithoutState), nullcontext, {APPLICABLE}, range(40)),
     "volatile views": (forgets_its_views, nullcontext, {PROGRESS, SPARED, GROWS, PREFIX}, range(100)),
+    "redo with the latest version": (redoes_with_the_latest, nullcontext, {COVER}, range(20)),
+    "only the last record kept": (unchanged, one_record, {PROGRESS}, range(70, 90)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
 }

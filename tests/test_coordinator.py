@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.core.coordinator import ROLLBACKS_MAX, Coordinator
+from jaxdt.core.deadline import RECONNECT_S
 from jaxdt.core.events import (
     COORDINATOR,
     PASSING,
@@ -40,7 +41,6 @@ from jaxdt.core.events import (
     WakeAt,
     Woke,
 )
-from jaxdt.core.leases import RECONNECT_S
 from jaxdt.core.seq_lengths import SeqLengths
 from jaxdt.core.terms import Terms
 

@@ -7,8 +7,9 @@ from test_equivalence import assert_same_training, elastic, functions_of, make_c
 
 from jaxdt.core.config import WiringConfig, default_plan
 from jaxdt.core.delay import Delay
-from jaxdt.core.events import COORDINATOR
+from jaxdt.core.events import COORDINATOR, Grant, Header, Member, Received, Run, Updated, View, ViewChanged, Work
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
+from jaxdt.wiring.overlap import Overlap
 
 
 def delayed(config, after_steps=0):
@@ -29,6 +30,36 @@ def test_the_first_steps_are_spared():
     late = Delay(1, after_steps=3)
     assert [late.version_of(step) for step in range(6)] == [0, 1, 2, 2, 3, 4]
     assert [late.open(version) for version in range(5)] == [(0,), (1,), (2, 3), (3, 4), (4, 5)]
+
+
+class Told:
+    """A wiring that writes down what it hears, and answers a grant with Work."""
+
+    def __init__(self):
+        self.heard = []
+
+    def handle(self, now_s, event):
+        match event:
+            case Received(_, Grant(step)):
+                return [Run(Work(0, "F", 0, 0, step))]
+            case Updated(_, step):
+                self.heard.append(f"begin {step}")
+        return []
+
+    def let_go(self):
+        self.heard.append("let go")
+
+
+def test_work_of_a_step_that_is_over_is_let_go_before_the_next_step_begins():
+    """A wiring that believes it has some under way does not say what it has counted."""
+    even, odd = Told(), Told()
+    overlap = Overlap(0, 0, (even, odd), Delay(1))
+    grant = lambda step: Received(Header("run", 0, 1, 1), Grant(step, "F", 0, (0,)))  # noqa: E731
+    overlap.handle(0.0, ViewChanged(View(1, 0, 0, (Member(0, 0, 1),), (1,), 0)))
+    overlap.handle(0.0, Updated(0, 0))
+    assert overlap.handle(1.0, grant(1)) and not overlap.handle(1.0, grant(0))  # the device is busy with step 1
+    overlap.handle(2.0, Updated(0, 1))
+    assert even.heard == ["begin 0", "let go", "begin 2"] and odd.heard == ["begin 1"]
 
 
 @pytest.mark.parametrize("after_steps", [0, 7])

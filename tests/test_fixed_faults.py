@@ -55,12 +55,12 @@ def routes_of(peer, *gone, **newcomers):
 
 def test_microbatches_go_their_own_way_and_past_an_open_place_by_the_others_in_turn():
     routes = routes_of(0, 3)
-    assert [routes.route("F", m, 0, 1) for m in range(8)] == [
+    assert routes.routes("F", range(8), 0, 1) == [
         *[(0, 1)] * 3,
         *[(2, 5), (2, 1), (2, 5)],
         *[(4, 5)] * 2,
     ]
-    assert routes.route("F", 4, 1, 1) == (NOBODY, 1) and routes.route("E", 5, 0, 1) == (4, 5)
+    assert routes.routes("F", [4], 1, 1) == [(NOBODY, 1)] and routes.routes("E", [5], 0, 1) == [(4, 5)]
     assert [routes.steersman("F", m) for m in (0, 3, 7)] == [0, 2, 4]
 
 

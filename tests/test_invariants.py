@@ -132,9 +132,9 @@ def test_a_sum_counts_each_microbatch_once():
     assert counted_twice({1: mine, 3: theirs}, 0) is None
     backward(theirs, 0)
     theirs.run(Work(1, "G", None, 3, 0), 0.0)
-    assert counted_twice({1: mine, 3: theirs}, 0) == ((0, 1, 0), (1, 3))
+    assert counted_twice({1: mine, 3: theirs}, 0) == ((0, 0, 1, 0), (1, 3))
     mine.put(part, 3, theirs.take(part))
-    with pytest.raises(Found, match=r"\(1\) 1: Round\(.*counts {\(0, 1, 0\): 2}"):
+    with pytest.raises(Found, match=r"\(1\) 1: Round\(.*counts {\(0, 0, 1, 0\): 2}"):
         mine.sum(SliceKey(ROUND, 0, 10), (1, 3))
 
 

@@ -237,12 +237,12 @@ def test_a_neighbour_out_of_reach_is_reported_once():
     machine = member()
     machine.handle(1.0, from_coordinator(Pulse(1, 1.0)))
     machine.handle(1.0, LinkChanged(0, False, "reset"))
-    machine.handle(2.0, LinkChanged(0, False, "refused"))
-    assert not [b for b in bodies(machine.handle(5.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
-    machine.handle(5.0, from_coordinator(Pulse(1, 1.0)))
-    suspects = [b for b in bodies(machine.handle(5.5, Woke("heartbeat"))) if isinstance(b, Suspect)]
-    assert suspects == [Suspect(0, "no link for 4.5 s")]
-    assert not [b for b in bodies(machine.handle(6.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
+    machine.handle(1.5, LinkChanged(0, False, "refused"))
+    assert not [b for b in bodies(machine.handle(2.5, Woke("heartbeat"))) if isinstance(b, Suspect)]
+    machine.handle(2.5, from_coordinator(Pulse(1, 1.0)))
+    suspects = [b for b in bodies(machine.handle(3.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
+    assert suspects == [Suspect(0, "no link for 2.0 s")]
+    assert not [b for b in bodies(machine.handle(3.5, Woke("heartbeat"))) if isinstance(b, Suspect)]
 
 
 def test_a_link_that_comes_back_is_forgiven():
@@ -258,6 +258,15 @@ def test_the_coordinators_own_link_is_not_suspected():
     machine.handle(1.0, LinkChanged(COORDINATOR, False, "reset"))
     machine.handle(8.0, from_coordinator(Pulse(1, 1.0)))
     assert not [b for b in bodies(machine.handle(9.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
+
+
+def test_a_coordinator_that_is_there_again_is_greeted():
+    """Also before it has told us a view. It may have been started anew, and must know who is here."""
+    newcomer = Membership(SEAT)
+    newcomer.handle(0.0, Started("h1:1"))
+    for machine in (member(), newcomer):
+        assert machine.handle(1.0, LinkChanged(COORDINATOR, False, "reset")) == []
+        assert Hello(1, 1, "f", "h1:1") in bodies(machine.handle(2.0, LinkChanged(COORDINATOR, True)))
 
 
 def test_ended_and_interrupted_stop_the_peer():

@@ -35,6 +35,7 @@ def updated(config, n_steps=1, state=None, params=PARAMS):
         ("b1", 1.0),
         ("b2", -0.1),
         ("momentum", 1),
+        ("gradient_frac", 1.0),
         ("weight_decay", -1e-3),
         ("clip_norm", -1),
         ("final_lr_frac", 1.5),
@@ -76,6 +77,37 @@ def test_first_adamw_update_by_hand():
     np.testing.assert_allclose(params["bias"], PARAMS["bias"] - 0.1 * step["bias"], rtol=1e-5)
     kernel = PARAMS["kernel"]
     np.testing.assert_allclose(params["kernel"], kernel - 0.1 * (step["kernel"] + 0.5 * kernel), rtol=1e-5)
+
+
+def test_the_newest_gradient_has_a_share_of_its_own():
+    """Two updates by hand, the second with another gradient: g1 = 1, g2 = -1, so that m2 = b1 (1 - b1) - (1 - b1)."""
+    config = OptimConfig(lr=0.1, b1=0.5, b2=0.5, gradient_frac=0.25)
+    tx, params = optimizer(config), {"bias": jnp.zeros(1)}
+    first, state = tx.update({"bias": jnp.ones(1)}, tx.init(params), params)
+    second, _ = tx.update({"bias": -jnp.ones(1)}, state, params)
+    np.testing.assert_allclose(first["bias"], [-0.1], rtol=1e-5)
+    mean = (0.5 * 0.5 - 0.5) / (1 - 0.5**2)  # of the gradients, over sqrt(v) = 1
+    np.testing.assert_allclose(second["bias"], [-0.1 * (0.75 * mean - 0.25)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lamb", "sgd"])
+def test_only_adamw_has_a_share_for_the_newest_gradient(name):
+    with pytest.raises(BadInput, match=r"^optim.gradient_frac: got 0.1, expected 0 with optim.name"):
+        OptimConfig(name=name, gradient_frac=0.1)
+
+
+@pytest.mark.parametrize(("frac", "shrinks"), [(0.0, False), (0.06, True)])
+def test_its_share_steadies_delayed_updates(frac, shrinks):
+    """A parabola whose lr times curvature, 2, is above the limit of a delayed mean alone, 1. With so large an eps the
+    update is linear in the gradients."""
+    tx = optimizer(OptimConfig(lr=2.0, b1=0.97, eps=1.0, gradient_frac=frac))
+    update = jax.jit(tx.update)
+    before = now = jnp.full(1, 1e-6)
+    state = tx.init(now)
+    for _ in range(400):
+        change, state = update(before, state, now)  # the parabola's gradient, at the parameters of the version before
+        before, now = now, now + change
+    assert (abs(float(now[0])) < 1e-6) == shrinks
 
 
 def test_lamb_moves_each_leaf_by_lr_times_its_norm():

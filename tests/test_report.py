@@ -13,7 +13,7 @@ from jaxdt.core.network import Link
 from jaxdt.core.perfetto import chrome
 from jaxdt.core.sizes import boundary_bytes
 from jaxdt.core.trace import Trace, bytes_per_boundary, read
-from jaxdt.runtime.journal import earlier_steps
+from jaxdt.runtime.metrics import Metrics
 from jaxdt.sim.predict import Conditions, simulate
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -110,9 +110,28 @@ def test_metrics_of_an_interrupted_run_are_taken_up_to_the_checkpoint(tmp_path):
     steps = [{"step": k, "loss": 1.5} for k in range(3)]
     lines = "".join(json.dumps(step) + "\n" for step in steps)
     path.write_text(lines + '{"ste')
-    assert earlier_steps(path, 2) == steps[:2]
-    assert earlier_steps(path, 9) == steps
+    with Metrics(path, 2) as metrics:
+        assert list(metrics) == steps[:2] and metrics.n_resumed == 2
     for damage in (b"7\n", b"\xff\x00\n", b'{"step": 5, "loss": 1.0}\n', b'{"step": 3}\n', b'["step"]\n'):
         path.write_bytes(lines.encode() + damage + lines.encode())
-        assert earlier_steps(path, 9) == steps
-    assert earlier_steps(tmp_path / "none", 2) == []
+        with Metrics(path, 9) as metrics:
+            assert list(metrics) == steps
+    with Metrics(tmp_path / "new" / "metrics.jsonl", 2) as metrics:
+        assert list(metrics) == [] and metrics.n_resumed == 0
+
+
+def test_metrics_stay_on_the_disk(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    steps = [{"step": k, "loss": 1.5} for k in range(9)]
+    with Metrics(path, 0) as metrics:
+        for step in steps[:5]:
+            metrics.add(step)
+        metrics.cut(3)
+        for step in steps[3:]:
+            metrics.add(step)
+        assert list(metrics) == steps and metrics.n_resumed == 0
+        held = [value for value in vars(metrics).values() if isinstance(value, list | dict)]
+        assert not held
+    with Metrics(path, 8) as metrics:
+        assert metrics.n_resumed == 8
+    assert path.read_text() == "".join(json.dumps(step) + "\n" for step in steps[:8])

@@ -7,8 +7,11 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdt.core.events import NOBODY
-from jaxdt.wiring.router import BANNED, Ema, Measured, Router, StageQueue
+from jaxdt.core.events import NOBODY, Member, Progress, View
+from jaxdt.wiring.pace import Pace
+from jaxdt.wiring.router import BANNED, Ema, Router, StageQueue
+from jaxdt.wiring.routes import MeasuredRoutes
+from jaxdt.wiring.steering import Steering, Task
 
 costs = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=8)
 
@@ -18,7 +21,7 @@ def queue_of(service_s, seed=0):
     queue = StageQueue(random.Random(seed))
     for peer, seconds in enumerate(service_s):
         queue.add(peer)
-        queue.measured(peer, "F", 0.0, seconds)
+        queue.measured(peer, "F", seconds)
     return queue
 
 
@@ -58,7 +61,7 @@ def test_a_newcomer_is_not_flooded(service_s, own_s, n_before, n):
         queue.choose()
     newcomer = len(service_s)
     queue.add(newcomer)
-    queue.measured(newcomer, "F", 0.0, own_s)
+    queue.measured(newcomer, "F", own_s)
     chosen = [queue.choose() for _ in range(n)]
     w = weights([*service_s, own_s])[newcomer]
     assert chosen.count(newcomer) <= n * w + 1.0 + (len(service_s) + 1) * w
@@ -91,12 +94,37 @@ def test_the_average_is_corrected_for_its_start():
     assert abs(ema.value - 5.0) < 1e-12
 
 
-def test_a_queue_at_the_peer_is_counted_once():
-    """Four forwards handed over at once to a peer that takes 1 s each: each took 1 s, not 1, 2, 3 and 4."""
-    one = Measured()
-    for k in range(4):
-        one.add("F", 0.0, 1.0 + k)
-    assert abs(one.charge_s - 1.0) < 1e-12
+class Recorded:
+    """Routes through one stage of one peer that keep what was measured."""
+
+    window = 4
+
+    def __init__(self):
+        self.seconds = []
+
+    def turn(self, kind, microbatch):
+        return ()
+
+    def routes(self, kind, microbatches, lo, hi):
+        return [(7,) for _ in microbatches]
+
+    def measured(self, stage, peer, kind, seconds):
+        self.seconds.append(seconds)
+
+
+def test_a_queue_at_the_peer_is_counted_once_whoever_filled_it():
+    """A peer that takes 1 s for a backward gets one from us, one from another router and two from us, all at once: each
+    of ours took 1 s, not 1, 3 and 4; nor does the time count in which it had nothing to do before."""
+    routes, pace = Recorded(), Pace()
+    pace.gap_s(2.0)
+    steering = Steering(routes)
+    steering.begin([Task("F", m, 0, 0) for m in range(3)])
+    assert len(steering.next(10.0)) == 3
+    for ended_s, m in ((11.0, 0), (12.0, None), (13.0, 1), (14.0, 2)):
+        gap_s = pace.gap_s(ended_s)
+        if m is not None:
+            steering.progress(ended_s, Progress(0, "B", 0, m, gap_s))
+    assert routes.seconds == [1.0, 1.0, 1.0]
 
 
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
@@ -106,7 +134,7 @@ def test_equal_seeds_and_events_give_equal_routes(seed, n_stages, n_peers):
         for s in range(n_stages):
             for p in range(n_peers):
                 router.stages[s].add(s * n_peers + p)
-        return [router.route(0, n_stages - 1) for _ in range(20)]
+        return [route for n in (1, 3, 7) for route in router.routes(0, n_stages - 1, n)]
 
     assert routes() == routes()
     assert all(peer // n_peers == s for route in routes() for s, peer in enumerate(route))
@@ -115,15 +143,62 @@ def test_equal_seeds_and_events_give_equal_routes(seed, n_stages, n_peers):
 def test_no_route_while_a_stage_has_nobody_and_nothing_is_charged():
     router = Router(2, "0")
     router.stages[0].add(0)
-    assert router.route(0, 1) is None
+    assert router.routes(0, 1, 3) == []
     assert router.stages[0].priorities == {0: 0.0}
     router.stages[1].add(1)
-    assert router.route(0, 1) == (0, 1)
+    assert router.routes(0, 1, 2) == [(0, 1), (0, 1)]
 
 
 def test_a_route_of_some_stages_charges_only_them():
     router = Router(3, "0")
     for stage in (0, 1, 2):
         router.stages[stage].add(10 + stage)
-    assert router.route(1, 1) == (NOBODY, 11, NOBODY)
+    assert router.routes(1, 1, 1) == [(NOBODY, 11, NOBODY)]
     assert [list(stage.priorities.values()) for stage in router.stages] == [[0.0], [1.0], [0.0]]
+
+
+def test_routes_that_begin_together_are_the_same_pipelines_whoever_steers():
+    """Else two peers may send to one at the same moment, and none to another."""
+    for seed in range(5):
+        router = Router(3, str(seed))
+        for peer in range(12):
+            router.stages[peer % 3].add(peer)
+        assert router.routes(0, 2, 4) == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
+
+
+def fleet(*n_replicas, n_routers, window=64, n_microbatches):
+    """Routers of a view with so many peers at each stage, all equally fast, as n_microbatches see them."""
+    stages = [stage for stage, n in enumerate(n_replicas) for _ in range(n)]
+    members = tuple(Member(peer, stage, 1) for peer, stage in enumerate(stages))
+    view = View(1, 0, 0, members, (1,) * len(n_replicas), 0)
+    all_routes = [MeasuredRoutes(len(n_replicas), n_routers, window, n_microbatches, str(k)) for k in range(n_routers)]
+    for routes in all_routes:
+        routes.adopt(view, [member.peer for member in members])
+        routes.welcome(view)
+    return all_routes, stages
+
+
+replicas = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+@given(replicas, st.integers(1, 5), st.integers(1, 40), st.integers(1, 4))
+def test_together_routers_give_equal_peers_what_one_would(n_replicas, n_routers, n_microbatches, n_steps):
+    """In every step: nobody gets more than the microbatches of its stage over its peers, rounded up."""
+    all_routes, stages = fleet(*n_replicas, n_routers=n_routers, n_microbatches=n_microbatches)
+    for _ in range(n_steps):
+        got = dict.fromkeys(range(len(stages)), 0)
+        for who, routes in enumerate(all_routes):
+            mine = [m for m in range(n_microbatches) if routes.steersman("F", m) == who]
+            while mine:
+                begun = routes.routes("F", mine, 0, len(n_replicas) - 1)
+                mine = mine[len(begun) :]
+                for peer in (peer for route in begun for peer in route):
+                    got[peer] += 1
+        assert all(n <= -(-n_microbatches // n_replicas[stages[peer]]) for peer, n in got.items())
+
+
+def test_few_microbatches_are_steered_by_few_and_the_window_is_theirs():
+    for n_microbatches, n_steer in ((4, 1), (5, 2), (12, 3), (13, 4), (100, 4)):
+        (routes, *_), _ = fleet(4, 4, n_routers=4, window=32, n_microbatches=n_microbatches)
+        assert {routes.steersman("F", m) for m in range(n_microbatches)} == set(range(n_steer))
+        assert routes.window == 32 // n_steer // 4 * 4

@@ -13,12 +13,15 @@ STAGES, PIPELINES, MICROBATCHES = 2, 2, 32
 SECONDS = {"F": 1.0, "B": 2.0, "E": 1.0, "G": 0.0, "U": 0.0}
 
 
-def config_of(wiring, routers=1, window=0, stages=STAGES, pipelines=PIPELINES, steps=6):
+def config_of(
+    wiring, routers=1, window=0, stages=STAGES, pipelines=PIPELINES, steps=6, microbatches=MICROBATCHES, delay=0
+):
     parsed = run_config.parse(
         dict(
             model=dict(preset="debug", n_layers=stages),
-            plan=dict(stages=stages, pipelines=pipelines, microbatches=MICROBATCHES),
+            plan=dict(stages=stages, pipelines=pipelines, microbatches=microbatches),
             train=dict(steps=steps),
+            sync=dict(delay=delay),
             net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
         )
     )
@@ -47,7 +50,23 @@ def test_equal_peers_are_as_fast_as_fixed_pipelines():
     assert fixed / swarm >= 0.95
 
 
-@pytest.mark.parametrize("routers", [1, 2])
+@pytest.mark.parametrize("routers", [2, 3, 4])
+@pytest.mark.parametrize(("stages", "pipelines", "microbatches"), [(2, 2, 8), (2, 4, 4), (2, 4, 12), (3, 3, 18)])
+def test_nor_do_several_routers_pile_up_what_is_left_over(routers, stages, pipelines, microbatches):
+    sizes = dict(stages=stages, pipelines=pipelines, microbatches=microbatches, steps=8)
+    fixed = step_s_of(config_of("fixed", **sizes))
+    assert fixed / step_s_of(config_of("swarm", routers, **sizes)) >= 0.95
+    near = Link(SECONDS["F"] / 100)
+    assert fixed / step_s_of(config_of("swarm", routers, **sizes), link=near) >= 0.9
+
+
+def test_nor_where_two_steps_are_under_way():
+    sizes = dict(pipelines=4, microbatches=12, steps=10, delay=1)
+    fixed = step_s_of(config_of("fixed", **sizes))
+    assert fixed / step_s_of(config_of("swarm", 2, **sizes)) >= 0.95
+
+
+@pytest.mark.parametrize("routers", [1, 2, 4])
 def test_one_slow_peer_blocks_nobody(routers):
     """A peer three times slower: fixed pipelines wait for it, routers give it a third of a share."""
     fixed = step_s_of(config_of("fixed"), slowed={1: 3.0})

@@ -23,8 +23,8 @@ class Completion:
         blocked_s[part.stage] = part.blocked_s
         if len(blocked_s) < self._n_stages:
             return None
-        del self._saved[part.version]
         self.checkpoint = part.version
+        self._saved = {version: said for version, said in self._saved.items() if version > part.version}
         return max(blocked_s.values())
 
     def at_stake(self, n_committed: int) -> dict:

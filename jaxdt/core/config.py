@@ -72,7 +72,8 @@ class TrainConfig:
 @dataclass(frozen=True)
 class WiringConfig:
     """`fixed`: the plan's pipelines; one that has lost a peer borrows the others' replicas until somebody takes the
-    place. `swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four a peer).
+    place. `swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four a peer);
+    each steers whole turns, of one microbatch for each peer of a stage, so in a step of few turns fewer peers steer.
     `retain_bytes`: boundary tensors that a peer keeps of a step in case they are wanted again; others are made again.
     0 keeps nothing: the least memory, and a loss in mid-step costs what was lost from the tokens on.
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop.

@@ -16,7 +16,6 @@ from jaxdt.core.commit import Disagreement, Votes, agreed, metrics_of
 from jaxdt.core.completion import Completion
 from jaxdt.core.events import (
     COORDINATOR,
-    PASSING,
     Action,
     CheckpointComplete,
     Committed,
@@ -79,8 +78,7 @@ class Coordinator:
         self._records: list[Record] = []
         self._pending: dict[str, Message | int] = {}
         self._completion = Completion(terms.n_stages, terms.n_steps, terms.start_version)
-        self._n_rollbacks, self._last_commit_s, self._patient_until_s = 0, 0.0, 0.0
-        self._ended = False
+        self._ended, self._n_rollbacks, self._last_commit_s, self._patient_until_s = False, 0, 0.0, 0.0
         if memory:
             self._recall(memory)
 
@@ -96,8 +94,9 @@ class Coordinator:
             case Started():
                 return [*self._start(now_s), tick]
             case Woke("tick"):
-                patient = now_s < self._patient_until_s
-                over = None if patient else self._leases.over(now_s) or self._quarrels.judged(now_s, self.roster)
+                self.roster.let_go(now_s, self._leases)
+                patient, roster = now_s < self._patient_until_s, self.roster
+                over = None if patient else self._leases.over(now_s, roster) or self._quarrels.judged(now_s, roster)
                 return [*(self._lost(*over) if over else self.roster.move_due(now_s)), tick]
             case Persisted(name):
                 return self._durable(now_s, name)
@@ -107,11 +106,14 @@ class Coordinator:
                 return self._end(code, reason)
             case LinkChanged(peer, up):
                 self._leases.link(peer, up, now_s)
-                return [Disconnect(peer)] if peer >= PASSING and not up else []  # it has its answer, or has given up
+                # It has its answer or was put out: nothing is kept of it, and it may come back.
+                return [] if up or peer in self._leases else [Disconnect(peer)]
             case Received(header, Join()):
-                return self._on_join(header.src)
+                return self._on_join(now_s, header.src)
             case Received(header, body) if header.run == self.terms.run and header.src in self.roster.stage_of:
                 return self._received(now_s, header, body)
+            case Received(header, Hello() as hello) if header.run == self.terms.run and self.view:
+                return self._stranger(header.src, hello.address)
             case Received(header, _):
                 return [Report("dropped", {"src": header.src, "run": header.run})]
         return []
@@ -148,13 +150,13 @@ class Coordinator:
         if src in self.roster.missing and src not in self._leases:
             return [*self._is_back(now_s, src), *self._received(now_s, header, body)]
         if src not in self._leases:  # not let in, or taken for lost: so that it learns of it
-            return [self._reach(src), self._send(src, self.view)] if self.view else []
+            return [self.roster.reach(src), self._send(src, self.view)] if self.view else []
         self._leases.arrived(src, now_s)
         lineage = self.view.lineage if self.view else None
         match body:
             case Heartbeat(count, status):
-                pulse = self._send(src, Pulse(count, now_s))
-                return [pulse, Report("heartbeat", {"peer": src, **status})]
+                self._leases.gets_on(now_s, src, status)
+                return [self._send(src, Pulse(count, now_s)), Report("heartbeat", {"peer": src, **status})]
             case Profiled(seconds, version, process) if process == self.roster.processes.get(src):
                 return self._profiled(src, seconds, version)
             case Load():
@@ -171,11 +173,9 @@ class Coordinator:
                 self._quarrels.accuse(now_s, src, peer, reason)
         return []
 
-    # -------------------------------------------------------------------------------------------------- membership
-
-    def _on_join(self, src: int) -> list[Action]:
+    def _on_join(self, now_s: float, src: int) -> list[Action]:
         """A newcomer asks under a passing name; it gets a peer id, a stage, and what it has to run."""
-        peer, stage = self.roster.newcomer(src)
+        peer, stage = self.roster.newcomer(now_s, src)
         welcome = self._send(src, self.terms.answer(peer, stage))
         return [Report("asked", {"peer": peer, "stage": stage}), welcome]
 
@@ -198,11 +198,16 @@ class Coordinator:
             return actions + ([] if anew else self._again(src))
         return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member
 
+    def _stranger(self, src: int, address: str) -> list[Action]:
+        """Somebody who was let go of, or whom only an earlier coordinator knew."""
+        reason = f"peer {src}: is not known any more, and may join again as a newcomer"
+        return [Report("refused", {"reason": reason}), Connect(src, address), self._send(src, Ended(2, reason))]
+
     def _is_back(self, now_s: float, src: int) -> list[Action]:
         """The last of its stage was silent, and is not dead."""
         self.roster.missing.discard(src)
         self._leases.arrived(src, now_s)
-        return [Report("back", {"peer": src}), self._reach(src)]
+        return [Report("back", {"peer": src}), self.roster.reach(src)]
 
     def _again(self, src: int) -> list[Action]:
         """What a member may have missed while we, or the way to it, were down."""
@@ -267,12 +272,6 @@ class Coordinator:
         steps = list(range(view.n_committed, self.n_committed))
         fields = {"step": self.n_committed, "to": view.n_committed, "lineage": view.lineage, "again": steps}
         return [Report("rollback", fields), self._persist("view", view)]
-
-    def _reach(self, peer: int) -> Connect:
-        """A peer whose connections were ended is reached again where it said that it listens."""
-        return Connect(peer, self.roster.addresses.get(peer, ""))
-
-    # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_prepared(self, src: int, prepared: Prepared) -> list[Action]:
         if "view" in self._pending:  # in another view it is said again

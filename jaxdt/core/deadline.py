@@ -5,6 +5,7 @@ from collections import deque
 
 WINDOW = 64
 SPREADS = 8.0
+RECONNECT_S = 1.5  # a broken connection that does not come back within it is a fault
 
 
 class Deadline:

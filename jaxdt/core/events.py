@@ -283,12 +283,14 @@ class Take:
 
 @value
 class Progress:
-    """Peer -> the microbatch's router, and to the replicas of its stage when it counts there: the Work is done."""
+    """Peer -> the microbatch's router, and to the replicas of its stage when it counts there: the Work is done, gap_s
+    after the one before it at this peer."""
 
     step: int
     kind: str
     stage: int
     microbatch: int
+    gap_s: float
 
 
 @value
@@ -656,6 +658,15 @@ class Drained:
 
 
 @value
+class Fetching:
+    """handover -> membership, for the heartbeats: a newcomer's state is `of_bytes`, so much is here or asked for."""
+
+    here_bytes: float
+    asked_bytes: float
+    of_bytes: float
+
+
+@value
 class Joined:
     """handover -> sync: the state of `version` is here, this peer may count."""
 
@@ -670,7 +681,8 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Joined, Updated)
+INTERNAL = (ViewChanged, Outside, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
 # ---------------------------------------------------------------------------------------------------------- actions
@@ -852,6 +864,7 @@ Event = (
     | Accumulated
     | Evaluated
     | Drained
+    | Fetching
     | Joined
     | Updated
 )

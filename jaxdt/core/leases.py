@@ -1,8 +1,13 @@
-"""Who has been heard of: a lease per peer, which runs out when it is silent or out of reach for too long."""
+"""Who has been heard of: a lease per peer, which runs out when it is silent or out of reach for too long, and that of
+a joiner also when it gets no further."""
 
-from jaxdt.core.deadline import Deadline
+from collections.abc import Mapping
 
-RECONNECT_S = 1.5
+from jaxdt.core.deadline import RECONNECT_S, Deadline
+from jaxdt.core.joiners import Joiners
+from jaxdt.core.roster import Roster
+
+JOINERS_FLOORS = 2.0
 
 
 class Leases:
@@ -12,6 +17,7 @@ class Leases:
         self._floor_s = floor_s
         self._deadlines: dict[int, Deadline] = {}
         self._down_since_s: dict[int, float] = {}
+        self._joiners = Joiners(JOINERS_FLOORS * floor_s)
 
     def __contains__(self, peer: int) -> bool:
         return peer in self._deadlines
@@ -22,6 +28,10 @@ class Leases:
     def arrived(self, peer: int, now_s: float) -> None:
         """Something came from the peer; the first time gives it a lease."""
         self._deadlines.setdefault(peer, Deadline(self._floor_s)).arrived(now_s)
+
+    def gets_on(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
+        """What a peer's heartbeat says."""
+        self._joiners.heard(now_s, peer, status)
 
     def link(self, peer: int, up: bool, now_s: float) -> None:
         """The connection to a peer came up or went down."""
@@ -35,7 +45,7 @@ class Leases:
         self._deadlines.pop(peer, None)
         self._down_since_s.pop(peer, None)
 
-    def over(self, now_s: float) -> tuple[int, str] | None:
+    def over(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One peer whose lease has run out, and why."""
         for peer, since_s in sorted(self._down_since_s.items()):
             if now_s - since_s > RECONNECT_S:
@@ -43,4 +53,4 @@ class Leases:
         for peer, deadline in sorted(self._deadlines.items()):
             if deadline.passed(now_s):
                 return peer, f"silent for {deadline.silence_s(now_s):.1f} s"
-        return None
+        return self._joiners.judged(now_s, roster)

@@ -8,9 +8,10 @@ off, says hello again and is admitted anew; and one whose coordinator is silent 
 from collections.abc import Container
 from dataclasses import dataclass
 
-from jaxdt.core.deadline import Deadline
+from jaxdt.core.deadline import RECONNECT_S, Deadline
 from jaxdt.core.events import (
     COORDINATOR,
+    FETCHED,
     Action,
     CheckpointComplete,
     CheckpointFailed,
@@ -21,6 +22,7 @@ from jaxdt.core.events import (
     Event,
     Failed,
     Fetch,
+    Fetching,
     Header,
     Heartbeat,
     Hello,
@@ -91,7 +93,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, Pulse, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Leave, Reseat, Suspect}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reseat, Suspect}
     )
 
     def __init__(self, seat: Seat):
@@ -112,6 +114,7 @@ class Membership:
         self._missed = False
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
+        self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._clock = (float("inf"), 0.0)
         self._speakers: Container[int] = ()  # the members of our view
         self._version = seat.start_version
@@ -170,6 +173,8 @@ class Membership:
                 return self._link(now_s, peer, up)
             case Received(_, Suspect(peer, reason)) if peer == self.seat.peer and peer in self.view.joining:
                 return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
+            case Fetching(here, asked, of):
+                self._fetching = dict(zip(FETCHED, (here, asked, of), strict=True))
             case Installed(version):
                 self._version = version
             case Updated(_, version):
@@ -196,6 +201,8 @@ class Membership:
         return Send(COORDINATOR, body)
 
     def _link(self, now_s: float, peer: int, up: bool) -> list[Action]:
+        if not up and peer != COORDINATOR and peer not in self._speakers:
+            return [Disconnect(peer)]  # nothing of it is kept
         if not up:
             self._down_since_s.setdefault(peer, now_s)
             return []
@@ -208,7 +215,7 @@ class Membership:
         self._count += 1
         self._sent_s[self._count] = now_s
         self._sent_s.pop(self._count - 100, None)
-        beat = Heartbeat(self._count, self._status.values)
+        beat = Heartbeat(self._count, self._status.values | self._fetching)
         return [Send(COORDINATOR, beat), WakeAt(now_s + self.seat.heartbeat_s, "heartbeat")]
 
     def _heard(self, now_s: float, count: int, coordinator_s: float) -> None:
@@ -235,7 +242,7 @@ class Membership:
             return []
         actions: list[Action] = []
         for peer, since_s in sorted(self._down_since_s.items()):
-            if peer != COORDINATOR and now_s - since_s > self.seat.deadline_floor_s:
+            if peer != COORDINATOR and now_s - since_s > RECONNECT_S:
                 self._down_since_s[peer] = now_s  # to be said again, if it still holds
                 actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions
@@ -269,6 +276,7 @@ class Membership:
         others = [Disconnect(m.peer) for m in view.members]
         self.view, self._number = None, view.number
         self._last_words.clear()
+        self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Outside(view)]
         return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
@@ -294,6 +302,7 @@ class Membership:
         return WriteCheckpoint(version)
 
     def _updated(self, version: int) -> list[Action]:
+        self._fetching.clear()  # what it has to say of the state is said
         known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
         every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
         if self._saves(version) and not known and (last or (every and version % every == 0)):

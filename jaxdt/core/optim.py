@@ -13,14 +13,17 @@ LR_SCHEDULES = ("constant", "cosine", "linear")
 class OptimConfig:
     """`lr` climbs linearly over `warmup_steps` updates, then stays or falls to `final_lr_frac * lr` at update
     `decay_steps` (counted from the first update, warm-up included; a constant schedule does not read it).
-    `momentum` is for sgd, `b1`, `b2` and `eps` for the others. `clip_norm` bounds the norm of the whole model's
-    gradient, 0 turns it off; no single stage can apply it, so it reaches `update` inside `scale`."""
+    `momentum` is for sgd, `b1`, `b2` and `eps` for the others. `gradient_frac` is for adamw: so much of an update is
+    the newest gradient by itself, the rest its running mean; with a larger `b1` it steadies delayed updates.
+    `clip_norm` bounds the norm of the whole model's gradient, 0 turns it off; no single stage can apply it, so it
+    reaches `update` inside `scale`."""
 
     name: str = "adamw"
     lr: float = 1e-3
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
+    gradient_frac: float = 0.0
     weight_decay: float = 0.0
     momentum: float = 0.9
     warmup_steps: int = 0
@@ -34,8 +37,10 @@ class OptimConfig:
         self._check_choice("lr_schedule", LR_SCHEDULES)
         for field in ("lr", "eps"):
             self._check_number(field, "a number > 0", lambda v: v > 0)
-        for field in ("b1", "b2", "momentum"):
+        for field in ("b1", "b2", "momentum", "gradient_frac"):
             self._check_number(field, "a number in [0, 1)", lambda v: 0 <= v < 1)
+        if self.gradient_frac and self.name != "adamw":
+            raise BadInput(f"optim.gradient_frac: got {self.gradient_frac}, expected 0 with optim.name {self.name}")
         for field in ("weight_decay", "clip_norm"):
             self._check_number(field, "a number >= 0", lambda v: v >= 0)
         self._check_number("final_lr_frac", "a number in [0, 1]", lambda v: 0 <= v <= 1)

@@ -127,7 +127,7 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
                     raise _Wrong(f"unknown field{hint}; known: {', '.join(known)}")
                 values[name] = readers[name](item)
         except _Wrong as wrong:
-            raise wrong.under(f".{name}") from None
+            raise wrong.under(f".{name if name in readers else _named(name)}") from None
         for name in required:
             if name not in values:
                 raise _Wrong("missing", f".{name}")
@@ -173,6 +173,12 @@ def _tuple_reader(kind: Any) -> Callable[[Any], tuple]:
         return tuple(values)
 
     return reader
+
+
+def _named(name: Any) -> str:
+    """A field's name as somebody else wrote it, in one line."""
+    text = str(name)
+    return text if text.isprintable() and len(text) <= 60 else _short(name)
 
 
 def _short(data: Any) -> str:

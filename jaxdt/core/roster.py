@@ -7,15 +7,17 @@ last member of a stage is never put out on mere silence (step protocol, Sec. 6.1
 it, or for a newcomer to its stage, with whom everybody goes back to the last complete checkpoint.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from jaxdt.core.balance import Balance, ByNumber
-from jaxdt.core.events import Hello, Member, Record, Report, View
+from jaxdt.core.events import Connect, Hello, Member, Record, Report, View
 
 IDS_PER_REIGN = 1000
 FORGIVEN_STEPS = 128  # after so many without another eviction a peer is like any other
 BACKOFF_STEPS_MAX = 64
+ASKED_S = 120.0  # after so long without a greeting somebody who has asked is not expected any more
+GONE_MAX = 256  # newcomers that are gone and would be known if they came back
 
 
 class Roster:
@@ -45,7 +47,8 @@ class Roster:
         self._joining: set[int] = set()
         self.coming: set[int] = set()  # newcomers, and members that change stages
         self._sent: set[int] = set()  # those of them who were sent to another stage than the one they were for
-        self._asked: dict[int, int] = {}  # passing name -> peer
+        self._asked: dict[int, tuple[int, float]] = {}  # passing name -> peer, and when
+        self._gone: dict[int, None] = {}  # newcomers of before, in the order in which they went
         self._evicted: dict[int, tuple[int, int]] = {}  # how often of late, and the step in which it was the last time
         self._n_stages = n_stages
         self._planned = sorted(stage_of)
@@ -57,7 +60,7 @@ class Roster:
 
     def known(self, peer: int) -> list[int]:
         """The peer has come under its own name; the passing ones that it asked under."""
-        passing = [name for name, asked in self._asked.items() if asked == peer]
+        passing = [name for name, (asked, _) in self._asked.items() if asked == peer]
         for name in passing:
             del self._asked[name]
         return passing
@@ -77,6 +80,15 @@ class Roster:
             self.candidates.discard(peer)  # its process of before was ready, this one is not
         self.addresses[peer], self.processes[peer] = address, process
         return self._seated.get(peer, process) != process
+
+    def reach(self, peer: int) -> Connect:
+        """A peer whose connections were ended is reached again where it said that it listens."""
+        return Connect(peer, self.addresses.get(peer, ""))
+
+    @property
+    def joining(self) -> set[int]:
+        """Members whose state may still be on its way: the step waits for it."""
+        return set(self._joining)
 
     def live(self, stage: int) -> set[int]:
         """The members that hold their stage's state and are there."""
@@ -136,15 +148,31 @@ class Roster:
         self.processes.pop(hello.peer, None)
         return True
 
-    def newcomer(self, passing: int) -> tuple[int, int]:
+    def newcomer(self, now_s: float, passing: int) -> tuple[int, int]:
         """A peer id that nobody had, for who asks under a passing name, and the stage that needs a peer most."""
         if passing in self._asked:
-            return self._asked[passing], self.stage_of[self._asked[passing]]
+            peer, _ = self._asked[passing]
+            return peer, self.stage_of[peer]
         peer, self._next_id = self._next_id, self._next_id + 1
         self.stage_of[peer] = self.balance.stage_for(self.stages)
         self.coming.add(peer)
-        self._asked[passing] = peer
+        self._asked[passing] = (peer, now_s)
         return peer, self.stage_of[peer]
+
+    def let_go(self, now_s: float, here: Container[int]) -> None:
+        """Expect nobody any longer who asked and did not come, and forget newcomers that are neither in the run nor
+        `here`: all but the last to go. Whoever was put out may come back, and is known by its stage and address then;
+        who comes back when that is forgotten has to ask again. Peers of the plan are always known."""
+        for passing in [passing for passing, (_, at_s) in self._asked.items() if now_s - at_s > ASKED_S]:
+            self.coming.discard(self._asked.pop(passing)[0])
+        known = self.members | self.coming | set(self._planned)
+        gone = [peer for peer in self.stage_of if peer not in known and peer not in here]
+        self._gone = {peer: None for peer in self._gone if peer in gone} | dict.fromkeys(gone)
+        for peer in list(self._gone)[:-GONE_MAX]:
+            for kept in (self._gone, self.stage_of, self.addresses, self.processes, self._evicted):
+                kept.pop(peer, None)
+            for kept in (self._sent, self.leaving):
+                kept.discard(peer)
 
     def lose(self, peer: int) -> bool:
         """A peer is gone; False if it was the last of its stage, and stays a member for want of another."""

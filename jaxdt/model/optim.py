@@ -31,8 +31,35 @@ def _rule(config: OptimConfig) -> optax.GradientTransformation:
             optax.trace(decay=config.momentum),
             optax.scale_by_learning_rate(lr),
         )
+    if config.gradient_frac:
+        return optax.chain(
+            _scale_by_quasi_hyperbolic_adam(config),
+            optax.add_decayed_weights(**decay),
+            optax.scale_by_learning_rate(lr),
+        )
     make = {"adamw": optax.adamw, "lamb": optax.lamb}[config.name]
     return make(lr, b1=config.b1, b2=config.b2, eps=config.eps, **decay)
+
+
+def _scale_by_quasi_hyperbolic_adam(config: OptimConfig) -> optax.GradientTransformation:
+    """QHAdam with nu_1 = 1 - gradient_frac and nu_2 = 1 (Ma and Yarats 2019, "Quasi-hyperbolic momentum and Adam for
+    deep learning", Sec. 4): ((1 - f) m + f g) / (sqrt(v) + eps). The state is Adam's; f = 1 - b1 is near Nesterov's.
+
+    Why delayed updates want it: on a quadratic of curvature L (in units of the preconditioner) they are stable up to
+    lr L = 1 with f = 0, whatever b1; as b1 nears 1, with f = 2 (1 - b1), up to 1 / (4 (1 - b1))."""
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    frac = config.gradient_frac
+
+    def update(gradient, state, params=None):
+        mean, state = adam.update(gradient, state, params)
+        seen_frac = 1.0 - config.b2**state.count
+
+        def mixed(m, g, v):
+            return (1.0 - frac) * m + frac * g / (jnp.sqrt(v / seen_frac) + config.eps)
+
+        return jax.tree.map(mixed, mean, gradient, state.nu), state
+
+    return optax.GradientTransformation(adam.init, update)
 
 
 def is_matrix(params):

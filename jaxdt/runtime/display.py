@@ -47,6 +47,9 @@ class Display:
     def members(self, stages: dict[int, int]) -> None:
         """Who is in the run now, and for which stage."""
         self._stages = dict(stages)
+        for said in (self._beats, self._previous, self._rates):
+            for peer in said.keys() - stages.keys():
+                del said[peer]
         self._refresh()
 
     def beat(self, fields: dict) -> None:

@@ -158,10 +158,10 @@ class Dialler:
 
     def attempt(self, address: Address, mine: Hello) -> tuple[Wire, Hello] | None:
         """One try; None after a failure and its pause."""
-        deadline_s = time.monotonic() + self._limits.handshake_s
+        now_s = time.monotonic()
         try:
-            self._wire = Wire(connect(address, deadline_s, self._waker), self._limits)
-            self._wire.deadline_s = deadline_s
+            self._wire = Wire(connect(address, now_s + self._limits.connect_s, self._waker), self._limits)
+            self._wire.deadline_s = now_s + self._limits.handshake_s
             if self._context is not None:
                 secure(self._wire, self._context, dialled=True)
             return self._wire, greet(self._wire, mine)

@@ -91,7 +91,7 @@ class Inbound:
         self._link: Link | None = None
         self._turn = threading.Lock()
         self._dropped = self._closed = False
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._scratch: memoryview | None = None  # while something is dropped
         self.last_session = 0
         self.bytes_in = self.messages_in = self.duplicates = self.unwanted = 0
 
@@ -122,11 +122,12 @@ class Inbound:
             wire.cut()
 
     def drop(self) -> None:
-        """End the connection and free what was half received. What has arrived stays known."""
+        """End the connection and free what was half received. What has arrived stays known, in a kilobyte."""
         self._dropped = True
         self.cut()
         if self._turn.acquire(blocking=False):
             self._free()
+            self._link = None
             self._turn.release()
 
     def close(self) -> None:
@@ -150,9 +151,11 @@ class Inbound:
             self._wire = None
             if self._dropped:
                 self._free()
+                self._link = None
             self._turn.release()
 
     def _free(self) -> None:
+        self._scratch = None
         for stream in self._streams.values():
             stream.partial.clear()
 
@@ -230,6 +233,8 @@ class Inbound:
         return head, None if buffers is None else _checked(buffers, part.table)
 
     def _discard(self, n_bytes: int) -> Iterable[memoryview]:
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         while n_bytes > 0:
             piece = self._scratch[:n_bytes]
             n_bytes -= len(piece)

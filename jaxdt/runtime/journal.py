@@ -4,10 +4,10 @@ import json
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 from jaxdt.core.codec import NONE
 from jaxdt.core.config import RunConfig
@@ -17,9 +17,11 @@ from jaxdt.core.network import Link
 from jaxdt.core.plan import Plan
 from jaxdt.runtime.display import Display
 from jaxdt.runtime.durable import FileStore, write_durably
+from jaxdt.runtime.metrics import Metrics
 from jaxdt.sim.predict import Conditions, predict_step_s
 
 WARM_UP_STEPS = 2
+SAVES_MAX = 1000  # of the last checkpoints, for the summary
 LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
@@ -40,13 +42,11 @@ class Journal:
     ):
         self._run_dir, self._config, self._plan = run_dir, config, plan
         self._machine, self._durable, self._link = machine, durable, link
-        self._steps = earlier_steps(run_dir / "metrics.jsonl", machine.n_committed)
-        self._n_resumed = len(self._steps)
-        self._metrics: TextIO | None = None
+        self._metrics = Metrics(run_dir / "metrics.jsonl", machine.n_committed)
         self._predicted_s: float | None = None
         self._uncompressed_s: float | None = None
         self._start_s: float | None = None
-        self._save_s: list[float] = []
+        self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._bytes: dict[str, int] = {}
         self._clocks: dict[str, float] = {}
         self._started_s = time.monotonic()
@@ -54,12 +54,12 @@ class Journal:
         self._display = Display(plan, config.train.steps, live)
 
     def __enter__(self):
-        self._metrics = self._rewritten()
+        self._metrics.__enter__()
         return self
 
     def __exit__(self, *_):
         self._display.close()
-        self._metrics.close()
+        self._metrics.__exit__()
 
     def report(self, report: Report) -> None:
         fields = report.fields
@@ -106,16 +106,12 @@ class Journal:
                 self._display.say(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
 
     def _step(self, fields: dict) -> None:
-        self._steps.append(fields)
-        self._metrics.write(json.dumps(fields) + "\n")
-        self._metrics.flush()
+        self._metrics.add(fields)
         self._display.step(fields)
 
     def _roll_back(self, fields: dict) -> None:
         """The steps since the checkpoint are undone, so their metrics go too."""
-        self._metrics.close()
-        self._steps = [step for step in self._steps if step["step"] < fields["to"]]
-        self._metrics = self._rewritten()
+        self._metrics.cut(fields["to"])
         lost = f"lost steps {fields['again']}" if fields["again"] else "no step is lost"
         self._display.say(f"back from step {fields['step']} to the checkpoint of {fields['to']} steps; {lost}")
 
@@ -124,13 +120,6 @@ class Journal:
             f"stage {fields['stage']} has lost all its peers; the run waits for another, and will go back to the "
             f"checkpoint of {fields['checkpoint']} steps"
         )
-
-    def _rewritten(self) -> TextIO:
-        """metrics.jsonl with the steps that count, open for more; a crash leaves the old content or the new."""
-        path = self._run_dir / "metrics.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, "".join(json.dumps(step) + "\n" for step in self._steps).encode())
-        return path.open("a")
 
     @property
     def _compresses(self) -> bool:
@@ -146,19 +135,19 @@ class Journal:
         return predict_step_s(self._config, plan, conditions)
 
     def _end(self, code: int, reason: str) -> None:
-        lengths = self._config.seq_lengths
-        longest = lengths.at(len(self._steps) - 1)  # a step is predicted at the full length
-        fair = [s for s in self._steps[self._n_resumed + WARM_UP_STEPS :] if lengths.at(s["step"]) == longest]
+        steps, lengths = list(self._metrics), self._config.seq_lengths
+        longest = lengths.at(len(steps) - 1)  # a step is predicted at the full length
+        fair = [s for s in steps[self._metrics.n_resumed + WARM_UP_STEPS :] if lengths.at(s["step"]) == longest]
         timed = [s["step_s"] for s in fair if "eval_loss" not in s]
         measured_s = statistics.median(timed) if timed else None
         tokens = self._plan.n_microbatches * self._config.train.microbatch_size * longest
-        evals = [s["eval_loss"] for s in self._steps if "eval_loss" in s]
+        evals = [s["eval_loss"] for s in steps if "eval_loss" in s]
         summary = {
             "code": code,
             "reason": reason,
-            "steps": len(self._steps),
-            "loss_first": self._steps[0]["loss"] if self._steps else None,
-            "loss_last": self._steps[-1]["loss"] if self._steps else None,
+            "steps": len(steps),
+            "loss_first": steps[0]["loss"] if steps else None,
+            "loss_last": steps[-1]["loss"] if steps else None,
             "eval_loss_last": evals[-1] if evals else None,
             "step_s_predicted": self._predicted_s,
             "step_s_predicted_uncompressed": self._uncompressed_s,
@@ -174,21 +163,6 @@ class Journal:
         }
         write_durably(self._run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self._display.summary(summary)
-
-
-def earlier_steps(path: Path, n_committed: int) -> list[dict]:
-    """The metrics of the steps 0..n_committed-1 that a resumed run builds on. What a crash cut off or a disk damaged is
-    left out, and all after it: the steps stand in order."""
-    steps: list[dict] = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            step = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(step, dict) or step.get("step") != len(steps) or "loss" not in step:
-            break
-        steps.append(step)
-    return steps[:n_committed]
 
 
 def host_name(address: str) -> str:

@@ -21,6 +21,7 @@ class Limits:
     chunk_bytes_max: int = 1 << 22
     partial_max: int = 1024
 
+    connect_s: float = 3.0  # until a host answers at all; the system sends again what was lost after 1 s
     handshake_s: float = 10.0  # from the first packet to the end of the greeting
     idle_s: float = 30.0  # a frame that has begun and does not advance
     dead_link_s: float = 6.0  # unanswered keepalives or unacknowledged bytes

@@ -26,6 +26,8 @@ from jaxdt.runtime.puller import Puller
 from jaxdt.runtime.shaper import Shape, Shaper
 from jaxdt.runtime.wire import Address, Wire
 
+_DROPPED_MAX = 128  # peers of which we remember what has arrived
+
 _OUT = ("bytes_out", "messages_out", "resent_bytes", "reconnects")
 _IN = ("bytes_in", "messages_in", "duplicates", "unwanted")
 
@@ -96,7 +98,8 @@ class Transport:
             self._check_address("listen", listen)
         self._lock = threading.RLock()  # of everything below
         self._peers: dict[int, _Peer] = {}
-        self._inbounds: dict[tuple[int, str], Inbound] = {}  # outlive a drop: what has arrived stays known
+        self._inbounds: dict[tuple[int, str], Inbound] = {}
+        self._dropped: dict[int, None] = {}  # in the order in which they were; their inbounds outlive it
         self._threads: set[threading.Thread] = set()
         self._acceptor: Acceptor | None = None
         self._closing = False
@@ -159,7 +162,7 @@ class Transport:
             return max((sum(lane.queued_bytes for lane in peer.lanes.values()) for peer in peers), default=0)
 
     def stats(self) -> dict[int, dict[str, int]]:
-        """Counters per peer: out since it was connected, in since the start."""
+        """Counters per peer: out since it was connected, in since the start, of those who are not forgotten."""
         counts: dict[int, Counter] = {}
         with self._lock:
             for peer, known in self._peers.items():
@@ -172,15 +175,21 @@ class Transport:
         return {peer: dict(total) for peer, total in counts.items()}
 
     def drop(self, peer: int) -> None:
-        """Stop dialling a peer and forget what is queued for it. It may come back by itself, or by connect()."""
+        """Stop dialling a peer and forget what is queued for it. It may come back by itself, or by connect().
+
+        What has arrived of it stays known, or it would be taken twice if its acknowledgement was lost: until so many
+        others have been dropped since that a process that goes on with an old session is hardly to be expected."""
         with self._lock:
             known = self._peers.pop(peer, None)
             if known is None:
                 return
             known.end(flush_s=0.0)
             known.cut()
-            for name in LANES:
-                self._inbound(peer, name).drop()
+            for inbound in self._inbounds_of(peer):
+                inbound.drop()
+            self._dropped[peer] = None
+            if len(self._dropped) > _DROPPED_MAX:
+                self._forget(next(iter(self._dropped)))
 
     def close(self, flush_s: float) -> None:
         """Send what is queued for at most flush_s, then end all connections and threads."""
@@ -204,7 +213,19 @@ class Transport:
 
     # What follows is called with the lock held, down to the blank line.
 
+    def _inbounds_of(self, peer: int) -> list[Inbound]:
+        return [self._inbounds[peer, name] for name in LANES if (peer, name) in self._inbounds]
+
+    def _forget(self, peer: int) -> None:
+        """A peer that was dropped; a thread that still serves a connection of it ends now."""
+        del self._dropped[peer]
+        for inbound in self._inbounds_of(peer):
+            inbound.close()
+        for name in LANES:
+            self._inbounds.pop((peer, name), None)
+
     def _peer(self, peer: int) -> _Peer:
+        self._dropped.pop(peer, None)
         if peer not in self._peers:
             shape = self._shape(peer)
             shaper = Shaper(shape, self._me, peer) if shape else None

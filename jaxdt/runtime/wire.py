@@ -36,7 +36,7 @@ class Wire:
         self._lock = threading.Lock()
         self._cut = False
         self._waits = select.poll()
-        self._receive: Callable[[memoryview], int] = self._read_greeting
+        self._by_chunks = False  # not a bound method: a cycle would keep the buffers until the collector comes
         self._sealed: Sealed | None = None
         self.deadline_s: float | None = None
         try:
@@ -114,7 +114,7 @@ class Wire:
         # The system's own timeout, so that one call may wait for a whole chunk.
         self._sock.settimeout(None)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
-        self._receive = self._read_plain
+        self._by_chunks = True
 
     def unblock(self, waker: Waker) -> None:
         """From here on the owner is a sender thread, which `waker` wakes."""
@@ -190,11 +190,10 @@ class Wire:
         with self._lock:
             self._sock.close()
 
-    def _read_greeting(self, buffer: memoryview) -> int:
-        self._sock.settimeout(_left_s(self.deadline_s))
-        return self._sock.recv_into(buffer)
-
-    def _read_plain(self, buffer: memoryview) -> int:
+    def _receive(self, buffer: memoryview) -> int:
+        if not self._by_chunks:
+            self._sock.settimeout(_left_s(self.deadline_s))
+            return self._sock.recv_into(buffer)
         try:
             return self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)
         except BlockingIOError:

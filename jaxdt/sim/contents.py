@@ -75,7 +75,7 @@ class Contents:
         """Do the Work; the values of its Ran, one sample of loss 1 for each microbatch."""
         step = work.step
         held = range(self.version - self._delay.steps, self.version + 1)
-        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self._delay.version_of(step) not in held:
+        if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self.version_for(step) not in held:
             self._broken(EXACT_COVER, self.peer, f"{work} is computed with one of the versions {list(held)}")
         if work.kind == GATHER:
             self._own[step] = Counter(self.accumulators.get(step, ()))
@@ -89,6 +89,10 @@ class Contents:
             self._update(step, rounds)
         counts = work.kind in (BACKWARD, EVALUATE)
         return ({"n_samples": 1} | ({"loss_sum": 1.0} if self._last else {})) if counts else {}
+
+    def version_for(self, step: int) -> int:
+        """The version that a step is computed with."""
+        return self._delay.version_of(step)
 
     def _forward(self, work: Work) -> None:
         if not self._last:
@@ -106,7 +110,7 @@ class Contents:
             self._use(self._boundaries, _key("grad", work, 1), work)
             self._use(self._residuals, _key("act", work), work)
         if work.kind == BACKWARD:
-            item = (self.lineage, self.stage, work.microbatch)
+            item = (self.lineage, self.version_for(work.step), self.stage, work.microbatch)
             self.accumulators.setdefault(work.step, Counter())[item] += 1
         self._boundaries[_key("grad", work)] = self.lineage
 
@@ -167,12 +171,13 @@ class Contents:
             self._slices[body.key] = tensor
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        """The sum must hold every microbatch of every stage of the group once."""
+        """The sum must hold every microbatch of every stage of the group once, computed with the step's version."""
         total = Counter()
         for member in members:
             total.update(self._own_part(key) if member == self.peer else self._part(key, member))
         stages = self._groups[key.round.group].stages
-        expected = {(self.lineage, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
+        mark = (self.lineage, self._delay.version_of(key.round.step))
+        expected = {(*mark, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
         if total != expected:
             wrong = {item: n for item, n in total.items() if n != expected.get(item, 0)}
             self._broken(EXACT_COVER, self.peer, f"{key.round} counts {wrong} and lacks {set(expected) - set(total)}")

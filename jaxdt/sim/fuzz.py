@@ -22,7 +22,19 @@ from jaxdt.core.sizes import sync_groups
 from jaxdt.core.terms import Memory, remembered
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.contents import NO_STATE, Contents
-from jaxdt.sim.faults import CRASH, ENDS, JOIN, LEAVE, RESTART, Fault, broken_link, draw, spares_every_stage
+from jaxdt.sim.faults import (
+    CLOG,
+    CONTROL,
+    CRASH,
+    ENDS,
+    JOIN,
+    LEAVE,
+    RESTART,
+    Fault,
+    broken_link,
+    draw,
+    spares_every_stage,
+)
 from jaxdt.sim.invariants import InvariantBroken, Invariants
 from jaxdt.sim.seating import Outcome, Seating
 
@@ -113,7 +125,25 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         ),
         spoilt=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
+    case = _with_lost_word(random.Random(f"lost word {seed}"), case, run_s)
     return _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+
+
+def _with_lost_word(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a fifth of the cases with a delay the coordinator does not reach a peer, and dies before it does: what it has
+    said meanwhile, of up to two steps, is lost."""
+    dies = any(fault.kind in ENDS and fault.peer == COORDINATOR for fault in case.faults)
+    if rng.random() >= 0.2 or not case.config.sync.delay or dies:
+        return case
+    at_s, unheard_s = rng.uniform(0.0, run_s), rng.uniform(0.1, 0.5) * run_s
+    dead_s = at_s + unheard_s
+    deaf = (rng.choice(sorted(case.plan.peers)),)
+    lost = [
+        Fault(at_s, CLOG, COORDINATOR, unheard_s + 0.1, others=deaf, factor=0.0, lane=CONTROL),
+        Fault(dead_s, CRASH, COORDINATOR),
+        Fault(dead_s + rng.uniform(0.2, 3.0), RESTART, COORDINATOR),
+    ]
+    return replace(case, faults=tuple(sorted([*case.faults, *lost], key=lambda fault: fault.at_s)))
 
 
 def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:

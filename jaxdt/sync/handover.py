@@ -15,6 +15,7 @@ from jaxdt.core.events import (
     Committed,
     Event,
     Fetch,
+    Fetching,
     Install,
     Installed,
     Joined,
@@ -68,7 +69,7 @@ class Handover:
                 return self._installed(now_s, version)
             case Refused(peer, _) if self._download and peer is not None:
                 self._download.refused(peer)
-                return self._download.ask(self._donors())
+                return self._ask()
             case Received(header, body) if self._view:
                 return self._received(header.src, body)
         return []
@@ -100,7 +101,7 @@ class Handover:
             return []
         if not known:
             if self._has == (view.lineage, view.n_committed):
-                return [Joined(view.n_committed)]
+                return [Fetching(1, 0, 1), Joined(view.n_committed)]
             self._download = Download(view.n_committed, self._n_words, self._slice_words, now_s)
         return self._go_on() if self._download else []
 
@@ -150,8 +151,11 @@ class Handover:
 
     def _go_on(self) -> list[Action | Event]:
         if self._download.done:
-            return [Install(self._download.version, self._view.lineage)]
-        return self._download.ask(self._donors())
+            return [self._download.said, Install(self._download.version, self._view.lineage)]
+        return self._ask()
+
+    def _ask(self) -> list[Action | Event]:
+        return [*self._download.ask(self._donors()), self._download.said]
 
     def _installed(self, now_s: float, version: int) -> list[Action | Event]:
         """The state is ours; of a download that a view has made void, nothing is."""
@@ -174,6 +178,13 @@ class Download:
     @property
     def done(self) -> bool:
         return not self._left and not self._asked
+
+    @property
+    def said(self) -> Fetching:
+        """How far it is, for the coordinator; a state of nothing is here at once."""
+        left, asked = (sum(WORD_BYTES * (key.hi - key.lo) for key in keys) for keys in (self._left, self._asked))
+        of = WORD_BYTES * self.n_words
+        return Fetching(of - left - asked, asked, of)
 
     def ask(self, donors: Sequence[int]) -> list[Send]:
         """Ask for what can be asked for now; what a donor who is gone still owed is asked of the others."""

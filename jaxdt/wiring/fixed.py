@@ -43,6 +43,7 @@ from jaxdt.core.events import (
 from jaxdt.core.plan import Plan
 from jaxdt.core.schedule import Order, stage_order
 from jaxdt.wiring.lineup import PlannedRoutes, Seats, lineup
+from jaxdt.wiring.pace import Pace
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.swarm import COMPUTING, SwarmWiring
 
@@ -72,7 +73,7 @@ class FixedWiring:
         most_bytes = (max(forth for forth, _ in boundary_bytes), max(back for _, back in boundary_bytes))
         self._retention = Retention(stage, plan.n_stages, most_bytes, retain_bytes)
         sizes, routes = (plan.n_stages, plan.n_microbatches, n_steps), PlannedRoutes(plan, peer)
-        self._detour = SwarmWiring(peer, stage, *sizes, boundary_bytes, evals, routes, self._retention)
+        self._detour = SwarmWiring(peer, stage, *sizes, boundary_bytes, evals, routes, self._retention, Pace())
         self._pipeline: int | None = None
         self._order: Order = ()
         self._next_to: dict[bool, tuple[int | None, int]] = {}

@@ -76,11 +76,12 @@ class PlannedRoutes:
     def pipeline_of(self, kind: str, microbatch: int) -> int:
         return self._place(kind, microbatch)[0]
 
-    def route(self, kind: str, microbatch: int, lo: int, hi: int) -> tuple[int, ...] | None:
+    def routes(self, kind: str, microbatches: Sequence[int], lo: int, hi: int) -> list[tuple[int, ...]]:
         stages = range(self._plan.n_stages)
-        return tuple(self._peer_of(s, kind, microbatch) if lo <= s <= hi else NOBODY for s in stages)
+        peer = lambda stage, m: self._peer_of(stage, kind, m) if lo <= stage <= hi else NOBODY  # noqa: E731
+        return [tuple(peer(stage, m) for stage in stages) for m in microbatches]
 
-    def measured(self, stage: int, peer: int, kind: str, began_s: float, now_s: float) -> None:
+    def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
         """The plan knows no speeds."""
 
     def _place(self, kind: str, microbatch: int) -> tuple[int, int]:

@@ -54,6 +54,7 @@ class Overlap:
                 told = [answer for wiring in self._wirings for answer in wiring.handle(now_s, event)]
             case Updated(_, version):
                 self._version = version
+                self._let_go_of_what_is_over()  # first: a wiring that waits for it would not begin with what it is told
                 told = self._open(now_s)
             case Received(_, body):
                 told = self._of(_step_of(body)).handle(now_s, event)
@@ -105,6 +106,11 @@ class Overlap:
             self._of(step).let_go()
         self._waiting.clear()
 
+    def _let_go_of_what_is_over(self) -> None:
+        for step in [step for step in self._waiting if step < (self._version or 0)]:
+            del self._waiting[step]
+            self._of(step).let_go()
+
     def _in_turn(self, told: list[Action | Event]) -> list[Action | Event]:
         """One Work at a time, and none of a step that is over: that is for nobody."""
         others = []
@@ -113,9 +119,7 @@ class Overlap:
                 self._waiting[answer.work.step] = answer
             else:
                 others.append(answer)
-        for step in [step for step in self._waiting if step < (self._version or 0)]:
-            del self._waiting[step]
-            self._of(step).let_go()
+        self._let_go_of_what_is_over()
         if self._running or not self._waiting:
             return others
         self._running = True

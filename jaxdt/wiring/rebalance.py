@@ -135,8 +135,8 @@ class Rebalancer:
     def _table(self, stages: Stages) -> list[dict[int, Load]]:
         """Late reports are left out; nothing if nobody of a stage has said anything lately."""
         fresh_s = self._now_s - FRESH_PERIODS * self._period_s
-        fresh = {peer: load for peer, (at_s, load) in self._reports.items() if at_s >= fresh_s}
-        table = [{peer: fresh[peer] for peer in sorted(peers) if peer in fresh} for peers in stages]
+        fresh = self._reports = {peer: said for peer, said in self._reports.items() if said[0] >= fresh_s}
+        table = [{peer: fresh[peer][1] for peer in sorted(peers) if peer in fresh} for peers in stages]
         return [] if any(peers and not own for peers, own in zip(stages, table, strict=True)) else table
 
 

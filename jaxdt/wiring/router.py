@@ -12,6 +12,7 @@ from jaxdt.core.events import NOBODY
 GAMMA = 0.1
 UNKNOWN_S = 1.0
 BANNED = float("inf")
+BANNED_MAX = 64
 
 
 class Ema:
@@ -30,17 +31,13 @@ class Ema:
 
 
 class Measured:
-    """What one peer takes, as one router saw it: seconds per forward and per backward, apart. The clock of a Work
-    starts with its input, or with the peer's last completion if that was later: so a queue at the peer is not counted
-    once for each Work in it."""
+    """What one peer takes, as one router saw it: seconds per forward and per backward, apart."""
 
     def __init__(self):
         self._emas: dict[str, Ema] = {}
-        self._last_s = float("-inf")
 
-    def add(self, kind: str, began_s: float, now_s: float) -> None:
-        self._emas.setdefault(kind, Ema()).add(now_s - max(began_s, self._last_s))
-        self._last_s = now_s
+    def add(self, kind: str, seconds: float) -> None:
+        self._emas.setdefault(kind, Ema()).add(seconds)
 
     @property
     def charge_s(self) -> float | None:
@@ -50,10 +47,13 @@ class Measured:
 
 
 class StageQueue:
-    """The peers of one stage by priority. `rng` breaks ties."""
+    """The peers of one stage by priority. Of equal ones that is next which was chosen the longest ago, so that equal
+    peers take turns; among those never chosen `rng` decides."""
 
     def __init__(self, rng: random.Random):
         self._rng = rng
+        self._n_choices = 0
+        self._last_choice: dict[int, float] = {}
         self._priority: dict[int, float] = {}
         self._measured: dict[int, Measured] = {}
 
@@ -61,24 +61,29 @@ class StageQueue:
         """A newcomer enters at the least priority of those that are there, so that it is not flooded."""
         live = [priority for priority in self._priority.values() if priority != BANNED]
         self._priority[peer] = min(live, default=0.0)
+        self._last_choice[peer] = self._rng.random()
         self._measured.setdefault(peer, Measured())
 
     def ban(self, peer: int) -> None:
-        """Not chosen again until it is added again; what was measured stays."""
-        if peer in self._priority:
+        """Not chosen again until it is added again; what was measured stays, of the last BANNED_MAX."""
+        if self._priority.pop(peer, None) is not None:
             self._priority[peer] = BANNED
+        banned = [one for one, priority in self._priority.items() if priority == BANNED]
+        for one in banned[:-BANNED_MAX]:
+            del self._priority[one], self._measured[one], self._last_choice[one]
 
-    def measured(self, peer: int, kind: str, began_s: float, now_s: float) -> None:
+    def measured(self, peer: int, kind: str, seconds: float) -> None:
         """A Work of this kind was done there."""
         if peer in self._measured:
-            self._measured[peer].add(kind, began_s, now_s)
+            self._measured[peer].add(kind, seconds)
 
     def choose(self) -> int | None:
         """The next peer; None if all are banned or there is none."""
-        least = min(self._priority.values(), default=BANNED)
-        if least == BANNED:
+        if not self.open:
             return None
-        peer = self._rng.choice(sorted(p for p, priority in self._priority.items() if priority == least))
+        peer = min(self._priority, key=lambda peer: (self._priority[peer], self._last_choice[peer]))
+        self._n_choices += 1
+        self._last_choice[peer] = self._n_choices
         self._priority[peer] += self._charge_s(peer)
         return peer
 
@@ -107,10 +112,14 @@ class Router:
         rng = random.Random(seed)
         self.stages = [StageQueue(rng) for _ in range(n_stages)]
 
-    def route(self, lo: int, hi: int) -> tuple[int, ...] | None:
-        """One peer for each of the stages lo..hi, NOBODY for the others; None while one of them has nobody."""
+    def routes(self, lo: int, hi: int, n: int) -> list[tuple[int, ...]]:
+        """Of n microbatches that begin together: one peer for each of the stages lo..hi, NOBODY for the others. None of
+        them while a stage has nobody. Those that were chosen are put together in the order of their ids. So the routes
+        of equally many equal peers are pipelines, the same ones whoever steers, and at no moment two peers send to one
+        and none to another."""
         wanted = self.stages[lo : hi + 1]
         if not all(stage.open for stage in wanted):
-            return None
-        chosen = [stage.choose() for stage in wanted]
-        return (NOBODY,) * lo + tuple(chosen) + (NOBODY,) * (len(self.stages) - hi - 1)
+            return []
+        chosen = [sorted(stage.choose() for _ in range(n)) for stage in wanted]
+        before, behind = (NOBODY,) * lo, (NOBODY,) * (len(self.stages) - hi - 1)
+        return [before + peers + behind for peers in zip(*chosen, strict=True)]

@@ -1,5 +1,6 @@
 """Who steers a microbatch, and along which peers: what SwarmWiring asks, and its answer by measured speed."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,24 +29,34 @@ class Routes(Protocol):
     def pipeline_of(self, kind: str, microbatch: int) -> int:
         """The pipeline whose codecs it travels with."""
 
-    def route(self, kind: str, microbatch: int, lo: int, hi: int) -> tuple[int, ...] | None:
-        """One peer for each of the stages lo..hi, NOBODY for the others; None while one of them has nobody."""
+    def routes(self, kind: str, microbatches: Sequence[int], lo: int, hi: int) -> list[tuple[int, ...]]:
+        """Of the first ones of these, which begin together: one peer for each of the stages lo..hi, NOBODY for the
+        others. None while one of the stages has nobody."""
 
-    def measured(self, stage: int, peer: int, kind: str, began_s: float, now_s: float) -> None:
+    def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
         """A Work was done there."""
 
 
 class MeasuredRoutes:
     """The `n_routers` members with the least ids steer, with `window` microbatches on their way in all; `seed` breaks
-    the router's ties."""
+    the router's ties.
 
-    def __init__(self, n_stages: int, n_routers: int, window: int, seed: str):
-        self.window = max(1, window // n_routers)
-        self._router, self._n_routers = Router(n_stages, seed), n_routers
+    Routers do not see what the others send. So that what each has left over does not pile up at one peer, they steer
+    whole turns of microbatches, in which equal peers of a stage get equally many; at most one of them steers a part of
+    a turn. Where there are fewer turns than routers, the others have nothing to steer."""
+
+    def __init__(self, n_stages: int, n_routers: int, window: int, n_microbatches: int, seed: str):
+        self.window = window
+        self._router, self._n_routers, self._window = Router(n_stages, seed), n_routers, window
+        self._n_microbatches, self._turn = n_microbatches, 1
         self._steersmen: Sequence[int] = ()
 
     def adopt(self, view: View, members: Sequence[int]) -> None:
-        self._steersmen = members[: self._n_routers]
+        n_replicas = [len(view.stage_peers(stage)) for stage in range(len(self._router.stages))]
+        self._turn = math.lcm(*n_replicas)
+        self._steersmen = members[: min(self._n_routers, math.ceil(self._n_microbatches / self._turn))]
+        window = max(1, self._window // len(self._steersmen))
+        self.window = window - window % self._turn or window
         self._open(view, set(members))
 
     def welcome(self, view: View) -> None:
@@ -60,7 +71,7 @@ class MeasuredRoutes:
                 queue.ban(peer)
 
     def steersman(self, kind: str, microbatch: int) -> int:
-        return self._steersmen[microbatch % len(self._steersmen)]
+        return self._steersmen[microbatch // self._turn % len(self._steersmen)]
 
     def turn(self, kind: str, microbatch: int) -> tuple[int, ...]:
         return ()
@@ -68,8 +79,8 @@ class MeasuredRoutes:
     def pipeline_of(self, kind: str, microbatch: int) -> int:
         return 0
 
-    def route(self, kind: str, microbatch: int, lo: int, hi: int) -> tuple[int, ...] | None:
-        return self._router.route(lo, hi)
+    def routes(self, kind: str, microbatches: Sequence[int], lo: int, hi: int) -> list[tuple[int, ...]]:
+        return self._router.routes(lo, hi, min(self._turn, len(microbatches)))
 
-    def measured(self, stage: int, peer: int, kind: str, began_s: float, now_s: float) -> None:
-        self._router.stages[stage].measured(peer, kind, began_s, now_s)
+    def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
+        self._router.stages[stage].measured(peer, kind, seconds)

@@ -3,8 +3,9 @@ members were lost."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import groupby, islice
 
-from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, REGENERATE
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, REGENERATE, Progress
 from jaxdt.wiring.routes import Routes
 
 
@@ -63,26 +64,36 @@ class Steering:
     def next(self, now_s: float) -> list[tuple[Task, tuple[int, ...]]]:
         """Tasks that begin now, with their routes: as many as the window allows."""
         begun = []
-        while self._waiting and len(self._open) < self._routes.window:
-            task = self._waiting[-1]
-            route = self._routes.route(task.kind, task.microbatch, task.lo, task.hi)
-            if route is None:
+        while tasks := self._next_alike():
+            first = tasks[0]
+            routes = self._routes.routes(first.kind, [task.microbatch for task in tasks], first.lo, first.hi)
+            if not routes:
                 break
-            self._waiting.pop()
-            self._open[task.kind, task.microbatch] = OnItsWay(task, route, now_s)
-            begun.append((task, route))
+            for task, route in zip(tasks, routes, strict=False):
+                self._waiting.pop()
+                self._open[task.kind, task.microbatch] = OnItsWay(task, route, now_s)
+                begun.append((task, route))
         return begun
 
-    def progress(self, now_s: float, kind: str, stage: int, microbatch: int) -> None:
-        """A Work of one of the tasks is done: it measures the peer, and the last one makes room for another."""
-        name = (EVALUATE if kind == EVALUATE else FORWARD, microbatch)
+    def _next_alike(self) -> list[Task]:
+        """The next tasks of one kind and through the same stages, as many as the window allows."""
+        room = max(0, self._routes.window - len(self._open))
+        alike = groupby(islice(reversed(self._waiting), room), key=lambda task: (task.kind, task.lo, task.hi))
+        return next((list(tasks) for _, tasks in alike), [])
+
+    def progress(self, now_s: float, done: Progress) -> None:
+        """A Work of one of the tasks is done: it measures the peer, and the last one makes room for another. Its clock
+        starts with its input, or with the peer's last completion if that was later: so a queue at the peer, of this
+        router's Work or of others', is not counted once for each Work in it."""
+        kind, stage = done.kind, done.stage
+        name = (EVALUATE if kind == EVALUATE else FORWARD, done.microbatch)
         one = self._open.get(name)
         if one is None or not one.task.lo <= stage <= one.task.hi:
             return
         back = kind in (BACKWARD, REGENERATE)
         if kind != EVALUATE:
             measured = BACKWARD if back else FORWARD
-            self._routes.measured(stage, one.route[stage], measured, one.since_s, now_s)
+            self._routes.measured(stage, one.route[stage], measured, max(0.0, min(now_s - one.since_s, done.gap_s)))
         one.since_s = now_s
         if (back and stage == one.task.lo) or (kind == EVALUATE and stage == one.task.hi):
             del self._open[name]

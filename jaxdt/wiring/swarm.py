@@ -44,6 +44,7 @@ from jaxdt.core.events import (
     Work,
 )
 from jaxdt.wiring.inventory import Inventory
+from jaxdt.wiring.pace import Pace
 from jaxdt.wiring.retention import Retention
 from jaxdt.wiring.routes import Routes
 from jaxdt.wiring.steering import Steering, whole_step
@@ -71,16 +72,18 @@ class SwarmWiring:
         evals: tuple[int, int],
         routes: Routes,
         retention: Retention,
+        pace: Pace,
     ):
         self._peer, self._stage, self._n_stages = peer, stage, n_stages
         self._n_microbatches, self._n_steps, self._last = n_microbatches, n_steps, stage == n_stages - 1
         self._boundary_bytes = boundary_bytes
         self._evals = evals
-        self._routes, self._steering, self._retention = routes, Steering(routes), retention
+        self._routes, self._steering, self._retention, self._pace = routes, Steering(routes), retention, pace
         self._view: View | None = None
         self._members = self._replicas = ()
         self._step, self._order = -1, 0
         self.running: Work | None = None
+        self._gap_s = 0.0
         self._ready: list[tuple[bool, int, Work]] = []
         self._later: list[Grant | Boundary] = []
         self._paths: dict[Counted, Grant | Boundary] = {}
@@ -102,8 +105,8 @@ class SwarmWiring:
                 return self._begin(now_s, version)
             case Received(header, body) if self._view:
                 return self._received(now_s, header.src, body)
-            case Ran(work, _, _, values) if work.kind in COMPUTING:
-                self.running = None
+            case Ran(work, started_s, seconds, values) if work.kind in COMPUTING:
+                self.running, self._gap_s = None, self._pace.gap_s(started_s + seconds)
                 return self._finished(now_s, work, values) + self._next() + self._tell(now_s)
         return []
 
@@ -270,7 +273,7 @@ class SwarmWiring:
         return kind == BACKWARD or (kind == EVALUATE and self._last)
 
     def _tell_progress(self, now_s: float, work: Work) -> list[Action | Event]:
-        progress = Progress(work.step, work.kind, work.stage, work.microbatch)
+        progress = Progress(work.step, work.kind, work.stage, work.microbatch, self._gap_s)
         to = {self._routes.steersman(_task_kind(work.kind), work.microbatch)}
         if self._counts(work.kind):
             to.update(self._replicas)
@@ -281,7 +284,7 @@ class SwarmWiring:
         step, kind, stage, m = progress.step, progress.kind, progress.stage, progress.microbatch
         told: list[Action | Event] = []
         if step == self._step and self._mine(_task_kind(kind), m):
-            self._steering.progress(now_s, kind, stage, m)
+            self._steering.progress(now_s, progress)
             told += self._grant(now_s)
         if stage == self._stage and self._counts(kind):
             self._counted.setdefault(step, set()).add((kind, m))
