@@ -36,7 +36,7 @@ class Mail:
 
     def post(self, src: int, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header) -> None:
         """As in Post."""
-        now_s, event = self._outcome.now_s, None
+        now_s, event, lines = self._outcome.now_s, None, self._lines.of(src)
         for dst, body, n_bytes in letters:
             if event is None or event.body is not body:
                 event = Received(header, body)
@@ -51,7 +51,8 @@ class Mail:
             if at_once:
                 self._at(now_s, arrive, args)
             else:
-                self._lines.line(src, dst).carry(now_s, n_bytes, priority, arrive, args)
+                line = lines.get(dst) or self._lines.line(src, dst)
+                line.carry(now_s, n_bytes, priority, arrive, args)
 
     def _bring(self, dst: int, event: Received, tensor: Any) -> None:
         """A message with a tensor arrives."""
