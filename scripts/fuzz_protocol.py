@@ -15,7 +15,7 @@ from absl import flags
 
 from jaxdt.core.config import WIRINGS
 from jaxdt.core.errors import BadInput
-from jaxdt.core.events import COORDINATOR, Action, Broadcast, Event, Received, Report, Run, Send
+from jaxdt.core.events import COORDINATOR, Action, Event, Post, Received, Report, Run, Send
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz import draw_case, finding
 
@@ -66,8 +66,8 @@ def in_short(action: Action) -> str:
     match action:
         case Send(dst, body):
             return f"{type(body).__name__} to {'C' if dst == COORDINATOR else f'p{dst}'}"
-        case Broadcast(to, body):
-            return f"{type(body).__name__} to {', '.join(f'p{dst}' for dst in to)}"
+        case Post(letters):
+            return ", ".join(in_short(Send(*letter)) for letter in letters)
         case Run(work):
             return f"run {work}"
         case Report("heartbeat"):

@@ -14,7 +14,6 @@ from jaxdt.core.delay import NO_DELAY
 from jaxdt.core.events import (
     COORDINATOR,
     Accumulated,
-    Broadcast,
     Committed,
     Drained,
     Evaluated,
@@ -23,6 +22,7 @@ from jaxdt.core.events import (
     Hello,
     Member,
     Persisted,
+    Post,
     Prepared,
     Profiled,
     Ran,
@@ -96,11 +96,12 @@ class Wire:
             case Send(dst, body) if dst == COORDINATOR:
                 self.said.append((peer, body))
             case Send(dst, body):
-                self.act(peer, Broadcast((dst,), body, action.n_bytes))
-            case Broadcast(to, body):
                 tensor = self.tensor(peer, body.key)
                 assert action.n_bytes == 4 * len(tensor)
-                self.waiting += [(dst, peer, body, tensor) for dst in to]
+                self.waiting.append((dst, peer, body, tensor))
+            case Post(letters):
+                for letter in letters:
+                    self.act(peer, Send(*letter))
             case Run(Work(kind="G") as work):
                 for group in self.groups[peer]:
                     parts = [gradient(self.stage_of[peer], m, group.n_elements) for m in self.items[peer]]

@@ -700,12 +700,11 @@ class Send:
 
 
 @value
-class Broadcast:
-    """Send the same to each of these peers, in this order."""
+class Post:
+    """Many messages in one action, in this order: of each the peer, the body and n_bytes, as in Send. Those that are
+    equal are one object, and encoded once."""
 
-    to: tuple[int, ...]
-    body: Message
-    n_bytes: int = 0
+    letters: tuple[tuple[int, Message, int], ...]
     priority: int = URGENT
     header: Header | None = None
 
@@ -871,7 +870,7 @@ Event = (
 )
 Action = (
     Send
-    | Broadcast
+    | Post
     | Connect
     | Meet
     | Disconnect

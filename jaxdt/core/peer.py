@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from jaxdt.core.events import INTERNAL, Action, Broadcast, Event, Received, Report, Send, ViewChanged
+from jaxdt.core.events import INTERNAL, Action, Event, Post, Received, Report, Send, ViewChanged
 from jaxdt.core.membership import DROP, HOLD, TAKE, Membership
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
-_FILL_IN = {kind: kind.header.__set__ for kind in (Send, Broadcast)}
+_FILL_IN = {kind: kind.header.__set__ for kind in (Send, Post)}
 
 
 class Machine(Protocol):

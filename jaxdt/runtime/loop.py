@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -20,7 +20,6 @@ from jaxdt.core.errors import BadInput
 from jaxdt.core.events import (
     UPDATE,
     Action,
-    Broadcast,
     Connect,
     Discard,
     Disconnect,
@@ -28,15 +27,18 @@ from jaxdt.core.events import (
     Fetch,
     Forget,
     Free,
+    Header,
     Install,
     Installed,
     Interrupted,
     LinkChanged,
     MarkCheckpoint,
     Meet,
+    Message,
     MoveTo,
     Persist,
     Persisted,
+    Post,
     Ran,
     Received,
     Refused,
@@ -162,7 +164,7 @@ class Loop:
     def _tell(self, reason: str) -> None:
         """The others hear why this process cannot go on; nothing else is done any more."""
         for action in self._machine.handle(time.monotonic(), Interrupted(2, reason)):
-            if isinstance(action, Send | Broadcast):
+            if isinstance(action, Send | Post):
                 self._act(action)
 
     def _turn(self) -> None:
@@ -205,10 +207,10 @@ class Loop:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Send(dst):
-                self._send((dst,), action)
-            case Broadcast(to):
-                self._send(to, action)
+            case Send(dst, body, n_bytes, priority, header):
+                self._post(((dst, body, n_bytes),), priority, header)
+            case Post(letters, priority, header):
+                self._post(letters, priority, header)
             case Run():
                 self._ready.append(action)
                 self._release()
@@ -247,16 +249,18 @@ class Loop:
             case Stop() | MoveTo():
                 self._stop = action
 
-    def _send(self, to: tuple[int, ...], send: Send | Broadcast) -> None:
-        key = tensor_key(send.body)
-        leaves = [self.tensors.take(send.body)] if key else []
-        head = to_plain(send.header, send.body)
-        for dst in to:
-            if isinstance(send.body, Fetch):
-                self._fetching[send.body.key] = dst
+    def _post(self, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header) -> None:
+        plain = last = None
+        for dst, body, n_bytes in letters:
+            if body is not last:
+                plain, last = to_plain(header, body), body
+            if isinstance(body, Fetch):
+                self._fetching[body.key] = dst
+            key = tensor_key(body)
+            leaves = [self.tensors.take(body)] if key else []
             if key:
-                self._trace.send(self._me, time.monotonic(), dst, key, send.n_bytes)
-            self.transport.send(dst, head, leaves, priority=send.priority)
+                self._trace.send(self._me, time.monotonic(), dst, key, n_bytes)
+            self.transport.send(dst, plain, leaves, priority=priority)
 
     def _connect(self, peer: int, address: str) -> None:
         host, _, port = address.rpartition(":")

@@ -7,7 +7,6 @@ timing alone, the runtime's store for real arithmetic under virtual time. Equal 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from jaxdt.core.events import (
@@ -18,7 +17,6 @@ from jaxdt.core.events import (
     REGENERATE,
     URGENT,
     Action,
-    Broadcast,
     Connect,
     Discard,
     Disconnect,
@@ -37,6 +35,7 @@ from jaxdt.core.events import (
     MoveTo,
     Persist,
     Persisted,
+    Post,
     Ran,
     Ready,
     Received,
@@ -56,7 +55,6 @@ from jaxdt.core.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.core.message import WITH_TENSOR
 from jaxdt.core.network import Link
 from jaxdt.core.peer import Machine
 from jaxdt.core.trace import Trace
@@ -65,8 +63,8 @@ from jaxdt.sim.disturbance import Disturbance
 from jaxdt.sim.faults import COMES, CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, Fault
 from jaxdt.sim.hosts import host_of
 from jaxdt.sim.lines import Lines, LinkOptions
+from jaxdt.sim.mail import Mail
 from jaxdt.sim.seating import CRASHED, Outcome, Seating
-from jaxdt.sim.tensors import NoTensors
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 
@@ -102,8 +100,6 @@ class Simulation:
         self._came: dict[int, int] = {}  # who came under which passing name
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
-        self._free = {LANES[name] for name in free}
-        self._has_tensors = not all(isinstance(seat.tensors, NoTensors) for seat in seats.values())
         self._calendar = Calendar()
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
         n_on = Counter(seat.host for seat in seats.values())
@@ -114,7 +110,7 @@ class Simulation:
             Meet: lambda peer, meet: [self._connect(peer, other) for other in meet.members if other.peer != peer],
             MarkCheckpoint: lambda peer, mark: None,
             Send: self._send,
-            Broadcast: lambda peer, broadcast: self._post(peer, broadcast.to, broadcast),
+            Post: self._post,
             Run: self._run,
             Sum: self._sum,
             Free: lambda peer, free: self._seats[peer].tensors.free(free.step),
@@ -134,7 +130,9 @@ class Simulation:
         self._working, self._then = Counter(), {}  # Work under way, and what waits for its end
         self._observer = observer
         self._disturbance = Disturbance(self._calendar.at, self._event, self._lines) if faults else None
-        self._arrive = self._disturbed if faults else self._deliver
+        at_once = {LANES[name] for name in free}
+        mailing = self._calendar.at, self._lines, self._seats, self.outcome, self._event
+        self._mail = Mail(*mailing, trace, at_once, self._disturbance)
         for fault in faults:
             self._calendar.at(fault.at_s, self._fault, (fault,))
 
@@ -160,7 +158,7 @@ class Simulation:
 
     def forget(self) -> None:
         """Let go of everything but the outcome: without cycles, reference counts free a million objects at once."""
-        del self._arrive
+        del self._mail
         self._handlers.clear()
         self._calendar.clear()
 
@@ -299,35 +297,13 @@ class Simulation:
     def _send(self, src: int, send: Send) -> None:
         dst, body = send.dst, send.body
         if dst < PASSING:
-            self._post(src, (dst,), send)
+            self._mail.post(src, ((dst, body, send.n_bytes),), send.priority, send.header)
         elif isinstance(body, Welcome):
             self._stage_of[body.peer], self._came[dst] = body.stage, body.peer
             self._start(body.peer, body.stage)
 
-    def _post(self, src: int, to: tuple[int, ...], send: Send | Broadcast) -> None:
-        now_s, event, has_tensor = self.outcome.now_s, Received(send.header, send.body), type(send.body) in WITH_TENSOR
-        tensor = self._seats[src].tensors.take(send.body) if has_tensor and self._has_tensors else None
-        for dst in to:
-            if has_tensor and self._trace:
-                self._trace.send(src, now_s, dst, send.body.key, send.n_bytes)
-            if has_tensor and send.priority in self._free:
-                self._calendar.at(now_s, self._arrive, (dst, event, tensor))
-            else:
-                line = self._lines.line(src, dst)
-                line.carry(now_s, send.n_bytes, send.priority, self._arrive, (dst, event, tensor))
-
-    def _disturbed(self, dst: int, event: Received, tensor: Any) -> None:
-        deliver = partial(self._deliver, dst, event, tensor)
-        self._disturbance.arrive(self.outcome.now_s, event.header.src, dst, event.body, deliver)
-
-    def _deliver(self, dst: int, event: Received, tensor: Any) -> None:
-        if dst in self.outcome.stopped:
-            return
-        if (self._has_tensors or self._trace) and type(event.body) in WITH_TENSOR:
-            self._seats[dst].tensors.put(event.body, event.header.src, tensor)
-            if self._trace:
-                self._trace.recv(dst, self.outcome.now_s, event.header.src, event.body.key)
-        self._event(dst, event)
+    def _post(self, src: int, post: Post) -> None:
+        self._mail.post(src, post.letters, post.priority, post.header)
 
     def _run(self, peer: int, run: Run) -> None:
         seat, work, now_s = self._seats[peer], run.work, self.outcome.now_s

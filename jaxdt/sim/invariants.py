@@ -22,13 +22,13 @@ from jaxdt.core.events import (
     BACKWARD,
     COORDINATOR,
     Action,
-    Broadcast,
     Committed,
     Event,
     Free,
     MarkCheckpoint,
     Persist,
     Persisted,
+    Post,
     Received,
     Record,
     Restore,
@@ -129,7 +129,7 @@ class Invariants:
             if isinstance(action, Persist):
                 value = plain.read(DURABLE[action.name], action.value, action.name)
                 self._pending[action.name] = value[-1] if isinstance(value, tuple) else value
-            elif isinstance(action, Send | Broadcast):
+            elif isinstance(action, Send):
                 self._announced(action.body)
             elif isinstance(action, MarkCheckpoint):
                 self.checkpoint = action.version
@@ -176,7 +176,7 @@ class Invariants:
     def _peer(self, peer: int, event: Event, actions: list[Action]) -> None:
         kinds = {type(action) for action in actions}
         sent_to = [action.dst for action in actions if isinstance(action, Send)]
-        sent_to += [dst for action in actions if isinstance(action, Broadcast) for dst in action.to]
+        sent_to += [dst for action in actions if isinstance(action, Post) for dst, _, _ in action.letters]
         if peer in sent_to:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
         if Stop in kinds:

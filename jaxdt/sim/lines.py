@@ -33,6 +33,10 @@ class Lines:
         """A peer that was not there from the start."""
         self._host_of[peer] = host
 
+    def of(self, src: int) -> Mapping[int, SimulatedLink]:
+        """Those from src that have been made."""
+        return self._from[src]
+
     def line(self, src: int, dst: int) -> SimulatedLink:
         lines = self._from[src]
         return lines.get(dst) or lines.setdefault(dst, self._made(src, dst))

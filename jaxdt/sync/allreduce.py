@@ -21,7 +21,6 @@ from jaxdt.core.events import (
     UPDATE,
     Accumulated,
     Action,
-    Broadcast,
     Committed,
     Drained,
     Evaluated,
@@ -31,6 +30,7 @@ from jaxdt.core.events import (
     LinkChanged,
     Message,
     Outside,
+    Post,
     Prepared,
     Ran,
     Received,
@@ -218,11 +218,12 @@ class AllReduce:
         part = (self._ledger.items(round.step), self._ledger.n_samples(round.step), tally)
         for (lo, hi), parts in exchange.parts.items():
             parts[me] = Shard(SliceKey(round, lo, hi, me), *part)
-        return [
-            Send(owner, Shard(SliceKey(round, lo, hi, me), *part), FLOAT_BYTES * (hi - lo), BULK)
+        letters = [
+            (owner, Shard(SliceKey(round, lo, hi, me), *part), FLOAT_BYTES * (hi - lo))
             for (lo, hi), owner in exchange.in_turn
             if owner != me
         ]
+        return [Post(tuple(letters), BULK)]
 
     def _offer(self, exchange: Exchange) -> list[Action]:
         """Add up what is complete in our own shard, once all groups' shards are on their way: others wait for those."""
@@ -254,11 +255,9 @@ class AllReduce:
             return []  # of a round that is void by now
         del exchange.parts[bounds]
         cover, n_samples, tally = exchange.covers.pop(bounds)
-        body = Reduced(key, cover, n_samples, digest, sq_norm, tally)
-        return [
-            Broadcast(exchange.receivers, body, FLOAT_BYTES * (key.hi - key.lo), BULK),
-            *self._hold(exchange, body),
-        ]
+        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
+        letters = [(member, body, n_bytes) for member in exchange.receivers]
+        return [Post(tuple(letters), BULK), *self._hold(exchange, body)]
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
         exchange, bounds = self._rounds.find(reduced.key.round, self._steps), (reduced.key.lo, reduced.key.hi)
