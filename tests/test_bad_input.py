@@ -281,6 +281,7 @@ def test_a_flag_file_that_is_not_there_is_one_line(tmp_path):
         ("bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
         ("bench_averaging", "--n_peers=1", "n_peers"),
         ("bench_simulator", "--rounds=0", "rounds"),
+        ("delay_loss", "--config={dir}/good.py --seeds=1", "--seeds: got 1"),
     ],
 )
 def test_every_script_refuses_in_one_line(script, flags, words, files):

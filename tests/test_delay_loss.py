@@ -20,6 +20,7 @@ from jaxdt.model.stage import sum_sample_losses
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "delay_loss.py"
 MODEL = dict(n_layers=1, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64)
+GPT = gpt_config("debug", **MODEL)
 OPTIM = dict(lr=1e-2, b1=0.98, gradient_frac=0.08, clip_norm=0.5)
 STEPS, AFTER, SIZE, MICROBATCHES, SEEDS = 8, 3, 2, 3, (4, 5)
 CONFIG = '''"""A small run."""
@@ -46,28 +47,31 @@ def run(tmp_path):
     fields |= {"sync.delay_after_steps": AFTER, "data.path": str(tmp_path / "t.tok")}
     (tmp_path / "c.py").write_text(CONFIG.format(fields=fields))
     command = [sys.executable, str(SCRIPT), f"--config={tmp_path / 'c.py'}", f"--seeds={','.join(map(str, SEEDS))}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return open_data(tmp_path / "t.tok"), done.stdout.splitlines()
 
 
+@jax.jit
+def mean_loss(params, tokens_BT):
+    logits_BTV = apply_stage(GPT, 0, 1, np.float32, params, tokens_BT[:, :-1])
+    return sum_sample_losses(logits_BTV, tokens_BT[:, 1:]) / len(tokens_BT)
+
+
+GRADIENT_OF = jax.jit(jax.value_and_grad(mean_loss))
+
+
 def by_hand(data, seed, delay):
     """(held-out loss, mean training loss) of the recurrence, with the whole batch at once."""
-    model, rule = gpt_config("debug", **MODEL), optimizer(OptimConfig(**OPTIM))
-
-    @jax.jit
-    def mean_loss(params, tokens_BT):
-        logits_BTV = apply_stage(model, 0, 1, np.float32, params, tokens_BT[:, :-1])
-        return sum_sample_losses(logits_BTV, tokens_BT[:, 1:]) / len(tokens_BT)
-
-    gradient_of, clip = jax.jit(jax.value_and_grad(mean_loss)), optax.clip_by_global_norm(OPTIM["clip_norm"])
-    before = params = init_stage(model, 0, 1, seed)
+    rule, clip = optimizer(OptimConfig(**OPTIM)), optax.clip_by_global_norm(OPTIM["clip_norm"])
+    update = jax.jit(rule.update)
+    before = params = init_stage(GPT, 0, 1, seed)
     state, losses = rule.init(params), []
     for step in range(STEPS):
         batch = [data.train_batch(seed, step, m, SIZE, 8, MICROBATCHES) for m in range(MICROBATCHES)]
         late = delay and step >= AFTER
-        loss, gradient = gradient_of(before if late else params, np.concatenate(batch))
-        change, state = rule.update(clip.update(gradient, clip.init(params))[0], state, params)
+        loss, gradient = GRADIENT_OF(before if late else params, np.concatenate(batch))
+        change, state = update(clip.update(gradient, clip.init(params))[0], state, params)
         before, params = params, optax.apply_updates(params, change)
         losses.append(float(loss))
     held_out = np.concatenate([data.eval_batch(index, SIZE, 8) for index in range(4)])
