@@ -15,9 +15,9 @@ def growth(samples: Sequence[Sample], period_s: float) -> dict[str, float]:
     """Of each figure, what it has gained in the time after the warm-up, as a fraction.
 
     rss: a straight line through the least of each period, over the mean. fds, threads: they follow the number of
-    members, so they are compared at an equal number only: the least of the second half less that of the first, over the
-    latter, of the number of members at which it is most. The least, since connections to those who come and go are open
-    for moments, and checkpoints have threads of their own."""
+    members, so they are compared at an equal number only: the median of the second half less that of the first, over
+    the latter, of the number of members at which it is most. The median, since for moments a member that was killed has
+    no connections any more or one that comes has some already, and checkpoints have threads of their own."""
     settled = [sample for sample in samples if sample[0] > WARM_UP * samples[-1][0]]
     found = {"rss": _of_line(settled, period_s)}
     return found | {what: _at_equal_members(settled, at) for at, what in enumerate(WHAT[1:], start=2)}
@@ -36,5 +36,6 @@ def _at_equal_members(samples: Sequence[Sample], at: int) -> float:
     halves: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
     for sample in samples:
         halves[sample[0] > middle_s].setdefault(sample[4], []).append(sample[at])
+    median = statistics.median
     both = [n for n in halves[0] if min(len(half.get(n, ())) for half in halves) >= SEEN_MIN]
-    return max((min(halves[1][n]) / min(halves[0][n]) - 1.0 for n in both), default=float("inf"))
+    return max((median(halves[1][n]) / median(halves[0][n]) - 1.0 for n in both), default=float("inf"))

@@ -21,8 +21,8 @@ STABLE_NAMES = {
         "keep_checkpoints", "on_nonfinite",
     },
     "optim": {
-        "name", "lr", "b1", "b2", "eps", "weight_decay", "momentum", "warmup_steps", "decay_steps", "lr_schedule",
-        "final_lr_frac", "clip_norm",
+        "name", "lr", "b1", "b2", "eps", "gradient_frac", "weight_decay", "momentum", "warmup_steps",
+        "decay_steps", "lr_schedule", "final_lr_frac", "clip_norm",
     },
     "wiring": {"kind", "routers", "window", "on_stage_lost", "retain_bytes", "rebalance_s", "rebalance_moves"},
     "sync": {"kind", "delay", "delay_after_steps", "slice_bytes"},
