@@ -110,3 +110,12 @@ def test_an_eviction_long_ago_is_forgiven():
     here.candidates.add(1)
     assert here.next_view(True, step, (), 0) is not None
     assert set(here._evicted) == {1}
+
+
+def test_who_leaves_with_the_next_view_cannot_stand_in():
+    """Peer 3 moves to another stage with a view that is on its way to the disk, and peer 1 is lost meanwhile."""
+    here = roster(stages={0: 0, 1: 1, 2: 0, 3: 1})
+    without = replace(here.view, number=6, members=tuple(one for one in here.view.members if one.peer != 3))
+    assert not here.lose(1, without) and here.missing == {1} and not here.lost
+    here = roster(stages={0: 0, 1: 1, 2: 0, 3: 1})
+    assert here.lose(1) and here.lost == {1}

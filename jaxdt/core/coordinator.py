@@ -95,7 +95,8 @@ class Coordinator:
                 return [*self._start(now_s), tick]
             case Woke("tick"):
                 self.roster.let_go(now_s, self._leases)
-                patient, roster = now_s < self._patient_until_s, self.roster
+                # Nobody is judged while a view is on its way to the disk: who leaves with it still seems to stand in.
+                patient, roster = now_s < self._patient_until_s or "view" in self._pending, self.roster
                 over = None if patient else self._leases.over(now_s, roster) or self._quarrels.judged(now_s, roster)
                 return [*(self._lost(*over) if over else self.roster.move_due(now_s)), tick]
             case Persisted(name):
@@ -241,7 +242,7 @@ class Coordinator:
             return self._end(3, reason)
         self._leases.end(peer)
         told: list[Action] = [Report("lost", {"peer": peer, "reason": reason}), Disconnect(peer)]
-        if not self.roster.lose(peer):
+        if not self.roster.lose(peer, self._pending.get("view")):
             if not self.terms.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
             fields = {"stage": stage, "reason": reason, **self._completion.at_stake(self.n_committed)}

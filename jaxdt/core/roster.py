@@ -174,11 +174,13 @@ class Roster:
             for kept in (self._sent, self.leaving):
                 kept.discard(peer)
 
-    def lose(self, peer: int) -> bool:
-        """A peer is gone; False if it was the last of its stage, and stays a member for want of another."""
+    def lose(self, peer: int, next_view: View | None = None) -> bool:
+        """A peer is gone; False if it was the last of its stage, and stays a member for want of another. `next_view` is
+        being made durable: who leaves with it cannot stand in."""
         self.candidates.discard(peer)
         self.coming.discard(peer)
-        if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) - {peer}:
+        stay = (next_view or self.view).by_peer.keys()
+        if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) & stay - {peer}:
             self.lost |= {peer} & self.members
             return True
         self.missing.add(peer)
