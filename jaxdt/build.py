@@ -27,33 +27,50 @@ WINDOW_A_PEER = 4  # with 2, boundary tensors that take as long as the Work left
 
 
 def build_peer(
-    config: RunConfig, plan: Plan, peer: int, run: str, start_version: int = 0, data_checksum: str = ""
+    config: RunConfig,
+    plan: Plan,
+    peer: int,
+    run: str,
+    start_version: int = 0,
+    start_lineage: int = 0,
+    data_checksum: str = "",
 ) -> Peer:
-    """The machines of one peer of the plan, which begins with `start_version` updates seen."""
+    """The machines of one peer of the plan, which begins with `start_version` updates seen, of `start_lineage`."""
     check_plan(config, plan)
-    return _peer(config, plan, peer, plan.seat(peer)[0], run, start_version, fingerprint(config, plan, data_checksum))
+    mark = fingerprint(config, plan, data_checksum)
+    return _peer(config, plan, peer, plan.seat(peer)[0], run, mark, start_version, start_lineage)
 
 
 def build_peers(config: RunConfig, plan: Plan, run: str) -> dict[int, Peer]:
     """All peers of the plan at its start, for a driver that runs them all: the plan is checked once."""
     check_plan(config, plan)
     mark = fingerprint(config, plan, "")
-    return {peer: _peer(config, plan, peer, plan.seat(peer)[0], run, 0, mark) for peer in plan.peers}
+    return {peer: _peer(config, plan, peer, plan.seat(peer)[0], run, mark) for peer in plan.peers}
 
 
 def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, data_checksum: str = "") -> Peer:
     """The machines of a peer that joins a run, for a stage of the plan."""
     check_plan(config, plan)
-    return _peer(config, plan, peer, stage, run, 0, fingerprint(config, plan, data_checksum))
+    return _peer(config, plan, peer, stage, run, fingerprint(config, plan, data_checksum))
 
 
-def _peer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, start_version: int, mark: str) -> Peer:
+def _peer(
+    config: RunConfig,
+    plan: Plan,
+    peer: int,
+    stage: int,
+    run: str,
+    mark: str,
+    start_version: int = 0,
+    start_lineage: int = 0,
+) -> Peer:
     seat = Seat(
         run=run,
         fingerprint=mark,
         peer=peer,
         stage=stage,
         start_version=start_version,
+        start_lineage=start_lineage,
         n_steps=config.train.steps,
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,

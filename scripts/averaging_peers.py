@@ -209,7 +209,7 @@ def open_loop(me: int, machine, secret: str | None, report, durable: FileStore |
 
 def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, out: Connection) -> None:
     """One process."""
-    seat = Seat("averaging", "", peer, 0, 0, options.n_steps, 0, HEARTBEAT_S, FLOOR_S, outage_s=60.0)
+    seat = Seat("averaging", "", peer, 0, 0, 0, options.n_steps, 0, HEARTBEAT_S, FLOOR_S, outage_s=60.0)
     group = Group(GROUP, (0,), options.n_elements)
     sync = AllReduce(peer, 0, (group,), options.n_peers, options.slice_bytes, 0.0, NO_DELAY)
     tensors = Vectors(peer, options, began_s)

@@ -124,7 +124,7 @@ def quiet(report) -> None:
 
 def be_peer(peer: int, options: dict, coordinator: tuple[str, int], results) -> None:
     """One process: its round times go into the queue."""
-    seat = Seat("bench", "", peer, 0, 0, options["rounds"], 0, 1.0, LEASE_S)
+    seat = Seat("bench", "", peer, 0, 0, 0, options["rounds"], 0, 1.0, LEASE_S)
     group = Group("stage0", (0,), options["n_elements"])
     sync = AllReduce(peer, 0, (group,), options["n_peers"], options["slice_bytes"], 0.0, NO_DELAY)
     machine = Peer(Membership(seat), AlwaysReady(peer, options["rounds"]), sync)

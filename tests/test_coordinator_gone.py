@@ -200,7 +200,7 @@ def test_the_last_of_a_stage_that_is_missed_is_not_forgotten():
 
 
 def test_a_member_keeps_no_connection_of_one_that_is_not_in_its_view():
-    membership = Membership(Seat("r", "f", 0, 0, 0, 3, 0, TERMS.heartbeat_s, TERMS.deadline_floor_s))
+    membership = Membership(Seat("r", "f", 0, 0, 0, 0, 3, 0, TERMS.heartbeat_s, TERMS.deadline_floor_s))
     assert membership.handle(0.0, LinkChanged(7, False)) == [Disconnect(7)]
     assert membership.handle(0.0, LinkChanged(COORDINATOR, False)) == []
     assert set(membership._down_since_s) == {COORDINATOR}

@@ -7,7 +7,21 @@ from test_equivalence import assert_same_training, elastic, functions_of, make_c
 
 from jaxdt.core.config import WiringConfig, default_plan
 from jaxdt.core.delay import Delay
-from jaxdt.core.events import COORDINATOR, Grant, Header, Member, Received, Run, Updated, View, ViewChanged, Work
+from jaxdt.core.events import (
+    COORDINATOR,
+    Committed,
+    Grant,
+    Header,
+    Member,
+    Ran,
+    Received,
+    Record,
+    Run,
+    Updated,
+    View,
+    ViewChanged,
+    Work,
+)
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 from jaxdt.wiring.overlap import Overlap
 
@@ -50,16 +64,25 @@ class Told:
         self.heard.append("let go")
 
 
-def test_work_of_a_step_that_is_over_is_let_go_before_the_next_step_begins():
-    """A wiring that believes it has some under way does not say what it has counted."""
+VIEW = View(1, 0, 0, (Member(0, 0, 1),), (1,), 0)
+FROM_MEMBER, FROM_COORDINATOR = Header("run", 0, 1, 1), Header("run", 0, 1, COORDINATOR)
+COMMITTED = Received(FROM_COORDINATOR, Committed(Record(0, (), 1.0, 1, "apply", 0)))
+
+
+@pytest.mark.parametrize("over", [Updated(0, 1), COMMITTED, ViewChanged(replace(VIEW, number=2, n_committed=1))])
+def test_work_of_a_step_that_is_over_is_let_go(over):
+    """Its update may run as soon as it is committed: nothing of it is computed any more. A wiring that believes it has
+    some under way would not say what it has counted."""
     even, odd = Told(), Told()
     overlap = Overlap(0, 0, (even, odd), Delay(1))
-    grant = lambda step: Received(Header("run", 0, 1, 1), Grant(step, "F", 0, (0,)))  # noqa: E731
-    overlap.handle(0.0, ViewChanged(View(1, 0, 0, (Member(0, 0, 1),), (1,), 0)))
+    grant = lambda step: Received(FROM_MEMBER, Grant(step, "F", 0, (0,)))  # noqa: E731
+    overlap.handle(0.0, ViewChanged(VIEW))
     overlap.handle(0.0, Updated(0, 0))
-    assert overlap.handle(1.0, grant(1)) and not overlap.handle(1.0, grant(0))  # the device is busy with step 1
-    overlap.handle(2.0, Updated(0, 1))
-    assert even.heard == ["begin 0", "let go", "begin 2"] and odd.heard == ["begin 1"]
+    (busy,) = overlap.handle(1.0, grant(1))
+    assert not overlap.handle(1.0, grant(0))  # the device is busy with step 1
+    overlap.handle(2.0, over)
+    assert even.heard[:2] == ["begin 0", "let go"] and odd.heard == ["begin 1"]
+    assert not overlap.handle(3.0, Ran(busy.work, 1.0, 2.0, {}))
 
 
 @pytest.mark.parametrize("after_steps", [0, 7])

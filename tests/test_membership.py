@@ -51,6 +51,7 @@ SEAT = Seat(
     peer=1,
     stage=1,
     start_version=0,
+    start_lineage=0,
     n_steps=4,
     checkpoint_every_steps=2,
     heartbeat_s=0.5,
@@ -189,6 +190,19 @@ def test_held_messages_of_another_lineage_are_dropped_at_the_view():
     actions = peer.handle(0.0, from_coordinator(replace(VIEW, number=2, lineage=1, rolled_back=True)))
     assert late not in wiring.seen and peer.n_dropped == 1
     assert Report("dropped", {"kind": "Boundary", "src": 0, "view": 2}) in actions
+
+
+def test_a_rollback_whose_view_was_missed_is_one_all_the_same():
+    """So is the one that took a candidate in; who joins the new lineage has nothing to go back to."""
+    later = replace(VIEW, number=3, lineage=1)
+    candidate = Membership(SEAT)
+    for machine in (member(), candidate):
+        assert ViewChanged(replace(later, rolled_back=True)) in machine.handle(1.0, from_coordinator(later, 3, 1))
+        again = replace(later, number=4)
+        assert ViewChanged(again) in machine.handle(2.0, from_coordinator(again, 4, 1))
+    joins = replace(later, joining=(1,))
+    for machine, view in ((Membership(SEAT), joins), (Membership(replace(SEAT, start_lineage=1)), later)):
+        assert ViewChanged(view) in machine.handle(1.0, from_coordinator(view, 3, 1))
 
 
 @pytest.mark.parametrize("header", [Header("other", 0, 1, 0), Header("r", 0, 0, 0), Header("r", 3, 1, 0)])

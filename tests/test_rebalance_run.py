@@ -140,7 +140,7 @@ def test_equal_seeds_move_equally():
 
 
 def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
-    one = Membership(Seat("r", "f", 3, 0, 0, 9, 1, 0.5, 4.0))
+    one = Membership(Seat("r", "f", 3, 0, 0, 0, 9, 1, 0.5, 4.0))
     one.handle(0.0, Started())
     wanted = Received(MessageHeader("r", 0, 0, COORDINATOR), Reseat(1))
     one._writing.add(4)

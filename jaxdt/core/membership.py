@@ -6,7 +6,7 @@ off, says hello again and is admitted anew; and one whose coordinator is silent 
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxdt.core.deadline import RECONNECT_S, Deadline
 from jaxdt.core.events import (
@@ -81,6 +81,7 @@ class Seat:
     peer: int
     stage: int
     start_version: int
+    start_lineage: int
     n_steps: int
     checkpoint_every_steps: int
     heartbeat_s: float
@@ -99,7 +100,7 @@ class Membership:
     def __init__(self, seat: Seat):
         self.seat = seat
         self.view: View | None = None
-        self.lineage = 0
+        self.lineage = seat.start_lineage
         self._count = 0
         self._sent_s: dict[int, float] = {}
         self._coordinator = Deadline(seat.deadline_floor_s)
@@ -257,6 +258,9 @@ class Membership:
             return ends + self._outside(view) if self.view else []
         new = self.view is None
         saved_before = not new and self._saves(self._version)
+        # A rollback whose view did not reach us is one all the same; who joins gets the state from the others instead.
+        unheard = view.lineage != self.lineage and self.seat.peer not in view.joining
+        view = replace(view, rolled_back=view.rolled_back or unheard)
         # The version that a view begins with is saved by who did so before it: else two would write at the same time.
         self._saves_first = not new and self._least(self.view, view.n_committed)
         self.view, self.lineage, self._number = view, view.lineage, view.number

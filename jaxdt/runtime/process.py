@@ -165,7 +165,8 @@ def _sit(
     config, plan = job.config, job.plan
     if joins is None:
         stage, _ = plan.seat(peer)
-        machine = build_peer(config, plan, peer, job.run, job.start.version, job.data.checksum)
+        start = job.start
+        machine = build_peer(config, plan, peer, job.run, start.version, start.lineage, job.data.checksum)
     else:
         stage, plan = joins, plan.with_newcomer(peer, joins)
         machine = build_newcomer(config, job.plan, peer, stage, job.run, job.data.checksum)

@@ -11,6 +11,7 @@ from jaxdt.core.delay import Delay
 from jaxdt.core.events import (
     Action,
     Boundary,
+    Committed,
     Event,
     Grant,
     Have,
@@ -34,12 +35,13 @@ class Overlap:
     """`wirings`: two of one peer. A step begins when the version is there that it computes with, unless the peer takes
     no part in it; it may yet have to, when others are lost."""
 
-    READS = frozenset({ViewChanged, Outside, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
+    READS = frozenset({ViewChanged, Outside, Updated, Grant, Resend, Have, Progress, Boundary, Committed, Ran})
 
     def __init__(self, peer: int, stage: int, wirings: Sequence[Wiring], delay: Delay):
         self._peer, self._stage, self._wirings, self._delay = peer, stage, tuple(wirings), delay
         self._view: View | None = None
         self._version: int | None = None
+        self._n_committed = 0
         self._begun: set[int] = set()
         self._waiting: dict[int, Run] = {}  # step -> the Work that its wiring wants done
         self._running = False
@@ -53,9 +55,13 @@ class Overlap:
                 self._view = None
                 told = [answer for wiring in self._wirings for answer in wiring.handle(now_s, event)]
             case Updated(_, version):
-                self._version = version
+                self._version, self._n_committed = version, max(self._n_committed, version)
                 self._let_go_of_what_is_over()  # first: a wiring that waits for it would not begin with what it is told
                 told = self._open(now_s)
+            case Received(_, Committed(record)):
+                self._n_committed = record.step + 1  # its update may begin at once: nothing of it computes any more
+                self._let_go_of_what_is_over()
+                return []
             case Received(_, body):
                 told = self._of(_step_of(body)).handle(now_s, event)
             case Ran(work) if work.kind in COMPUTING:
@@ -78,6 +84,8 @@ class Overlap:
         """Each wiring is shown the view as one in which its own step is the next to be committed."""
         if view.rolled_back:
             self._give_up()
+        self._n_committed = view.n_committed
+        self._let_go_of_what_is_over()
         told = []
         for step in range(view.n_committed, view.n_committed + len(self._wirings)):
             results = tuple((round, holders) for round, holders in view.results if round.step == step)
@@ -107,7 +115,7 @@ class Overlap:
         self._waiting.clear()
 
     def _let_go_of_what_is_over(self) -> None:
-        for step in [step for step in self._waiting if step < (self._version or 0)]:
+        for step in [step for step in self._waiting if step < self._n_committed]:
             del self._waiting[step]
             self._of(step).let_go()
 
