@@ -34,6 +34,9 @@ def judged(*accusations, here=None, after_s=PATIENCE_S):
 def test_an_accusation_waits_for_the_others():
     assert judged((0, 1), after_s=0.9) is None
     assert judged((0, 1)) is not None
+    quarrels = Quarrels(PATIENCE_S)
+    at_s = quarrels.accuse(10.1, 0, 1, "no link")
+    assert quarrels.judged(at_s, roster()) is not None  # to the last bit
 
 
 @pytest.mark.parametrize("accusations", [[(0, 1)], [(1, 0)], [(0, 1), (1, 0)]])

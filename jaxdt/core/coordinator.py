@@ -2,10 +2,8 @@
 
 Members say hello; when all of the plan are here, view 1 is made durable and sent. A step is committed when every member
 of the view is prepared for the same rounds with equal digests: the record is made durable, then announced (step
-protocol, Sec. 5). So no step is half applied. Peers come and go between steps, and who is lost leaves at once
-(jaxdt.core.roster). A view names the results that survivors hold, so that nothing is averaged twice (Sec. 4.6). What
-was made durable is enough to start a coordinator again after its death (Sec. 7): members greet it anew, and say again
-what they are prepared for.
+protocol, Sec. 5), so no step is half applied. A view names the results that survivors hold, so nothing is averaged
+twice (Sec. 4.6). What is durable is enough to start a coordinator again (Sec. 7). Who comes and goes: core.roster.
 """
 
 from dataclasses import replace
@@ -14,6 +12,7 @@ from jaxdt.core import plain
 from jaxdt.core.balance import Balance
 from jaxdt.core.commit import Disagreement, Votes, agreed, metrics_of
 from jaxdt.core.completion import Completion
+from jaxdt.core.deadline import RECONNECT_S
 from jaxdt.core.events import (
     COORDINATOR,
     Action,
@@ -73,7 +72,7 @@ class Coordinator:
         self.roster = Roster(terms.stage_of, terms.n_stages, self.reign, terms.delay_steps, balance)
         self.n_committed = terms.start_version
         self.profiles: dict[int, dict[str, float]] = {}
-        self._leases, self._quarrels = Leases(terms.deadline_floor_s), Quarrels(2 * terms.heartbeat_s)
+        self._leases, self._quarrels = Leases(terms.deadline_floor_s), Quarrels(terms.heartbeat_s)
         self._votes = Votes()
         self._records: list[Record] = []
         self._pending: dict[str, Message | int] = {}
@@ -93,12 +92,8 @@ class Coordinator:
         match event:
             case Started():
                 return [*self._start(now_s), tick]
-            case Woke("tick"):
-                self.roster.let_go(now_s, self._leases)
-                # Nobody is judged while a view is on its way to the disk: who leaves with it still seems to stand in.
-                patient, roster = now_s < self._patient_until_s or "view" in self._pending, self.roster
-                over = None if patient else self._leases.over(now_s, roster) or self._quarrels.judged(now_s, roster)
-                return [*(self._lost(*over) if over else self.roster.move_due(now_s)), tick]
+            case Woke(tag):
+                return [*self._judge(now_s), *([tick] if tag == "tick" else [])]
             case Persisted(name):
                 return self._durable(now_s, name)
             case Refused(_, reason):
@@ -107,8 +102,9 @@ class Coordinator:
                 return self._end(code, reason)
             case LinkChanged(peer, up):
                 self._leases.link(peer, up, now_s)
-                # It has its answer or was put out: nothing is kept of it, and it may come back.
-                return [] if up or peer in self._leases else [Disconnect(peer)]
+                # Who has its answer or was put out may come back: nothing is kept of it.
+                down = WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)
+                return [] if up else [down]
             case Received(header, Join()):
                 return self._on_join(now_s, header.src)
             case Received(header, body) if header.run == self.terms.run and header.src in self.roster.stage_of:
@@ -171,14 +167,21 @@ class Coordinator:
             case Leaving() if src not in self.roster.leaving:
                 return [Report("leaving", self.roster.leaves(src)), *self._change()]
             case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
-                self._quarrels.accuse(now_s, src, peer, reason)
+                return [WakeAt(self._quarrels.accuse(now_s, src, peer, reason), "quarrel")]
         return []
+
+    def _judge(self, now_s: float) -> list[Action]:
+        """Put out one whose time is over, or begin a move that is due."""
+        self.roster.let_go(now_s, self._leases)
+        # Nobody is judged while a view is on its way to the disk: who leaves with it still seems to stand in.
+        patient, roster = now_s < self._patient_until_s or "view" in self._pending, self.roster
+        over = None if patient else self._leases.over(now_s, roster) or self._quarrels.judged(now_s, roster)
+        return self._lost(*over) if over else roster.move_due(now_s)
 
     def _on_join(self, now_s: float, src: int) -> list[Action]:
         """A newcomer asks under a passing name; it gets a peer id, a stage, and what it has to run."""
         peer, stage = self.roster.newcomer(now_s, src)
-        welcome = self._send(src, self.terms.answer(peer, stage))
-        return [Report("asked", {"peer": peer, "stage": stage}), welcome]
+        return [Report("asked", {"peer": peer, "stage": stage}), self._send(src, self.terms.answer(peer, stage))]
 
     def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
         stage = self.roster.stage_of[src]
@@ -212,8 +215,8 @@ class Coordinator:
 
     def _again(self, src: int) -> list[Action]:
         """What a member may have missed while we, or the way to it, were down."""
-        again = [self.view, *map(Committed, self._records), CheckpointComplete(self._completion.checkpoint)]
-        return [self._send(src, body) for body in again]
+        committed, complete = map(Committed, self._records), CheckpointComplete(self._completion.checkpoint)
+        return [self._send(src, body) for body in (self.view, *committed, complete)]
 
     def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
         """View 1 is made when the last member of the plan is ready to compute; who comes later is a candidate."""
@@ -230,8 +233,7 @@ class Coordinator:
             return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
         if missing := sorted(set(self.terms.stage_of) - set(self.profiles)):
             return [Report("waiting", {"missing": missing})]
-        first = self.roster.first_view(self.reign, self.terms.start_lineage, self.n_committed)
-        return [self._persist("view", first)]
+        return [self._persist("view", self.roster.first_view(self.reign, self.terms.start_lineage, self.n_committed))]
 
     def _lost(self, peer: int, reason: str) -> list[Action]:
         """Go on without it, wait for it, or end."""
@@ -312,8 +314,7 @@ class Coordinator:
             told = [self._send(peer, value) for peer in self._leases if peer not in self.roster.members]
             for peer in left - self.roster.coming:
                 self._leases.end(peer)
-            report = Report("view", self.roster.told())
-            return [report, *self._to_all(value), *told, *self._settled(), *self._change()]
+            return [Report("view", self.roster.told()), *self._to_all(value), *told, *self._settled(), *self._change()]
         if isinstance(value, Record):
             said = self._votes.pop(value.step)
             self._records = [*self._records, value][-KEPT_RECORDS:]
@@ -331,8 +332,7 @@ class Coordinator:
             return []
         self._n_rollbacks = 0
         mark, fields = MarkCheckpoint(version, self.view.lineage), {"version": version, "save_s": save_s}
-        complete = self._to_all(CheckpointComplete(version))
-        return [mark, Report("checkpoint", fields), *complete, *self._settled()]
+        return [mark, Report("checkpoint", fields), *self._to_all(CheckpointComplete(version)), *self._settled()]
 
     def _settled(self) -> list[Action]:
         """Over once every member is done and the last checkpoint is complete."""

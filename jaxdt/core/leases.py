@@ -48,7 +48,7 @@ class Leases:
     def over(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One peer whose lease has run out, and why."""
         for peer, since_s in sorted(self._down_since_s.items()):
-            if now_s - since_s > RECONNECT_S:
+            if since_s + RECONNECT_S <= now_s:
                 return peer, "its connection broke and did not come back"
         for peer, deadline in sorted(self._deadlines.items()):
             if deadline.passed(now_s):

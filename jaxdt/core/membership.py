@@ -145,6 +145,8 @@ class Membership:
                 return [self._hello(), *self._beat(now_s)]
             case Woke("heartbeat"):
                 return self._beat(now_s) + self._watch(now_s)
+            case Woke("links"):
+                return self._watch(now_s)
             case Status():
                 self._status = event
             case Ready(seconds):
@@ -206,7 +208,7 @@ class Membership:
             return [Disconnect(peer)]  # nothing of it is kept
         if not up:
             self._down_since_s.setdefault(peer, now_s)
-            return []
+            return [] if peer == COORDINATOR else [WakeAt(now_s + RECONNECT_S, "links")]
         if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
             return []
         candidate = [self._profiled()] if self.view is None and self._profile is not None else []
@@ -243,7 +245,7 @@ class Membership:
             return []
         actions: list[Action] = []
         for peer, since_s in sorted(self._down_since_s.items()):
-            if peer != COORDINATOR and now_s - since_s > RECONNECT_S:
+            if peer != COORDINATOR and since_s + RECONNECT_S <= now_s:
                 self._down_since_s[peer] = now_s  # to be said again, if it still holds
                 actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions

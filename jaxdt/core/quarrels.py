@@ -19,10 +19,11 @@ class Quarrels:
         self._patience_s = patience_s
         self._broken: dict[tuple[int, int], tuple[float, str]] = {}  # the ends; since when, and why
 
-    def accuse(self, now_s: float, src: int, peer: int, reason: str) -> None:
-        """`src` says that it cannot go on with `peer`, which may be itself."""
+    def accuse(self, now_s: float, src: int, peer: int, reason: str) -> float:
+        """`src` says that it cannot go on with `peer`, which may be itself. When it can be judged at the latest."""
         ends = (min(src, peer), max(src, peer))
         self._broken.setdefault(ends, (now_s, f"{reason} (said by peer {src} of peer {peer})"))
+        return now_s + self._patience_s
 
     def judged(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One member that has to go now, and why."""
@@ -30,7 +31,7 @@ class Quarrels:
         self._broken = {ends: said for ends, said in self._broken.items() if set(ends) <= here}
         joining = set(roster.view.joining) if roster.view else set()
         for ends, (since_s, reason) in self._broken.items():
-            if now_s - since_s >= self._patience_s or ends[0] == ends[1] or joining & set(ends):
+            if since_s + self._patience_s <= now_s or ends[0] == ends[1] or joining & set(ends):
                 del self._broken[ends]
                 return self._worse(ends, roster), reason
         return None
