@@ -21,6 +21,8 @@ from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.store import Store
 
 N_WARM_UP, N_TIMED = 2, 8
+# A stage is timed for so long if that takes no more rounds: half a second of a machine's time says little of the next.
+STAGE_S, N_STAGE_MAX = 2.0, 40
 # What a Work takes in over a boundary: the kind of tensor, and the stage that its key names, counted from the Work's.
 INPUTS = {FORWARD: ("act", 0), BACKWARD: ("grad", 1), EVALUATE: ("eval", 0)}
 
@@ -51,8 +53,11 @@ def time_stage(
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    began_s = time.monotonic()
     with _as_of(store, step):
-        for now in range(step, step + N_WARM_UP + N_TIMED):
+        for now in range(step, step + N_WARM_UP + N_STAGE_MAX):
+            if now >= step + N_WARM_UP + N_TIMED and time.monotonic() - began_s > STAGE_S:
+                break
             rounds = tuple(Round(now, name, 0) for name in groups)
             for kind in kinds:
                 work = Work(stage, kind, microbatch, peer, now)
