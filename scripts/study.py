@@ -10,8 +10,8 @@ same ones at the same moments. Who is killed is drawn from --seed, nobody who is
 
 Hardware: any laptop, 2 cores and 4 GB of memory that are free; about 10 minutes. Expected (configs/study/README.md):
 the losses of the three agree to 1e-5. While a stage has lost more peers than the other, the run that rebalances is up
-to 1.7 times as fast as the two others, from when a peer has moved to when newcomers have come. Where machines are alike
-and the stages even, `fixed` is ahead of `swarm`, whose two routers do not share a step out exactly evenly.
+to 1.8 times as fast as the two others, from when a peer has moved to when newcomers have come. Where machines are alike
+and the stages even, all three are equally fast.
 
 Writes run_dir/results.json and run_dir/study.png and prints the results as one line of JSON. Exit code 1 if the losses
 do not agree or if not all three runs saw the same events. `--again` draws what is there anew.
