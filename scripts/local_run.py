@@ -29,7 +29,8 @@ def write_config(path: Path, fields: dict[str, dict]) -> None:
 
 
 def start(log: Path, script: str, *arguments: str, **options) -> subprocess.Popen:
-    """One of our scripts; what it says goes to `log`."""
+    """One of our scripts; what it says goes to `log`. From now on SIGTERM ends us as Ctrl-C does: by way of `end`."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with log.open("w") as file:
         said = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         return subprocess.Popen([sys.executable, str(SCRIPTS / script), *arguments], **said, **options)

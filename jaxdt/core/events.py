@@ -19,7 +19,7 @@ from jaxdt.core.value import value
 
 COORDINATOR = -1
 NOBODY = -2  # in a route
-PASSING = 1 << 20  # from here on: names under which newcomers ask for an id
+PASSING = 1 << 40  # from here on: names under which newcomers ask for an id
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
 URGENT, BULK = 0, 1

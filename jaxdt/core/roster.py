@@ -13,7 +13,7 @@ from dataclasses import replace
 from jaxdt.core.balance import Balance, ByNumber
 from jaxdt.core.events import Connect, Hello, Member, Record, Report, View
 
-IDS_PER_REIGN = 1000
+IDS_PER_REIGN = 100_000
 FORGIVEN_STEPS = 128  # after so many without another eviction a peer is like any other
 BACKOFF_STEPS_MAX = 64
 ASKED_S = 120.0  # after so long without a greeting somebody who has asked is not expected any more
