@@ -16,7 +16,7 @@ from planner.plan_file import plan_of
 from planner.problem import problem_of
 from planner.recost import cost_of
 from planner.report import Progress, step_table
-from planner.run_solve import DTYPE, REMAT, limits_of, refuse_missing, search, write
+from planner.searching import DTYPE, REMAT, limits_of, refuse_missing, search, write
 from planner.shapes import reasons, search_shapes, without_spares
 from planner.simulated import plan_of_layout
 from planner.sizes import Workload
