@@ -55,7 +55,7 @@ def encode_with_feedback(spec: CodecSpec, x, error) -> tuple[jax.Array, jax.Arra
 @lru_cache(maxsize=256)
 def wire_leaf(spec: CodecSpec, shape: tuple[int, ...], dtype) -> tuple[jnp.dtype, tuple[int, ...]]:
     """(dtype, shape) of the wire array of such a tensor. Remembered: every message is checked against it, and tracing
-    takes 1.5 ms of the interpreter."""
+    holds the interpreter for about a millisecond."""
     x = jax.ShapeDtypeStruct(shape, dtype)
     wire = jax.eval_shape(partial(encode, spec), x)
     assert wire.size * wire.dtype.itemsize == wire_bytes(spec, x.size, x.dtype.itemsize)

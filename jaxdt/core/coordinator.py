@@ -2,8 +2,8 @@
 
 Members say hello; when all of the plan are here, view 1 is made durable and sent. A step is committed when every member
 of the view is prepared for the same rounds with equal digests: the record is made durable, then announced (step
-protocol, Sec. 5), so no step is half applied. A view names the results that survivors hold, so nothing is averaged
-twice (Sec. 4.6). What is durable is enough to start a coordinator again (Sec. 7). Who comes and goes: core.roster.
+protocol, Sec. 5), so no step is half applied. A view names results that survivors hold, so nothing is averaged twice
+(Sec. 4.6). What is durable is enough to start a coordinator again (Sec. 7). Who comes and goes: jaxdt.core.roster.
 """
 
 from dataclasses import replace
