@@ -28,6 +28,7 @@ URGENT, BULK = 0, 1
 # ---------------------------------------------------------------------------------------------------- work and keys
 
 FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
+MESSAGE = "message"  # no Work, but in a peer's seconds too: handling a tensor's message, at either end
 _WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGU])(\d+)?(?:@p(\d+))?")
 
 
@@ -584,7 +585,8 @@ class Refused:
 
 @value
 class Ready:
-    """The peer's own stage is compiled and timed, seconds per kind of Work; its state has so many 4-byte words."""
+    """The peer's own stage is compiled and timed, seconds per kind of Work and per MESSAGE; its state has so many
+    4-byte words."""
 
     seconds: dict[str, float]
     n_words: int = 0

@@ -1,6 +1,7 @@
 """What the coordinator writes down and shows: metrics.jsonl, summary.json, complete checkpoints, the fleet table."""
 
 import json
+import math
 import os
 import statistics
 import time
@@ -129,8 +130,7 @@ class Journal:
         """The step that a plan should take, from the peers' own timings, on the emulated links. Of a plan without the
         codecs it is a little too much: the timings hold their encoding and decoding."""
         host_of = {m.peer: host_name(m.address) for m in self._machine.view.members}
-        hosts = list(host_of.values())
-        cores = {host: os.cpu_count() if host == "here" else hosts.count(host) for host in hosts}
+        cores = {host: os.cpu_count() if host == "here" else math.inf for host in host_of.values()}
         conditions = Conditions(self._machine.profiles, self._link, host_of, cores, self._durable.put_s)
         return predict_step_s(self._config, plan, conditions)
 

@@ -48,6 +48,7 @@ from jaxdt.runtime.checkpoint import (
 )
 from jaxdt.runtime.credential import load as load_credential
 from jaxdt.runtime.durable import FileStore, LateFile
+from jaxdt.runtime.echo import Echo
 from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.shaper import Shape
@@ -188,7 +189,8 @@ def _sit(
                 compile_step(store, peer, stage, step)
             first = plan.microbatches(plan.seat(peer)[1]).start
             evaluates, full_step = config.train.eval_every_steps > 0, config.data.seq_growth_steps
-            seconds = time_stage(store, peer, stage, groups, evaluates, full_step, first)
+            with Echo(load_credential(job.credential) if job.credential else None) as echo:
+                seconds = time_stage(store, peer, stage, groups, evaluates, full_step, first, echo)
             least_s = job.least_s(stage)
             return Ready({kind: max(s, least_s.get(kind, 0.0)) for kind, s in seconds.items()}, store.n_words)
 

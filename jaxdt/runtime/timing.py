@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxdt.codec import decode, encode
 from jaxdt.core.codec import CodecSpec
-from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Boundary, Key, Reduced, Round, SliceKey, Work
+from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, MESSAGE, UPDATE, Boundary, Key, Round, SliceKey, Work
 from jaxdt.core.profile import CodecTimes
-from jaxdt.runtime.buffer import aligned_empty
+from jaxdt.runtime.echo import N_ENDS, Echo
 from jaxdt.runtime.store import Store
 
 N_WARM_UP, N_TIMED = 2, 8
@@ -44,15 +44,23 @@ def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTime
 
 
 def time_stage(
-    store: Store, peer: int, stage: int, groups: dict[str, int], evaluates: bool, step: int, microbatch: int = 0
+    store: Store,
+    peer: int,
+    stage: int,
+    groups: dict[str, int],
+    evaluates: bool,
+    step: int,
+    microbatch: int = 0,
+    echo: Echo | None = None,
 ) -> dict[str, float]:
     """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
     own code, decoding and encoding included, with inputs of zeros as long as `step` has them. `groups`: the run's names
-    of this stage's sync groups and their sizes; `microbatch`: one of the pipeline whose codecs to take. Parameters and
-    optimizer state are the same afterwards."""
+    of this stage's sync groups and their sizes, whose sums are timed with the update: over all slices, a member adds up
+    as many numbers as it holds; `microbatch`: one of the pipeline whose codecs to take; `echo`: time a MESSAGE too,
+    its CPU seconds, between computations as in a run. Parameters and optimizer state are the same afterwards."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    seconds: dict[str, list[float]] = {kind: [] for kind in [*kinds, *([MESSAGE] if echo else [])]}
     began_s = time.monotonic()
     with _as_of(store, step):
         for now in range(step, step + N_WARM_UP + N_STAGE_MAX):
@@ -61,10 +69,16 @@ def time_stage(
             rounds = tuple(Round(now, name, 0) for name in groups)
             for kind in kinds:
                 work = Work(stage, kind, microbatch, peer, now)
-                _put_inputs(store, work, groups)
+                _put_inputs(store, work)
                 start_s = clock()
+                for one in rounds if kind == UPDATE else ():
+                    store.sum(SliceKey(one, 0, groups[one.group]), (peer,))
                 store.run(work, 1.0, rounds if kind == UPDATE else ())
                 seconds[kind].append(clock() - start_s)
+            if echo:
+                start_s = time.process_time()
+                echo.exchange()
+                seconds[MESSAGE].append((time.process_time() - start_s) / N_ENDS)
             store.free(now)
     return {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
 
@@ -74,7 +88,7 @@ def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
     with _as_of(store, step):
         for kind in (FORWARD, BACKWARD):
             work = Work(stage, kind, 0, peer, step)
-            _put_inputs(store, work, {})
+            _put_inputs(store, work)
             store.run(work, 1.0)
         store.free(step)
 
@@ -89,7 +103,7 @@ def _as_of(store: Store, step: int) -> Iterator[None]:
     store.crossing.forget()
 
 
-def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:
+def _put_inputs(store: Store, work: Work) -> None:
     if work.kind in INPUTS:
         kind, offset = INPUTS[work.kind]
         at_the_end = store.functions.last if work.kind == BACKWARD else store.functions.first
@@ -97,8 +111,3 @@ def _put_inputs(store: Store, work: Work, groups: dict[str, int]) -> None:
             key = Key(kind, work.step, work.stage + offset, work.microbatch)
             dtype, shape = store.crossing.leaf(key)
             store.put(Boundary(key), 0, np.zeros(shape, dtype))
-    elif work.kind == UPDATE:
-        for name, n_elements in groups.items():
-            total = aligned_empty((n_elements,), np.dtype(np.float32))
-            total.fill(0.0)
-            store.put(Reduced(SliceKey(Round(work.step, name, 0), 0, n_elements), (), 0, 0, 0.0), 0, total)

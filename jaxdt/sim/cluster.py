@@ -13,6 +13,7 @@ from jaxdt.core.events import (
     BACKWARD,
     BULK,
     COORDINATOR,
+    MESSAGE,
     PASSING,
     REGENERATE,
     URGENT,
@@ -102,8 +103,10 @@ class Simulation:
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
         self._calendar = Calendar()
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
+        handles = any(seat.seconds.get(MESSAGE) for seat in seats.values())
         n_on = Counter(seat.host for seat in seats.values())
-        self._hosts = {name: host_of(n, n_on[name], self._calendar.at) for name, n in cores.items()}
+        at_once = 2 if handles else 1  # a peer computes, and handles a message
+        self._hosts = {name: host_of(n, at_once * n_on[name], self._calendar.at) for name, n in cores.items()}
         self._handlers: dict[type, Callable[[int, Any], None]] = {
             Connect: self._connect,
             Disconnect: self._disconnect,
@@ -130,9 +133,9 @@ class Simulation:
         self._working, self._then = Counter(), {}  # Work under way, and what waits for its end
         self._observer = observer
         self._disturbance = Disturbance(self._calendar.at, self._event, self._lines) if faults else None
-        at_once = {LANES[name] for name in free}
         mailing = self._calendar.at, self._lines, self._seats, self.outcome, self._event
-        self._mail = Mail(*mailing, trace, at_once, self._disturbance)
+        lanes = {LANES[name] for name in free}
+        self._mail = Mail(*mailing, trace, lanes, self._disturbance, self._handle_message if handles else None)
         for fault in faults:
             self._calendar.at(fault.at_s, self._fault, (fault,))
 
@@ -313,6 +316,10 @@ class Simulation:
             seconds *= self._disturbance.slowness(peer)
         self._working[peer] += 1
         self._hosts[seat.host].start(now_s, peer, seconds, self._finished, (seat, peer, work, now_s, values))
+
+    def _handle_message(self, peer: int, then: Callable[..., None], args: tuple) -> None:
+        seat = self._seats[peer]
+        self._hosts[seat.host].start(self.outcome.now_s, peer, seat.seconds[MESSAGE], then, args)
 
     def _finished(self, seat: Seating, peer: int, work: Work, start_s: float, values: dict[str, float]) -> None:
         seconds = self.outcome.now_s - start_s

@@ -24,9 +24,10 @@ WARM_UP_STEPS = 1
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where a plan runs. `seconds[peer]`: per kind of Work on one core; `link(src, dst)` also knows the coordinator;
-    `host_of[peer]` and `cores[host]`; `persist_s`: making a record durable; `free`: see Simulation. `seconds_at(peer,
-    stage)`: of a newcomer on the machine of a peer, where some join."""
+    """Where a plan runs. `seconds[peer]`: per kind of Work on one core, and per MESSAGE where handling one
+    counts; `link(src, dst)` also knows the coordinator; `host_of[peer]` and `cores[host]`; `persist_s`: making a record
+    durable; `free`: see Simulation. `seconds_at(peer, stage)`: of a newcomer on the machine of a peer, where some
+    join."""
 
     seconds: Mapping[int, Mapping[str, float]]
     link: Callable[[int, int], Link]

@@ -13,7 +13,8 @@ CRASHED = 137  # the exit code of a process that was killed
 
 @value
 class Seating:
-    """Where a simulated peer sits and how fast it is: `seconds` per kind of Work on a core of its own."""
+    """Where a simulated peer sits and how fast it is: `seconds` per kind of Work, and per MESSAGE if any of a
+    simulation's peers has that, on a core of its own."""
 
     machine: Machine
     tensors: Tensors

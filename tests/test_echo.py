@@ -1,0 +1,48 @@
+"""What a message's handling takes: measured by an echo, counted in Ready."""
+
+import jax
+import numpy as np
+import pytest
+import transport_nodes
+
+from jaxdt.core.config import default_plan, parse
+from jaxdt.core.errors import BadInput
+from jaxdt.core.events import BACKWARD, FORWARD, GATHER, MESSAGE, UPDATE
+from jaxdt.core.sizes import sync_groups
+from jaxdt.model.data import open_data, write_tokens
+from jaxdt.runtime import echo
+from jaxdt.runtime.store import Store, stage_functions
+from jaxdt.runtime.timing import time_stage
+
+start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
+
+
+def test_an_echo_comes_back_and_leaves_nothing_behind(start, cred):
+    with echo.Echo(cred) as both:
+        for _ in range(3):
+            both.exchange()
+        assert {one.stats()[peer]["messages_in"] for one, peer in ((both._here, 1), (both._there, 0))} == {4}
+
+
+def test_an_echo_that_is_lost_is_said_to_be(start, monkeypatch):
+    monkeypatch.setattr(echo, "PATIENCE_S", 0.05)
+    with echo.Echo(None) as both:
+        both._there.close(0.0)
+        with pytest.raises(BadInput, match="127.0.0.1: a message to this process itself is lost"):
+            both.exchange()
+
+
+def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
+    model = {"preset": "debug", "n_layers": 2, "d_model": 8, "n_heads": 2, "seq_len": 8, "vocab_size": 16}
+    config = parse({"model": model, "plan": {"stages": 2, "microbatches": 2}})
+    plan, path = default_plan(config), tmp_path / "tokens.tok"
+    write_tokens(path, "x", 16, np.arange(400, dtype=np.uint16) % 16, np.zeros(100, np.uint16))
+    store = Store(config, plan, 0, open_data(path), stage_functions(config, plan, 0))
+    groups = {group.name: group.n_elements for group in sync_groups(config, plan) if 0 in group.stages}
+    before = jax.tree.map(np.array, store.versions.state)
+    kinds = {FORWARD, BACKWARD, GATHER, UPDATE}
+    assert set(time_stage(store, 0, 0, groups, False, 0)) == kinds
+    with echo.Echo(None) as both:
+        seconds = time_stage(store, 0, 0, groups, False, 0, echo=both)
+    assert set(seconds) == kinds | {MESSAGE} and all(s > 0 for s in seconds.values())
+    jax.tree.map(np.testing.assert_array_equal, store.versions.state, before)
