@@ -20,16 +20,20 @@ start, cred, run_credential = transport_nodes.start, transport_nodes.cred, trans
 def test_an_echo_comes_back_and_leaves_nothing_behind(start, cred):
     with echo.Echo(cred) as both:
         for _ in range(3):
-            both.exchange()
-        assert {one.stats()[peer]["messages_in"] for one, peer in ((both._here, 1), (both._there, 0))} == {4}
+            both.begin()
+            both.wait()
+        loops = enumerate(both._loops)
+        n_messages = 4 * echo.N_EXCHANGES  # some connected
+        assert [loop.transport.stats()[1 - me]["messages_in"] for me, loop in loops] == [n_messages] * 2
 
 
 def test_an_echo_that_is_lost_is_said_to_be(start, monkeypatch):
     monkeypatch.setattr(echo, "PATIENCE_S", 0.05)
     with echo.Echo(None) as both:
-        both._there.close(0.0)
+        both._loops[1].transport.close(0.0)
+        both.begin()
         with pytest.raises(BadInput, match="127.0.0.1: a message to this process itself is lost"):
-            both.exchange()
+            both.wait()
 
 
 def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):

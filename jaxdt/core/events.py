@@ -28,7 +28,7 @@ URGENT, BULK = 0, 1
 # ---------------------------------------------------------------------------------------------------- work and keys
 
 FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
-MESSAGE = "message"  # no Work, but in a peer's seconds too: handling a tensor's message, at either end
+MESSAGE = "message"  # no Work, but in a peer's seconds too: handling a message, at either end
 _WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGU])(\d+)?(?:@p(\d+))?")
 
 

@@ -1,59 +1,102 @@
-"""Two transports of one process that pass a tensor to and fro: what a message costs the processor, at its ends."""
+"""Two loops of one process that pass a tensor to and fro: what a message costs the processor, at its ends."""
 
+import threading
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 
 from jaxdt.core.errors import BadInput
+from jaxdt.core.events import URGENT, Action, Boundary, Event, Header, Key, Message, Received, Send, Stop, Woke
+from jaxdt.core.message import from_plain
+from jaxdt.core.trace import Trace
 from jaxdt.runtime.buffer import aligned_empty
 from jaxdt.runtime.credential import Credential
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.shaper import Shape
 from jaxdt.runtime.transport import Transport
 
 N_BYTES = 1 << 18  # of the tensor; threads that wake up cost more than these
+A_WHILE = Shape(latency_s=1e-3, bandwidth_gbps=1.0)  # on the way, so that threads sleep as in a run
+N_EXCHANGES = 4
+N_ENDS = 4 * N_EXCHANGES  # there and back
 PATIENCE_S = 30.0
-N_ENDS = 4  # of one exchange: there and back
 
 
 class Echo:
-    """`exchange()` sends a tensor to the other end and waits until it is back. Use as a context."""
+    """`begin()` sends a tensor to the other end and back, N_EXCHANGES times; `wait()` until that is done. Use as a
+    context."""
 
     def __init__(self, credential: Credential | None):
-        self._came: SimpleQueue[None] = SimpleQueue()
-        self._tensor = np.zeros(N_BYTES, np.uint8)
-        self._here, self._there = (self._transport(me, credential) for me in (0, 1))
+        self._back: SimpleQueue[None] = SimpleQueue()
+        self._loops = [self._loop(me, credential) for me in (0, 1)]
+        self._threads = [threading.Thread(target=loop.run, args=("",), daemon=True) for loop in self._loops]
 
     def __enter__(self) -> "Echo":
-        here, there = self._here.start(), self._there.start()
-        self._here.connect(1, there)
-        self._there.connect(0, here)
-        self.exchange()  # which connects
+        here, there = (loop.transport.start() for loop in self._loops)
+        self._loops[0].transport.connect(1, there)
+        self._loops[1].transport.connect(0, here)
+        for thread in self._threads:
+            thread.start()
+        self.begin()  # which connects
+        self.wait()
         return self
 
     def __exit__(self, *_) -> None:
-        for one in (self._here, self._there):
-            one.close(0.0)
+        for loop in self._loops:
+            loop.post(Stop(0, ""))
+        for thread in self._threads:
+            thread.join()
 
-    def exchange(self) -> None:
-        self._here.send(1, {}, [self._tensor])
+    def begin(self) -> None:
+        self._loops[0].post(Woke("begin"))
+
+    def wait(self) -> None:
         try:
-            self._came.get(timeout=PATIENCE_S)
+            self._back.get(timeout=PATIENCE_S)
         except Empty:
             raise BadInput(f"127.0.0.1: a message to this process itself is lost for {PATIENCE_S:.0f} s") from None
 
-    def _transport(self, me: int, credential: Credential | None) -> Transport:
-        return Transport(
-            me,
-            "echo",
-            ("127.0.0.1", 0),
-            credential,
-            on_message=self._back if me else self._arrived,
-            on_link=lambda peer, state, reason: None,
-            expect=lambda src, head, table: [aligned_empty((N_BYTES,), np.dtype(np.uint8))],
-        )
+    def _loop(self, me: int, credential: Credential | None) -> Loop:
+        loop = Loop(me, _End(me, self._back), Trace(lambda line: None), lambda report: None, None)
+        loop.tensors = _OneTensor()
+        callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
+        shape = {"shape": lambda dst: A_WHILE}
+        loop.transport = Transport(me, "echo", ("127.0.0.1", 0), credential, **callbacks, **shape)
+        return loop
 
-    def _back(self, src: int, head: dict, leaves: list[Any]) -> None:
-        self._there.send(0, {}, leaves)
 
-    def _arrived(self, src: int, head: dict, leaves: list[Any]) -> None:
-        self._came.put(None)
+class _End:
+    """The machine of an end: 0 sends when it wakes, N_EXCHANGES times, and tells `back`; 1 answers."""
+
+    def __init__(self, me: int, back: SimpleQueue[None]):
+        self._back = back
+        self._send = Send(1 - me, Boundary(Key("act", 0, me, 0)), N_BYTES, URGENT, Header("echo", 0, 0, me))
+        self._answers, self._n_left = me == 1, 0
+
+    def handle(self, now_s: float, event: Event) -> list[Action]:
+        if isinstance(event, Woke):
+            self._n_left = N_EXCHANGES
+        elif not isinstance(event, Received):
+            return []
+        elif not self._answers:
+            self._n_left -= 1
+        if self._answers or self._n_left:
+            return [self._send]
+        self._back.put(None)
+        return []
+
+
+class _OneTensor:
+    """In the place of a Store."""
+
+    def __init__(self):
+        self._tensor = np.zeros(N_BYTES, np.uint8)
+
+    def take(self, body: Message) -> np.ndarray:
+        return self._tensor
+
+    def put(self, body: Message, src: int, tensor: np.ndarray) -> None:
+        self._tensor = tensor
+
+    def expect(self, body: Message, table: list) -> list[np.ndarray]:
+        return [aligned_empty((N_BYTES,), np.dtype(np.uint8))]

@@ -56,8 +56,9 @@ def time_stage(
     """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
     own code, decoding and encoding included, with inputs of zeros as long as `step` has them. `groups`: the run's names
     of this stage's sync groups and their sizes, whose sums are timed with the update: over all slices, a member adds up
-    as many numbers as it holds; `microbatch`: one of the pipeline whose codecs to take; `echo`: time a MESSAGE too,
-    its CPU seconds, between computations as in a run. Parameters and optimizer state are the same afterwards."""
+    as many numbers as it holds; `microbatch`: one of the pipeline whose codecs to take; `echo`: a MESSAGE too, in CPU
+    seconds: how much longer a backward takes during which some are passed. Parameters and optimizer state are the same
+    afterwards."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in [*kinds, *([MESSAGE] if echo else [])]}
@@ -76,11 +77,22 @@ def time_stage(
                 store.run(work, 1.0, rounds if kind == UPDATE else ())
                 seconds[kind].append(clock() - start_s)
             if echo:
-                start_s = time.process_time()
-                echo.exchange()
-                seconds[MESSAGE].append((time.process_time() - start_s) / N_ENDS)
+                backward = Work(stage, BACKWARD, microbatch, peer, now)
+                alone_s, both_s = (_cpu_s(store, backward, with_it) for with_it in (None, echo))
+                seconds[MESSAGE].append((both_s - alone_s) / N_ENDS)
             store.free(now)
-    return {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
+    return {kind: max(0.0, statistics.fmean(times[N_WARM_UP:])) for kind, times in seconds.items()}
+
+
+def _cpu_s(store: Store, work: Work, echo: Echo | None) -> float:
+    _put_inputs(store, work)
+    start_s = time.process_time()
+    if echo:
+        echo.begin()
+    store.run(work, 1.0)
+    if echo:
+        echo.wait()
+    return time.process_time() - start_s
 
 
 def compile_step(store: Store, peer: int, stage: int, step: int) -> None:

@@ -103,7 +103,8 @@ class Simulation:
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
         self._calendar = Calendar()
         self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
-        handles = any(seat.seconds.get(MESSAGE) for seat in seats.values())
+        self._message_s = max(seat.seconds.get(MESSAGE, 0.0) for seat in seats.values())
+        handles = self._message_s > 0
         n_on = Counter(seat.host for seat in seats.values())
         at_once = 2 if handles else 1  # a peer computes, and handles a message
         self._hosts = {name: host_of(n, at_once * n_on[name], self._calendar.at) for name, n in cores.items()}
@@ -318,8 +319,11 @@ class Simulation:
         self._hosts[seat.host].start(now_s, peer, seconds, self._finished, (seat, peer, work, now_s, values))
 
     def _handle_message(self, peer: int, then: Callable[..., None], args: tuple) -> None:
-        seat = self._seats[peer]
-        self._hosts[seat.host].start(self.outcome.now_s, peer, seat.seconds[MESSAGE], then, args)
+        if peer in self._seats:
+            seat = self._seats[peer]
+            self._hosts[seat.host].start(self.outcome.now_s, peer, seat.seconds[MESSAGE], then, args)
+        else:  # the coordinator, which never computes
+            self._calendar.at(self.outcome.now_s + self._message_s, then, args)
 
     def _finished(self, seat: Seating, peer: int, work: Work, start_s: float, values: dict[str, float]) -> None:
         seconds = self.outcome.now_s - start_s

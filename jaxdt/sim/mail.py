@@ -16,7 +16,7 @@ from jaxdt.sim.tensors import NoTensors
 
 class Mail:
     """`tell(peer, event)` hands an event to a machine, unless it has stopped, as `outcome` says. Tensors of the
-    priorities in `free` arrive at once; others are handled at both ends, `handle(peer, then, args)`, if that is
+    priorities in `free` arrive at once; all else is handled at both ends, `handle(peer, then, args)`, if that is
     given."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Mail:
         self._at, self._lines, self._seats, self._outcome, self._tell = at, lines, seats, outcome, tell
         self._trace, self._free, self._disturbance, self._handle = trace, free, disturbance, handle
         # Whether anybody wants to know of tensors.
-        self._looks = trace or free or handle or not all(isinstance(seat.tensors, NoTensors) for seat in seats.values())
+        self._looks = trace or free or not all(isinstance(seat.tensors, NoTensors) for seat in seats.values())
 
     def post(self, src: int, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header) -> None:
         """As in Post."""
@@ -42,11 +42,10 @@ class Mail:
         for dst, body, n_bytes in letters:
             if event is None or event.body is not body:
                 event = Received(header, body)
-            arrive, args, at_once, handled = self._tell, (dst, event), False, False
+            arrive, args, at_once = self._tell, (dst, event), False
             if self._looks and type(body) in WITH_TENSOR:
                 arrive, args = self._bring, (dst, event, self._seats[src].tensors.take(body))
                 at_once = priority in self._free
-                handled = self._handle and not at_once
                 if self._trace:
                     self._trace.send(src, now_s, dst, body.key, n_bytes)
             if self._disturbance:
@@ -55,7 +54,7 @@ class Mail:
                 self._at(now_s, arrive, args)
                 continue
             line = lines.get(dst) or self._lines.line(src, dst)
-            if handled:
+            if self._handle:
                 self._handle(src, self._carry, (line, n_bytes, priority, self._handle, (dst, arrive, args)))
             else:
                 line.carry(now_s, n_bytes, priority, arrive, args)
