@@ -34,7 +34,7 @@ from jaxdt.model.data import write_tokens  # noqa: E402
 
 ONLY = flags.DEFINE_string("only", "", "Only the cases whose name matches this regular expression.")
 RUNS = flags.DEFINE_integer("runs", 3, "Runs of each case.", 1)
-STEPS = flags.DEFINE_integer("steps", 5, "Steps of a run; its own summary leaves out the first.", 2)
+STEPS = flags.DEFINE_integer("steps", 5, "Steps of a run; its own summary leaves out the first two.", 3)
 OUT = flags.DEFINE_string("out", None, "Write the table there too.")
 
 ROOT = Path(__file__).resolve().parent.parent

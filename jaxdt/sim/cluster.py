@@ -321,7 +321,7 @@ class Simulation:
     def _handle_message(self, peer: int, then: Callable[..., None], args: tuple) -> None:
         if peer in self._seats:
             seat = self._seats[peer]
-            self._hosts[seat.host].start(self.outcome.now_s, peer, seat.seconds[MESSAGE], then, args)
+            self._hosts[seat.host].start(self.outcome.now_s, peer, seat.seconds.get(MESSAGE, 0.0), then, args)
         else:  # the coordinator, which never computes
             self._calendar.at(self.outcome.now_s + self._message_s, then, args)
 
