@@ -28,8 +28,8 @@ def test_an_echo_comes_back_and_leaves_nothing_behind(start, cred):
 
 
 def test_an_echo_that_is_lost_is_said_to_be(start, monkeypatch):
-    monkeypatch.setattr(echo, "PATIENCE_S", 0.05)
     with echo.Echo(None) as both:
+        monkeypatch.setattr(echo, "PATIENCE_S", 0.05)
         both._loops[1].transport.close(0.0)
         both.begin()
         with pytest.raises(BadInput, match="127.0.0.1: a message to this process itself is lost"):
