@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxdt.core.balance import ByNumber, Move
@@ -31,6 +31,7 @@ def balance(counts):
 # ----------------------------------------------------------------------------------------------------------- the rule
 
 
+@example([{0: Load(0.0, 1.0)}, {1001: Load(0.0, 0.0), 1002: Load(0.0, 0.0)}, {2002: Load(1.0, 0.5)}], 2)
 @given(TABLES, st.integers(1, 4))
 def test_at_most_so_many_moves_each_of_another_peer_and_never_the_last_one(table, n_moves):
     moves = decide(table, n_moves)

@@ -64,14 +64,16 @@ def decide(
     loads = loads_of(table, sizes)
     left = [{p: load for p, load in own.items() if may_move is None or p in may_move} for own in table]
     barred = {(move.dst, move.src) for move in before}
+    n_own = [load.n_peers for load in loads]  # who is yet to come has no state: somebody else stays
     made: list[Move] = []
     while len(made) < n_moves and len(loads) > 1:
         dst = neediest(loads, measured=not made)
         src = max((s for s in range(len(loads)) if s != dst), key=lambda s: (loads[s].rate(1), loads[s].n_peers, -s))
-        if not left[src] or (src, dst) in barred or not gains(loads, src, dst, measured=not made):
+        if n_own[src] < 2 or not left[src] or (src, dst) in barred or not gains(loads, src, dst, measured=not made):
             break
         peer = min(left[src], key=lambda p: (left[src][p].queue, p))
         del left[src][peer]
+        n_own[src] -= 1
         made.append(Move(peer, src, dst))
         loads[src], loads[dst] = loads[src].with_one_less(), loads[dst].with_one_more()
     return made
