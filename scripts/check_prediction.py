@@ -1,13 +1,13 @@
 """Predicted against measured step times over emulated networks; prints a table and ends with one line of JSON.
 
-    python scripts/check_prediction.py [--only=REGEX] [--runs=3] [--steps=5] [--out=FILE.md]
+    python scripts/check_prediction.py [--only=REGEX] [--runs=5] [--steps=4] [--out=FILE.md]
 
 Every case is the workload `small`: 6 networks x gpipe and 1f1b x 2 stages, 4 stages and 2 x 2 x codec none and int8, in
 real runs. The prediction is the one that a run prints before its first step; a run's error is predicted / measured - 1.
 A virtual machine may be as idle as it can be and yet change its speed between the timing of the stages and the steps,
 so a case's error is the median of its runs'; all cases are run once before any is run again. JSON: `cases`,
 `median_error` and `max_error`, of their absolute values, and the same of single runs (`median_run`, `max_run`). Quote
-it from an otherwise idle machine only: 72 cases take more than an hour on two cores.
+it from an otherwise idle machine only: 72 cases take nearly two hours on two cores.
 """
 
 import itertools
@@ -33,8 +33,8 @@ from jaxdt.core.errors import BadInput  # noqa: E402
 from jaxdt.model.data import write_tokens  # noqa: E402
 
 ONLY = flags.DEFINE_string("only", "", "Only the cases whose name matches this regular expression.")
-RUNS = flags.DEFINE_integer("runs", 3, "Runs of each case.", 1)
-STEPS = flags.DEFINE_integer("steps", 5, "Steps of a run; its own summary leaves out the first two.", 3)
+RUNS = flags.DEFINE_integer("runs", 5, "Runs of each case.", 1)
+STEPS = flags.DEFINE_integer("steps", 4, "Steps of a run; its own summary leaves out the first two.", 3)
 OUT = flags.DEFINE_string("out", None, "Write the table there too.")
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -211,7 +211,7 @@ def test_a_killed_coordinator_is_started_again_and_one_that_fails_ends_the_run_w
     fleet.wait_for_step(1)
     os.kill(fleet.coordinator(), signal.SIGKILL)
     fleet.wait_for_step(len(fleet.losses()) + 2)
-    os.kill(fleet.coordinator(), signal.SIGHUP)
+    os.kill(fleet.coordinator(), signal.SIGUSR1)
     assert fleet.ended(timeout_s=60) == 3, fleet.output
     assert "coordinator: killed, started again" in fleet.output and "coordinator: lost" in fleet.output
 
