@@ -1,6 +1,6 @@
 """The benchmark workload `small`: 8 layers, width 256, sequence 128, vocabulary 1024, microbatch 2, 8 microbatches.
 
-    python scripts/bench_pipeline.py
+    python scripts/bench/bench_pipeline.py
 
 Hardware: two otherwise idle cores. Needs a token file with 1024 tokens, which the benchmark makes at random.
 """

@@ -2,7 +2,7 @@
 
     python scripts/launch.py --config=configs/swarm_1b.py --config.data.path=TOKENS --emit=runs/swarm_1b --hosts=A,B,...
 
-Hardware: 24 hosts with a GPU each, of 18 to 22 GB by jaxdt/core/memory.py. TOKENS is a file of scripts/prepare_data.py
+Hardware: 24 hosts with a GPU each, of 18 to 22 GB by jaxdt/spec/memory.py. TOKENS is a file of scripts/prepare_data.py
 with the tokenizer gpt2. Counted, not run here: 1.011e9 parameters with the tied head (3 GeGLU blocks of 2.685e8, a
 token table of 2.059e8, the final LayerNorm), and 1.289e10 block parameters applied to each token, since each of the 3
 stages applies its one block 16 times. Samples grow from 256 to 2048 tokens over 12,000 steps, in 4 lengths.

@@ -2,24 +2,24 @@
 
 import json
 
-from jaxdt.core import plain
-from jaxdt.core.balance import Balance
-from jaxdt.core.config import RunConfig, check_plan
-from jaxdt.core.coordinator import Coordinator
-from jaxdt.core.membership import Membership, Seat
-from jaxdt.core.peer import Peer
-from jaxdt.core.plan import Plan, to_json
-from jaxdt.core.sizes import boundary_bytes, sync_groups
-from jaxdt.core.terms import Memory, Terms
+from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
+from jaxdt.membership.member import Membership, PeerIdentity
+from jaxdt.membership.peer import Peer
+from jaxdt.membership.rebalance_api import Balance
+from jaxdt.spec import serialize
+from jaxdt.spec.config import RunConfig, check_plan
+from jaxdt.spec.plan import Plan, to_json
+from jaxdt.spec.sizes import boundary_bytes, sync_groups
 from jaxdt.sync.allreduce import AllReduce
-from jaxdt.sync.handover import Handover
+from jaxdt.sync.state_transfer import StateTransfer
+from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.fixed import FixedWiring
-from jaxdt.wiring.gauge import Gauge
-from jaxdt.wiring.overlap import Overlap
-from jaxdt.wiring.pace import Pace
+from jaxdt.wiring.load_report import LoadReporter
 from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.retention import Retention
-from jaxdt.wiring.routes import MeasuredRoutes
+from jaxdt.wiring.route_policy import MeasuredRoutes
+from jaxdt.wiring.service_time import ServiceTime
 from jaxdt.wiring.swarm import SwarmWiring
 
 REPORTS_A_PERIOD = 4  # of rebalancing
@@ -32,13 +32,13 @@ def build_peer(
     peer: int,
     run: str,
     start_version: int = 0,
-    start_lineage: int = 0,
+    start_generation: int = 0,
     data_checksum: str = "",
 ) -> Peer:
-    """The machines of one peer of the plan, which begins with `start_version` updates seen, of `start_lineage`."""
+    """The machines of one peer of the plan, which begins with `start_version` updates seen, of `start_generation`."""
     check_plan(config, plan)
     mark = fingerprint(config, plan, data_checksum)
-    return _peer(config, plan, peer, plan.seat(peer)[0], run, mark, start_version, start_lineage)
+    return _peer(config, plan, peer, plan.seat(peer)[0], run, mark, start_version, start_generation)
 
 
 def build_peers(config: RunConfig, plan: Plan, run: str) -> dict[int, Peer]:
@@ -62,27 +62,27 @@ def _peer(
     run: str,
     mark: str,
     start_version: int = 0,
-    start_lineage: int = 0,
+    start_generation: int = 0,
 ) -> Peer:
-    seat = Seat(
+    seat = PeerIdentity(
         run=run,
         fingerprint=mark,
         peer=peer,
         stage=stage,
         start_version=start_version,
-        start_lineage=start_lineage,
+        start_generation=start_generation,
         n_steps=config.train.steps,
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         outage_s=config.net.outage_s,
     )
-    handover = Handover(peer, stage, config.sync.slice_bytes)
-    pace = Pace()
+    handover = StateTransfer(peer, stage, config.sync.slice_bytes)
+    pace = ServiceTime()
     wirings = [_wiring(config, plan, peer, stage, pace) for _ in range(1 + config.sync.delay)]
-    wiring = Overlap(peer, stage, wirings, config.delay) if len(wirings) > 1 else wirings[0]
+    wiring = DelayedUpdate(peer, stage, wirings, config.delay) if len(wirings) > 1 else wirings[0]
     if config.wiring.rebalance_s:
-        wiring = Gauge(wiring, config.wiring.rebalance_s / REPORTS_A_PERIOD)
+        wiring = LoadReporter(wiring, config.wiring.rebalance_s / REPORTS_A_PERIOD)
     return Peer(Membership(seat), wiring, _sync(config, plan, peer, stage), handover)
 
 
@@ -96,21 +96,21 @@ def build_coordinator(
     plan: Plan,
     run: str,
     start_version: int = 0,
-    start_lineage: int = 0,
+    start_generation: int = 0,
     data_checksum: str = "",
-    memory: Memory | None = None,
+    memory: DurableState | None = None,
     balance: Balance | None = None,
 ) -> Coordinator:
     """The coordinator of a run of this plan; with `memory`, one that goes on after another's death. `balance` decides
     who changes stages, if not the config does."""
     check_plan(config, plan)
-    terms = Terms(
+    terms = CoordinatorConfig(
         run=run,
         fingerprint=fingerprint(config, plan, data_checksum),
         stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
         n_stages=plan.n_stages,
         start_version=start_version,
-        start_lineage=start_lineage,
+        start_generation=start_generation,
         n_steps=config.train.steps,
         on_nonfinite=config.train.on_nonfinite,
         tokens_per_sample=config.seq_lengths,
@@ -118,7 +118,7 @@ def build_coordinator(
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
         delay_steps=config.sync.delay,
-        job={"config": json.dumps(plain.write(config)), "plan": json.dumps(to_json(plan))},
+        job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     every_s = config.wiring.rebalance_s
     if balance is None and every_s:
@@ -131,7 +131,7 @@ def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 
-def _wiring(config: RunConfig, plan: Plan, peer: int, stage: int, pace: Pace) -> FixedWiring | SwarmWiring:
+def _wiring(config: RunConfig, plan: Plan, peer: int, stage: int, pace: ServiceTime) -> FixedWiring | SwarmWiring:
     sizes = [_sent_bytes(config, plan, stage, pipeline) for pipeline in range(plan.n_pipelines)]
     n_steps, evals = config.train.steps, (config.train.eval_every_steps, config.train.eval_microbatches)
     retain_bytes = config.wiring.retain_bytes // (1 + config.sync.delay)  # each of the steps under way has its share

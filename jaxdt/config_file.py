@@ -6,17 +6,17 @@ import typing
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from jaxdt.core import config, plain
-from jaxdt.core.gpt import GPTConfig
+from jaxdt.spec import config, serialize
+from jaxdt.spec.model import GPTConfig
 
 
 def base_config(preset: str = "debug") -> ConfigDict:
-    """All fields at their defaults. Model fields are unset and then come from the preset; see jaxdt.core.config."""
+    """All fields at their defaults. Model fields are unset and then come from the preset; see jaxdt.spec.config."""
     kinds = typing.get_type_hints(GPTConfig)
     model = {"preset": preset} | {name: placeholder(typing.get_origin(kind) or kind) for name, kind in kinds.items()}
     fields: dict[str, object] = {"model": model}
     for field in dataclasses.fields(config.RunConfig):
         if field.name != "model":
             default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-            fields[field.name] = plain.write(default)
+            fields[field.name] = serialize.write(default)
     return ConfigDict(fields)

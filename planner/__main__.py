@@ -4,7 +4,7 @@ import argparse
 import importlib
 import sys
 
-from jaxdt.core.errors import BadInput
+from jaxdt.spec.errors import BadInput
 
 OBJECTIVES = ("comm_cost", "step_time")
 SOLVERS = ("auto", "evolve", "types", "exact", "kl", "random")
@@ -102,12 +102,12 @@ def _bench(bench: argparse.ArgumentParser):
 
 
 MODULES = {
-    "solve": "planner.run_solve",
-    "explain": "planner.explain",
-    "plot": "planner.plot",
-    "compare": "planner.compare",
-    "network": "planner.network_file",
-    "bench": "planner.bench",
+    "solve": "planner.commands.solve",
+    "explain": "planner.report.explain",
+    "plot": "planner.report.plot",
+    "compare": "planner.report.compare",
+    "network": "planner.model.network_io",
+    "bench": "planner.report.bench",
 }
 
 

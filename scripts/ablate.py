@@ -13,8 +13,6 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import run_flags
-from ablate_workers import SPAWN, WorkerLost, trained
 from absl import flags
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 
@@ -23,11 +21,13 @@ from jaxdt.ablation.grid import AblationConfig, Case, cases, cut
 from jaxdt.ablation.picture import draw
 from jaxdt.ablation.predict import step_seconds
 from jaxdt.ablation.report import cut_cases, markdown, rows
-from jaxdt.core import config as configs
-from jaxdt.core import plain
-from jaxdt.core.config import RunConfig
-from jaxdt.core.errors import BadInput
+from jaxdt.cli import run_flags
+from jaxdt.cli.ablate_workers import SPAWN, WorkerLost, trained
 from jaxdt.model.data import TokenFile
+from jaxdt.spec import config as configs
+from jaxdt.spec import serialize
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
 
 REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure the parts of a step again, on a machine that is idle now.")
 
@@ -99,7 +99,7 @@ def parts_of(config: RunConfig, case: Case) -> dict:
 def config_of_flags() -> tuple[RunConfig, AblationConfig, TokenFile]:
     """The run's config without its group `ablation`, that group, and the tokens."""
     fields = run_flags.config_dict().to_dict()
-    ablation = plain.read(AblationConfig, fields.pop("ablation", {}), "ablation")
+    ablation = serialize.read(AblationConfig, fields.pop("ablation", {}), "ablation")
     data = run_flags.token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
     if config.model.compression != "none" or config.codec != "none":

@@ -11,14 +11,14 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np  # noqa: E402
-import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
-from jaxdt.core import plain  # noqa: E402
-from jaxdt.core.errors import BadInput  # noqa: E402
-from jaxdt.core.gpt import GPTConfig  # noqa: E402
+from jaxdt.cli import run_flags  # noqa: E402
 from jaxdt.model.gpt import stage_entries  # noqa: E402
-from jaxdt.runtime import checkpoint  # noqa: E402
+from jaxdt.runtime.storage import checkpoint  # noqa: E402
+from jaxdt.spec import serialize  # noqa: E402
+from jaxdt.spec.errors import BadInput  # noqa: E402
+from jaxdt.spec.model import GPTConfig  # noqa: E402
 
 KEEP = flags.DEFINE_integer("keep", 1, "With prune: how many of the newest complete checkpoints stay.")
 
@@ -30,13 +30,13 @@ def inspect(run_dir: Path) -> int:
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  incomplete")
             continue
         try:
-            model, lineage = model_of(folder), checkpoint.complete_record(folder)["lineage"]
+            model, generation = model_of(folder), checkpoint.complete_record(folder)["generation"]
         except BadInput as error:
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  damaged: {error}")
             continue
         sharing = f" in {model.n_shared_blocks} shared blocks" if model.n_shared_blocks else ""
         shape = f"{model.n_layers} layers{sharing}, d {model.d_model}, vocabulary {model.vocab_size}"
-        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, lineage {lineage}, {shape}")
+        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, generation {generation}, {shape}")
     return 0
 
 
@@ -52,7 +52,9 @@ def verify(run_dir: Path) -> int:
 
 def model_of(folder: Path) -> GPTConfig:
     """The model that a complete checkpoint holds; BadInput if that cannot be read."""
-    return plain.read(GPTConfig, checkpoint.complete_record(folder)["model"], f"{folder / checkpoint.COMPLETE}: model")
+    return serialize.read(
+        GPTConfig, checkpoint.complete_record(folder)["model"], f"{folder / checkpoint.COMPLETE}: model"
+    )
 
 
 def problem_of(folder: Path) -> str:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the coordinator computes nothing
 
-import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
+from jaxdt.cli import run_flags  # noqa: E402
 from jaxdt.runtime import process  # noqa: E402
-from jaxdt.runtime.durable import write_durably  # noqa: E402
+from jaxdt.runtime.storage.durable import write_durably  # noqa: E402
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADDRESS_FILE = flags.DEFINE_string("address_file", None, "Where to write the address that was bound.")

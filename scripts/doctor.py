@@ -9,15 +9,15 @@ Exit code 1 if there is anything to mend; the command for it stands beside each 
 from collections.abc import Iterable
 from pathlib import Path
 
-import run_flags
 from absl import flags
 
-from jaxdt.core import network as networks
-from jaxdt.core import plan as plans
-from jaxdt.core.errors import BadInput
-from jaxdt.runtime import doctor
-from jaxdt.runtime.credential import load as load_credential
+from jaxdt.cli import run_flags
+from jaxdt.runtime.calibrate import doctor
+from jaxdt.runtime.net.credential import load as load_credential
 from jaxdt.runtime.process import parse_address
+from jaxdt.spec import network as networks
+from jaxdt.spec import plan as plans
+from jaxdt.spec.errors import BadInput
 
 NETWORK = flags.DEFINE_string("network", None, "A network.json: measured or planned links between the hosts.")
 LISTEN = flags.DEFINE_string("listen", None, "host:port that this peer will listen on.")

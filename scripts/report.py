@@ -10,16 +10,14 @@ import json
 import math
 from pathlib import Path
 
-import run_flags
-import side_by_side
 from absl import flags
 
-from jaxdt import plots
-from jaxdt.core import plan as plans
-from jaxdt.core import trace
-from jaxdt.core.errors import BadInput
-from jaxdt.core.perfetto import chrome
-from jaxdt.core.plan import Plan
+from jaxdt.cli import plots, run_comparison, run_flags
+from jaxdt.protocol import trace
+from jaxdt.protocol.perfetto import chrome
+from jaxdt.spec import plan as plans
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
 
 AGAINST = flags.DEFINE_list("against", [], "Folders of other runs, to be shown beside this one.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
@@ -40,10 +38,10 @@ def main() -> int:
         write_tensorboard(run_dir / "tensorboard", metrics)
     print(f"wrote {run_dir / 'trace.jsonl'}, {run_dir / 'timeline.json'}, {run_dir / 'report.png'}")
     if others:
-        runs = [side_by_side.run_of(str(run_dir), summary, metrics, records)]
-        runs += [side_by_side.run_of(name, *found[1:]) for name, found in others.items()]
+        runs = [run_comparison.run_of(str(run_dir), summary, metrics, records)]
+        runs += [run_comparison.run_of(name, *found[1:]) for name, found in others.items()]
         plots.comparison(run_dir / "comparison.png", runs)
-        print(side_by_side.table(runs))
+        print(run_comparison.table(runs))
         print(f"wrote {run_dir / 'comparison.png'}")
     return 0
 

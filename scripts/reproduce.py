@@ -13,7 +13,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from jaxdt.core.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest
 
 TARGETS = (
     "dtfm",
@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
         raise BadInput(f"TARGET: got {name!r}{nearest(name, TARGETS)}, expected one of {', '.join(TARGETS)}")
     out = Path(OUT.value) / name
     out.mkdir(parents=True, exist_ok=True)
-    text = importlib.import_module(f"targets.{name}").run(out, f"python scripts/reproduce.py {name}", **own_flags(name))
+    text = importlib.import_module(f"experiments.reproduce.{name}").run(
+        out, f"python scripts/reproduce.py {name}", **own_flags(name)
+    )
     (out / "README.md").write_text(text)
     print(text)
     return 0

@@ -7,14 +7,14 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np  # noqa: E402
-import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
 
-from jaxdt.core import config as configs  # noqa: E402
-from jaxdt.core.errors import BadInput  # noqa: E402
+from jaxdt.cli import run_flags  # noqa: E402
 from jaxdt.model.sample import assemble, generate  # noqa: E402
 from jaxdt.model.tokenizer import load_tokenizer  # noqa: E402
-from jaxdt.runtime.checkpoint import load_entries, newest  # noqa: E402
+from jaxdt.runtime.storage.checkpoint import load_entries, newest  # noqa: E402
+from jaxdt.spec import config as configs  # noqa: E402
+from jaxdt.spec.errors import BadInput  # noqa: E402
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A checkpoint's folder; by default the newest of run_dir.")
 PROMPT = flags.DEFINE_string("prompt", "It is a truth ", "The beginning of the text.")

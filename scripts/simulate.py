@@ -6,13 +6,13 @@
 
     python scripts/simulate.py --model=debug --flops=1e9 --stages=2 --pipelines=3 --faults=7:4
 
-Prints the step's parts (jaxdt/sim/account.py defines them) and writes to --out: prediction.json (parts, utilisation and
-memory per peer, bytes per link), timeline.json (ui.perfetto.dev), simulation.png, and for a sweep sweep.json and
-sweep.png. Without --plan the config's plan fields or --stages, --pipelines and --microbatches cut and place evenly;
-without --profile the seconds follow from --flops and --efficiency; without --network links cost nothing. With --faults
-or --trace, instead: the faults, what the run of --steps makes of them, and how long it takes without (wired as the
-config says, without one `swarm`); --out receives faults.json and faults.png, with the peers per stage and the
-throughput over time. Machines that come back in a trace join as newcomers. Exit codes: 0 done, 2 bad input.
+Prints the step's parts (jaxdt/sim/time_breakdown.py defines them) and writes to --out: prediction.json (parts,
+utilisation and memory per peer, bytes per link), timeline.json (ui.perfetto.dev), simulation.png, and for a sweep
+sweep.json and sweep.png. Without --plan the config's plan fields or --stages, --pipelines and --microbatches cut and
+place evenly; without --profile the seconds follow from --flops and --efficiency; without --network links cost nothing.
+With --faults or --trace, instead: the faults, what the run of --steps makes of them, and how long it takes without
+(wired as the config says, without one `swarm`); --out receives faults.json and faults.png, with the peers per stage
+and the throughput over time. Machines that come back in a trace join as newcomers. Exit codes: 0 done, 2 bad input.
 """
 
 import json
@@ -20,30 +20,30 @@ import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import guarded
 from absl import flags
 from ml_collections import config_flags
 
-from jaxdt.core import config as configs
-from jaxdt.core import network as networks
-from jaxdt.core import plan as plans
-from jaxdt.core import profile as profiles
-from jaxdt.core.config import RunConfig
-from jaxdt.core.errors import BadInput, nearest
-from jaxdt.core.network import Network
-from jaxdt.core.perfetto import chrome
-from jaxdt.core.plan import Plan
-from jaxdt.core.profile import Profile
-from jaxdt.core.trace import Trace, read
-from jaxdt.sim.account import WARM_UP_STEPS, Account, account
+from jaxdt.cli import script_main
+from jaxdt.protocol.perfetto import chrome
+from jaxdt.protocol.trace import Trace, read
 from jaxdt.sim.availability import from_trace
+from jaxdt.sim.fault_report import endure, patience_s, records, summary
 from jaxdt.sim.faults import Fault, draw
-from jaxdt.sim.lines import LinkOptions
+from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
-from jaxdt.sim.ordeal import endure, patience_s, records, summary
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes
-from jaxdt.sim.seating import Outcome
+from jaxdt.sim.sim_peer import Outcome
+from jaxdt.sim.time_breakdown import WARM_UP_STEPS, TimeBreakdown, account
+from jaxdt.spec import config as configs
+from jaxdt.spec import network as networks
+from jaxdt.spec import plan as plans
+from jaxdt.spec import profile as profiles
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.profile import Profile
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field.")
 PLAN = flags.DEFINE_string("plan", None, "A plan.json.")
@@ -191,7 +191,7 @@ def parsed_sweep(text: str) -> tuple[str, list[float]]:
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def table(scenario: Scenario, result: Account) -> str:
+def table(scenario: Scenario, result: TimeBreakdown) -> str:
     plan, memory = scenario.plan, memory_bytes(scenario)
     tokens = plan.n_microbatches * scenario.config.train.microbatch_size * scenario.config.model.seq_len
     lines = [
@@ -215,7 +215,7 @@ def table(scenario: Scenario, result: Account) -> str:
     return "\n".join(lines)
 
 
-def as_json(scenario: Scenario, result: Account) -> dict:
+def as_json(scenario: Scenario, result: TimeBreakdown) -> dict:
     return {
         "step_s": result.step_s,
         "parts": asdict(result.parts),
@@ -229,9 +229,9 @@ def as_json(scenario: Scenario, result: Account) -> dict:
     }
 
 
-def write_timeline(out: Path, scenario: Scenario, result: Account) -> None:
+def write_timeline(out: Path, scenario: Scenario, result: TimeBreakdown) -> None:
     """One step behind the warm-up, as a timeline and as a picture."""
-    from jaxdt import plots
+    from jaxdt.cli import plots
 
     lines: list[str] = []
     simulate(scenario.quiet(WARM_UP_STEPS + 1), scenario.plan, scenario.conditions(), Trace(lines.append))
@@ -252,7 +252,7 @@ def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
             f"{name} {value:10.4g}   step {result.step_s:10.4f} s   utilisation {100 * result.utilisation_mean:5.1f} %"
         )
     if OUT.value:
-        from jaxdt import plots
+        from jaxdt.cli import plots
 
         (Path(OUT.value) / "sweep.json").write_text(json.dumps(points, indent=1) + "\n")
         plots.sweep(Path(OUT.value) / "sweep.png", name, points)
@@ -277,7 +277,7 @@ def run_ordeal(scenario: Scenario) -> None:
 
 def write_ordeal(out: Path, faults: list[Fault], stormy: Outcome) -> None:
     """faults.json and faults.png."""
-    from jaxdt import plots
+    from jaxdt.cli import plots
 
     out.mkdir(parents=True, exist_ok=True)
     told = records(stormy)
@@ -309,4 +309,4 @@ def parsed_faults(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    guarded.run(main)
+    script_main.run(main)

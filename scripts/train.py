@@ -11,13 +11,14 @@ import os
 import sys
 from pathlib import Path
 
-import memory_settings
+from jaxdt.cli import memory_settings
 
 if __name__ == "__main__":
     memory_settings.restart()
 
-import run_flags  # noqa: E402
 from absl import flags  # noqa: E402
+
+from jaxdt.cli import run_flags  # noqa: E402
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")

@@ -7,10 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
-from jaxdt.core.events import COORDINATOR
-from jaxdt.runtime.acceptor import Acceptor
-from jaxdt.runtime.handshake import Dialler
-from jaxdt.runtime.transport import Transport
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.runtime.net.acceptor import Acceptor
+from jaxdt.runtime.net.handshake import Dialler
+from jaxdt.runtime.net.transport import Transport
 
 VARIABLE = "JAXDT_TEST_CUTS"
 PROGRAM = """import runpy, sys
@@ -81,9 +81,10 @@ def install() -> None:
 
 if __name__ == "__main__":  # a launcher: cutting.py FOLDER FLAGS, with the folder of `write_scripts`
     folder, sys.argv = Path(sys.argv[1]), [sys.argv[0], *sys.argv[2:]]
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
     import launch
-    import run_flags
+
+    from jaxdt.cli import run_flags
 
     launch.SCRIPTS = folder
     run_flags.run(launch.main)

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
-from jaxdt.core import coordinator
-from jaxdt.core.coordinator import Coordinator
-from jaxdt.core.events import (
+from jaxdt.membership import coordinator
+from jaxdt.membership.coordinator import Coordinator
+from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
     Committed,
     Fetch,
+    FetchResult,
     Forget,
     Free,
     Grant,
@@ -34,12 +35,11 @@ from jaxdt.core.events import (
     Round,
     Send,
     State,
-    Take,
     View,
 )
-from jaxdt.core.message import tensor_key
-from jaxdt.sim.contents import Contents
-from jaxdt.sim.invariants import APPLICABLE, COVER, DISJOINT, GROWS, PREFIX, PROGRESS, SPARED
+from jaxdt.protocol.message import tensor_key
+from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, GROWS, PREFIX, PROGRESS, SPARED
+from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import exchange, rounds
 
 
@@ -147,7 +147,7 @@ class ServesNobody(Mutant):
     """Who holds a result keeps it for itself."""
 
     def handle(self, now_s, event):
-        takes = isinstance(event, Received) and isinstance(event.body, Take)
+        takes = isinstance(event, Received) and isinstance(event.body, FetchResult)
         return [] if takes else self.machine.handle(now_s, event)
 
 
@@ -174,7 +174,7 @@ class JoinsWithoutState(Mutant):
         return [action for action in actions if not fetches(action) and not isinstance(action, Install)]
 
 
-class Forgetful(Contents):
+class Forgetful(SymbolicTensors):
     """A boundary tensor is gone when it has been sent."""
 
     def take(self, body):
@@ -184,7 +184,7 @@ class Forgetful(Contents):
         return tensor
 
 
-class Latest(Contents):
+class Latest(SymbolicTensors):
     """Computes with the newest version there is."""
 
     def version_for(self, step):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.core import network as networks
-from planner.generate import generate
-from planner.problem import Problem, problem_of
+from jaxdt.spec import network as networks
+from planner.model.generate import generate
+from planner.model.problem import Problem, problem_of
 
 NETWORKS = Path(__file__).parents[1] / "configs" / "networks"
 C_DP, C_PP = 650_000_000, 471_249_222.755

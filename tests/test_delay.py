@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from jaxdt.spec.work import Work
 from test_equivalence import assert_same_training, elastic, functions_of, make_config, one_process  # noqa: F401
 
-from jaxdt.core.config import WiringConfig, default_plan
-from jaxdt.core.delay import Delay
-from jaxdt.core.events import (
+from jaxdt.protocol.events import (
     COORDINATOR,
     Committed,
     Grant,
@@ -20,10 +19,11 @@ from jaxdt.core.events import (
     Updated,
     View,
     ViewChanged,
-    Work,
 )
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.wiring.overlap import Overlap
+from jaxdt.spec.config import WiringConfig, default_plan
+from jaxdt.spec.delay import Delay
+from jaxdt.wiring.delayed_update import DelayedUpdate
 
 
 def delayed(config, after_steps=0):
@@ -74,7 +74,7 @@ def test_work_of_a_step_that_is_over_is_let_go(over):
     """Its update may run as soon as it is committed: nothing of it is computed any more. A wiring that believes it has
     some under way would not say what it has counted."""
     even, odd = Told(), Told()
-    overlap = Overlap(0, 0, (even, odd), Delay(1))
+    overlap = DelayedUpdate(0, 0, (even, odd), Delay(1))
     grant = lambda step: Received(FROM_MEMBER, Grant(step, "F", 0, (0,)))  # noqa: E731
     overlap.handle(0.0, ViewChanged(VIEW))
     overlap.handle(0.0, Updated(0, 0))

@@ -15,22 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 from jaxdt.build import build_coordinator, build_newcomer, build_peer
-from jaxdt.core import config as run_config
-from jaxdt.core import plain
-from jaxdt.core.balance import ByNumber, Move
-from jaxdt.core.events import BACKWARD, COORDINATOR, EVALUATE, FORWARD, GATHER, UPDATE
-from jaxdt.core.network import Link
-from jaxdt.core.optim import OptimConfig
-from jaxdt.core.plan import Plan
-from jaxdt.core.terms import remembered
+from jaxdt.membership.coordinator_config import load_durable_state
+from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.model.gpt import init_stage
-from jaxdt.runtime.store import Store, stage_functions
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.sim.fuzz import Restless
-from jaxdt.sim.seating import Seating
+from jaxdt.sim.fuzz.cases import Restless
+from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.spec import config as run_config
+from jaxdt.spec import serialize
+from jaxdt.spec.network import Link
+from jaxdt.spec.optim import OptimConfig
+from jaxdt.spec.plan import Plan
 
 N_STEPS = 20
 SEED = 3
@@ -76,7 +77,7 @@ def make_config(
             model=MODEL | {"tied_head": head == "tied"},
             plan=plan | dict(stages=stages, pipelines=pipelines),
             train=train | options,
-            optim=plain.write(optim),
+            optim=serialize.write(optim),
             sync=dict(slice_bytes=4096),
             net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
             remat=remat,
@@ -180,10 +181,10 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
         machine = (
             build_peer(config, plan, peer, "r") if stage is None else build_newcomer(config, plan, peer, stage, "r")
         )
-        return Seating(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
+        return SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
 
     def coordinator_of(disk):
-        return build_coordinator(config, plan, "r", memory=remembered(disk, checkpoint=0))
+        return build_coordinator(config, plan, "r", memory=load_durable_state(disk, checkpoint=0))
 
     seats = {peer: seat_of(peer) for peer in plan.peers}
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731

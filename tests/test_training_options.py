@@ -12,18 +12,18 @@ import test_crossing as crossing
 import test_equivalence as equivalence
 from test_equivalence import functions_of, one_process  # noqa: F401
 
-from jaxdt.core import config as run_config
-from jaxdt.core.errors import BadInput
-from jaxdt.core.events import Boundary, Key
-from jaxdt.core.optim import OptimConfig
-from jaxdt.core.seq_lengths import SeqLengths
 from jaxdt.model.data import write_tokens
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.optim import optimizer
-from jaxdt.runtime.checkpoint import split_entries
-from jaxdt.runtime.store import Store, stage_functions
-from jaxdt.runtime.timing import compile_step
+from jaxdt.protocol.events import Boundary, Key
+from jaxdt.runtime.calibrate.stage_times import compile_step
+from jaxdt.runtime.storage.checkpoint import split_entries
+from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.faults import JOIN, Fault
+from jaxdt.spec import config as run_config
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.optim import OptimConfig
+from jaxdt.spec.seq_lengths import SeqLengths
 
 LAMB = OptimConfig("lamb", lr=1e-2, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
 GROWTH = run_config.DataConfig(seq_start=8, seq_growth_steps=12)

@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from jaxdt.runtime import credential, frame, handshake, local
-from jaxdt.runtime.buffer import aligned_empty
-from jaxdt.runtime.frame import Payload
-from jaxdt.runtime.handshake import Hello
-from jaxdt.runtime.limits import Limits
-from jaxdt.runtime.transport import Transport
-from jaxdt.runtime.wire import Wire
+from jaxdt.runtime.net import credential, frame, handshake, unix_socket
+from jaxdt.runtime.net.buffer import aligned_empty
+from jaxdt.runtime.net.connection import Wire
+from jaxdt.runtime.net.frame import Payload
+from jaxdt.runtime.net.handshake import Hello
+from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.transport import Transport
 
 WAIT_S = 20.0
 LOOPBACK = ("127.0.0.1", 0)
@@ -116,7 +116,7 @@ def run_credential(tmp_path_factory):
 def cred(request, run_credential, monkeypatch):
     """A connection's kind: TCP without and with TLS and its records, and those over the Unix socket of this host."""
     if request.param != "local":
-        monkeypatch.setattr(local, "dial", lambda address: None)
+        monkeypatch.setattr(unix_socket, "dial", lambda address: None)
     return None if request.param == "plain" else run_credential
 
 

@@ -5,12 +5,12 @@ A Case is one training run. Boundaries are those of an even cut: behind layer L/
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jaxdt.core import codec as codecs
-from jaxdt.core.config import RunConfig
-from jaxdt.core.errors import BadInput
-from jaxdt.core.gpt import GPTConfig
-from jaxdt.core.plan import Plan, even_shares, ranges
-from jaxdt.core.sizes import boundary_bytes
+from jaxdt.spec import codec as codecs
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import GPTConfig
+from jaxdt.spec.plan import Plan, even_shares, ranges
+from jaxdt.spec.sizes import boundary_bytes
 
 BASELINE = "none"
 LAYERS = ("bottleneck", "maxout")

@@ -10,11 +10,11 @@ import numpy as np
 from jaxdt.ablation.grid import LAYERS, Case, codec_of
 from jaxdt.ablation.train import Chain
 from jaxdt.codec import decode, encode
-from jaxdt.core.config import RunConfig
-from jaxdt.core.events import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 from jaxdt.model.gpt import receiver_name, sender_name
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.stage import StageFunctions
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 N_WARM_UP, N_TIMED = 3, 15
 

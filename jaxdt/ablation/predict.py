@@ -4,10 +4,10 @@ A stage encodes what it sends and decodes what it receives on its own device, as
 layers are in the stage's own seconds already."""
 
 from jaxdt.ablation.grid import LAYERS, Case, run_of
-from jaxdt.core.config import RunConfig
-from jaxdt.core.events import BACKWARD, FORWARD
-from jaxdt.core.network import Link
 from jaxdt.sim.predict import Conditions, predict_step_s
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.network import Link
+from jaxdt.spec.work import BACKWARD, FORWARD
 
 
 def step_seconds(config: RunConfig, case: Case, parts: dict, gbps: float) -> float:

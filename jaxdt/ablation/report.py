@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxdt.ablation.grid import BASELINE, EIGHT_BIT, AblationConfig, Case, bytes_per_step, kinds
-from jaxdt.core.config import RunConfig
+from jaxdt.spec.config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,22 @@ import os
 from pathlib import Path
 
 from jaxdt.ablation.grid import Case
-from jaxdt.core import plain
-from jaxdt.core.config import RunConfig
-from jaxdt.core.errors import BadInput
+from jaxdt.spec import serialize
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
 
 
 def fingerprint(config: RunConfig, data_checksum: str) -> str:
     """16 hex digits that agree between configs whose runs may stand in one table; the method and the seed are the
     case's."""
-    train = {name: value for name, value in plain.write(config.train).items() if name != "seed"}
-    parts = [plain.write(config.model), train, plain.write(config.optim), config.plan.microbatches, config.dtype]
+    train = {name: value for name, value in serialize.write(config.train).items() if name != "seed"}
+    parts = [
+        serialize.write(config.model),
+        train,
+        serialize.write(config.optim),
+        config.plan.microbatches,
+        config.dtype,
+    ]
     return hashlib.sha256(json.dumps([*parts, data_checksum], sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxdt.ablation.grid import Case, bytes_per_step, codec_of, cut, model_of
 from jaxdt.codec import decode, encode
-from jaxdt.core.codec import NONE
-from jaxdt.core.config import RunConfig
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageFunctions, build_stage
 from jaxdt.model.vectors import TIED_GROUP
+from jaxdt.spec.codec import NONE
+from jaxdt.spec.config import RunConfig
 
 
 @functools.cache  # compiling takes as long as a good part of a short run, and seeds share it

@@ -1,7 +1,7 @@
 """Codecs: what crosses a stage boundary. A codec is a pair of pure functions between a tensor and one array of bytes
-on the wire, whose size is that of jaxdt.core.codec; gradients go straight through (nothing here is differentiated).
+on the wire, whose size is that of jaxdt.spec.codec; gradients go straight through (nothing here is differentiated).
 
-The functions below are jitted, once per codec, shape and dtype. Sizes and names: jaxdt.core.codec."""
+The functions below are jitted, once per codec, shape and dtype. Sizes and names: jaxdt.spec.codec."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdt.codec import cast, int8
-from jaxdt.core.codec import BF16, DYNAMIC, INT8, NONE, CodecSpec, wire_bytes
+from jaxdt.spec.codec import BF16, DYNAMIC, INT8, NONE, CodecSpec, wire_bytes
 
 
 class Codec(NamedTuple):

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdt.core.errors import BadInput
-from jaxdt.core.gpt import GPTConfig
 from jaxdt.model import kernels
 from jaxdt.model.layers import INIT_STD, Dense, LayerNorm, Receiver, Sender
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import GPTConfig
 
 ROTARY_BASE = 10000.0
 # What tells the random numbers of one entry from those of another; blocks count on from theirs.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdt.core.optim import OptimConfig
+from jaxdt.spec.optim import OptimConfig
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdt.core.errors import BadInput
 from jaxdt.model.data import TokenFile, open_data, verify_checksum, write_tokens
 from jaxdt.model.tokenizer import Tokenizer, load_tokenizer
+from jaxdt.spec.errors import BadInput
 
 CORPUS = Path(__file__).resolve().parents[2] / "configs" / "corpus"
 TRAIN_TEXTS = (CORPUS / "train.txt.xz",)

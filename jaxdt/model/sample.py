@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdt.core.errors import BadInput
-from jaxdt.core.gpt import GPTConfig
 from jaxdt.model.gpt import apply_stage, stage_entries
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import GPTConfig
 
 
 def assemble(config: GPTConfig, stages: list[dict]) -> dict:

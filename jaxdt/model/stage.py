@@ -15,11 +15,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdt.core.errors import BadInput
-from jaxdt.core.gpt import GPTConfig
 from jaxdt.model.gpt import apply_stage, check_range, init_stage
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.vectors import gradient_tree, gradient_vectors, group_sizes
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import GPTConfig
 
 REMATS = ("recompute", "dots")
 DTYPES = {"float32": jnp.dtype(jnp.float32), "bfloat16": jnp.dtype(jnp.bfloat16)}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdt.core.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest
 
 GPT2_VOCAB_SIZE = 50257
 GPT2_END_OF_TEXT = 50256

@@ -8,8 +8,8 @@ from math import prod
 import jax
 import jax.numpy as jnp
 
-from jaxdt.core.gpt import GPTConfig
 from jaxdt.model.gpt import stage_entries
+from jaxdt.spec.model import GPTConfig
 
 STAGE_GROUP, TIED_GROUP = "stage", "tied"
 

@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jaxdt.core.plan import Plan
+from jaxdt.spec.plan import Plan
 
 PLAIN_EVERY_S = 2.0
 

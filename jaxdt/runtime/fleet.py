@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from jaxdt.core.plan import Plan
 from jaxdt.runtime.run_dir import job_flags
+from jaxdt.spec.plan import Plan
 
 RUN_CODES = (0, 2, 3, 4, 130)
 EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)

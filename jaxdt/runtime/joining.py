@@ -4,12 +4,12 @@ import secrets
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from jaxdt.core.errors import BadInput
-from jaxdt.core.events import COORDINATOR, PASSING, Ended, Header, Join, Message, Received, Welcome
-from jaxdt.core.message import from_plain, to_plain
-from jaxdt.runtime.credential import load as load_credential
-from jaxdt.runtime.transport import Transport
-from jaxdt.runtime.wire import Address
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Ended, Header, Join, Message, Received, Welcome
+from jaxdt.protocol.message import from_plain, to_plain
+from jaxdt.runtime.net.connection import Address
+from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.spec.errors import BadInput
 
 ANSWER_S = 30.0
 
@@ -25,7 +25,7 @@ def ask(coordinator: Address, credential: Path | None, allow_plaintext: bool = F
         if state == "refused":
             answers.put(reason)
 
-    me = PASSING + secrets.randbelow(PASSING)
+    me = TEMPORARY_IDS + secrets.randbelow(TEMPORARY_IDS)
     transport = Transport(
         me,
         "",

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jaxdt.core.codec import NONE
-from jaxdt.core.config import RunConfig
-from jaxdt.core.coordinator import Coordinator
-from jaxdt.core.events import Report
-from jaxdt.core.network import Link
-from jaxdt.core.plan import Plan
+from jaxdt.membership.coordinator import Coordinator
+from jaxdt.protocol.events import Report
 from jaxdt.runtime.display import Display
-from jaxdt.runtime.durable import FileStore, write_durably
 from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.sim.predict import Conditions, predict_step_s
+from jaxdt.spec.codec import NONE
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.network import Link
+from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 2
 SAVES_MAX = 1000  # of the last checkpoints, for the summary

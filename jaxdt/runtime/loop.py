@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdt.core.errors import BadInput
-from jaxdt.core.events import (
-    UPDATE,
+from jaxdt.membership.peer import Machine
+from jaxdt.protocol.events import (
     Action,
     Connect,
     Discard,
@@ -58,14 +57,15 @@ from jaxdt.core.events import (
     Woke,
     WriteCheckpoint,
 )
-from jaxdt.core.message import tensor_key, to_plain
-from jaxdt.core.peer import Machine
-from jaxdt.core.trace import Trace
-from jaxdt.runtime.checkpoint import Checkpointer
-from jaxdt.runtime.durable import FileStore, refusal
-from jaxdt.runtime.handshake import name_of
-from jaxdt.runtime.store import Store
-from jaxdt.runtime.transport import Transport
+from jaxdt.protocol.message import tensor_key, to_plain
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.net.handshake import name_of
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.checkpoint import Checkpointer
+from jaxdt.runtime.storage.durable import FileStore, refusal
+from jaxdt.runtime.storage.store import Store
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.work import UPDATE
 
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
@@ -240,8 +240,8 @@ class Loop:
             case Restore() | Install():
                 self._fetching.clear()
                 self._work.put(action)
-            case MarkCheckpoint(version, lineage):
-                self._checkpointer.mark_complete(version, lineage)
+            case MarkCheckpoint(version, generation):
+                self._checkpointer.mark_complete(version, generation)
             case Report():
                 if action.kind != "heartbeat":
                     self._trace.report(self._me, time.monotonic(), action)
@@ -279,10 +279,10 @@ class Loop:
             while (action := self._work.get()) is not None:
                 started_s = time.monotonic()
                 if isinstance(action, Restore):
-                    self.tensors.restore(action.version, action.lineage)
+                    self.tensors.restore(action.version, action.generation)
                     self.post(Restored(action.version))
                 elif isinstance(action, Install):
-                    self.tensors.install(action.version, action.lineage)
+                    self.tensors.install(action.version, action.generation)
                     self.post(Installed(action.version))
                 else:
                     if action.work.kind == UPDATE and self._checkpointer:

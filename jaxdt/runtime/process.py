@@ -15,29 +15,19 @@ from pathlib import Path
 import jax
 
 from jaxdt.build import build_coordinator, build_newcomer, build_peer, fingerprint
-from jaxdt.core.config import RunConfig
-from jaxdt.core.errors import BadInput
-from jaxdt.core.events import (
-    BACKWARD,
-    COORDINATOR,
-    FORWARD,
-    REGENERATE,
-    Event,
-    Interrupted,
-    Leave,
-    MoveTo,
-    Ready,
-    Report,
-    Stop,
-)
-from jaxdt.core.message import from_plain
-from jaxdt.core.network import Network
-from jaxdt.core.plan import Plan
-from jaxdt.core.sizes import sync_groups
-from jaxdt.core.terms import Memory, remembered
-from jaxdt.core.trace import Trace
+from jaxdt.membership.coordinator_config import DurableState, load_durable_state
 from jaxdt.model.data import TokenFile
-from jaxdt.runtime.checkpoint import (
+from jaxdt.protocol.events import COORDINATOR, Event, Interrupted, Leave, MoveTo, Ready, Report, Stop
+from jaxdt.protocol.message import from_plain
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
+from jaxdt.runtime.calibrate.stage_times import compile_step, time_stage
+from jaxdt.runtime.journal import Journal
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.net.shaper import Shape
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.checkpoint import (
     Checkpointer,
     Stamp,
     about_run,
@@ -46,16 +36,15 @@ from jaxdt.runtime.checkpoint import (
     load_entries,
     step_folder,
 )
-from jaxdt.runtime.credential import load as load_credential
-from jaxdt.runtime.durable import FileStore, LateFile
-from jaxdt.runtime.echo import Echo
-from jaxdt.runtime.journal import Journal
-from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.shaper import Shape
-from jaxdt.runtime.store import Store, stage_functions
-from jaxdt.runtime.timing import compile_step, time_stage
-from jaxdt.runtime.transport import Transport
+from jaxdt.runtime.storage.durable import FileStore, LateFile
+from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.predict import device_links
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import sync_groups
+from jaxdt.spec.work import BACKWARD, FORWARD, REGENERATE
 
 
 @dataclass(frozen=True)
@@ -167,7 +156,7 @@ def _sit(
     if joins is None:
         stage, _ = plan.seat(peer)
         start = job.start
-        machine = build_peer(config, plan, peer, job.run, start.version, start.lineage, job.data.checksum)
+        machine = build_peer(config, plan, peer, job.run, start.version, start.generation, job.data.checksum)
     else:
         stage, plan = joins, plan.with_newcomer(peer, joins)
         machine = build_newcomer(config, job.plan, peer, stage, job.run, job.data.checksum)
@@ -182,14 +171,14 @@ def _sit(
             functions = stage_functions(config, plan, stage, devices)
             store = Store(config, plan, peer, job.data, functions, job.load_entries)
             if joins is None:
-                store.restore(job.start.version, job.start.lineage)
+                store.restore(job.start.version, job.start.generation)
             loop.tensors = store
             groups = {group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages}
             for step in config.seq_lengths.first_steps(job.start.version, config.train.steps):
                 compile_step(store, peer, stage, step)
             first = plan.microbatches(plan.seat(peer)[1]).start
             evaluates, full_step = config.train.eval_every_steps > 0, config.data.seq_growth_steps
-            with Echo(load_credential(job.credential) if job.credential else None) as echo:
+            with MessageCostProbe(load_credential(job.credential) if job.credential else None) as echo:
                 seconds = time_stage(store, peer, stage, groups, evaluates, full_step, first, echo)
             least_s = job.least_s(stage)
             return Ready({kind: max(s, least_s.get(kind, 0.0)) for kind, s in seconds.items()}, store.n_words)
@@ -213,7 +202,9 @@ def run_coordinator(
     start = job.start
     durable = FileStore(job.run_dir / "coordinator")
     memory = _memory(job, durable)
-    machine = build_coordinator(job.config, job.plan, job.run, start.version, start.lineage, job.data.checksum, memory)
+    machine = build_coordinator(
+        job.config, job.plan, job.run, start.version, start.generation, job.data.checksum, memory
+    )
     link = device_links(job.network)
     journal = Journal(job.run_dir, job.config, job.plan, machine, durable, link, live, began_s)
     with contextlib.closing(
@@ -231,13 +222,13 @@ def run_coordinator(
             return stop
 
 
-def _memory(job: Job, durable: FileStore) -> Memory | None:
+def _memory(job: Job, durable: FileStore) -> DurableState | None:
     """What another coordinator of this very run left behind, which did not come to its end."""
     if job.resume or durable.get("run") != job.run:
         return None
     complete = complete_checkpoints(job.run_dir)
     checkpoint = check_resumable(complete[-1], job.about).version if complete else job.start.version
-    return remembered({name: durable.get(name) for name in ("reign", "view", "records")}, checkpoint)
+    return load_durable_state({name: durable.get(name) for name in ("coordinator_term", "view", "records")}, checkpoint)
 
 
 def parse_address(name: str, address: str) -> tuple[str, int]:

@@ -8,11 +8,11 @@ import shutil
 import time
 from pathlib import Path
 
-from jaxdt.core import plain
-from jaxdt.core.config import RunConfig
-from jaxdt.core.errors import BadInput
-from jaxdt.core.plan import Plan, to_json
-from jaxdt.runtime import credential
+from jaxdt.runtime.net import credential
+from jaxdt.spec import serialize
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan, to_json
 
 LOCK = "lock"
 POLL_S = 0.1
@@ -34,7 +34,7 @@ def write_job(folder: Path, config: RunConfig, plan: Plan) -> None:
     """All that the processes of a run must share: config.py, config.json, plan.json, run (its name, new each time) and
     the credential, which a resumed run keeps."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(plain.write(config), indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(serialize.write(config), indent=1) + "\n")
     (folder / "config.py").write_text(CONFIG_PY)
     (folder / "plan.json").write_text(json.dumps(to_json(plan), indent=1) + "\n")
     (folder / "run").write_text(secrets.token_hex(6) + "\n")

@@ -2,21 +2,21 @@
 
 A join names the machine: that of a peer of the plan, which has gone. The coordinator says which peer the newcomer is
 and which stage it gets; it computes at the speed of its machine's kind. Its state, parameters and moments, comes over
-the simulated links from all who hold it, slice by slice as in a run (jaxdt.sync.handover): so a download takes what the
-links make of it, beside the traffic of the step.
+the simulated links from all who hold it, slice by slice as in a run (jaxdt.sync.state_transfer): so a download takes
+what the links make of it, beside the traffic of the step.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxdt.build import build_newcomer
-from jaxdt.core.config import RunConfig
-from jaxdt.core.memory import MOMENTS
-from jaxdt.core.network import Link
-from jaxdt.core.plan import Plan
 from jaxdt.sim.faults import JOIN, Fault
-from jaxdt.sim.seating import Seating
+from jaxdt.sim.sim_peer import SimPeer
 from jaxdt.sim.tensors import NoTensors
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.memory import MOMENTS
+from jaxdt.spec.network import Link
+from jaxdt.spec.plan import Plan
 
 
 class Arrivals:
@@ -42,13 +42,13 @@ class Arrivals:
         """Between peers, whoever sits where by now."""
         return self._link(self._machine_of.get(src, src), self._machine_of.get(dst, dst))
 
-    def seat_of(self, peer: int, stage: int) -> Seating:
+    def seat_of(self, peer: int, stage: int) -> SimPeer:
         """The seat of a newcomer."""
         machine = self._machine_of[peer] = self._waiting.popleft()
         config, plan = self._config, self._plan
         tensors = NoTensors(config.train.microbatch_size, state_words(config, plan, stage))
         made = build_newcomer(config, plan, peer, stage, "sim")
-        return Seating(made, tensors, self._host_of[machine], self._seconds_at(machine, stage))
+        return SimPeer(made, tensors, self._host_of[machine], self._seconds_at(machine, stage))
 
 
 def state_words(config: RunConfig, plan: Plan, stage: int) -> int:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxdt.core.errors import BadInput
-from jaxdt.core.events import PASSING
+from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.sim.faults import CRASH, JOIN, Fault
+from jaxdt.spec.errors import BadInput
 
 Counts = list[tuple[float, int]]
 
@@ -72,7 +72,7 @@ def from_trace(
             gone.append(machine_of[peer])
             faults.append(Fault(at_s, CRASH, peer))
         while len(here) < wanted:
-            machine, newcomer = gone.pop(0), PASSING + n_came
+            machine, newcomer = gone.pop(0), TEMPORARY_IDS + n_came
             faults.append(Fault(at_s, JOIN, n_came, others=(machine,)))
             sizes = Counter(stage_of[peer] for peer in here)
             stage_of[newcomer] = min(range(len(stages)), key=lambda stage: (sizes[stage], stage))

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.core.events import (
-    BACKWARD,
+from jaxdt.membership.peer import Machine
+from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,
-    MESSAGE,
-    PASSING,
-    REGENERATE,
+    TEMPORARY_IDS,
     URGENT,
     Action,
     Connect,
@@ -52,20 +50,19 @@ from jaxdt.core.events import (
     WakeAt,
     Welcome,
     Woke,
-    Work,
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.core.network import Link
-from jaxdt.core.peer import Machine
-from jaxdt.core.trace import Trace
-from jaxdt.sim.calendar import Calendar
-from jaxdt.sim.disturbance import Disturbance
+from jaxdt.protocol.trace import Trace
+from jaxdt.sim.active_faults import ActiveFaults
+from jaxdt.sim.delivery import Delivery
+from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.faults import COMES, CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, Fault
 from jaxdt.sim.hosts import host_of
-from jaxdt.sim.lines import Lines, LinkOptions
-from jaxdt.sim.mail import Mail
-from jaxdt.sim.seating import CRASHED, Outcome, Seating
+from jaxdt.sim.link_table import LinkOptions, LinkTable
+from jaxdt.sim.sim_peer import CRASHED, Outcome, SimPeer
+from jaxdt.spec.network import Link
+from jaxdt.spec.work import BACKWARD, MESSAGE, REGENERATE, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 
@@ -82,7 +79,7 @@ class Simulation:
     def __init__(
         self,
         coordinator: Machine,
-        seats: Mapping[int, Seating],
+        seats: Mapping[int, SimPeer],
         link: Callable[[int, int], Link],
         cores: Mapping[str, float],
         persist_s: float = 0.0,
@@ -91,7 +88,7 @@ class Simulation:
         free: frozenset[str] = frozenset(),
         faults: Sequence[Fault] = (),
         observer: Observer | None = None,
-        seat_of: Callable[[int, int | None], Seating] | None = None,
+        seat_of: Callable[[int, int | None], SimPeer] | None = None,
         coordinator_of: Callable[[Mapping[str, Any]], Machine] | None = None,
     ):
         self._seat_of, self._coordinator_of = seat_of, coordinator_of
@@ -101,8 +98,10 @@ class Simulation:
         self._came: dict[int, int] = {}  # who came under which passing name
         self._machines: dict[int, Machine] = {COORDINATOR: coordinator, **{p: s.machine for p, s in seats.items()}}
         self._seats, self._persist_s, self._trace = dict(seats), persist_s, trace
-        self._calendar = Calendar()
-        self._lines = Lines(link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions())
+        self._calendar = EventQueue()
+        self._lines = LinkTable(
+            link, self._calendar.at, {p: s.host for p, s in seats.items()}, options or LinkOptions()
+        )
         self._message_s = max(seat.seconds.get(MESSAGE, 0.0) for seat in seats.values())
         handles = self._message_s > 0
         n_on = Counter(seat.host for seat in seats.values())
@@ -133,10 +132,10 @@ class Simulation:
         self._paused: dict[int, list[Event]] = {}
         self._working, self._then = Counter(), {}  # Work under way, and what waits for its end
         self._observer = observer
-        self._disturbance = Disturbance(self._calendar.at, self._event, self._lines) if faults else None
+        self._disturbance = ActiveFaults(self._calendar.at, self._event, self._lines) if faults else None
         mailing = self._calendar.at, self._lines, self._seats, self.outcome, self._event
         lanes = {LANES[name] for name in free}
-        self._mail = Mail(*mailing, trace, lanes, self._disturbance, self._handle_message if handles else None)
+        self._mail = Delivery(*mailing, trace, lanes, self._disturbance, self._handle_message if handles else None)
         for fault in faults:
             self._calendar.at(fault.at_s, self._fault, (fault,))
 
@@ -171,7 +170,7 @@ class Simulation:
             self._come(fault)
             return
         peer, now_s = self._came.get(fault.peer, fault.peer), self.outcome.now_s
-        if peer >= PASSING or peer in self.outcome.stopped:
+        if peer >= TEMPORARY_IDS or peer in self.outcome.stopped:
             return
         fault = replace(fault, peer=peer)
         if self._observer:
@@ -199,7 +198,7 @@ class Simulation:
         if self._observer:
             self._observer(now_s, peer, fault, [])
         if fault.kind == JOIN:
-            self._event(COORDINATOR, Received(Header("", 0, 0, PASSING + peer), Join()))
+            self._event(COORDINATOR, Received(Header("", 0, 0, TEMPORARY_IDS + peer), Join()))
         elif self.outcome.stopped.get(peer) == Stop(CRASHED, "crashed"):
             del self.outcome.stopped[peer]
             self._disturbance.revive(peer)
@@ -269,11 +268,11 @@ class Simulation:
         self._event(peer, WroteCheckpoint(write.version))
 
     def _restore(self, peer: int, restore: Restore) -> None:
-        self._seats[peer].tensors.restore(restore.version, restore.lineage)
+        self._seats[peer].tensors.restore(restore.version, restore.generation)
         self._after_work(peer, Restored(restore.version))
 
     def _install(self, peer: int, install: Install) -> None:
-        self._seats[peer].tensors.install(install.version, install.lineage)
+        self._seats[peer].tensors.install(install.version, install.generation)
         self._after_work(peer, Installed(install.version))
 
     def _after_work(self, peer: int, event: Event) -> None:
@@ -300,7 +299,7 @@ class Simulation:
 
     def _send(self, src: int, send: Send) -> None:
         dst, body = send.dst, send.body
-        if dst < PASSING:
+        if dst < TEMPORARY_IDS:
             self._mail.post(src, ((dst, body, send.n_bytes),), send.priority, send.header)
         elif isinstance(body, Welcome):
             self._stage_of[body.peer], self._came[dst] = body.stage, body.peer
@@ -325,7 +324,7 @@ class Simulation:
         else:  # the coordinator, which never computes
             self._calendar.at(self.outcome.now_s + self._message_s, then, args)
 
-    def _finished(self, seat: Seating, peer: int, work: Work, start_s: float, values: dict[str, float]) -> None:
+    def _finished(self, seat: SimPeer, peer: int, work: Work, start_s: float, values: dict[str, float]) -> None:
         seconds = self.outcome.now_s - start_s
         if self._trace:
             self._trace.run(peer, start_s, seconds, work)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxdt.core.events import COORDINATOR, PASSING
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
 
 CRASH, POWER_OFF, PAUSE, SLOW, CLOG, CUT = "crash", "power-off", "pause", "slow", "clog", "cut"
 DUPLICATE, REORDER, JOIN, RESTART, LEAVE = "duplicate", "reorder", "join", "restart", "leave"
@@ -42,7 +42,7 @@ class Fault:
     restart    the process of a `peer` that has crashed, or of the coordinator, is started once more
     leave      `peer` is asked to leave
 
-    A `peer` of PASSING + n is whoever came under the passing name n; nothing happens if nobody did.
+    A `peer` of TEMPORARY_IDS + n is whoever came under the passing name n; nothing happens if nobody did.
     """
 
     at_s: float
@@ -227,4 +227,4 @@ def _names(peers: tuple[int, ...]) -> str:
 def _name(peer: int) -> str:
     if peer == COORDINATOR:
         return "coordinator"
-    return f"newcomer {peer - PASSING}" if peer >= PASSING else f"p{peer}"
+    return f"newcomer {peer - TEMPORARY_IDS}" if peer >= TEMPORARY_IDS else f"p{peer}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-At = Callable[..., None]  # at(when_s, happen, args=()): see Calendar
+At = Callable[..., None]  # at(when_s, happen, args=()): see EventQueue
 
 
 def host_of(n_cores: float, n_at_once: int, at: At) -> "SimulatedHost | OwnCores":

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from jaxdt.core.network import UNLIMITED_GBPS, Link
+from jaxdt.spec.network import UNLIMITED_GBPS, Link
 
-At = Callable[..., None]  # at(when_s, happen, args=()): see Calendar
+At = Callable[..., None]  # at(when_s, happen, args=()): see EventQueue
 Entered = Callable[[float, float], None]
 
 NEVER_S = float("-inf")

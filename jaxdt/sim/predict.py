@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxdt.build import build_coordinator, build_peers
-from jaxdt.core.config import RunConfig
-from jaxdt.core.network import Link, Network
-from jaxdt.core.plan import Plan
-from jaxdt.core.trace import Trace
+from jaxdt.protocol.trace import Trace
 from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
-from jaxdt.sim.lines import LinkOptions
-from jaxdt.sim.seating import Outcome, Seating
+from jaxdt.sim.link_table import LinkOptions
+from jaxdt.sim.sim_peer import Outcome, SimPeer
 from jaxdt.sim.tensors import NoTensors
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.network import Link, Network
+from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 1
 
@@ -64,7 +64,7 @@ def _simulate(
         NoTensors(config.train.microbatch_size, state_words(config, plan, stage)) for stage in range(plan.n_stages)
     ]
     seats = {
-        peer: Seating(machine, tensors[plan.seat(peer)[0]], conditions.host_of[peer], conditions.seconds[peer])
+        peer: SimPeer(machine, tensors[plan.seat(peer)[0]], conditions.host_of[peer], conditions.seconds[peer])
         for peer, machine in build_peers(config, plan, "sim").items()
     }
     coordinator = build_coordinator(config, plan, "sim")

@@ -5,16 +5,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from jaxdt.build import window
-from jaxdt.core.config import NetConfig, RunConfig
-from jaxdt.core.errors import BadInput
-from jaxdt.core.events import BACKWARD, COORDINATOR, FORWARD
-from jaxdt.core.memory import stage_memory_bytes
-from jaxdt.core.network import Link, Network
-from jaxdt.core.plan import Plan, even_shares
-from jaxdt.core.profile import Profile, codec_times, stage_seconds
-from jaxdt.core.sizes import DTYPE_BYTES
-from jaxdt.sim.lines import LinkOptions
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links
+from jaxdt.spec.config import NetConfig, RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.memory import stage_memory_bytes
+from jaxdt.spec.network import Link, Network
+from jaxdt.spec.plan import Plan, even_shares
+from jaxdt.spec.profile import Profile, codec_times, stage_seconds
+from jaxdt.spec.sizes import DTYPE_BYTES
+from jaxdt.spec.work import BACKWARD, FORWARD
 
 RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # without faults heartbeats change no step, and cost time here
 PERSIST_S = 0.002
@@ -85,7 +86,7 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
 
 
 def memory_bytes(scenario: Scenario) -> dict[int, int]:
-    """What each peer holds at its worst moment (jaxdt.core.memory)."""
+    """What each peer holds at its worst moment (jaxdt.spec.memory)."""
     config, plan = scenario.config, scenario.plan
     found = {}
     for peer in plan.peers:

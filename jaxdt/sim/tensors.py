@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol
 
-from jaxdt.core.events import Key, Message, Round, SliceKey, Work
+from jaxdt.protocol.events import Key, Message, Round, SliceKey
+from jaxdt.spec.work import Work
 
 
 class Tensors(Protocol):
@@ -34,10 +35,10 @@ class Tensors(Protocol):
     def write_checkpoint(self, version: int) -> None:
         """Write this peer's part."""
 
-    def restore(self, version: int, lineage: int) -> None:
+    def restore(self, version: int, generation: int) -> None:
         """Go back to a checkpoint."""
 
-    def install(self, version: int, lineage: int) -> None:
+    def install(self, version: int, generation: int) -> None:
         """Take over the state that was fetched."""
 
 
@@ -71,8 +72,8 @@ class NoTensors:
     def write_checkpoint(self, version: int) -> None:
         return None
 
-    def restore(self, version: int, lineage: int) -> None:
+    def restore(self, version: int, generation: int) -> None:
         return None
 
-    def install(self, version: int, lineage: int) -> None:
+    def install(self, version: int, generation: int) -> None:
         return None

@@ -6,30 +6,28 @@ and every member ends with the same bits. Vectors hold sums over samples: dividi
 record, weighs peers with unequal shares of the microbatches rightly. The exchange never writes into the accumulator.
 A result is a value: when members are lost, the view names the rounds whose result somebody holds, and who lacks it
 takes it. Other groups that changed begin a new round, when the wiring has had the lost microbatches done again.
-Who joins gets the state of its stage (jaxdt.sync.handover) and the step's result, and adds nothing: the commit waits.
-A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on the
-first and last stage, whose two gradients are summed here and counted once in the norm.
+Who joins gets the state of its stage (jaxdt.sync.state_transfer) and the step's result, and adds nothing: the commit
+waits. A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on
+the first and last stage, whose two gradients are summed here and counted once in the norm.
 """
 
 from collections import Counter
 
-from jaxdt.core.delay import Delay
-from jaxdt.core.events import (
+from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,
-    GATHER,
-    UPDATE,
     Accumulated,
     Action,
     Committed,
     Drained,
     Evaluated,
     Event,
+    Evicted,
+    FetchResult,
     Free,
     Joined,
     LinkChanged,
     Message,
-    Outside,
     Post,
     Prepared,
     Ran,
@@ -45,15 +43,15 @@ from jaxdt.core.events import (
     Sum,
     Summed,
     Suspect,
-    Take,
     Tally,
     Updated,
     View,
     ViewChanged,
-    Work,
 )
-from jaxdt.core.ledger import NO_LOSSES, Ledger
-from jaxdt.core.sizes import Group
+from jaxdt.protocol.ledger import NO_LOSSES, Ledger
+from jaxdt.spec.delay import Delay
+from jaxdt.spec.sizes import Group
+from jaxdt.spec.work import GATHER, UPDATE, Work
 from jaxdt.sync.exchange import Bounds, Exchange, total, update_scale
 from jaxdt.sync.rounds import FLOAT_BYTES, Rounds
 
@@ -62,7 +60,20 @@ class AllReduce:
     """One peer's side of it: rounds, `prepared`, and the update when the record is committed."""
 
     READS = frozenset(
-        {ViewChanged, Outside, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, Take, Committed}
+        {
+            ViewChanged,
+            Evicted,
+            Restored,
+            Accumulated,
+            Evaluated,
+            Drained,
+            Ran,
+            Shard,
+            Summed,
+            Reduced,
+            FetchResult,
+            Committed,
+        }
         | {Joined, LinkChanged}
     )
 
@@ -107,7 +118,7 @@ class AllReduce:
                 return self._gather(step)
             case ViewChanged(view):
                 return self._adopt(view)
-            case Outside(view):
+            case Evicted(view):
                 return self._leave(view)
             case Joined():
                 self._joining = False
@@ -124,7 +135,7 @@ class AllReduce:
                 return self._on_shard(src, body)
             case Reduced():
                 return self._on_reduced(src, body)
-            case Take(round):
+            case FetchResult(round):
                 return self._rounds.give(src, round)
             case Committed(record):
                 return self._on_committed(record)
@@ -174,7 +185,7 @@ class AllReduce:
         self._version, self._steps = version, range(version, version + 2 * (1 + self._delay.steps))
 
     def _go_back(self) -> list[Action]:
-        """A new lineage voids everything that is under way, and begins with the checkpoint's state."""
+        """A new generation voids everything that is under way, and begins with the checkpoint's state."""
         steps, view, self._rollback = self._steps, self._rollback, None
         self._view, self._next_record = view, None
         self._updated_to(view.n_committed)
@@ -183,7 +194,7 @@ class AllReduce:
         self._ledger.free(steps)
         self._rounds.drop(steps)
         self._rounds.enter(view)
-        return [Free(steps[-1]), Restore(view.n_committed, view.lineage)]
+        return [Free(steps[-1]), Restore(view.n_committed, view.generation)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -306,7 +317,7 @@ class AllReduce:
         done, self._updating = self._updating, None
         if self._rollback:
             return self._go_back()
-        if self._view and (done.lineage, step) != (self._view.lineage, self._version):
+        if self._view and (done.generation, step) != (self._view.generation, self._version):
             return [Free(step)]  # we were outside meanwhile, and join at a later version
         self._updated_to(step + 1)
         self._ledger.free([step])

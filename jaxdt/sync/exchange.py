@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.core.events import GroupResult, Record, Reduced, Round, Shard, SliceKey, Tally, View
-from jaxdt.core.ledger import Item, cover_problem
-from jaxdt.core.sizes import Group
+from jaxdt.protocol.events import GroupResult, Record, Reduced, Round, Shard, SliceKey, Tally, View
+from jaxdt.protocol.ledger import Item, cover_problem
+from jaxdt.spec.sizes import Group
 
 Bounds = tuple[int, int]
 Cover = tuple[tuple[int, ...], tuple[tuple[Item, ...], ...]]  # members, and the contributions of each

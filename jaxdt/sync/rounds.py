@@ -3,8 +3,8 @@ over from others."""
 
 from collections.abc import Iterable
 
-from jaxdt.core.events import BULK, Action, Forget, Round, Send, Take, View
-from jaxdt.core.sizes import Group
+from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Round, Send, View
+from jaxdt.spec.sizes import Group
 from jaxdt.sync.exchange import Bounds, Exchange, round_of
 
 FLOAT_BYTES = 4
@@ -96,7 +96,7 @@ class Rounds:
         if exchange and exchange.complete:
             return []
         self._exchanges[step, group.name] = Exchange(self._peer, group, self._view, step, self._slice_elements, held)
-        return [Send(held[1][0], Take(held[0]))]
+        return [Send(held[1][0], FetchResult(held[0]))]
 
     def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
         return [Send(dst, exchange.sums[lo, hi], FLOAT_BYTES * (hi - lo), BULK) for lo, hi in slices]

@@ -14,21 +14,17 @@ counted and kept when a view comes in between is the other's to go on with.
 from collections import deque
 from collections.abc import Sequence
 
-from jaxdt.core.evaluation import n_held_out
-from jaxdt.core.events import (
-    BACKWARD,
-    EVALUATE,
-    FORWARD,
+from jaxdt.protocol.events import (
     Accumulated,
     Action,
     Boundary,
     Drained,
     Evaluated,
     Event,
+    Evicted,
     Grant,
-    Have,
+    Inventory,
     Key,
-    Outside,
     Progress,
     Ran,
     Received,
@@ -38,13 +34,14 @@ from jaxdt.core.events import (
     Updated,
     View,
     ViewChanged,
-    Work,
 )
-from jaxdt.core.plan import Plan
-from jaxdt.core.schedule import Order, stage_order
-from jaxdt.wiring.lineup import PlannedRoutes, Seats, lineup
-from jaxdt.wiring.pace import Pace
+from jaxdt.protocol.schedule import Order, stage_order
+from jaxdt.spec.eval_schedule import n_held_out
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, Work
+from jaxdt.wiring.pipeline_assignment import PlannedRoutes, Seats, lineup
 from jaxdt.wiring.retention import Retention
+from jaxdt.wiring.service_time import ServiceTime
 from jaxdt.wiring.swarm import COMPUTING, SwarmWiring
 
 NEVER = float("inf")
@@ -54,7 +51,7 @@ class FixedWiring:
     """One peer's side. `boundary_bytes`: payload of an activation that it sends and of a gradient, for each pipeline;
     `evals`: measure the held-out loss every so many steps, on so many microbatches; `retain_bytes`: see Retention."""
 
-    READS = frozenset({ViewChanged, Outside, Updated, Boundary, Ran, Grant, Resend, Have, Progress})
+    READS = frozenset({ViewChanged, Evicted, Updated, Boundary, Ran, Grant, Resend, Inventory, Progress})
 
     def __init__(
         self,
@@ -73,7 +70,7 @@ class FixedWiring:
         most_bytes = (max(forth for forth, _ in boundary_bytes), max(back for _, back in boundary_bytes))
         self._retention = Retention(stage, plan.n_stages, most_bytes, retain_bytes)
         sizes, routes = (plan.n_stages, plan.n_microbatches, n_steps), PlannedRoutes(plan, peer)
-        self._detour = SwarmWiring(peer, stage, *sizes, boundary_bytes, evals, routes, self._retention, Pace())
+        self._detour = SwarmWiring(peer, stage, *sizes, boundary_bytes, evals, routes, self._retention, ServiceTime())
         self._pipeline: int | None = None
         self._order: Order = ()
         self._next_to: dict[bool, tuple[int | None, int]] = {}
@@ -101,7 +98,7 @@ class FixedWiring:
                 return self._begin(event.version)
         elif kind is ViewChanged:
             return self._adopt(now_s, event.view)
-        elif kind is Outside:
+        elif kind is Evicted:
             self._stop()
         return self._detour.handle(now_s, event) + self._next()
 

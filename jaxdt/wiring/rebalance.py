@@ -12,8 +12,8 @@ mended is not undone by the next. Decided by one machine from one table, so that
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.core.balance import ByNumber, Move, Stages
-from jaxdt.core.events import Load
+from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
+from jaxdt.protocol.events import Load
 
 Table = Sequence[Mapping[int, Load]]
 THRESHOLD = 1.0  # Works by which the loads of two stages differ at least before a peer moves

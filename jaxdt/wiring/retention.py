@@ -6,7 +6,8 @@ budget of 0 nothing is kept once it is sent; what is missing then is made again 
 downstream (step protocol, Sec. 9).
 """
 
-from jaxdt.core.events import BACKWARD, FORWARD, REGENERATE, Discard, Key, Work
+from jaxdt.protocol.events import Discard, Key
+from jaxdt.spec.work import BACKWARD, FORWARD, REGENERATE, Work
 
 
 class Retention:

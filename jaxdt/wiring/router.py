@@ -7,7 +7,7 @@ the way to them counts, so the topology is learned too. Time and chance come in 
 
 import random
 
-from jaxdt.core.events import NOBODY
+from jaxdt.protocol.events import NOBODY
 
 GAMMA = 0.1
 UNKNOWN_S = 1.0

@@ -14,24 +14,19 @@ the next step on.
 import heapq
 from collections.abc import Sequence
 
-from jaxdt.core.evaluation import n_held_out
-from jaxdt.core.events import (
-    BACKWARD,
-    EVALUATE,
-    FORWARD,
+from jaxdt.protocol.events import (
     NOBODY,
-    REGENERATE,
     Accumulated,
     Action,
     Boundary,
     Drained,
     Evaluated,
     Event,
+    Evicted,
     Grant,
-    Have,
+    Inventory,
     Key,
     Message,
-    Outside,
     Progress,
     Ran,
     Received,
@@ -41,13 +36,14 @@ from jaxdt.core.events import (
     Updated,
     View,
     ViewChanged,
-    Work,
 )
-from jaxdt.wiring.inventory import Inventory
-from jaxdt.wiring.pace import Pace
+from jaxdt.spec.eval_schedule import n_held_out
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
+from jaxdt.wiring.dispatcher import Dispatcher, whole_step
+from jaxdt.wiring.recovery import RecoveryState
 from jaxdt.wiring.retention import Retention
-from jaxdt.wiring.routes import Routes
-from jaxdt.wiring.steering import Steering, whole_step
+from jaxdt.wiring.route_policy import RoutePolicy
+from jaxdt.wiring.service_time import ServiceTime
 
 Counted = tuple[str, int]
 COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)
@@ -59,7 +55,7 @@ class SwarmWiring:
     `routes`; `evals`: measure the held-out loss every so many steps, on so many microbatches. `running` is the Work
     under way."""
 
-    READS = frozenset({ViewChanged, Outside, Updated, Grant, Resend, Have, Progress, Boundary, Ran})
+    READS = frozenset({ViewChanged, Evicted, Updated, Grant, Resend, Inventory, Progress, Boundary, Ran})
 
     def __init__(
         self,
@@ -70,15 +66,15 @@ class SwarmWiring:
         n_steps: int,
         boundary_bytes: Sequence[tuple[int, int]],
         evals: tuple[int, int],
-        routes: Routes,
+        routes: RoutePolicy,
         retention: Retention,
-        pace: Pace,
+        pace: ServiceTime,
     ):
         self._peer, self._stage, self._n_stages = peer, stage, n_stages
         self._n_microbatches, self._n_steps, self._last = n_microbatches, n_steps, stage == n_stages - 1
         self._boundary_bytes = boundary_bytes
         self._evals = evals
-        self._routes, self._steering, self._retention, self._pace = routes, Steering(routes), retention, pace
+        self._routes, self._steering, self._retention, self._pace = routes, Dispatcher(routes), retention, pace
         self._view: View | None = None
         self._members = self._replicas = ()
         self._step, self._order = -1, 0
@@ -91,14 +87,14 @@ class SwarmWiring:
         self._gradients: set[int] = set()
         self._own: set[Counted] = set()
         self._counted: dict[int, set[Counted]] = {}
-        self._inventory: Inventory | None = None
+        self._inventory: RecoveryState | None = None
         self._told = True
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case ViewChanged(view):
                 return self._adopt(now_s, view)
-            case Outside():
+            case Evicted():
                 self._forget()
                 self._view = None
             case Updated(_, version) if self._view:
@@ -122,7 +118,7 @@ class SwarmWiring:
                 return self._next()
             case Resend(key, route, regenerate):
                 return [self._send(Boundary(key, route, regenerate))]
-            case Have():
+            case Inventory():
                 return self._on_have(now_s, src, body)
             case Progress():
                 return self._on_progress(now_s, body)
@@ -145,7 +141,7 @@ class SwarmWiring:
         if view.rolled_back or self._peer not in self._members:
             self._forget()
         if view.number > 1 and self._peer in self._members:  # also of a rollback: nobody sends before all have let go
-            self._inventory, self._told = Inventory(view), False
+            self._inventory, self._told = RecoveryState(view), False
         return self._tell(now_s)
 
     def _forget(self) -> None:
@@ -192,7 +188,7 @@ class SwarmWiring:
         return self._own
 
     def _mine(self, kind: str, microbatch: int) -> bool:
-        return self._routes.steersman(kind, microbatch) == self._peer
+        return self._routes.owning_router(kind, microbatch) == self._peer
 
     def _n_evaluations(self, step: int) -> int:
         return n_held_out(self._evals, step, self._n_steps)
@@ -230,7 +226,7 @@ class SwarmWiring:
 
     def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
         if work.step != self._step:
-            return []  # of a lineage that was rolled back
+            return []  # of a generation that was rolled back
         step, kind, m = work.step, work.kind, work.microbatch
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         told: list[Action | Event] = [*self._retention.made(work)]
@@ -274,7 +270,7 @@ class SwarmWiring:
 
     def _tell_progress(self, now_s: float, work: Work) -> list[Action | Event]:
         progress = Progress(work.step, work.kind, work.stage, work.microbatch, self._gap_s)
-        to = {self._routes.steersman(_task_kind(work.kind), work.microbatch)}
+        to = {self._routes.owning_router(_task_kind(work.kind), work.microbatch)}
         if self._counts(work.kind):
             to.update(self._replicas)
         own = self._on_progress(now_s, progress)
@@ -324,11 +320,11 @@ class SwarmWiring:
         if self._told or self.running or not self._step == self._view.n_committed < self._n_steps:
             return []
         self._told = True
-        have = Have(self._step, tuple(sorted(self._own)), self._retention.promise())
+        have = Inventory(self._step, tuple(sorted(self._own)), self._retention.promise())
         sends = [Send(peer, have) for peer in self._members if peer != self._peer]
         return sends + self._on_have(now_s, self._peer, have)
 
-    def _on_have(self, now_s: float, src: int, have: Have) -> list[Action | Event]:
+    def _on_have(self, now_s: float, src: int, have: Inventory) -> list[Action | Event]:
         if self._inventory is None or have.step != self._view.n_committed:
             return []
         self._inventory.add(src, have)

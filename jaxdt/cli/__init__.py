@@ -1,0 +1,1 @@
+"""What the scripts share: flags, one-line errors, exit codes."""

@@ -1,0 +1,46 @@
+"""codec auto for launch.py: what is known of the links and the codec's speed, and the decision."""
+
+import functools
+from collections.abc import Callable
+
+from absl import flags
+
+from jaxdt.cli import run_flags
+from jaxdt.spec import codec, codec_choice
+from jaxdt.spec import profile as profiles
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.profile import CodecTimes
+
+NETWORK = flags.DEFINE_string("network", None, "Measured links of real hosts, for codec auto; else of --emulate.")
+PROFILE = flags.DEFINE_string("profile", None, "Seconds of int8 as in profile.json, for codec auto; else measured.")
+
+
+def decided(config: RunConfig, plan: Plan) -> Plan:
+    """The plan, with codec auto decided link by link and the reasons printed."""
+    if not codec_choice.undecided(config, plan):
+        return plan
+    network = run_flags.network_of(NETWORK.value, plan) if NETWORK.value else run_flags.emulated(plan)
+    if network is None:
+        raise BadInput("codec: auto needs to know the links, expected --emulate=NETWORK.json or --network=NETWORK.json")
+    if PROFILE.value:
+        times = codec_choice.profiled(config, network, profiles.load(PROFILE.value))
+    else:
+        times = _measured(config)
+    plan, choices = codec_choice.choose(config, plan, network, times)
+    for choice in choices:
+        print(choice, flush=True)
+    return plan
+
+
+def _measured(config: RunConfig) -> Callable[[int, int], CodecTimes]:
+    """Seconds of int8 on this machine, which stand for every peer's."""
+    from jaxdt.runtime.calibrate.stage_times import time_codec
+
+    @functools.cache
+    def timed(width: int) -> CodecTimes:
+        shape = (config.train.microbatch_size, config.model.seq_len, width)
+        return time_codec(codec.parse(codec.INT8), shape, config.dtype)
+
+    return lambda peer, layer: timed(config.model.boundary_width(layer))

@@ -1,0 +1,248 @@
+"""The pictures of a run or a simulation, drawn from traces and metrics with matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
+
+from jaxdt.protocol.events import COORDINATOR  # noqa: E402
+from jaxdt.protocol.trace import bytes_per_link  # noqa: E402
+from jaxdt.spec.work import parse_work  # noqa: E402
+
+COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
+NAMES = {"F": "forward", "B": "backward", "E": "evaluate", "G": "gather", "U": "update"}
+
+
+def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
+    """report.png of a run: loss, the pipeline's timeline, bytes per link, predicted against measured step time; and if
+    peers came or went, how many each stage had."""
+    views = [r for r in records if r["what"] == "report" and r["kind"] == "view" and r["peer"] == COORDINATOR]
+    n_rows = 3 if len(views) > 1 else 2
+    figure, axes = plt.subplots(n_rows, 2, figsize=(14, 4.5 * n_rows), layout="constrained")
+    if len(views) > 1:
+        fleet(axes[2, 0], views, records[-1]["t"])
+        throughput(axes[2, 1], records, views[0]["t"])
+    loss(axes[0, 0], metrics)
+    timeline(axes[0, 1], records, _middle_step(records))
+    link_bytes(axes[1, 0], records, summary.get("codec_on_links", {}))
+    step_times(axes[1, 1], metrics, summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed"))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def loss(axes: Axes, metrics: list[dict]) -> None:
+    """Loss against steps below and against time above."""
+    steps = [m["step"] for m in metrics]
+    axes.plot(steps, [m["loss"] for m in metrics], color=COLOURS["F"], label="training")
+    held_out = [m for m in metrics if "eval_loss" in m]
+    if held_out:
+        xs, ys = [m["step"] for m in held_out], [m["eval_loss"] for m in held_out]
+        axes.plot(xs, ys, "o", color=COLOURS["B"], label="held out")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
+    axes.legend()
+    if metrics:
+        seconds = sum(m["step_s"] for m in metrics) / len(metrics)
+        above = axes.secondary_xaxis("top", functions=(lambda x: x * seconds, lambda s: s / seconds))
+        above.set_xlabel("seconds, at the mean step time")
+
+
+def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
+    """The Work of one step: a row per peer."""
+    runs = [(r, parse_work(r["work"])) for r in records if r["what"] == "run"]
+    runs = [(r, work) for r, work in runs if work.step == step]
+    axes.set(title=f"Pipeline, step {step}", xlabel="seconds", ylabel="peer")
+    if not runs:
+        return
+    zero_s = min(r["t"] for r, _ in runs)
+    peers = sorted({r["peer"] for r, _ in runs}, key=lambda peer: _stage_and_peer(runs, peer))
+    for r, work in runs:
+        row = peers.index(r["peer"])
+        axes.barh(row, r["s"], left=r["t"] - zero_s, height=0.7, color=COLOURS[work.kind], edgecolor="white", lw=0.4)
+    axes.set_yticks(range(len(peers)), [f"p{p} (stage {_stage_and_peer(runs, p)[0]})" for p in peers])
+    axes.invert_yaxis()
+    kinds = sorted({work.kind for _, work in runs}, key="EFBGU".index)
+    axes.legend(handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds], fontsize=8, ncols=len(kinds))
+
+
+def fleet(axes: Axes, views: list[dict], end_s: float) -> None:
+    """Peers per stage over time, from the coordinator's views."""
+    zero_s = views[0]["t"]
+    stages = sorted({stage for view in views for stage in view["fields"]["members"].values()})
+    times = [view["t"] - zero_s for view in views] + [end_s - zero_s]
+    for stage in stages:
+        counts = [list(view["fields"]["members"].values()).count(stage) for view in views]
+        axes.step(times, [*counts, counts[-1]], where="post", label=f"stage {stage}", color=f"C{stage}")
+    axes.set(title="Peers per stage", xlabel="seconds", ylabel="peers")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
+    """Tokens per second of each committed step over time."""
+    steps = [r for r in records if r["what"] == "report" and r["kind"] == "step"]
+    times = [r["t"] - zero_s for r in steps]
+    axes.plot(times, [r["fields"]["tokens_per_s"] for r in steps], ".", color=COLOURS["F"])
+    axes.set(title="Throughput", xlabel="seconds", ylabel="tokens/s")
+    axes.set_ylim(bottom=0)
+
+
+def endured(path: Path, records: list[dict]) -> None:
+    """faults.png of a simulated run under faults: peers per stage and throughput over time."""
+    figure, axes = plt.subplots(2, 1, figsize=(10, 8), layout="constrained", sharex=True)
+    views = [r for r in records if r["kind"] == "view"]
+    fleet(axes[0], views, records[-1]["t"])
+    throughput(axes[1], records, views[0]["t"])
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+STYLES = {"leave": ":", "join": "--"}
+
+
+def study(path: Path, runs: Sequence) -> None:
+    """study.png: throughput of several runs (study_results.Run) under the same events, and each one's peers per stage.
+    Dotted: a machine goes; dashed: one is started."""
+    figure, axes = plt.subplots(
+        1 + len(runs), 1, figsize=(9, 3 + 1.3 * len(runs)), height_ratios=(2.2, *[1] * len(runs)), sharex=True,
+        layout="constrained",
+    )  # fmt: skip
+    for i, run in enumerate(runs):
+        at_s, rates = zip(*run.rates, strict=True)
+        mean = run.rate(0.0, run.seconds)
+        axes[0].step([*at_s, run.seconds], [*rates, rates[-1]], f"C{i}", where="post", label=f"{run.name}: {mean:.1f}")
+        times, sizes = zip(*run.peers, strict=True)
+        for stage, own in enumerate(zip(*sizes, strict=True)):
+            style = ("-", "--", "-.", ":")[stage % 4]
+            line = [*own, own[-1]]
+            axes[1 + i].step([*times, run.seconds], line, f"C{i}{style}", where="post", label=f"stage {stage}")
+        if run.moves_s:
+            axes[1 + i].plot(run.moves_s, [0.3] * len(run.moves_s), "k^", ms=5, label="a peer moves")
+        axes[1 + i].set(ylabel="peers", ylim=(0, 0.5 + max(map(max, sizes))))
+        axes[1 + i].set_title(run.name, fontsize=9)
+        axes[1 + i].legend(fontsize=7, loc="lower right", ncols=3)
+    for ax, run in zip(axes, (runs[0], *runs), strict=True):
+        for at, what, _ in run.events:
+            if what in STYLES:
+                ax.axvline(at, color="#888888", lw=0.8, ls=STYLES[what])
+    axes[0].set(ylabel="samples/s", title="Throughput (mean in the legend); dotted: a machine goes, dashed: one comes")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend(fontsize=8, loc="lower right")
+    axes[-1].set(xlabel="seconds", xlim=(0, runs[0].seconds))
+    figure.savefig(path, dpi=75)
+    plt.close(figure)
+
+
+def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
+    """Payload bytes per directed link in the recorded steps, and its codec where it has one."""
+    totals = sorted(bytes_per_link(records).items())
+    named = {(src, dst): codecs.get(f"{src}->{dst}", "none") for (src, dst), _ in totals}
+    labels = [f"{src}→{dst}" + (f"\n{name}" if name != "none" else "") for (src, dst), name in named.items()]
+    axes.bar(labels, [n / 1e6 for _, n in totals], color=COLOURS["G"])
+    axes.set(title="Bytes per link in the recorded steps", ylabel="MB")
+    axes.tick_params(axis="x", rotation=60 if len(totals) > 12 else 0)
+
+
+def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None, uncompressed_s: float | None) -> None:
+    """Measured step times and the simulator's predictions: of this run, and of the same without its codecs."""
+    plain = [m for m in metrics if "eval_loss" not in m]
+    axes.plot([m["step"] for m in plain], [m["step_s"] for m in plain], ".", color=COLOURS["F"], label="measured")
+    if predicted_s:
+        axes.axhline(predicted_s, color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s")
+    if predicted_s and uncompressed_s:
+        ratio = predicted_s / uncompressed_s
+        label = f"predicted without codecs {uncompressed_s:.3f} s (with them {ratio:.2f} of it)"
+        axes.axhline(uncompressed_s, color=COLOURS["B"], ls="--", label=label)
+    axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def comparison(path: Path, runs: Sequence) -> None:
+    """comparison.png: step times, bytes over each stage boundary and losses of several runs (side_by_side.Run)."""
+    figure, (times, crossing, losses) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
+    width = 0.8 / len(runs)
+    for i, run in enumerate(runs):
+        plain = [m for m in run.metrics if "eval_loss" not in m]
+        took = "not timed" if run.step_s is None else f"{run.step_s:.3f} s"
+        label = f"{run.name} ({run.codecs}): {took}"
+        times.plot([m["step"] for m in plain], [m["step_s"] for m in plain], ".", color=f"C{i}", label=label)
+        places = [boundary + (i - (len(runs) - 1) / 2) * width for boundary in run.boundary_bytes]
+        crossing.bar(places, [n / 1e6 for n in run.boundary_bytes.values()], width, color=f"C{i}", label=run.name)
+        losses.plot([m["step"] for m in run.metrics], [m["loss"] for m in run.metrics], color=f"C{i}", label=run.name)
+    boundaries = sorted({boundary for run in runs for boundary in run.boundary_bytes})
+    crossing.set_xticks(boundaries, [f"{boundary}|{boundary + 1}" for boundary in boundaries])
+    crossing.set(title="Bytes over each stage boundary", xlabel="stages", ylabel="MB a step")
+    times.set(title="Step time (median in the legend)", xlabel="step", ylabel="seconds")
+    times.set_ylim(bottom=0)
+    times.legend()
+    losses.set(title="Loss", xlabel="step", ylabel="nats per token")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+PARTS = ("compute", "bubble", "transfer", "sync", "commit")
+PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
+
+
+def simulation(path: Path, records: list[dict], parts: dict[str, float], utilisation: dict[int, float]) -> None:
+    """simulation.png: the timeline of a step, its parts, how busy each peer is."""
+    figure, axes = plt.subplots(1, 3, figsize=(16, 5), layout="constrained", width_ratios=(3, 1, 1))
+    timeline(axes[0], records, _middle_step(records))
+    stacked(axes[1], ["step"], [parts])
+    axes[2].barh([f"p{peer}" for peer in utilisation], [100 * u for u in utilisation.values()], color=COLOURS["F"])
+    axes[2].set(title="Utilisation per peer", xlabel="%", xlim=(0, 100))
+    axes[2].invert_yaxis()
+    if len(utilisation) > 32:
+        for ax in (axes[0], axes[2]):
+            ax.set_yticks([])
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def stacked(axes: Axes, labels: list[str], parts: list[dict[str, float]]) -> None:
+    """Bars of step times, cut into their parts."""
+    below = [0.0] * len(labels)
+    for name, colour in zip(PARTS, PART_COLOURS, strict=True):
+        heights = [max(0.0, one[f"{name}_s"]) for one in parts]
+        axes.bar(labels, heights, bottom=below, color=colour, label=name)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    axes.set(title="Parts of a step", ylabel="seconds")
+    axes.legend(fontsize=8)
+
+
+def sweep(path: Path, name: str, points: list[dict]) -> None:
+    """sweep.png: step time in its parts, and utilisation, along one quantity."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    values = [point[name] for point in points]
+    left.plot(values, [point["step_s"] for point in points], "o-", color="black", label="step")
+    for part, colour in zip(PARTS, PART_COLOURS, strict=True):
+        left.plot(values, [max(1e-9, point["parts"][f"{part}_s"]) for point in points], color=colour, label=part)
+    longest_s = max(point["step_s"] for point in points)
+    left.set(title="Step time", ylabel="seconds", xlabel=name, xscale="log", yscale="log")
+    left.set_ylim(longest_s / 1e4, 1.5 * longest_s)
+    left.legend(fontsize=8)
+    right.plot(values, [100 * point["utilisation"] for point in points], "o-", color=COLOURS["F"])
+    right.set(title="Utilisation", ylabel="%", xlabel=name, xscale="log", ylim=(0, 100))
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _middle_step(records: list[dict]) -> int | None:
+    """A step from the middle of the recording without evaluation: neither warm-up nor the end."""
+    kinds: dict[int, set[str]] = {}
+    for r in records:
+        if r["what"] == "run":
+            work = parse_work(r["work"])
+            kinds.setdefault(work.step, set()).add(work.kind)
+    steps = sorted(step for step, seen in kinds.items() if "E" not in seen) or sorted(kinds)
+    return steps[len(steps) // 2] if steps else None
+
+
+def _stage_and_peer(runs: list, peer: int) -> tuple[int, int]:
+    return next(work.stage for r, work in runs if r["peer"] == peer), peer

@@ -1,0 +1,167 @@
+"""The flags that launch.py, train.py and coordinate.py share, and the job that they describe."""
+
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxdt.cli import script_main
+from jaxdt.model.data import TokenFile, open_data
+from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
+from jaxdt.spec import config as configs
+from jaxdt.spec import network as networks
+from jaxdt.spec import plan as plans
+from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
+
+FLAGS = flags.FLAGS
+try:  # this looks at the command line already, also into flag files
+    CONFIG = config_flags.DEFINE_config_file(
+        "config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field."
+    )
+except flags.CantOpenFlagFileError as error:
+    print(f"--flagfile: {str(error).rpartition('flagfile: ')[2]}", file=sys.stderr)
+    sys.exit(2)
+RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of this run: metrics, summary, trace, checkpoints.")
+PLAN = flags.DEFINE_string("plan", None, "A plan.json; without it the config's plan fields are used.")
+CREDENTIAL = flags.DEFINE_string("credential", None, "The run's credential file. Without one: loopback only.")
+EMULATE = flags.DEFINE_string("emulate", None, "A network.json whose links are emulated inside the transport.")
+FORWARD_S = flags.DEFINE_float(
+    "emulate_forward_s", 0.0, "Emulate a slower device: a forward takes at least so long, a backward twice that.", 0.0
+)
+RUN = flags.DEFINE_string("run", "local", "Name of the run, equal on all its processes.")
+PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Run without a credential outside of loopback.")
+RESUME = flags.DEFINE_string("resume_from", None, "Folder of a complete checkpoint to go on from.")
+STOP_WITH_PARENT = flags.DEFINE_bool("stop_with_parent", False, "End when standard input ends.")
+
+CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
+run = script_main.run
+
+
+def required(*names: str) -> None:
+    """BadInput for a flag that was not given."""
+    for name in names:
+        if name == "config":
+            config_dict()
+        elif getattr(FLAGS, name) is None:
+            raise BadInput(f"--{name}: missing")
+
+
+def check_run_dir() -> None:
+    """BadInput for a --run_dir that is a file."""
+    if RUN_DIR.value and Path(RUN_DIR.value).exists() and not Path(RUN_DIR.value).is_dir():
+        raise BadInput(f"--run_dir: {RUN_DIR.value} is not a folder, expected one, or a name for a new one")
+
+
+def config_dict() -> ConfigDict:
+    """What the config file returns, with the fields that flags have changed."""
+    try:
+        found = CONFIG.value
+        getattr(found, "to_dict", None)  # what stands for a file that is not there raises when it is looked into
+    except OSError as error:
+        raise BadInput(f"--config: {str(error).strip().splitlines()[-1].strip()}") from None
+    if not isinstance(found, ConfigDict):
+        got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {found!r:.40}"
+        raise BadInput(f"--config: {got}, expected a file whose get_config() returns a ConfigDict")
+    return found
+
+
+def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
+    """The checked config and plan of the flags, and the open token file."""
+    fields = config_dict().to_dict()
+    data = token_file(fields.get("data", {}).get("path", ""))
+    config = configs.parse(fields, data.vocab_size)
+    plan = plans.load(PLAN.value) if PLAN.value else configs.default_plan(config)
+    plan = configs.with_codec(config, plan)
+    try:
+        configs.check_plan(config, plan)
+    except BadInput as error:
+        raise BadInput(f"{PLAN.value or '--config'}: {error}") from None
+    data.n_train_windows(config.model.seq_len)
+    if config.train.eval_every_steps:
+        data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
+    return config, plan, data
+
+
+def token_file(path: str) -> TokenFile:
+    """The token file of a config; the committed corpus is tokenized on first use."""
+    if path:
+        return open_data(path)
+    CORPUS_TOKENS.parent.mkdir(parents=True, exist_ok=True)
+    return prepare(TRAIN_TEXTS, EVAL_TEXTS, "bytes", CORPUS_TOKENS)
+
+
+def emulated(plan: plans.Plan) -> networks.Network | None:
+    """The network to emulate."""
+    return None if EMULATE.value is None else network_of(EMULATE.value, plan)
+
+
+def network_of(path: str, plan: plans.Plan) -> networks.Network:
+    """A network from its file; it must have every device of the plan, and links between them."""
+    network = networks.load(path)
+    if max(plan.peers) >= network.n_devices:
+        raise BadInput(f"{path}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
+    for src, dst in itertools.permutations(sorted(plan.peers), 2):
+        if network.link(src, dst).bandwidth_gbps == 0:
+            raise BadInput(f"{path}: bandwidth_gbps[{src}][{dst}]: got 0, expected more between two peers")
+    return network
+
+
+def job():
+    """The process.Job of the flags; imports jax, so whatever jax reads from the environment must be set before."""
+    from jaxdt.runtime.process import Job
+
+    config, plan, data = config_and_plan()
+    check_run_dir()
+    credential = Path(CREDENTIAL.value) if CREDENTIAL.value else None
+    return Job(
+        config=config,
+        plan=plan,
+        data=data,
+        run=RUN.value,
+        run_dir=Path(RUN_DIR.value),
+        credential=credential,
+        network=emulated(plan),
+        resume=Path(RESUME.value) if RESUME.value else None,
+        allow_plaintext=PLAINTEXT.value,
+        forward_s=FORWARD_S.value,
+    )
+
+
+def newcomer(coordinator: str, data_path: str):
+    """(process.Job, peer, stage) of a newcomer, as the coordinator at host:port says."""
+    from jaxdt.build import fingerprint
+    from jaxdt.runtime.joining import ask
+    from jaxdt.runtime.process import Job, parse_address
+
+    check_run_dir()
+    credential = Path(CREDENTIAL.value) if CREDENTIAL.value else None
+    welcome = ask(parse_address("--join", coordinator), credential, PLAINTEXT.value)
+    config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
+    plan = plans.parse(welcome.job["plan"], "the run's plan")
+    data = token_file(data_path or config.data.path)
+    mine = fingerprint(config, plan, data.checksum)
+    if mine != welcome.fingerprint:
+        raise BadInput(f"--data: {data.path}: here is {mine}, the run has {welcome.fingerprint}")
+    own = dict(allow_plaintext=PLAINTEXT.value, forward_s=FORWARD_S.value)
+    job = Job(config, plan, data, welcome.run, Path(RUN_DIR.value), credential, **own)
+    return job, welcome.peer, welcome.stage
+
+
+def set_cpus(cpus: list[str]) -> None:
+    """Confine this process to some CPUs, where the system can; before jax is imported, which counts them."""
+    if not cpus:
+        return
+    if not all(cpu.isdigit() for cpu in cpus):
+        raise BadInput(f"--cpus: got {','.join(cpus)}, expected numbers separated by commas")
+    if hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, {int(cpu) for cpu in cpus})
+        except OSError:
+            raise BadInput(f"--cpus: got {','.join(cpus)}, this machine has 0..{(os.cpu_count() or 1) - 1}") from None
+    if len(cpus) == 1:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()

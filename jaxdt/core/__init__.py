@@ -1,1 +1,0 @@
-"""Values and vocabulary: standard library only; no clock, socket, thread, global randomness or array."""

@@ -1,0 +1,69 @@
+"""What the coordinator of a run is told when it starts, and what it knows of an earlier one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxdt.protocol.events import Hello, Record, View, Welcome
+from jaxdt.spec import serialize
+from jaxdt.spec.seq_lengths import SeqLengths
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """What the coordinator of one run has to know. `stage_of` maps each peer of the plan to its stage; `job` is what a
+    newcomer is told: config and plan as JSON. `waits`: a stage that has lost all its peers waits for another.
+    `delay_steps` steps are under way beside the first that is not committed."""
+
+    run: str
+    fingerprint: str
+    stage_of: Mapping[int, int]
+    n_stages: int
+    start_version: int
+    start_generation: int
+    n_steps: int
+    tokens_per_sample: SeqLengths
+    on_nonfinite: str
+    heartbeat_s: float
+    deadline_floor_s: float
+    waits: bool = False
+    delay_steps: int = 0
+    job: Mapping[str, str] = field(default_factory=dict)
+
+    def refusal(self, src: int, stage: int, hello: Hello) -> str:
+        """'' if the peer is who it should be and runs what it should."""
+        if (hello.peer, hello.stage, hello.fingerprint) == (src, stage, self.fingerprint):
+            return ""
+        return (
+            f"peer {src}: refused, it runs stage {hello.stage} of {hello.fingerprint}, "
+            f"expected stage {stage} of {self.fingerprint}"
+        )
+
+    def answer(self, peer: int, stage: int) -> Welcome:
+        """What a newcomer is told."""
+        return Welcome(self.run, peer, stage, self.fingerprint, dict(self.job))
+
+
+@dataclass(frozen=True)
+class DurableState:
+    """What an earlier coordinator of the run made durable: its number of starts, its last view and records, and the
+    version of the newest complete checkpoint."""
+
+    coordinator_term: int
+    view: View
+    records: tuple[Record, ...]
+    checkpoint: int
+
+
+def load_durable_state(disk: Mapping[str, Any], checkpoint: int) -> DurableState | None:
+    """From what was persisted under the names "coordinator_term", "view" and "records", as plain data; None if there
+    was no view yet. A record of an earlier generation does not count any more. BadInput for anything else than what
+    was written."""
+    if disk.get("view") is None:
+        return None
+    view = serialize.read(View, disk["view"], "view")
+    records = serialize.read(tuple[Record, ...], disk.get("records") or [], "records")
+    coordinator_term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
+    return DurableState(
+        coordinator_term, view, tuple(r for r in records if r.generation == view.generation), checkpoint
+    )

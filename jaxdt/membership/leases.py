@@ -1,0 +1,56 @@
+"""Who has been heard of: a lease per peer, which runs out when it is silent or out of reach for too long, and that of
+a joiner also when it gets no further."""
+
+from collections.abc import Mapping
+
+from jaxdt.membership.join_progress import JoinProgress
+from jaxdt.membership.roster import Roster
+from jaxdt.protocol.deadline import RECONNECT_S, Deadline
+
+JOINERS_FLOORS = 2.0
+
+
+class Leases:
+    """Time comes in as an argument."""
+
+    def __init__(self, floor_s: float):
+        self._floor_s = floor_s
+        self._deadlines: dict[int, Deadline] = {}
+        self._down_since_s: dict[int, float] = {}
+        self._joiners = JoinProgress(JOINERS_FLOORS * floor_s)
+
+    def __contains__(self, peer: int) -> bool:
+        return peer in self._deadlines
+
+    def __iter__(self):
+        return iter(sorted(self._deadlines))
+
+    def arrived(self, peer: int, now_s: float) -> None:
+        """Something came from the peer; the first time gives it a lease."""
+        self._deadlines.setdefault(peer, Deadline(self._floor_s)).arrived(now_s)
+
+    def gets_on(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
+        """What a peer's heartbeat says."""
+        self._joiners.heard(now_s, peer, status)
+
+    def link(self, peer: int, up: bool, now_s: float) -> None:
+        """The connection to a peer came up or went down."""
+        if up or peer not in self._deadlines:
+            self._down_since_s.pop(peer, None)
+        else:
+            self._down_since_s.setdefault(peer, now_s)
+
+    def end(self, peer: int) -> None:
+        """No lease any more."""
+        self._deadlines.pop(peer, None)
+        self._down_since_s.pop(peer, None)
+
+    def over(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
+        """One peer whose lease has run out, and why."""
+        for peer, since_s in sorted(self._down_since_s.items()):
+            if since_s + RECONNECT_S <= now_s:
+                return peer, "its connection broke and did not come back"
+        for peer, deadline in sorted(self._deadlines.items()):
+            if deadline.passed(now_s):
+                return peer, f"silent for {deadline.silence_s(now_s):.1f} s"
+        return self._joiners.judged(now_s, roster)

@@ -1,0 +1,1 @@
+"""The vocabulary of the machines: events, messages, ledger, schedules, trace. No policy."""

@@ -1,0 +1,860 @@
+"""The vocabulary of the machines: Work, tensor keys, messages between peers, events in, actions out. All frozen.
+
+A machine is driven by `handle(now_s, event) -> list of actions`. It names tensors by key and never holds one: the
+driver (runtime or simulator) keeps them, moves them beside the messages that name them and runs the Work.
+
+  messages  travel between peers, each under a Header; a message that carries a tensor names its key
+  events    go into a machine: from the driver (Received, Ran) or from another machine of the same peer (Updated)
+  actions   come out: for the driver (Send, Run, ...); an event among them goes to the peer's other machines
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxdt.spec.frozen_dataclass import frozen_dataclass
+from jaxdt.spec.work import Work
+
+COORDINATOR = -1
+NOBODY = -2  # in a route
+TEMPORARY_IDS = 1 << 40  # from here on: names under which newcomers ask for an id
+
+# Priorities on a link: lower goes first, and overtakes between two chunks.
+URGENT, BULK = 0, 1
+
+
+# ---------------------------------------------------------------------------------------------------- work and keys
+
+
+@frozen_dataclass(order=True)
+class Key:
+    """A boundary tensor: what enters `stage` for one microbatch. kind "act": its input activation; "grad": the gradient
+    of that input; "eval": the input of a held-out microbatch."""
+
+    kind: str
+    step: int
+    stage: int
+    microbatch: int
+
+
+@frozen_dataclass(order=True)
+class Round:
+    """One averaging exchange of one group for one step. `group_view` is the view in which the group last changed."""
+
+    step: int
+    group: str
+    group_view: int
+    attempt: int = 0
+
+
+@frozen_dataclass(order=True)
+class SliceKey:
+    """Elements lo..hi-1 of a group's gradient vector. `src` is the member whose contribution it is, None the sum."""
+
+    round: Round
+    lo: int
+    hi: int
+    src: int | None = None
+
+
+@frozen_dataclass(order=True)
+class StateKey:
+    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words."""
+
+    version: int
+    lo: int
+    hi: int
+
+
+# -------------------------------------------------------------------------------------------------------- messages
+
+
+@frozen_dataclass
+class Header:
+    """Stands on every message. A wrong run or generation is dropped and counted, an old view dropped, a newer one
+    held."""
+
+    run: str
+    generation: int
+    view: int
+    src: int
+
+
+@frozen_dataclass
+class Member:
+    """One member of a view: `admission` grows each time the coordinator admits this peer_id, and `process` is the one
+    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on."""
+
+    peer: int
+    stage: int
+    admission: int
+    address: str = ""
+    process: int = 0
+    first_step: int = 0
+
+
+@frozen_dataclass
+class Record:
+    """A committed step of a generation. Squared norm of the summed gradient over all groups; verdict "apply" or "skip"
+    (not finite)."""
+
+    step: int
+    rounds: tuple[Round, ...]
+    sq_norm: float
+    n_samples: int
+    verdict: str
+    generation: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
+    committed. `results`: rounds of steps under way whose whole result some members hold, with those members: they
+    stay, all others of groups that changed begin anew. rolled_back: a generation begins with it, and every member goes
+    back to the checkpoint of n_committed before it computes. `joining`: members that lack the state of n_committed;
+    they get it from the others of their stage, and the results of steps under way too."""
+
+    number: int
+    coordinator_term: int
+    generation: int
+    members: tuple[Member, ...]
+    stage_views: tuple[int, ...]
+    n_committed: int
+    records: tuple[Record, ...] = ()
+    rolled_back: bool = False
+    results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
+    joining: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def by_peer(self) -> Mapping[int, Member]:
+        """The members, in their order."""
+        return {member.peer: member for member in self.members}
+
+    @functools.cached_property
+    def _by_stage(self) -> Mapping[int, list[Member]]:
+        """Looked up in every step, while views are few."""
+        found = defaultdict(list)
+        for member in self.members:
+            found[member.stage].append(member)
+        return found
+
+    def stage_peers(self, stage: int) -> tuple[int, ...]:
+        return tuple([member.peer for member in self._by_stage[stage]])
+
+    def working(self, stage: int, step: int) -> tuple[int, ...]:
+        """The members of a stage that compute and average in this step: those that still join do not."""
+        return tuple([member.peer for member in self._by_stage[stage] if member.first_step <= step])
+
+
+@frozen_dataclass
+class Hello:
+    """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `process` tells two
+    processes of one peer apart."""
+
+    peer: int
+    stage: int
+    fingerprint: str
+    address: str
+    process: int = 0
+
+
+@frozen_dataclass
+class Join:
+    """A newcomer, under a passing name -> coordinator: which peer shall I be?"""
+
+
+@frozen_dataclass
+class Welcome:
+    """The answer: the run, the newcomer's peer id and stage, and what its process has to know, `config` and `plan`, as
+    JSON."""
+
+    run: str
+    peer: int
+    stage: int
+    fingerprint: str
+    job: dict[str, str]
+
+
+@frozen_dataclass
+class Profiled:
+    """The peer's `process` can compute: the seconds of its stage functions per kind of Work, and the version of its
+    parameters."""
+
+    seconds: dict[str, float]
+    version: int
+    process: int = 0
+
+
+@frozen_dataclass
+class Reassign:
+    """Coordinator -> peer that is no member: you are for this stage, come back as a newcomer to it."""
+
+    stage: int
+
+
+@frozen_dataclass
+class Heartbeat:
+    """Peer -> coordinator, on the control lane; the status is for people only."""
+
+    count: int
+    status: dict[str, float]
+
+
+@frozen_dataclass
+class HeartbeatAck:
+    """Coordinator -> peer, the answer to a heartbeat; now_s is the coordinator's clock."""
+
+    count: int
+    now_s: float
+
+
+@frozen_dataclass
+class Grant:
+    """Router -> first peer of the route: begin `microbatch`, a forward or an evaluation (kind). route[s] is the peer of
+    stage s, chosen beforehand, so that no hop waits for a choice; NOBODY where nothing has to be done (again). The
+    stages in `regenerate` make lost tensors again, and count nothing."""
+
+    step: int
+    kind: str
+    microbatch: int
+    route: tuple[int, ...]
+    regenerate: tuple[int, ...] = ()
+
+
+@frozen_dataclass
+class Resend:
+    """Router -> holder of a boundary tensor: send it again, to the peer of the route."""
+
+    key: Key
+    route: tuple[int, ...]
+    regenerate: tuple[int, ...] = ()
+
+
+@frozen_dataclass
+class Inventory:
+    """Member -> all, after a view in mid-step: what it counted of the step (kind and microbatch), and the microbatches
+    whose output and input gradient it still keeps."""
+
+    step: int
+    counted: tuple[tuple[str, int], ...]
+    kept: tuple[int, ...]
+
+
+@frozen_dataclass
+class FetchResult:
+    """Member -> holder of a round's whole result: send it to me."""
+
+    round: Round
+
+
+@frozen_dataclass
+class Progress:
+    """Peer -> the microbatch's router, and to the replicas of its stage when it counts there: the Work is done, gap_s
+    after the one before it at this peer."""
+
+    step: int
+    kind: str
+    stage: int
+    microbatch: int
+    gap_s: float
+
+
+@frozen_dataclass
+class Fetch:
+    """Joining member -> one of its stage: send me this slice of your state."""
+
+    key: StateKey
+
+
+@frozen_dataclass
+class State:
+    """The answer, with the words and, as one more, their CRC-32."""
+
+    key: StateKey
+
+
+@frozen_dataclass
+class Load:
+    """Member -> coordinator, now and then: the mean length of its queue over whole steps (Work that waits or runs), and
+    the share of that time in which some ran."""
+
+    queue: float
+    busy: float
+
+
+@frozen_dataclass
+class Leaving:
+    """Member -> coordinator: let me go as soon as that costs nothing."""
+
+
+@frozen_dataclass
+class Boundary:
+    """Carries the tensor `key` over a stage boundary; `route` and `regenerate` as in Grant, empty where the plan says
+    the way."""
+
+    key: Key
+    route: tuple[int, ...] = ()
+    regenerate: tuple[int, ...] = ()
+
+
+@frozen_dataclass
+class Tally:
+    """Sums of losses over so many samples, of training microbatches and of held-out ones."""
+
+    loss_sum: float = 0.0
+    n_losses: int = 0
+    eval_sum: float = 0.0
+    n_evals: int = 0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            self.loss_sum + other.loss_sum,
+            self.n_losses + other.n_losses,
+            self.eval_sum + other.eval_sum,
+            self.n_evals + other.n_evals,
+        )
+
+
+@frozen_dataclass
+class Shard:
+    """Member -> owner: the member's part of slice `key`, with the contributions that its vector holds and their
+    losses."""
+
+    key: SliceKey
+    items: tuple[tuple[int, int], ...]
+    n_samples: int
+    tally: Tally = Tally()
+
+
+@frozen_dataclass
+class Reduced:
+    """Owner -> members, or holder -> one who takes a result: the sum of slice `key`, its cover (the members, and the
+    contributions of each), their losses, its digest and squared norm."""
+
+    key: SliceKey
+    cover: tuple[tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]]
+    n_samples: int
+    digest: int
+    sq_norm: float
+    tally: Tally = Tally()
+
+
+@frozen_dataclass
+class GroupResult:
+    """One group's whole result as a member holds it."""
+
+    round: Round
+    digest: int
+    sq_norm: float
+    n_samples: int
+    tally: Tally = Tally()
+
+
+@frozen_dataclass
+class Prepared:
+    """Member -> coordinator: I hold the whole result of each of my groups."""
+
+    step: int
+    admission: int
+    results: tuple[GroupResult, ...]
+
+
+@frozen_dataclass
+class Committed:
+    """Coordinator -> all: the record is durable, apply it."""
+
+    record: Record
+
+
+@frozen_dataclass
+class Saved:
+    """Member -> coordinator: this stage's part of the checkpoint of `version` is durable; for `blocked_s` the member
+    did nothing else."""
+
+    version: int
+    stage: int
+    blocked_s: float = 0.0
+
+
+@frozen_dataclass
+class Failed:
+    """Member -> coordinator: this member cannot go on, for something that a person has to mend: a full disk, a file."""
+
+    reason: str
+
+
+@frozen_dataclass
+class CheckpointComplete:
+    """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
+
+    version: int
+
+
+@frozen_dataclass
+class Done:
+    """Member -> coordinator: all steps are applied; totals for the summary."""
+
+    version: int
+    totals: dict[str, float]
+    bytes_to: dict[str, int]
+
+
+@frozen_dataclass
+class Suspect:
+    """Member -> coordinator: `peer` has been out of my reach for longer than its deadline. Donor -> coordinator and the
+    newcomer `peer`: it asks for what this stage's state does not have."""
+
+    peer: int
+    reason: str
+
+
+@frozen_dataclass
+class Ended:
+    """Coordinator -> all: the run is over, with this exit code and one line for people."""
+
+    code: int
+    reason: str
+
+
+Message = (
+    View
+    | Hello
+    | Join
+    | Welcome
+    | Profiled
+    | Reassign
+    | Heartbeat
+    | HeartbeatAck
+    | Grant
+    | Resend
+    | Inventory
+    | FetchResult
+    | Progress
+    | Fetch
+    | State
+    | Load
+    | Leaving
+    | Boundary
+    | Shard
+    | Reduced
+    | Prepared
+    | Committed
+    | Saved
+    | Failed
+    | CheckpointComplete
+    | Done
+    | Suspect
+    | Ended
+)
+
+
+# ----------------------------------------------------------------------------------------------------------- events
+
+
+@frozen_dataclass
+class Received:
+    """A message from header.src arrived; its tensor, if it names one, is in the driver's store."""
+
+    header: Header
+    body: Message
+
+
+@frozen_dataclass
+class Ran:
+    """The Work of an earlier Run is done, which began at started_s. `values`: loss_sum, n_samples where it has them."""
+
+    work: Work
+    started_s: float
+    seconds: float
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@frozen_dataclass
+class Summed:
+    """The driver added up a slice as Sum asked."""
+
+    key: SliceKey
+    digest: int
+    sq_norm: float
+
+
+@frozen_dataclass
+class Woke:
+    """The time of an earlier WakeAt came."""
+
+    tag: str
+
+
+@frozen_dataclass
+class Persisted:
+    """The value of an earlier Persist is durable."""
+
+    name: str
+
+
+@frozen_dataclass
+class WroteCheckpoint:
+    """This peer's part of the checkpoint of `version` is durable; for `blocked_s` it did nothing else."""
+
+    version: int
+    blocked_s: float = 0.0
+
+
+@frozen_dataclass
+class CheckpointFailed:
+    """This peer's part of the checkpoint of `version` could not be written."""
+
+    version: int
+    reason: str
+
+
+@frozen_dataclass
+class Restored:
+    """Parameters and optimizer state are those of `version` again."""
+
+    version: int
+
+
+@frozen_dataclass
+class Installed:
+    """Parameters and optimizer state are the fetched ones of `version`."""
+
+    version: int
+
+
+@frozen_dataclass
+class LinkChanged:
+    """The transport to `peer` came up or went down."""
+
+    peer: int
+    up: bool
+    reason: str = ""
+
+
+@frozen_dataclass
+class Started:
+    """The first event of every machine; `address` (host:port) is where this process listens, `process` a number that no
+    other process of this peer has."""
+
+    address: str = ""
+    process: int = 0
+
+
+@frozen_dataclass
+class Refused:
+    """A connection with `peer` (None: it never said who it is) was refused by one of its ends."""
+
+    peer: int | None
+    reason: str
+
+
+@frozen_dataclass
+class Ready:
+    """The peer's own stage is compiled and timed, seconds per kind of Work and per MESSAGE; its state has so many
+    4-byte words."""
+
+    seconds: dict[str, float]
+    n_words: int = 0
+
+
+@frozen_dataclass
+class Status:
+    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done."""
+
+    values: dict[str, float]
+    bytes_to: dict[str, int] = field(default_factory=dict)
+
+
+@frozen_dataclass
+class Interrupted:
+    """A person, the system or the launcher asked this process to end."""
+
+    code: int = 130
+    reason: str = "interrupted"
+
+
+@frozen_dataclass
+class Leave:
+    """A person or the system asked this peer to leave the run, which goes on."""
+
+
+# Between the machines of one peer.
+
+
+@frozen_dataclass
+class ViewChanged:
+    """membership -> wiring, sync: a view was adopted."""
+
+    view: View
+
+
+@frozen_dataclass
+class Evicted:
+    """membership -> wiring, sync: the run goes on without this peer, as `view` says. What is committed is applied, all
+    else that is under way is void."""
+
+    view: View
+
+
+@frozen_dataclass
+class Accumulated:
+    """wiring -> sync: B(step, stage, microbatch) is in this peer's accumulator, n_samples of it. Only the last stage
+    knows the loss."""
+
+    step: int
+    stage: int
+    microbatch: int
+    n_samples: int
+    loss_sum: float | None
+
+
+@frozen_dataclass
+class Evaluated:
+    """wiring -> sync: a held-out microbatch's loss, measured with the parameters of `step`."""
+
+    step: int
+    n_samples: int
+    loss_sum: float
+
+
+@frozen_dataclass
+class Drained:
+    """wiring -> sync: nothing more of `step` will be granted to this peer."""
+
+    step: int
+
+
+@frozen_dataclass
+class Fetching:
+    """handover -> membership, for the heartbeats: a newcomer's state is `of_bytes`, so much is here or asked for."""
+
+    here_bytes: float
+    asked_bytes: float
+    of_bytes: float
+
+
+@frozen_dataclass
+class Joined:
+    """handover -> sync: the state of `version` is here, this peer may count."""
+
+    version: int
+
+
+@frozen_dataclass
+class Updated:
+    """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
+
+    stage: int
+    version: int
+
+
+INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
+
+
+# ---------------------------------------------------------------------------------------------------------- actions
+
+
+@frozen_dataclass
+class Send:
+    """Send `body`, and the tensor that it names (n_bytes of payload), to peer `dst`. The peer fills in the header."""
+
+    dst: int
+    body: Message
+    n_bytes: int = 0
+    priority: int = URGENT
+    header: Header | None = None
+
+
+@frozen_dataclass
+class Post:
+    """Many messages in one action, in this order: of each the peer, the body and n_bytes, as in Send. Those that are
+    equal are one object, and encoded once."""
+
+    letters: tuple[tuple[int, Message, int], ...]
+    priority: int = URGENT
+    header: Header | None = None
+
+
+@frozen_dataclass
+class Connect:
+    """From now on `peer` is reached at `address` (host:port)."""
+
+    peer: int
+    address: str
+
+
+@frozen_dataclass
+class Meet:
+    """From now on these members are reached at their addresses; the peer itself may be among them."""
+
+    members: tuple[Member, ...]
+
+
+@frozen_dataclass
+class Disconnect:
+    """`peer` is no member any more: end its connections, forget what waits for it."""
+
+    peer: int
+
+
+@frozen_dataclass
+class Run:
+    """Do the Work on the compute thread; Ran answers. For a U: the rounds whose sums are its gradient, and the factor
+    on it."""
+
+    work: Work
+    scale: float = 0.0
+    rounds: tuple[Round, ...] = ()
+
+
+@frozen_dataclass
+class Sum:
+    """Add up the members' slices of `key` in the order of `members`; Summed answers."""
+
+    key: SliceKey
+    members: tuple[int, ...]
+
+
+@frozen_dataclass
+class Free:
+    """Forget what is kept for `step` and older ones: boundary tensors, accumulator, slices, result."""
+
+    step: int
+
+
+@frozen_dataclass
+class Discard:
+    """Forget a boundary tensor, if it is here."""
+
+    key: Key
+
+
+@frozen_dataclass
+class Forget:
+    """Forget the slices of a round that is void, those too that still come."""
+
+    round: Round
+
+
+@frozen_dataclass
+class WakeAt:
+    """Answer with Woke(tag) at at_s."""
+
+    at_s: float
+    tag: str
+
+
+@frozen_dataclass
+class Persist:
+    """Make `value` (plain data) durable under `name`; Persisted answers."""
+
+    name: str
+    value: Any
+
+
+@frozen_dataclass
+class WriteCheckpoint:
+    """Write this peer's part of the checkpoint of `version`; WroteCheckpoint answers."""
+
+    version: int
+
+
+@frozen_dataclass
+class Restore:
+    """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `generation` from now on.
+    Restored answers."""
+
+    version: int
+    generation: int
+
+
+@frozen_dataclass
+class Install:
+    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `generation`.
+    Installed answers."""
+
+    version: int
+    generation: int
+
+
+@frozen_dataclass
+class MarkCheckpoint:
+    """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
+
+    version: int
+    generation: int
+
+
+@frozen_dataclass
+class Report:
+    """Something for people: metrics of a step, a view, a dropped message. `kind` names the list of fields."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+@frozen_dataclass
+class MoveTo:
+    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id."""
+
+    stage: int
+
+
+@frozen_dataclass
+class Stop:
+    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 130 interrupted."""
+
+    code: int
+    reason: str
+
+
+Event = (
+    Received
+    | Ran
+    | Summed
+    | Woke
+    | Persisted
+    | WroteCheckpoint
+    | CheckpointFailed
+    | Restored
+    | Installed
+    | LinkChanged
+    | Refused
+    | Started
+    | Ready
+    | Status
+    | Interrupted
+    | Leave
+    | ViewChanged
+    | Evicted
+    | Accumulated
+    | Evaluated
+    | Drained
+    | Fetching
+    | Joined
+    | Updated
+)
+Action = (
+    Send
+    | Post
+    | Connect
+    | Meet
+    | Disconnect
+    | Run
+    | Sum
+    | Free
+    | Discard
+    | Forget
+    | WakeAt
+    | Persist
+    | WriteCheckpoint
+    | Restore
+    | Install
+    | MarkCheckpoint
+    | Report
+    | MoveTo
+    | Stop
+)

@@ -1,0 +1,146 @@
+"""One trace format for both drivers: JSON lines, a record each, and what can be read off them.
+
+run     a Work on a peer's device: peer, t (start), s (duration), work
+send    a tensor handed to the link:  peer, to, t, tensor, bytes
+recv    a tensor arrived:             peer, from, t, tensor
+report  what a machine told people:   peer, t, kind and the report's fields
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxdt.protocol.events import COORDINATOR, Key, Report, SliceKey, StateKey
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.work import Work, parse_work
+
+FIELDS = {
+    "run": {"s": float, "work": str},
+    "send": {"to": int, "tensor": str, "bytes": int},
+    "recv": {"from": int, "tensor": str},
+    "report": {"kind": str, "fields": dict},
+}
+
+
+class Trace:
+    """Records go to `write` as lines; times are rounded to the microsecond. Work and tensors are recorded for the first
+    `n_steps` steps only, reports for all: a trace does not grow with the weeks of a run."""
+
+    def __init__(self, write: Callable[[str], None], n_steps: float = math.inf):
+        self._write, self._n_steps = write, n_steps
+
+    def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
+        if work.step < self._n_steps:
+            self._put(what="run", peer=peer, t=start_s, s=seconds, work=str(work))
+
+    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
+        if step_of(key) < self._n_steps:
+            self._put(what="send", peer=peer, to=dst, t=now_s, tensor=name(key), bytes=n_bytes)
+
+    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
+        if step_of(key) < self._n_steps:
+            self._put(what="recv", peer=peer, t=now_s, tensor=name(key), **{"from": src})
+
+    def report(self, peer: int, now_s: float, report: Report) -> None:
+        self._put(what="report", peer=peer, t=now_s, kind=report.kind, fields=report.fields)
+
+    def _put(self, **record) -> None:
+        for field in ("t", "s"):
+            if field in record:
+                record[field] = round(record[field], 6)
+        self._write(json.dumps(record, sort_keys=True) + "\n")
+
+
+def step_of(key: Key | SliceKey | StateKey) -> int:
+    """The step that a tensor belongs to; a slice of the state, to the step that begins with it."""
+    if isinstance(key, StateKey):
+        return key.version
+    return key.step if isinstance(key, Key) else key.round.step
+
+
+def name(key: Key | SliceKey | StateKey) -> str:
+    """A tensor's name in a trace, equal on both ends of its link."""
+    if isinstance(key, Key):
+        return f"{key.step}:{key.kind}{key.stage}.{key.microbatch}"
+    if isinstance(key, StateKey):
+        return f"{key.version}:state[{key.lo}:{key.hi}]"
+    src = "sum" if key.src is None else f"p{key.src}"
+    return f"{key.round.step}:{key.round.group}[{key.lo}:{key.hi}]{src}"
+
+
+def read(lines: Iterable[str], source: str = "trace") -> list[dict]:
+    """The records of a trace, in order of time. A last line that a crash cut off is left out; BadInput, which names
+    `source` and the line, for anything else that is no record."""
+    records, lines = [], list(lines)
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                break
+            record = None
+        if not _is_record(record):
+            raise BadInput(f"{source}: line {number}: got {line!r:.40}, expected a record of a trace")
+        records.append(record)
+    return sorted(records, key=lambda record: record["t"])
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or str(record.get("what")) not in FIELDS:
+        return False
+    kinds = {"t": float, "peer": int} | FIELDS[record["what"]]
+    return all(isinstance(record.get(name), (int, float) if kind is float else kind) for name, kind in kinds.items())
+
+
+def step_seconds(records: Iterable[dict]) -> list[float]:
+    """step_s of each committed step."""
+    return [r["fields"]["step_s"] for r in records if r["what"] == "report" and r["kind"] == "step"]
+
+
+def bubble_frac(records: list[dict]) -> float:
+    """Share of the peers' time, from the first Work to the last, in which their device computed nothing."""
+    runs = [r for r in records if r["what"] == "run"]
+    peers = {r["peer"] for r in runs}
+    span_s = max(r["t"] + r["s"] for r in runs) - min(r["t"] for r in runs)
+    return 1.0 - sum(r["s"] for r in runs) / (span_s * len(peers))
+
+
+def bytes_per_link(records: Iterable[dict]) -> dict[tuple[int, int], int]:
+    """Payload bytes per directed pair of peers."""
+    total: dict[tuple[int, int], int] = {}
+    for r in records:
+        if r["what"] == "send":
+            pair = (r["peer"], r["to"])
+            total[pair] = total.get(pair, 0) + r["bytes"]
+    return total
+
+
+_BOUNDARY_TENSOR = re.compile(r"(\d+):(?:act|grad)(\d+)\.\d+")  # step and stage of such a name
+
+
+def bytes_per_boundary(records: Iterable[dict]) -> dict[int, float]:
+    """Payload bytes of training, per step, that cross each stage boundary (between the stages b and b + 1) in both
+    directions and all pipelines."""
+    total: dict[int, float] = {}
+    steps = set()
+    for r in records:
+        if r["what"] == "send" and (found := _BOUNDARY_TENSOR.fullmatch(r["tensor"])):
+            steps.add(found[1])
+            boundary = int(found[2]) - 1
+            total[boundary] = total.get(boundary, 0) + r["bytes"]
+    return {boundary: n_bytes / len(steps) for boundary, n_bytes in sorted(total.items())}
+
+
+def grid(records: Iterable[dict], step: int) -> str:
+    """The Work of one step as text: a row per peer, in the order in which it ran."""
+    rows: dict[int, list[str]] = {}
+    for r in records:
+        if r["what"] == "run" and r["peer"] != COORDINATOR:
+            work = parse_work(r["work"])
+            if work.step == step:
+                rows.setdefault(r["peer"], []).append(
+                    f"{work.kind}{'' if work.microbatch is None else work.microbatch}"
+                )
+    return "\n".join(f"p{peer:<3} " + " ".join(f"{cell:>3}" for cell in cells) for peer, cells in sorted(rows.items()))

@@ -1,0 +1,1 @@
+"""What this host and its links can do: timings, checks."""

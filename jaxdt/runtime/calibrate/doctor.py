@@ -1,0 +1,167 @@
+"""Checks of a host before it joins a run: what was seen and, if it is bad, the command that mends it."""
+
+import ctypes
+import datetime
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import UNLIMITED_GBPS, Network
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ortools", "numpy", "msgpack", "cryptography")
+BUFFER_PRODUCTS = 2  # of bandwidth and round trip; one would do if nothing ever waited
+PROC = Path("/proc/sys/net")
+NVIDIA = Path("/proc/driver/nvidia/version")
+DIAL_S = 5.0
+UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
+SKEW_S_MAX = 1.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`mend` is empty when all is well, else a command or an advice."""
+
+    what: str
+    seen: str
+    mend: str = ""
+
+
+def versions() -> Iterable[Finding]:
+    """Python and the packages that decide whether two hosts compute the same."""
+    yield Finding("python", platform.python_version())
+    for name in PACKAGES:
+        try:
+            yield Finding(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, "missing", "pip install -e .")
+
+
+def devices() -> Iterable[Finding]:
+    """What jax computes on."""
+    import jax
+
+    kinds = sorted({device.device_kind for device in jax.local_devices()})
+    idle_gpu = jax.default_backend() == "cpu" and NVIDIA.exists()
+    seen = f"{jax.local_device_count()} x {', '.join(kinds)} ({jax.default_backend()})"
+    yield Finding("devices", seen, 'pip install "jax[cuda13]"   # an NVIDIA driver is here' if idle_gpu else "")
+    yield Finding("cores", str(os.cpu_count()))
+
+
+def port(host: str, number: int) -> Iterable[Finding]:
+    """Whether the address can be listened on."""
+    try:
+        with socket.create_server((host, number)):
+            yield Finding("listen", f"{host}:{number} is free")
+    except OSError as error:
+        yield Finding("listen", f"{host}:{number}: {error.strerror}", f"ss -ltnp 'sport = :{number}'   # who has it")
+
+
+def reach(host: str, number: int) -> Iterable[Finding]:
+    """Whether the coordinator can be dialled from here, and how far it is."""
+    start_s = time.monotonic()
+    try:
+        with socket.create_connection((host, number), timeout=DIAL_S):
+            yield Finding("coordinator", f"{host}:{number} answers in {1e3 * (time.monotonic() - start_s):.1f} ms")
+    except OSError as error:
+        mend = f"start it, or open port {number} in {host}'s firewall; behind NAT: BUILD.md"
+        yield Finding("coordinator", f"{host}:{number}: {error.strerror or error}", mend)
+
+
+def clock_error_s() -> float | None:
+    """How far the system says that its clock may be off: inf if nothing sets it, None where the system cannot tell."""
+    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
+    if adjtimex is None:
+        return None
+    answer = (ctypes.c_long * 64)()  # struct timex: modes, offset, freq, maxerror, esterror, status, and more
+    adjtimex(answer)
+    unset = answer[5] & UNSYNCHRONISED
+    return float("inf") if unset else answer[3] / 1e6
+
+
+def clock(error_s: float | None) -> Iterable[Finding]:
+    """A run decides nothing by the wall clock; it dates the logs and the credential."""
+    if error_s is None:
+        return
+    seen = "nothing sets this host's clock" if error_s == float("inf") else f"right within {error_s:.3f} s"
+    yield Finding("clock", seen, "" if error_s <= SKEW_S_MAX else "timedatectl set-ntp true")
+
+
+def validity(credential: Path) -> Iterable[Finding]:
+    """The dates of the credential against this host's clock."""
+    certificate = x509.load_pem_x509_certificate(certificate_block(credential.read_bytes()))
+    now = datetime.datetime.now(datetime.UTC)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    seen = f"{now:%Y-%m-%d %H:%M:%S} UTC, credential valid {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d}"
+    yield Finding("credential", seen, "" if first <= now <= last else "timedatectl set-ntp true")
+
+
+def certificate_block(pem: bytes) -> bytes:
+    """The certificate alone, of a file that holds a key too."""
+    return pem[pem.index(b"-----BEGIN CERTIFICATE-----") :]
+
+
+def tokens(file: TokenFile) -> Iterable[Finding]:
+    """Whether the token file is what was written; reads all of it."""
+    try:
+        verify_checksum(file)
+    except BadInput as error:
+        yield Finding("tokens", str(error), "copy it again, or make it with scripts/prepare_data.py")
+    else:
+        yield Finding("tokens", f"{file.path}: {file.n_train_tokens + file.n_eval_tokens} of {file.tokenizer}, whole")
+
+
+def disk(run_dir: Path, n_checkpoints: int, checkpoint_bytes: int) -> Iterable[Finding]:
+    """Room for the checkpoints that a run keeps."""
+    folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    free_bytes, need_bytes = shutil.disk_usage(folder).free, n_checkpoints * checkpoint_bytes
+    seen = f"{free_bytes / 1e9:.1f} GB free, {n_checkpoints} checkpoints take {need_bytes / 1e9:.1f} GB"
+    yield Finding("disk", seen, "" if free_bytes >= need_bytes else "choose another --run_dir")
+
+
+def links(network: Network, peers: Iterable[int], sysctl: Callable[[str], str | None]) -> Iterable[Finding]:
+    """Each link's bandwidth-delay product against the limits of TCP's buffers; `sysctl` reads a setting's value. Every
+    mending command covers the neediest link, so that one does not undo another."""
+    peers = sorted(peers)
+    needs_bytes = {(a, b): buffer_bytes(network, a, b) for a in peers for b in peers}
+    worst_bytes = max(needs_bytes.values(), default=0)
+    limits = {name: (sysctl(name) or "").split() for name in ("ipv4.tcp_rmem", "ipv4.tcp_wmem")}
+    for (src, dst), need_bytes in needs_bytes.items():
+        if need_bytes == 0:
+            continue
+        link, rtt_s = network.link(src, dst), round_trip_s(network, src, dst)
+        seen = f"{link.bandwidth_gbps:g} Gb/s, round trip {rtt_s * 1e3:.0f} ms, needs {need_bytes / 1e6:.1f} MB"
+        small = {name: value for name, value in limits.items() if value and int(value[-1]) < need_bytes}
+        mends = [f"sysctl -w net.{name}='{' '.join(value[:-1])} {worst_bytes}'" for name, value in small.items()]
+        names = f"{network.devices[src].name} -> {network.devices[dst].name}"
+        yield Finding(f"link {names}", seen, "; ".join(mends))
+    if worst_bytes and sysctl("ipv4.tcp_slow_start_after_idle") == "1":
+        mend = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+        yield Finding("slow start", "a link that was idle begins slowly again", mend)
+
+
+def round_trip_s(network: Network, src: int, dst: int) -> float:
+    return network.link(src, dst).latency_s + network.link(dst, src).latency_s
+
+
+def buffer_bytes(network: Network, src: int, dst: int) -> int:
+    """What TCP must be allowed to keep in flight on a link; 0 where there is none, or one without limit."""
+    bandwidth_gbps = network.link(src, dst).bandwidth_gbps
+    if src == dst or not 0 < bandwidth_gbps < UNLIMITED_GBPS:
+        return 0
+    return int(BUFFER_PRODUCTS * bandwidth_gbps * 1e9 / 8 * round_trip_s(network, src, dst))
+
+
+def read_sysctl(name: str) -> str | None:
+    """A setting below net, such as ipv4.tcp_rmem; None where the system has none of that name."""
+    path = PROC / name.replace(".", "/")
+    return path.read_text().strip() if path.exists() else None

@@ -1,0 +1,1 @@
+"""Bytes and sockets: connections, frames, credentials."""

@@ -1,0 +1,1 @@
+"""Tensors and files: boundary tensors, gradients, parameters, checkpoints."""

@@ -1,0 +1,1 @@
+"""Random small runs under faults, and the invariants that they must keep."""

@@ -1,0 +1,100 @@
+"""Where a step's time goes, who is busy, and what crosses which link.
+
+The parts of a step are what it would lose if something were free. From the full simulation on, the commit, then the
+exchange of gradients, then the boundary tensors are made free, and each part is the difference to the step before:
+
+  commit_s    coordinator round trip and durable record
+  sync_s      exchange of gradient shards, where it is not hidden behind other stages' work
+  transfer_s  boundary tensors on their links, where they are not hidden behind computation
+  bubble_s    what is left idle without any network, in the mean over peers: fill and drain, uneven stages and devices
+  compute_s   Work of every kind, in the mean over peers
+
+They add up to step_s, and none is negative where a faster link never makes a step slower. What two causes hide
+together is charged to the one that is made free last: the order is part of the definition.
+"""
+
+import statistics
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+
+from jaxdt.protocol.events import Key, Report, SliceKey
+from jaxdt.protocol.trace import step_of
+from jaxdt.sim.predict import simulate
+from jaxdt.sim.scenario import Scenario, without
+from jaxdt.spec.work import Work
+
+WARM_UP_STEPS = 1
+
+
+class Totals:
+    """A trace that keeps sums only, over all steps from `first_step` on."""
+
+    def __init__(self, first_step: int = WARM_UP_STEPS):
+        self._first_step = first_step
+        self.busy_s: dict[int, float] = defaultdict(float)
+        self.n_bytes: dict[tuple[int, int], int] = defaultdict(int)
+
+    def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
+        if work.step >= self._first_step:
+            self.busy_s[peer] += seconds
+
+    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey, n_bytes: int) -> None:
+        if step_of(key) >= self._first_step:
+            self.n_bytes[peer, dst] += n_bytes
+
+    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey) -> None:
+        """Counted where it was sent."""
+
+    def report(self, peer: int, now_s: float, report: Report) -> None:
+        """Read from the outcome."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a step; see the module text."""
+
+    compute_s: float
+    bubble_s: float
+    transfer_s: float
+    sync_s: float
+    commit_s: float
+
+    @property
+    def step_s(self) -> float:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class TimeBreakdown:
+    """Per step: its parts, each peer's busy share, payload bytes per directed pair."""
+
+    parts: Parts
+    utilisation: dict[int, float]
+    n_bytes: dict[tuple[int, int], float]
+
+    @property
+    def step_s(self) -> float:
+        return self.parts.step_s
+
+    @property
+    def utilisation_mean(self) -> float:
+        return statistics.fmean(self.utilisation.values())
+
+
+def account(scenario: Scenario, n_steps: int) -> TimeBreakdown:
+    """Simulate a first step and n_steps more, four times; the means over those n_steps."""
+    config, conditions = scenario.quiet(WARM_UP_STEPS + n_steps), scenario.conditions()
+    totals, unhindered = Totals(), Totals()
+
+    def step_s(trace: Totals | None, *free: str) -> float:
+        outcome = simulate(config, scenario.plan, without(conditions, *free), trace)
+        return statistics.fmean(fields["step_s"] for fields in outcome.fields("step")[WARM_UP_STEPS:])
+
+    full_s = step_s(totals)
+    no_commit_s = step_s(None, "commit")
+    no_sync_s = step_s(None, "commit", "sync")
+    alone_s = step_s(unhindered, "commit", "sync", "transfer")
+    compute_s = statistics.fmean(unhindered.busy_s[peer] for peer in scenario.plan.peers) / n_steps
+    parts = Parts(compute_s, alone_s - compute_s, no_sync_s - alone_s, no_commit_s - no_sync_s, full_s - no_commit_s)
+    utilisation = {peer: totals.busy_s[peer] / n_steps / full_s for peer in sorted(scenario.plan.peers)}
+    return TimeBreakdown(parts, utilisation, {pair: n / n_steps for pair, n in sorted(totals.n_bytes.items())})

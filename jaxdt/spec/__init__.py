@@ -1,0 +1,1 @@
+"""What a run is: values only, standard library only."""

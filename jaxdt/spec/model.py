@@ -1,0 +1,208 @@
+"""The shape of a GPT: its fields, presets, and the integer arithmetic of parameters, boundaries and FLOP."""
+
+import re
+from dataclasses import dataclass, fields
+
+from jaxdt.spec.errors import BadInput, nearest
+
+POSITIONS = ("learned", "rotary")
+ACTIVATIONS = ("gelu", "geglu")
+COMPRESSION = re.compile("(?:bottleneck|maxout)([2-9]|[1-9][0-9]+)")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """A decoder-only transformer. `n_shared_blocks` > 0 shares blocks as ALBERT does: the layers fall into that many
+    equal runs, and every layer of a run applies the run's one block (SWARM Sec. 4.3 shares inside each stage).
+
+    `compression` ("none", "bottleneckR" or "maxoutR") puts a pair of layers that narrows the width by R, and widens it
+    again, behind the first l layers, for each l in `compression_after` (SWARM App. J). A pair is part of the model,
+    whatever the stages are; where a stage ends at l, its narrow half is what crosses the boundary."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    d_ff: int
+    seq_len: int
+    vocab_size: int
+    positions: str = "learned"
+    activation: str = "gelu"
+    tied_head: bool = False
+    n_shared_blocks: int = 0
+    compression: str = "none"
+    compression_after: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name in ("n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BadInput(f"model.{name}: got {value!r}, expected an integer >= 1")
+        if self.d_model % self.n_heads:
+            raise BadInput(f"model.n_heads: got {self.n_heads}, expected a divisor of d_model {self.d_model}")
+        if self.positions not in POSITIONS:
+            raise BadInput(_not_among("positions", self.positions, POSITIONS))
+        if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:
+            raise BadInput(f"model.n_heads: head width {self.d_model // self.n_heads} is odd, rotary needs an even one")
+        if self.activation not in ACTIVATIONS:
+            raise BadInput(_not_among("activation", self.activation, ACTIVATIONS))
+        if not isinstance(self.tied_head, bool):
+            raise BadInput(f"model.tied_head: got {self.tied_head!r}, expected true or false")
+        shared = self.n_shared_blocks
+        if type(shared) is not int or shared < 0 or (shared and self.n_layers % shared):
+            raise BadInput(
+                f"model.n_shared_blocks: got {shared!r}, expected 0 or a divisor of n_layers {self.n_layers}"
+            )
+        self._check_compression()
+
+    def _check_compression(self):
+        after, ratio, n_layers = self.compression_after, self.compression_ratio, self.n_layers
+        if not ratio or self.d_model % ratio or ratio == self.d_model:
+            raise BadInput(
+                f"model.compression: got {self.compression!r}, expected none, or bottleneckR or maxoutR "
+                f"with R from 2 on a proper divisor of d_model {self.d_model}"
+            )
+        if not isinstance(after, tuple) or not all(type(layer) is int and 0 < layer < n_layers for layer in after):
+            raise BadInput(f"model.compression_after: got {after!r}, expected layer indices from 1 to {n_layers - 1}")
+        if list(after) != sorted(set(after)):
+            raise BadInput(f"model.compression_after: got {after!r}, expected each layer index larger than the last")
+        if bool(after) != (ratio > 1):
+            wanted = "at least one layer index" if ratio > 1 else "none"
+            raise BadInput(
+                f"model.compression_after: got {after!r}, expected {wanted} with compression {self.compression!r}"
+            )
+
+    @property
+    def compression_kind(self) -> str:
+        """Name of the pairs without their ratio: bottleneck, maxout or none."""
+        return self.compression.rstrip("0123456789")
+
+    @property
+    def compression_ratio(self) -> int:
+        """By how much a pair narrows the width; 1 without compression, 0 for a name that says neither."""
+        if self.compression == "none":
+            return 1
+        match = COMPRESSION.fullmatch(str(self.compression))
+        return int(match[1]) if match else 0
+
+    def boundary_width(self, layer: int) -> int:
+        """Width of what crosses from layer - 1 to `layer`, where a stage ends there."""
+        return self.d_model // self.compression_ratio if layer in self.compression_after else self.d_model
+
+    def senders_in(self, lo: int, hi: int) -> list[int]:
+        """The l whose narrowing half belongs to the layers lo..hi-1: the stage that ends at l has it."""
+        return [layer for layer in self.compression_after if lo < layer <= hi]
+
+    def receivers_in(self, lo: int, hi: int) -> list[int]:
+        """The l whose widening half belongs to the layers lo..hi-1: the stage that begins at l has it."""
+        return [layer for layer in self.compression_after if lo <= layer < hi]
+
+    @property
+    def layers_per_block(self) -> int:
+        """How many consecutive layers apply one block; a stage holds whole runs of them."""
+        return self.n_layers // self.n_shared_blocks if self.n_shared_blocks else 1
+
+    def block_of(self, layer: int) -> int:
+        """Index of the block whose parameters `layer` applies: itself, or the first layer of its shared run."""
+        return layer - layer % self.layers_per_block
+
+    def blocks_in(self, lo: int, hi: int) -> list[int]:
+        """Distinct block indices applied by the layers lo..hi-1."""
+        return sorted({self.block_of(layer) for layer in range(lo, hi)})
+
+    @property
+    def block_params(self) -> int:
+        d, ff = self.d_model, self.d_ff
+        up = (2 if self.activation == "geglu" else 1) * (d * ff + ff)
+        return 4 * d + (d * 3 * d + 3 * d) + (d * d + d) + up + (ff * d + d)
+
+    @property
+    def token_table_params(self) -> int:
+        return self.vocab_size * self.d_model
+
+    @property
+    def position_params(self) -> int:
+        return self.seq_len * self.d_model if self.positions == "learned" else 0
+
+    @property
+    def head_params(self) -> int:
+        """Final LayerNorm and, when not tied, the output matrix."""
+        return 2 * self.d_model + (0 if self.tied_head else self.token_table_params)
+
+    @property
+    def sender_params(self) -> int:
+        """LayerNorm over the width, with a bottleneck the linear layer, LayerNorm over the narrow width."""
+        d, narrow = self.d_model, self.d_model // self.compression_ratio
+        linear = d * narrow + narrow if self.compression_kind == "bottleneck" else 0
+        return 2 * d + linear + 2 * narrow
+
+    @property
+    def receiver_params(self) -> int:
+        """The linear layer back to the full width."""
+        return (self.d_model // self.compression_ratio) * self.d_model + self.d_model
+
+    def stage_params(self, lo: int, hi: int) -> int:
+        """Numbers held by a stage of layers lo..hi-1; a tied head on a last stage of several counts its own table."""
+        n = len(self.blocks_in(lo, hi)) * self.block_params
+        n += len(self.senders_in(lo, hi)) * self.sender_params
+        n += len(self.receivers_in(lo, hi)) * self.receiver_params
+        if lo == 0:
+            n += self.token_table_params + self.position_params
+        if hi == self.n_layers:
+            n += self.head_params + (self.token_table_params if self.tied_head and lo > 0 else 0)
+        return n
+
+    @property
+    def n_params(self) -> int:
+        return self.stage_params(0, self.n_layers)
+
+    def boundary_numbers(self, microbatch_size: int, layer: int = 0) -> int:
+        """Numbers that one microbatch sends over the stage boundary at `layer`, each way (before a codec); layer 0
+        stands for any boundary without a compression pair."""
+        return microbatch_size * self.seq_len * self.boundary_width(layer)
+
+    def train_flops(self, n_tokens: int) -> float:
+        """FLOP of forward and backward over n_tokens: 6 per parameter use (square-cube law, SWARM Sec. 3.1);
+        recomputation, embedding look-ups and attention scores are not counted."""
+        used = self.n_layers * self.block_params + self.token_table_params
+        used += len(self.compression_after) * (self.sender_params + self.receiver_params)
+        return 6.0 * used * n_tokens
+
+
+def _not_among(name: str, value, choices: tuple[str, ...]) -> str:
+    return f"model.{name}: got {value!r}, expected one of {', '.join(choices)}{nearest(str(value), choices)}"
+
+
+def _shape(n_layers, d_model, n_heads, seq_len, vocab_size, **options) -> dict:
+    sizes = dict(n_layers=n_layers, d_model=d_model, n_heads=n_heads, seq_len=seq_len, vocab_size=vocab_size)
+    return sizes | {"d_ff": 4 * d_model} | options
+
+
+# base, xxlarge and gpt3 are the layer shapes of SWARM's Table 6 (width, feed-forward width, heads; length 512).
+PRESETS: dict[str, dict] = {
+    "debug": _shape(2, 64, 4, 32, 256),
+    "small": _shape(8, 256, 8, 128, 1024),
+    "gpt2_124m": _shape(12, 768, 12, 1024, 50257, tied_head=True),
+    "gpt3_1p3b": _shape(24, 2048, 16, 2048, 50257, tied_head=True),
+    "base": _shape(12, 768, 12, 512, 50257, tied_head=True),
+    "xxlarge": _shape(12, 4096, 32, 512, 50257, tied_head=True),
+    "gpt3": _shape(96, 12288, 96, 512, 50257, tied_head=True),
+}
+
+FIELDS = tuple(field.name for field in fields(GPTConfig))
+
+
+def gpt_config(preset: str, **overrides) -> GPTConfig:
+    """The preset with the given fields replaced; a changed d_model moves an unset d_ff to 4 d_model."""
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise BadInput(
+            f"model.preset: got {preset!r}, expected one of {', '.join(PRESETS)}{nearest(str(preset), PRESETS)}"
+        )
+    for name in overrides:
+        if name not in FIELDS:
+            raise BadInput(f"model.{name}: unknown field{nearest(name, FIELDS)}; known: {', '.join(FIELDS)}")
+    values = PRESETS[preset] | overrides
+    if "d_model" in overrides and "d_ff" not in overrides and isinstance(values["d_model"], int):
+        values["d_ff"] = 4 * values["d_model"]
+    if isinstance(values.get("compression_after"), list):
+        values["compression_after"] = tuple(values["compression_after"])
+    return GPTConfig(**values)

@@ -1,0 +1,211 @@
+"""Who holds which layers: stages, placement, microbatch shares, schedule. Everybody in a run reads one plan.
+
+placement[stage][pipeline] is a device index of the network, and that index is the peer_id. The microbatches of a step
+are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them. codec[boundary] says how
+tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline (jaxdt.spec.codec).
+"""
+
+import bisect
+import functools
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jaxdt.spec import codec, serialize
+from jaxdt.spec.errors import BadInput, nearest
+
+FORMAT = "jaxdt-plan-1"
+SCHEDULES = ("1f1b", "gpipe")
+# What a solver says stands beside a plan's own fields under these names; anything else that it says, under FOUND.
+FOUND = "found"
+SAID = frozenset(
+    ["network", "network_file", "left_out", "left_out_why", "c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap"]
+    + ["proved", "objective", "solver", "seed", "profile", "step_s", "step_s_with_all", "evaluations", "time_s"]
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """See the module text; `in_flight[stage]` bounds forwards without backward under 1F1B (None: n_stages - stage).
+
+    `found` keeps what a solver says about the plan (cost, bound_s, solver, seed, ...); nothing here reads it."""
+
+    n_layers: int
+    stages: tuple[tuple[int, int], ...]
+    placement: tuple[tuple[int, ...], ...]
+    shares: tuple[int, ...]
+    schedule: str = "1f1b"
+    in_flight: tuple[int, ...] | None = None
+    codec: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    found: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self):
+        check_stages(self.stages, self.n_layers)
+        n_pipelines = len(self.placement[0]) if self.placement else 0
+        if len(self.placement) != self.n_stages or any(len(row) != n_pipelines for row in self.placement):
+            raise BadInput(f"plan.placement: expected {self.n_stages} rows of equal length, one per stage")
+        seen = self.peers
+        if not seen or len(set(seen)) != len(seen) or min(seen) < 0:
+            raise BadInput("plan.placement: expected every device index once and none negative")
+        if len(self.shares) != n_pipelines or any(share < 1 for share in self.shares):
+            raise BadInput(f"plan.shares: got {list(self.shares)}, expected {n_pipelines} integers >= 1")
+        if self.schedule not in SCHEDULES:
+            raise BadInput(f"plan.schedule: got {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+        self._check_in_flight()
+        if self.codec and len(self.codec) != self.n_stages - 1:
+            raise BadInput(f"plan.codec: got {len(self.codec)} names, expected {self.n_stages - 1}, one per boundary")
+        for boundary, entry in enumerate(self.codec):
+            if entry.count(",") not in (0, n_pipelines - 1):
+                raise BadInput(
+                    f"plan.codec[{boundary}]: got {entry.count(',') + 1} names in {entry!r}, expected 1, or one for "
+                    f"each of {n_pipelines} pipelines"
+                )
+
+    def _check_in_flight(self):
+        if self.in_flight is None:
+            return
+        if len(self.in_flight) != self.n_stages or any(n < 1 for n in self.in_flight):
+            raise BadInput(
+                f"plan.in_flight: got {list(self.in_flight)}, expected {self.n_stages} integers >= 1, one per stage"
+            )
+        for stage in range(self.n_stages - 1):
+            if self.in_flight[stage] < self.in_flight[stage + 1]:
+                raise BadInput(
+                    f"plan.in_flight: stage {stage} has {self.in_flight[stage]}, expected at least the "
+                    f"{self.in_flight[stage + 1]} of stage {stage + 1}, which it feeds"
+                )
+
+    @property
+    def n_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def n_pipelines(self) -> int:
+        return len(self.placement[0])
+
+    @property
+    def n_microbatches(self) -> int:
+        return sum(self.shares)
+
+    @property
+    def peers(self) -> list[int]:
+        return [peer for row in self.placement for peer in row]
+
+    def seat(self, peer: int) -> tuple[int, int]:
+        """(stage, pipeline) of a peer."""
+        for stage, row in enumerate(self.placement):
+            if peer in row:
+                return stage, row.index(peer)
+        raise BadInput(f"peer: got {peer}, expected one of the plan's peers {sorted(self.peers)}")
+
+    def microbatches(self, pipeline: int) -> range:
+        """The microbatches of one step that a pipeline takes."""
+        first = sum(self.shares[:pipeline])
+        return range(first, first + self.shares[pipeline])
+
+    def pipeline_of(self, microbatch: int, held_out: bool = False) -> int:
+        """The pipeline that takes a microbatch; held-out ones are dealt over the pipelines."""
+        return microbatch % self.n_pipelines if held_out else bisect.bisect_right(self._ends, microbatch)
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(self.shares))
+
+    def codec_of(self, boundary: int, pipeline: int, forward: bool) -> str:
+        """The codec of a pipeline's activations (forward) or gradients over a boundary."""
+        return codec.of_link(self.codec[boundary], pipeline, forward) if self.codec else codec.NONE
+
+    @property
+    def codec_of_links(self) -> dict[tuple[int, int], str]:
+        """The codec of every (src, dst) over which boundary tensors go."""
+        found = {}
+        for boundary, (senders, receivers) in enumerate(zip(self.placement[:-1], self.placement[1:], strict=True)):
+            for pipeline, (src, dst) in enumerate(zip(senders, receivers, strict=True)):
+                found[src, dst] = self.codec_of(boundary, pipeline, forward=True)
+                found[dst, src] = self.codec_of(boundary, pipeline, forward=False)
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that agree iff two plans run the same way; what a solver said about them does not count."""
+        own = {name: value for name, value in serialize.write(self).items() if name != "found"}
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+
+    def with_newcomer(self, peer: int, stage: int) -> "Plan":
+        """The plan as a newcomer sees it, in the place of the first peer of its stage; that one has the newcomer's, if
+        it had another."""
+        first = self.placement[stage][0]
+        placement = tuple(tuple({first: peer, peer: first}.get(one, one) for one in row) for row in self.placement)
+        return replace(self, placement=placement)
+
+    def depth(self, stage: int) -> int:
+        """Forwards that a stage may have in flight under 1F1B."""
+        return self.in_flight[stage] if self.in_flight else self.n_stages - stage
+
+
+def check_stages(stages: tuple[tuple[int, int], ...], n_layers: int) -> None:
+    """Refuse ranges that do not cover the layers 0..n_layers-1 exactly once, in order."""
+    expected = 0
+    for stage, (lo, hi) in enumerate(stages):
+        if lo != expected or hi <= lo:
+            raise BadInput(
+                f"plan.stages[{stage}]: got layers {lo}..{hi - 1}, expected a non-empty range from {expected}"
+            )
+        expected = hi
+    if expected != n_layers:
+        raise BadInput(f"plan.stages: cover {expected} layers, expected {n_layers}, each exactly once")
+
+
+def even_shares(total: int, parts: int) -> tuple[int, ...]:
+    """`total` cut into `parts` that differ by at most one, larger ones first."""
+    return tuple(total // parts + (part < total % parts) for part in range(parts))
+
+
+def ranges(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Contiguous [lo, hi) ranges of the given sizes."""
+    bounds = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    return tuple(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+def to_json(plan: Plan) -> dict:
+    """The content of plan.json; see SAID for what a solver found."""
+    own = serialize.write(plan)
+    found = own.pop(FOUND)
+    said = {name: found.pop(name) for name in list(found) if name in SAID}
+    return {**said, "format": FORMAT, **own, "microbatches": plan.n_microbatches} | ({FOUND: found} if found else {})
+
+
+def parse(text: str, source: str) -> Plan:
+    """A plan from the text of a plan.json; `source` names it in errors."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{source}: not JSON ({error})") from None
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        raise BadInput(f'{source}: format: expected "{FORMAT}"')
+    total = data.pop("microbatches", None)
+    said = {name: data.pop(name) for name in sorted(SAID & set(data))}
+    known = [*Plan.__dataclass_fields__, "microbatches", *sorted(SAID)]
+    for name in data:
+        if name not in known:
+            raise BadInput(f"{source}: {name}: unknown field{nearest(name, known)}; a solver's own go under {FOUND!r}")
+    try:
+        found = serialize.read(dict[str, Any], data.pop(FOUND, {}), FOUND)
+        plan = serialize.read(Plan, data | {"codec": data.get("codec") or (), FOUND: found | said}, "plan")
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from None
+    if total not in (None, plan.n_microbatches):
+        raise BadInput(f"{source}: microbatches: got {total}, expected the sum of shares {plan.n_microbatches}")
+    return plan
+
+
+def load(path: str | Path) -> Plan:
+    """Read a plan.json."""
+    try:
+        return parse(Path(path).read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from None

@@ -1,0 +1,42 @@
+"""Sizes that follow from config and plan: bytes of a boundary tensor, numbers of a sync group."""
+
+from dataclasses import dataclass
+
+from jaxdt.spec import codec
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.plan import Plan
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+TIED = "tied"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that sync together: the group's name, the stages whose peers hold it, and how many numbers it has."""
+
+    name: str
+    stages: tuple[int, ...]
+    n_elements: int
+
+
+def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:
+    """Payload of a tensor of a pipeline that crosses a boundary (between the stages `boundary` and boundary + 1) as an
+    activation (forward) or as its gradient: [microbatch_size, seq_len, boundary width], encoded as the plan says.
+    Steps of shorter samples send less."""
+    spec = codec.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
+    _, layer = plan.stages[boundary]
+    n_numbers = config.model.boundary_numbers(config.train.microbatch_size, layer)
+    return codec.wire_bytes(spec, n_numbers, DTYPE_BYTES[config.dtype])
+
+
+def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
+    """One group per stage; a tied head over several stages adds one for the token table on the first and the last."""
+    model = config.model
+    tied = model.tied_head and plan.n_stages > 1
+    groups = []
+    for stage, (lo, hi) in enumerate(plan.stages):
+        shared = model.token_table_params if tied and (lo == 0 or hi == model.n_layers) else 0
+        groups.append(Group(f"stage{stage}", (stage,), model.stage_params(lo, hi) - shared))
+    if tied:
+        groups.append(Group(TIED, (0, plan.n_stages - 1), model.token_table_params))
+    return tuple(groups)

@@ -1,0 +1,39 @@
+"""Work: one computation of one stage, and its text form."""
+
+import re
+
+from jaxdt.spec.frozen_dataclass import frozen_dataclass
+
+FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
+MESSAGE = "message"  # no Work, but in a peer's seconds too: handling a message, at either end
+_WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGU])(\d+)?(?:@p(\d+))?")
+
+
+@frozen_dataclass(order=True)
+class Work:
+    """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that makes a lost
+    input gradient again and adds nothing to the accumulator; E: forward without gradient, for the held-out loss; G: the
+    accumulated gradient as one vector per group; U: the optimizer update.
+    The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
+
+    stage: int
+    kind: str
+    microbatch: int | None = None
+    peer: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"{self.step}:"
+        microbatch = "" if self.microbatch is None else self.microbatch
+        peer = "" if self.peer is None else f"@p{self.peer}"
+        return f"{step}{self.stage}{self.kind}{microbatch}{peer}"
+
+
+def parse_work(text: str) -> Work:
+    """The Work that `str` printed, such as 2F7@p13 or, with its step, 4:2F7@p13."""
+    match = _WORK.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"work: got {text!r}, expected for example 2F7, 2F7@p13 or 4:2F7@p13")
+    step, stage, kind, microbatch, peer = match.groups()
+    number = lambda digits: None if digits is None else int(digits)  # noqa: E731
+    return Work(int(stage), kind, number(microbatch), number(peer), number(step))

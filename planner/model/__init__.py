@@ -1,0 +1,1 @@
+"""What is planned: networks, devices, sizes, plans."""

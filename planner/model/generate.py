@@ -1,0 +1,127 @@
+"""Networks from a seed: homogeneous, data centres, spot machines, regions, the world, jittered links, home players."""
+
+import numpy as np
+
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.network import Device, Network
+from planner.model.regions import REGIONS, region_link
+
+CITIES = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
+EARTH_KM_PER_MS = 120.0
+
+
+def _network(name: str, regions: list[str], link, hosts: list[str] | None = None) -> Network:
+    """A network whose device i is in regions[i]; link(i, j) gives (latency_ms, bandwidth_gbps) of i -> j."""
+    n = len(regions)
+    seen: dict[str, int] = {}
+    devices = []
+    for i, region in enumerate(regions):
+        k = seen[region] = seen.get(region, -1) + 1
+        devices.append(Device(f"{region.lower()}-{k}", region, host=hosts[i] if hosts else ""))
+    pairs = [[link(i, j) if i != j else (0.0, 0.0) for j in range(n)] for i in range(n)]
+    latency_s = tuple(tuple(pair[0] / 1e3 for pair in row) for row in pairs)
+    return Network(tuple(devices), latency_s, tuple(tuple(pair[1] for pair in row) for row in pairs), name)
+
+
+def homogeneous(n: int, rng: np.random.Generator) -> Network:
+    """Equal links: 50 ms, 1 Gb/s."""
+    del rng
+    return _network("homogeneous", ["site"] * n, lambda i, j: (50.0, 1.0))
+
+
+def datacenter(n: int, rng: np.random.Generator) -> Network:
+    """Machines of eight devices: 100 Gb/s inside, 3.125 Gb/s across (the paper's case 1)."""
+    del rng
+    regions = [f"instance{i // 8}" for i in range(n)]
+    return _network("datacenter", regions, lambda i, j: (0.0, 100.0 if regions[i] == regions[j] else 3.125))
+
+
+def spot(n: int, rng: np.random.Generator) -> Network:
+    """A quarter of the devices each in machines of 4, the rest single (the paper's case 2 at any size)."""
+    del rng
+    n_grouped = n // 2 // 4 * 4
+    regions = [f"spot{i // 4}" if i < n_grouped else f"spot{i - n_grouped + n_grouped // 4}" for i in range(n)]
+    return _network("spot", regions, lambda i, j: (0.0, 100.0 if regions[i] == regions[j] else 1.25))
+
+
+def multi_dc(n: int, rng: np.random.Generator) -> Network:
+    """Two data centres: 1 ms and 5 Gb/s inside, 11 ms and 1.12 Gb/s across (the paper's case 3)."""
+    del rng
+    regions = ["Ohio" if i < n // 2 else "Virginia" for i in range(n)]
+    return _network("multi_dc", regions, lambda i, j: (1.0, 5.0) if regions[i] == regions[j] else (11.0, 1.12))
+
+
+def _spread(n: int, cities: tuple[str, ...]) -> list[str]:
+    return [cities[i * len(cities) // n] for i in range(n)]
+
+
+def regional(n: int, rng: np.random.Generator) -> Network:
+    """Four regions of one continent in equal parts, measured links."""
+    del rng
+    regions = _spread(n, ("Virginia", "Oregon", "Ohio", "Ireland"))
+    return _network("regional", regions, lambda i, j: region_link(regions[i], regions[j]))
+
+
+def worldwide(n: int, rng: np.random.Generator) -> Network:
+    """The eight cities of the paper's case 5 in equal parts, measured links."""
+    del rng
+    regions = _spread(n, CITIES)
+    return _network("worldwide", regions, lambda i, j: region_link(regions[i], regions[j]))
+
+
+def random_regions(n: int, rng: np.random.Generator) -> Network:
+    """Every device in one of ten regions at random, measured links."""
+    regions = sorted((REGIONS[k] for k in rng.integers(len(REGIONS), size=n)), key=REGIONS.index)
+    return _network("random", regions, lambda i, j: region_link(regions[i], regions[j]))
+
+
+def jitter(n: int, rng: np.random.Generator) -> Network:
+    """`random` with every link perturbed by itself: latency x U(0.9, 1.3), bandwidth x U(0.5, 1), symmetric."""
+    base = random_regions(n, rng)
+    latency = np.triu(rng.uniform(0.9, 1.3, (n, n)), 1)
+    bandwidth = np.triu(rng.uniform(0.5, 1.0, (n, n)), 1)
+    latency_s = np.array(base.latency_s) * (latency + latency.T)
+    bandwidth_gbps = np.array(base.bandwidth_gbps) * (bandwidth + bandwidth.T)
+    return Network(
+        base.devices, tuple(map(tuple, latency_s.tolist())), tuple(map(tuple, bandwidth_gbps.tolist())), "jitter"
+    )
+
+
+def gaming(n: int, rng: np.random.Generator) -> Network:
+    """Home machines with their own access lines (0.02-0.4 Gb/s up, 2-5 times that down, 2-12 ms) around twelve
+    towns on a 9000 x 4000 km map; the slower end of a pair sets its bandwidth."""
+    towns = rng.uniform((0, 0), (9000, 4000), (12, 2))
+    town = np.sort(rng.integers(len(towns), size=n))
+    up_gbps = rng.choice([0.02, 0.04, 0.1, 0.2, 0.4], size=n)
+    down_gbps = up_gbps * rng.uniform(2, 5, n)
+    access_ms = rng.uniform(2, 12, n)
+    distance_km = np.linalg.norm(towns[town][:, None] - towns[town][None, :], axis=-1)
+
+    def link(i, j):
+        latency_ms = access_ms[i] + access_ms[j] + distance_km[i, j] / EARTH_KM_PER_MS
+        return round(float(latency_ms), 3), round(float(min(up_gbps[i], down_gbps[j])), 5)
+
+    return _network("gaming", [f"town{k}" for k in town], link)
+
+
+GENERATORS = {
+    "homogeneous": homogeneous,
+    "datacenter": datacenter,
+    "spot": spot,
+    "multi_dc": multi_dc,
+    "regional": regional,
+    "worldwide": worldwide,
+    "random": random_regions,
+    "jitter": jitter,
+    "gaming": gaming,
+}
+
+
+def generate(kind: str, n_devices: int, seed: int) -> Network:
+    """A network of the kind; the same arguments give the same network."""
+    if kind not in GENERATORS:
+        raise BadInput(f"--kind: got {kind!r}, expected one of {', '.join(GENERATORS)}{nearest(kind, GENERATORS)}")
+    if n_devices < 1:
+        raise BadInput(f"--devices: got {n_devices}, expected an integer >= 1")
+    network = GENERATORS[kind](n_devices, np.random.default_rng(seed))
+    return Network(network.devices, network.latency_s, network.bandwidth_gbps, f"{kind}_{n_devices}_seed{seed}")

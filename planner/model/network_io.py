@@ -1,0 +1,62 @@
+"""`python -m planner network`: write a network.json, from a seed or from measurements."""
+
+import csv
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Device, Network, to_json
+from planner.model.generate import generate
+
+COLUMNS = ("src", "dst", "latency_ms", "bandwidth_gbps")
+
+
+def from_csv(path: str) -> Network:
+    """Directed links of a CSV file. A pair measured one way counts for both, one never measured is no link. A device
+    named REGION/NAME belongs to that region."""
+    links = dict(_rows(path))
+    names = list(dict.fromkeys(end for pair in links for end in pair))
+    if len(names) < 2:
+        raise BadInput(f"{path}: got {len(names)} devices, expected links between at least two")
+    pairs = [[links.get((a, b)) or links.get((b, a)) or (0.0, 0.0) for b in names] for a in names]
+    devices = tuple(Device(found, found.split("/")[0] if "/" in found else "") for found in names)
+    latency_s = tuple(tuple(pair[0] / 1e3 for pair in row) for row in pairs)
+    return Network(devices, latency_s, tuple(tuple(pair[1] for pair in row) for row in pairs), Path(path).stem)
+
+
+def _rows(path: str):
+    """((src, dst), (latency_ms, bandwidth_gbps)) of every line."""
+    try:
+        with open(path, newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from None
+    seen = set()
+    for number, line in enumerate(lines, start=2):
+        missing = [column for column in COLUMNS if not line.get(column)]
+        if missing:
+            raise BadInput(f"{path}:{number}: {', '.join(missing)}: missing, expected columns {','.join(COLUMNS)}")
+        pair = line["src"].strip(), line["dst"].strip()
+        if pair in seen or pair[0] == pair[1]:
+            raise BadInput(f"{path}:{number}: link {pair[0]} -> {pair[1]}: expected two devices, and each link once")
+        seen.add(pair)
+        yield pair, (_number(line, "latency_ms", path, number), _number(line, "bandwidth_gbps", path, number))
+
+
+def _number(line: dict, column: str, path: str, number: int) -> float:
+    try:
+        value = float(line[column])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise BadInput(f"{path}:{number}: {column}: got {line[column]!r}, expected a finite number >= 0")
+    return value
+
+
+def run(flags: Namespace) -> int:
+    network = from_csv(flags.csv) if flags.way == "import" else generate(flags.kind, flags.devices, flags.seed)
+    Path(flags.out).write_text(json.dumps(to_json(network)) + "\n")
+    print(f"wrote {flags.out}: {network.n_devices} devices")
+    return 0

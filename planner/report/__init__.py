@@ -1,0 +1,1 @@
+"""What the planner prints and draws."""

@@ -1,0 +1,105 @@
+"""`python -m planner bench`: solvers over networks, as a markdown table and cost against time (the paper's Fig. 4)."""
+
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxdt.spec import network as networks
+from jaxdt.spec.errors import BadInput
+from planner.cost.reference import cost_of
+from planner.model.problem import placement_s, problem_of
+from planner.search import layouts
+from planner.search.incumbent import Board, Limits
+from planner.search.portfolio import SOLVERS, Solution, solve
+
+
+@dataclass(frozen=True)
+class Row:
+    """One solver on one network; total_s is recomputed from the network."""
+
+    network: str
+    solver: str
+    total_s: float
+    block_s: float
+    solution: Solution
+
+
+def measure(path: str, solver: str, flags: Namespace) -> Row | None:
+    """None for a network of another size."""
+    network = networks.load(path)
+    if network.n_devices != flags.stages * flags.pipelines:
+        return None
+    problem = problem_of(network, flags.stages, flags.pipelines, flags.c_dp_bytes, flags.c_pp_bytes)
+    solution = solve(problem, Board(Limits(flags.time_limit_s)), solver, flags.seed)
+    total_s = cost_of(network, solution.placement.tolist(), flags.c_dp_bytes, flags.c_pp_bytes).total_s
+    return Row(network.name or Path(path).stem, solver, total_s, placement_s(problem, layouts.block(problem)), solution)
+
+
+def markdown(rows: list[Row], flags: Namespace) -> str:
+    lines = [
+        f"{flags.stages} stages x {flags.pipelines} pipelines, c_dp {flags.c_dp_bytes:.0f} B, "
+        f"c_pp {flags.c_pp_bytes:.0f} B, {flags.time_limit_s:g} s a run, seed {flags.seed}; seconds by Eq. 1-4.",
+        "",
+        "| network | block | solver | cost | bound | gap | found after s | ended after s | plans scored |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        found = row.solution
+        gap = "proved" if found.proved else f"{row.total_s / found.bound_s - 1:.1%}" if found.bound_s > 0 else "-"
+        last_s = found.history[-1][0] if found.history else 0.0
+        lines.append(
+            f"| {row.network} | {row.block_s:.3f} | {row.solver} | {row.total_s:.3f} | {found.bound_s:.3f} | {gap} | "
+            f"{last_s:.1f} | {found.time_s:.1f} | {found.evaluations:,} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[Row], limit_s: float, out: Path):
+    """Best cost against time: one panel a network, one line a solver."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(row.network for row in rows))
+    across = min(3, len(names))
+    down = -(-len(names) // across)
+    figure, panels = pyplot.subplots(
+        down, across, figsize=(5 * across, 3.4 * down), squeeze=False, layout="constrained"
+    )
+    for name, axes in zip(names, panels.flat, strict=False):
+        for row in (row for row in rows if row.network == name):
+            times_s, costs_s = (
+                zip(*row.solution.history, strict=True) if row.solution.history else ((0.0,), (row.total_s,))
+            )
+            axes.step([*times_s, limit_s], [*costs_s, row.total_s], where="post", label=row.solver)
+        axes.axhline(max(row.solution.bound_s for row in rows if row.network == name), color="black", linestyle=":")
+        axes.set(title=name, xscale="symlog", xlim=(0, limit_s), xlabel="seconds", ylabel="best cost, s")
+        axes.legend(fontsize=7)
+    for axes in panels.flat[len(names) :]:
+        axes.set_visible(False)
+    figure.savefig(out, dpi=80)
+    pyplot.close(figure)
+
+
+def run(flags: Namespace) -> int:
+    solvers = flags.solvers.split(",")
+    for solver in solvers:
+        if solver not in SOLVERS:
+            raise BadInput(f"--solvers: got {solver!r}, expected some of {', '.join(SOLVERS)}")
+    rows = []
+    for path in flags.networks:
+        for solver in solvers:
+            row = measure(path, solver, flags)
+            if row is not None:
+                rows.append(row)
+                print(f"{row.network} {solver}: {row.total_s:.3f} s", file=sys.stderr, flush=True)
+    if not rows:
+        raise BadInput(f"networks: none has {flags.stages} x {flags.pipelines} devices")
+    out = Path(flags.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench.md").write_text(markdown(rows, flags))
+    draw(rows, flags.time_limit_s, out / "bench.png")
+    print(markdown(rows, flags), end="")
+    return 0

@@ -1,0 +1,1 @@
+"""Finding plans by cost."""

@@ -1,0 +1,106 @@
+"""Types of devices: exactly interchangeable ones, and near-equal ones where every link differs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.compiled import compiled
+from planner.model.problem import Problem
+
+TINY_S = 1e-9  # a free link has no logarithm
+
+
+@dataclass(frozen=True, eq=False)
+class Types:
+    """members[k] are the devices of type k. dp_s and pp_s [K, K] hold the cost of a pair of types (the diagonal: two
+    devices of one type). `exact` if all devices of a type have equal links, so that the matrices lose nothing."""
+
+    members: tuple[tuple[int, ...], ...]
+    dp_s: np.ndarray
+    pp_s: np.ndarray
+    exact: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(group) for group in self.members]
+
+
+@compiled
+def _same_links(dp, pp, i, j):
+    same = True
+    for x in range(dp.shape[0]):
+        if x != i and x != j and (dp[i, x] != dp[j, x] or pp[i, x] != pp[j, x]):
+            same = False
+            break
+    return same
+
+
+@compiled
+def _label(dp, pp):
+    n = dp.shape[0]
+    label = np.empty(n, np.int64)
+    heads = np.empty(n, np.int64)
+    n_heads = 0
+    for i in range(n):
+        label[i] = -1
+        for k in range(n_heads):
+            if _same_links(dp, pp, i, heads[k]):
+                label[i] = k
+                break
+        if label[i] < 0:
+            label[i] = n_heads
+            heads[n_heads] = i
+            n_heads += 1
+    return label
+
+
+def interchangeable(problem: Problem) -> np.ndarray:
+    """label[d], equal for devices whose links to all others are equal: swapping two of them changes no cost."""
+    return _label(problem.dp_s, problem.pp_s)
+
+
+def near_equal(problem: Problem, most: int) -> list[np.ndarray]:
+    """labels[k - 1][d] of k clusters, for k = 1..most: repeatedly merge the two clusters whose devices differ least, by
+    the mean over all others of the relative difference of hop costs, plus that of their own link (average linkage)."""
+    n = problem.n_devices
+    log_cost = np.log(np.maximum(problem.pp_s, TINY_S))
+    np.fill_diagonal(log_cost, 0.0)
+    distance = np.array([np.abs(log_cost - row).mean(axis=1) for row in log_cost]) + log_cost / n
+    np.fill_diagonal(distance, np.inf)
+    weight = np.ones(n)
+    label = np.arange(n)
+    labels = [label.copy()]
+    for _ in range(n - 1):
+        i, j = sorted(np.unravel_index(np.argmin(distance), distance.shape))
+        merged = (weight[i] * distance[i] + weight[j] * distance[j]) / (weight[i] + weight[j])
+        distance[i], distance[:, i] = merged, merged
+        distance[j], distance[:, j] = np.inf, np.inf
+        distance[i, i] = np.inf
+        weight[i] += weight[j]
+        label[label == j] = i
+        labels.append(label.copy())
+    return [np.unique(found, return_inverse=True)[1] for found in labels[: -most - 1 : -1]]
+
+
+def types_of(problem: Problem, label: np.ndarray, pool=np.mean) -> Types:
+    """Types from labels; `pool` joins the costs of all pairs of two types: np.min keeps lower bounds valid for devices,
+    np.mean estimates."""
+    members = tuple(tuple(int(d) for d in np.flatnonzero(label == k)) for k in range(label.max() + 1))
+    dp_s, pp_s = (_pooled(matrix, members, pool) for matrix in (problem.dp_s, problem.pp_s))
+    spread = max(_spread(matrix, members) for matrix in (problem.dp_s, problem.pp_s))
+    return Types(members, dp_s, pp_s, spread == 0.0)
+
+
+def _pairs(matrix: np.ndarray, a: tuple[int, ...], b: tuple[int, ...]) -> np.ndarray:
+    block = matrix[np.ix_(a, b)]
+    if a != b:
+        return block.ravel()
+    return block[~np.eye(len(a), dtype=bool)] if len(a) > 1 else np.zeros(1)
+
+
+def _pooled(matrix: np.ndarray, members: tuple[tuple[int, ...], ...], pool) -> np.ndarray:
+    return np.array([[pool(_pairs(matrix, a, b)) for b in members] for a in members])
+
+
+def _spread(matrix: np.ndarray, members: tuple[tuple[int, ...], ...]) -> float:
+    return max(float(np.ptp(_pairs(matrix, a, b))) for a in members for b in members)

@@ -1,0 +1,1 @@
+"""Finding plans by simulated step time."""

@@ -1,0 +1,26 @@
+"""Another system's program beside a benchmark: it prints JSON on its last line."""
+
+import json
+import shlex
+import shutil
+import subprocess
+
+from jaxdt.spec.errors import BadInput
+
+
+def check(command: str | None) -> None:
+    """BadInput for a command that cannot be started; before anything is timed."""
+    if command is not None and not shutil.which((shlex.split(command) or [""])[0]):
+        raise BadInput(f"--rival: got {command!r}, expected a command whose program is there")
+
+
+def rival_seconds(command: str, key: str) -> float:
+    """Run it; what its JSON says under `key`."""
+    done = subprocess.run(shlex.split(command), stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise BadInput(f"--rival: {command!r} ended with exit code {done.returncode}, expected 0")
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        return float(json.loads(last)[key])
+    except (ValueError, TypeError, KeyError):
+        raise BadInput(f"--rival: its last line is {last!r:.60}, expected JSON with seconds under {key!r}") from None

@@ -1,0 +1,50 @@
+"""A server between two trainers: the experiment behind SWARM's Table 1 and Figures 1 and 3, on the simulator.
+
+Stages 0 and 2 compute nothing and stand for the trainer, stage 1 is the server: per microbatch an activation comes in
+and one goes out, then a gradient comes in and one goes out, so two round trips.
+"""
+
+from dataclasses import replace
+
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.sim.predict import Conditions, simulate
+from jaxdt.sim.scenario import RARE
+from jaxdt.sim.time_breakdown import Totals
+from jaxdt.spec.config import RunConfig, TrainConfig, default_plan
+from jaxdt.spec.model import GPTConfig
+from jaxdt.spec.network import Link
+
+GBPS, SEQ_LEN = 0.5, 512  # Table 1: 500 Mb/s, one sequence of 512 tokens
+BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
+N_MICROBATCHES = 192
+
+
+def utilisation(d_model: int, compute_s: float, rtt_s: float, in_flight: int, codec: str = "none") -> float:
+    """Busy share of a server that computes compute_s per microbatch. `in_flight` microbatches at a time are between it
+    and either trainer: the difference of two neighbours' depths is what hides the round trip between them."""
+    model = GPTConfig(3, d_model, 1, 4 * d_model, SEQ_LEN, 1)
+    config = RunConfig(model, train=TrainConfig(steps=2), net=RARE, codec=codec, dtype="bfloat16")
+    cut = replace(config.plan, stages=3, microbatches=N_MICROBATCHES, in_flight=f"{2 * in_flight - 1},{in_flight},1")
+    config = replace(config, plan=cut)
+    idle = dict.fromkeys("FBEGU", 0.0)
+    server = idle | {"F": (1 - BACKWARD_SHARE) * compute_s, "B": BACKWARD_SHARE * compute_s}
+    wire = Link(rtt_s / 2, GBPS)
+    conditions = Conditions(
+        seconds={0: idle, 1: server, 2: idle},
+        link=lambda src, dst: Link() if COORDINATOR in (src, dst) else wire,
+        host_of={peer: str(peer) for peer in range(3)},
+        cores={str(peer): 1 for peer in range(3)},
+    )
+    totals = Totals(first_step=1)
+    outcome = simulate(config, default_plan(config), conditions, totals)
+    return totals.busy_s[1] / outcome.fields("step")[1]["step_s"]
+
+
+def one_at_a_time(d_model: int, compute_s: float, rtt_s: float, bytes_per_number: float) -> float:
+    """The same in closed form for one microbatch in flight: four tensors and two round trips in a row."""
+    return compute_s / (compute_s + 4 * boundary_s(d_model, bytes_per_number) + 2 * rtt_s)
+
+
+def boundary_s(d_model: int, bytes_per_number: float) -> float:
+    """Seconds of one boundary tensor on the wire."""
+    return Link(0.0, GBPS).occupied_s(round(SEQ_LEN * d_model * bytes_per_number))

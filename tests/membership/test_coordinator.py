@@ -1,0 +1,656 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from jaxdt.membership.coordinator import ROLLBACKS_MAX, Coordinator
+from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.protocol.deadline import RECONNECT_S
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    TEMPORARY_IDS,
+    CheckpointComplete,
+    Committed,
+    Connect,
+    Disconnect,
+    Done,
+    Ended,
+    Failed,
+    GroupResult,
+    Header,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Interrupted,
+    Join,
+    LinkChanged,
+    MarkCheckpoint,
+    Persist,
+    Persisted,
+    Prepared,
+    Profiled,
+    Received,
+    Report,
+    Round,
+    Saved,
+    Send,
+    Started,
+    Stop,
+    Suspect,
+    Tally,
+    View,
+    WakeAt,
+    Woke,
+)
+from jaxdt.spec.seq_lengths import SeqLengths
+
+# Two stages, two replicas each.
+STAGE_OF = {0: 0, 1: 1, 2: 0, 3: 1}
+TERMS = CoordinatorConfig(
+    run="r",
+    fingerprint="f",
+    stage_of=STAGE_OF,
+    n_stages=2,
+    start_version=0,
+    start_generation=0,
+    n_steps=3,
+    tokens_per_sample=SeqLengths(16),
+    on_nonfinite="stop",
+    heartbeat_s=0.5,
+    deadline_floor_s=4.0,
+)
+
+
+def header(peer, generation=0, run="r", view=1):
+    return Header(run, generation, view, peer)
+
+
+class Driver:
+    """A coordinator and all that it did, so far."""
+
+    def __init__(self, **terms):
+        self.machine = Coordinator(replace(TERMS, **terms))
+        self.actions = []
+
+    def event(self, event, now_s=0.0):
+        new = self.machine.handle(now_s, event)
+        self.actions += new
+        return new
+
+    def message(self, peer, body, now_s=0.0, **head):
+        return self.event(Received(header(peer, **head), body), now_s)
+
+    def join(self, peer, version=0):
+        return self.message(peer, Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1")) + self.message(
+            peer, Profiled({"F": 1.0}, version)
+        )
+
+    def begin(self, now_s=0.0):
+        for peer in STAGE_OF:
+            self.join(peer)
+        return self.event(Persisted("view"), now_s)
+
+    def prepare(self, step, peers=STAGE_OF, now_s=0.0, **changes):
+        """The actions after the last of them."""
+        actions = []
+        for peer in peers:
+            view = self.machine.view
+            head = {"generation": view.generation, "view": view.number}
+            actions = self.message(peer, prepared(peer, step, **changes), now_s, **head)
+        return actions
+
+    def commit(self, step, now_s=0.0):
+        self.prepare(step, now_s=now_s)
+        return self.event(Persisted("records"), now_s)
+
+
+def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2), evals=(0.0, 0)):
+    """Losses are known on the last stage only."""
+    stage = STAGE_OF[peer]
+    tally = Tally(*losses, *evals) if stage == 1 else Tally()
+    return Prepared(step, 1, (GroupResult(Round(step, f"stage{stage}", 1), digest, sq_norm, n_samples, tally),))
+
+
+def sent(actions, kind):
+    return {action.dst: action.body for action in actions if isinstance(action, Send) and isinstance(action.body, kind)}
+
+
+def of(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def reports(actions, kind):
+    return [action.fields for action in actions if isinstance(action, Report) and action.kind == kind]
+
+
+def assert_over(actions, code, reason):
+    """Everybody is told, and the coordinator stops."""
+    told = sent(actions, Ended)
+    assert set(told) == set(STAGE_OF) and set(told.values()) == {Ended(code, reason)}
+    assert of(actions, Stop) == [Stop(code, reason)]
+    assert reports(actions, "ended") == [{"code": code, "reason": reason}]
+
+
+def assert_lost(actions, peer, reason):
+    """Its connection is ended, and a view without it is being made."""
+    assert reports(actions, "lost") == [{"peer": peer, "reason": reason}]
+    assert Disconnect(peer) in actions
+    (persist,) = of(actions, Persist)
+    assert {member["peer"] for member in persist.value["members"]} == set(STAGE_OF) - {peer}
+
+
+# --------------------------------------------------------------------------------------------------------- beginning
+
+
+def test_the_first_view_waits_for_the_last_profile():
+    run = Driver()
+    for peer in (0, 1, 2):
+        actions = run.join(peer)
+        assert not of(actions, Persist)
+    assert reports(actions, "waiting") == [{"missing": [3]}]
+    run.message(3, Hello(3, 1, "f", "h3:1"))
+    assert not of(run.actions, Persist) and not sent(run.actions, View)
+    (persist,) = run.message(3, Profiled({}, 0))
+    assert persist.name == "view"
+
+
+def test_the_view_is_durable_before_it_is_sent():
+    run = Driver()
+    for peer in STAGE_OF:
+        run.join(peer)
+    assert not sent(run.actions, View) and run.machine.view is None
+    views = sent(run.event(Persisted("view")), View)
+    assert set(views) == set(STAGE_OF) and len(set(views.values())) == 1
+    view = views[0]
+    assert (view.number, view.generation, view.stage_views, view.n_committed) == (1, 0, (1, 1), 0)
+    assert [(m.peer, m.stage, m.admission, m.address) for m in view.members] == [
+        (peer, stage, 1, f"h{peer}:1") for peer, stage in STAGE_OF.items()
+    ]
+
+
+def test_a_profile_that_comes_again_makes_no_second_view():
+    run = Driver()
+    run.begin()
+    assert not of(run.message(0, Profiled({}, 0)), Persist)
+
+
+def test_hello_opens_the_way_back():
+    assert of(Driver().message(2, Hello(2, 0, "f", "h2:1")), Connect) == [Connect(2, "h2:1")]
+
+
+@pytest.mark.parametrize("hello", [Hello(1, 1, "g", "h:1"), Hello(1, 0, "f", "h:1"), Hello(0, 0, "f", "h:1")])
+def test_hello_of_another_config_or_seat_is_refused(hello):
+    run = Driver()
+    actions = run.message(1, hello)
+    (told,) = sent(actions, Ended).items()
+    assert told[0] == 1 and told[1].code == 2
+    assert told[1].reason.startswith("peer 1: refused, it runs stage") and "expected stage 1 of f" in str(told)
+    assert not of(run.actions, Stop) and not of(run.actions, Connect)
+
+
+def test_a_run_of_a_refused_peer_goes_on_without_it():
+    run = Driver()
+    for peer in (0, 2, 3):
+        run.join(peer)
+    run.message(1, Hello(1, 1, "g", "h:1"))
+    run.join(1)
+    assert set(sent(run.event(Persisted("view")), View)) == set(STAGE_OF)
+    assert not of(run.actions, Stop)
+
+
+def test_strangers_and_other_runs_are_dropped():
+    run = Driver()
+    assert of(run.message(9, Hello(9, 0, "f", "h:1")), Report) == [Report("dropped", {"src": 9, "run": "r"})]
+    assert run.message(0, Hello(0, 0, "f", "h:1"), run="other") == [Report("dropped", {"src": 0, "run": "other"})]
+
+
+def test_a_peer_with_another_version_ends_the_run_before_it_begins():
+    run = Driver()
+    run.join(0)
+    actions = run.join(1, version=7)
+    assert of(actions, Stop) == [Stop(2, "peer 1 (stage 1): has version 7, expected 0")]
+
+
+def test_a_resumed_run_begins_where_the_checkpoint_was():
+    run = Driver(start_version=2, start_generation=1)
+    for peer in STAGE_OF:
+        run.join(peer, version=2)
+    view = sent(run.event(Persisted("view")), View)[0]
+    assert (view.n_committed, view.generation) == (2, 1)
+    assert sent(run.commit(2), Committed)[0].record.step == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- commit
+
+
+def test_a_step_commits_when_every_member_is_prepared():
+    run = Driver()
+    run.begin()
+    assert run.prepare(0, peers=(0, 1, 2)) == []
+    (persist,) = run.prepare(0, peers=(3,))
+    assert persist.name == "records"
+    (record,) = persist.value
+    assert (record["step"], record["verdict"]) == (0, "apply")
+    assert (record["sq_norm"], record["n_samples"]) == (18.0, 4)
+
+
+def test_no_committed_before_the_record_is_durable():
+    run = Driver()
+    run.begin()
+    run.prepare(0)
+    assert not sent(run.actions, Committed) and run.machine.n_committed == 0
+    told = sent(run.event(Persisted("records")), Committed)
+    assert set(told) == set(STAGE_OF) and len(set(told.values())) == 1
+    assert [r.group for r in told[0].record.rounds] == ["stage0", "stage1"]
+    assert run.machine.n_committed == 1
+
+
+def test_prepared_that_is_repeated_is_not_two_members():
+    run = Driver()
+    run.begin()
+    assert run.prepare(0, peers=(0, 1, 2, 2, 0)) == []
+    assert len(of(run.prepare(0, peers=(3, 3)), Persist)) == 0  # the record is under way already
+    assert len(of(run.actions, Persist)) == 2
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_prepared_of_another_step_is_ignored(step):
+    run = Driver()
+    run.begin()
+    assert run.prepare(step) == []
+    assert len(of(run.prepare(0), Persist)) == 1
+
+
+def test_prepared_of_an_earlier_step_is_ignored():
+    run = Driver()
+    run.begin()
+    run.commit(0)
+    assert run.prepare(0) == []
+
+
+def test_unequal_results_of_replicas_end_the_run():
+    run = Driver()
+    run.begin()
+    run.prepare(0, peers=(0, 1, 3))
+    actions = run.prepare(0, peers=(2,), digest=6)
+    assert_over(actions, 3, "step 0: peer 2 holds another result of group stage0")
+    assert run.event(Persisted("records")) == []
+
+
+def test_replicas_in_different_rounds_end_the_run():
+    run = Driver()
+    run.begin()
+    run.prepare(0, peers=(0, 1, 3))
+    other = GroupResult(Round(0, "stage0", 2), 5, 9.0, 4)
+    assert_over(run.message(2, Prepared(0, 1, (other,))), 3, "step 0: peer 2 holds another result of group stage0")
+
+
+def test_unequal_sample_counts_end_the_run():
+    run = Driver()
+    run.begin()
+    run.prepare(0, peers=(0, 2))
+    actions = run.prepare(0, peers=(1, 3), n_samples=5)
+    assert of(actions, Stop)[0].code == 3
+    assert "the groups counted different numbers of samples" in of(actions, Stop)[0].reason
+
+
+def test_metrics_of_a_step():
+    run = Driver()
+    run.begin(now_s=10.0)
+    (fields,) = reports(run.commit(0, now_s=12.0), "step")
+    assert fields == {
+        "step": 0,
+        "loss": 1.0,  # two peers of the last stage, 2.0 over 2 samples each
+        "step_s": 2.0,
+        "tokens_per_s": 4 * 16 / 2.0,
+        "gradient_norm": math.sqrt(18.0) / 4,
+        "verdict": "apply",
+    }
+    run.prepare(1, now_s=15.0, evals=(6.0, 3))
+    (fields,) = reports(run.event(Persisted("records"), 15.5), "step")
+    assert (fields["step"], fields["step_s"], fields["eval_loss"]) == (1, 3.5, 2.0)
+
+
+@pytest.mark.parametrize("sq_norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_the_run(sq_norm):
+    run = Driver()
+    run.begin()
+    assert_over(run.prepare(0, sq_norm=sq_norm), 4, "step 0: the gradient is not finite")
+    assert not sent(run.actions, Committed)
+
+
+@pytest.mark.parametrize("sq_norm", [math.nan, math.inf])
+def test_or_its_update_is_skipped(sq_norm):
+    run = Driver(on_nonfinite="skip")
+    run.begin()
+    run.prepare(0, sq_norm=sq_norm)
+    told = sent(run.event(Persisted("records")), Committed)
+    assert set(told) == set(STAGE_OF) and told[0].record.verdict == "skip"
+    assert sent(run.commit(1), Committed)[0].record.verdict == "apply"
+
+
+def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    run.commit(0)
+    for peer in (0, 1):
+        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.commit(1)
+    actions = run.prepare(2, sq_norm=math.nan)
+    assert reports(actions, "rollback") == [{"step": 2, "to": 1, "generation": 1, "again": [1]}]
+    assert not sent(actions, View)
+    views = sent(run.event(Persisted("view")), View)
+    assert set(views) == set(STAGE_OF)
+    assert (views[0].number, views[0].generation, views[0].n_committed, views[0].rolled_back) == (2, 1, 1, True)
+    assert sent(run.commit(1), Committed)[3].record.step == 1
+
+
+def test_what_was_said_before_the_rollback_does_not_count_after_it():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    run.prepare(0, sq_norm=math.nan)
+    run.event(Persisted("view"))
+    assert [run.message(peer, prepared(peer, 0), generation=0) for peer in STAGE_OF] == [[]] * 4
+    assert run.message(0, Saved(1, 0), generation=0) == []
+    assert len(of(run.prepare(0), Persist)) == 1
+
+
+def test_a_run_that_only_rolls_back_ends():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    for _ in range(ROLLBACKS_MAX):
+        run.prepare(0, sq_norm=math.nan)
+        assert sent(run.event(Persisted("view")), View)
+    assert_over(run.prepare(0, sq_norm=math.nan), 4, "step 0: the gradient is not finite")
+
+
+# ------------------------------------------------------------------------------------------------- leases and the end
+
+
+def test_the_coordinator_looks_at_leases_at_every_heartbeat():
+    assert Driver().event(Started(), 1.0) == [Persist("coordinator_term", 1), WakeAt(1.5, "tick")]
+    assert Driver().event(Woke("tick"), 2.0) == [WakeAt(2.5, "tick")]
+
+
+def test_a_heartbeat_is_answered_with_the_clock_and_shown():
+    run = Driver()
+    run.begin()
+    actions = run.message(2, Heartbeat(17, {"busy_s": 3.0}), now_s=1.25)
+    assert sent(actions, HeartbeatAck) == {2: HeartbeatAck(17, 1.25)}
+    assert reports(actions, "heartbeat") == [{"peer": 2, "busy_s": 3.0}]
+
+
+def test_a_silent_peer_is_lost():
+    run = Driver()
+    run.begin()
+    for now_s in (2.0, 4.0):
+        for peer in (0, 1, 3):
+            run.message(peer, Heartbeat(1, {}), now_s)
+    assert not reports(run.event(Woke("tick"), 4.0), "lost")
+    assert_lost(run.event(Woke("tick"), 4.1), 2, "peer 2 (stage 0): lost, silent for 4.1 s")
+
+
+def test_any_message_renews_the_lease():
+    run = Driver()
+    run.begin()
+    run.prepare(0, now_s=3.9)
+    assert not reports(run.event(Woke("tick"), 7.8), "lost")
+
+
+def test_a_broken_connection_is_a_loss_unless_it_comes_back():
+    run = Driver()
+    run.begin()
+    assert run.event(LinkChanged(3, False, "reset"), 1.0) == [WakeAt(1.0 + RECONNECT_S, "link")]
+    assert not reports(run.event(Woke("tick"), 0.9 + RECONNECT_S), "lost")
+    run.event(LinkChanged(3, True), 2.4)
+    assert run.event(Woke("link"), 1.0 + RECONNECT_S) == []
+    assert not reports(run.event(Woke("tick"), 3.0), "lost")
+    run.event(LinkChanged(3, False, "reset"), 3.0)
+    run.event(LinkChanged(3, False, "refused"), 3.5)  # the first loss counts
+    reason = "peer 3 (stage 1): lost, its connection broke and did not come back"
+    assert_lost(run.event(Woke("link"), 3.0 + RECONNECT_S), 3, reason)
+
+
+def test_a_connection_of_somebody_who_never_said_hello_is_nobodys_loss():
+    run = Driver()
+    run.join(0)
+    run.event(LinkChanged(3, False, "port scan"), 0.1)
+    assert not reports(run.event(Woke("tick"), 3.0), "lost")
+
+
+def test_a_suspicion_is_believed():
+    run = Driver()
+    run.begin()
+    assert not of(run.message(0, Suspect(2, "no link for 4.5 s")), Stop)
+    actions = run.event(Woke("tick"), 2 * TERMS.heartbeat_s)
+    assert_lost(actions, 2, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0 of peer 2)")
+
+
+def test_interrupted_is_130_for_all():
+    run = Driver()
+    run.begin()
+    assert_over(run.event(Interrupted()), 130, "interrupted")
+
+
+def test_a_member_that_cannot_go_on_ends_the_run_with_its_reason():
+    run = Driver()
+    run.begin()
+    assert_over(run.message(1, Failed("disk: full")), 2, "peer 1 (stage 1): disk: full")
+
+
+def test_nothing_happens_after_the_end():
+    run = Driver()
+    run.begin()
+    run.event(Interrupted())
+    assert run.message(0, Heartbeat(1, {})) == [] and run.event(Woke("tick"), 99.0) == []
+
+
+def test_the_run_is_done_when_every_member_is():
+    run = Driver(n_steps=1)
+    run.begin()
+    run.commit(0)
+    for peer in (0, 1):
+        run.message(peer, Saved(1, STAGE_OF[peer]))
+    for peer in (0, 1, 2):
+        actions = run.message(peer, Done(1, {"busy_s": 2.0}, {"1": 100}))
+        assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
+        assert not of(actions, Stop)
+    assert_over(run.message(3, Done(1, {}, {})), 0, "done: 1 steps")
+
+
+def test_a_checkpoint_is_complete_with_every_stages_part():
+    run = Driver()
+    run.begin()
+    assert run.message(0, Saved(1, 0, 0.3)) == []
+    assert run.message(0, Saved(1, 0, 0.2)) == []
+    assert run.message(1, Saved(2, 1)) == []
+    actions = run.message(1, Saved(1, 1))
+    assert actions[0] == MarkCheckpoint(1, 0)
+    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2}]
+    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(1))
+
+
+def test_messages_of_the_coordinator_carry_its_run_and_view():
+    run = Driver()
+    run.join(0)
+    before = run.message(0, Heartbeat(1, {}))[0].header
+    assert before == Header("r", 0, 0, COORDINATOR)
+    for peer in (1, 2, 3):
+        run.join(peer)
+    run.event(Persisted("view"))
+    assert {action.header for action in run.commit(0) if isinstance(action, Send)} == {Header("r", 0, 1, COORDINATOR)}
+
+
+# ------------------------------------------------------------------------------------------------- those not let in
+
+
+def test_a_refused_hello_opens_no_lease():
+    run = Driver()
+    run.message(1, Hello(1, 1, "wrong", "h1:1"))
+    for peer in (0, 2, 3):
+        run.join(peer)
+    for now_s in (1.0, 2.0, 3.0, 4.0, 5.0):
+        for peer in (0, 2, 3):
+            run.message(peer, Heartbeat(1, {}), now_s)
+        assert not of(run.event(Woke("tick"), now_s), Stop)
+
+
+def test_a_refused_peer_cannot_complete_the_view_or_end_the_run():
+    run = Driver()
+    for peer in (0, 2, 3):
+        run.join(peer)
+    run.message(1, Hello(1, 1, "wrong", "h1:1"))
+    assert run.message(1, Profiled({}, 0)) == []
+    assert run.message(1, Profiled({}, 9)) == []
+    assert of(run.join(1), Persist)
+
+
+@pytest.mark.parametrize("body", [prepared(1, 0), Saved(1, 1)])
+def test_what_belongs_to_a_view_is_ignored_before_there_is_one(body):
+    run = Driver()
+    run.join(1)
+    assert run.message(1, body) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ losses
+
+
+def elastic():
+    run = Driver()
+    run.begin()
+    return run
+
+
+def lose(run, *peers, now_s=10.0):
+    """Their connections break and stay broken; the actions of the tick that notices."""
+    for peer in peers:
+        run.event(LinkChanged(peer, False), now_s)
+    return run.event(Woke("tick"), now_s + RECONNECT_S + 0.1)
+
+
+def test_a_lost_peer_leaves_the_view_if_its_stage_has_another():
+    run = elastic()
+    assert reports(lose(run, 2), "lost") == [
+        {"peer": 2, "reason": "peer 2 (stage 0): lost, its connection broke and did not come back"}
+    ]
+    views = sent(run.event(Persisted("view")), View)
+    assert set(views) == {0, 1, 3}
+    view = views[0]
+    assert (view.number, view.stage_views, view.n_committed, view.results) == (2, (2, 1), 0, ())
+    assert [member.peer for member in view.members] == [0, 1, 3]
+
+
+def test_the_last_of_a_stage_ends_the_run():
+    run = elastic()
+    lose(run, 2)
+    run.event(Persisted("view"))
+    actions = lose(run, 0, now_s=20.0)
+    assert [stop.code for stop in of(actions, Stop)] == [3]
+
+
+def test_who_left_learns_of_it():
+    run = elastic()
+    lose(run, 2)
+    run.event(Persisted("view"))
+    reach, told = run.message(2, Heartbeat(9, {}))
+    assert reach == Connect(2, "h2:1") and type(told.body) is View
+
+
+def test_a_view_names_the_results_that_survivors_hold():
+    """Peers 0 and 1 hold their stages' results when 2 is lost: stage 0's round of view 1 stays, so does stage 1's."""
+    run = elastic()
+    for peer in (0, 1):
+        run.message(peer, prepared(peer, 0))
+    lose(run, 2)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.results == ((Round(0, "stage0", 1), (0,)), (Round(0, "stage1", 1), (1,)))
+
+
+def test_what_only_the_lost_one_held_is_not_named():
+    run = elastic()
+    run.message(2, prepared(2, 0))
+    lose(run, 2)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.results == ()
+
+
+def test_prepared_counts_only_when_it_was_said_in_the_view():
+    """What peer 0 said in view 1 may be of a round that view 2 has voided; it says it again if not."""
+    run = elastic()
+    lose(run, 2)
+    run.event(Persisted("view"))
+    for peer in (0, 1, 3):
+        run.message(peer, prepared(peer, 0), view=1)
+    assert run.machine.n_committed == 0 and not of(run.prepare(0, (0, 1)), Persist)
+    assert len(of(run.prepare(0, (3,)), Persist)) == 1
+
+
+def test_a_peer_lost_while_a_record_is_made_durable_leaves_after_it():
+    run = elastic()
+    run.prepare(0)
+    assert not of(lose(run, 2), Persist)
+    actions = run.event(Persisted("records"))
+    assert len(sent(actions, Committed)) == 4 and [p.name for p in of(actions, Persist)] == ["view"]
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.n_committed == 1 and [record.step for record in view.records] == [0]
+
+
+def test_a_rolled_back_view_carries_no_records_of_the_lost_lineage():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    run.commit(0)
+    run.prepare(1, sq_norm=math.nan)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.rolled_back and view.records == () and view.n_committed == 0
+    lose(run, 2)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.records == ()
+
+
+def test_a_part_that_is_durable_counts_whoever_wrote_it():
+    """Peer 2 writes, leaves meanwhile, and says so afterwards."""
+    run = elastic()
+    run.commit(0)
+    lose(run, 2)
+    run.event(Persisted("view"))
+    run.message(3, Saved(1, 1))
+    assert reports(run.message(2, Saved(1, 0)), "checkpoint") == [{"version": 1, "save_s": 0.0}]
+
+
+def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
+    """A peer that was cut off says late, over the link that has healed, whom it could not reach."""
+    run = elastic()
+    lose(run, 2, now_s=0.0)
+    run.event(Persisted("view"))
+    run.join(2)
+    for peer in (0, 1, 3):
+        run.message(peer, prepared(peer, 0), view=2)
+    run.event(Persisted("records"))
+    run.event(Persisted("view"))
+    assert run.machine.roster.admissions[2] == 3
+    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.0, view=1)
+    assert not reports(run.event(Woke("tick"), 2.1), "lost")
+    run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.2, view=3)
+    assert [fields["peer"] for fields in reports(run.event(Woke("tick"), 2.3), "lost")] == [2]
+
+
+@pytest.mark.parametrize("durable_first", [True, False])
+def test_who_was_put_out_and_greets_again_learns_of_it(durable_first):
+    """Its connection was ended, so it dials and says hello, as a member that was merely cut off would."""
+    run = elastic()
+    lose(run, 2)
+    hello = Hello(2, 0, "f", "h2:1")
+    if durable_first:
+        run.event(Persisted("view"))
+        told = run.message(2, hello)
+    else:
+        run.message(2, hello)
+        told = run.event(Persisted("view"))
+    assert sent(told, View)[2].number == 2
+
+
+def test_who_asked_under_a_passing_name_and_is_gone_leaves_no_connection_behind():
+    run = elastic()
+    run.event(Received(Header("", 0, 0, TEMPORARY_IDS + 5), Join()))
+    assert run.event(LinkChanged(TEMPORARY_IDS + 5, False), 1.0) == [Disconnect(TEMPORARY_IDS + 5)]
+    assert not [action for action in run.event(LinkChanged(3, False), 1.0) if isinstance(action, Disconnect)]

@@ -1,0 +1,383 @@
+from dataclasses import replace
+
+import pytest
+from jaxdt.spec.work import Work
+
+from jaxdt.membership.member import ACCEPT, DROP, FIRST_CONTACT_S, HOLD, Membership, PeerIdentity
+from jaxdt.membership.peer import Peer
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Boundary,
+    CheckpointComplete,
+    CheckpointFailed,
+    Committed,
+    Done,
+    Ended,
+    Failed,
+    Header,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Interrupted,
+    Key,
+    LinkChanged,
+    MarkCheckpoint,
+    Meet,
+    Member,
+    Profiled,
+    Ready,
+    Received,
+    Record,
+    Report,
+    Run,
+    Saved,
+    Send,
+    Started,
+    Status,
+    Stop,
+    Suspect,
+    Updated,
+    View,
+    ViewChanged,
+    WakeAt,
+    Woke,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
+
+SEAT = PeerIdentity(
+    run="r",
+    fingerprint="f",
+    peer=1,
+    stage=1,
+    start_version=0,
+    start_generation=0,
+    n_steps=4,
+    checkpoint_every_steps=2,
+    heartbeat_s=0.5,
+    deadline_floor_s=4.0,
+)
+VIEW = View(1, 1, 0, (Member(0, 0, 1, "h0:1"), Member(1, 1, 1, "h1:1")), (1, 1), 0)
+ACT = Boundary(Key("act", 0, 1, 0))
+
+
+def from_coordinator(body, view=1, generation=0):
+    return Received(Header("r", generation, view, COORDINATOR), body)
+
+
+def bodies(actions, dst=COORDINATOR):
+    return [action.body for action in actions if isinstance(action, Send) and action.dst == dst]
+
+
+def member(**seat):
+    """A membership that has adopted the view at time 0."""
+    machine = Membership(replace(SEAT, **seat))
+    machine.handle(0.0, Started("h1:1"))
+    machine.handle(0.0, from_coordinator(VIEW))
+    return machine
+
+
+def follower():
+    """The same for peer 2, another replica of the stage: peer 1 writes the checkpoints."""
+    machine = Membership(replace(SEAT, peer=2))
+    machine.handle(0.0, Started("h2:1"))
+    machine.handle(0.0, from_coordinator(replace(VIEW, members=(*VIEW.members, Member(2, 1, 1, "h2:1")))))
+    return machine
+
+
+# ---------------------------------------------------------------------------------------------------------- beginning
+
+
+def test_a_peer_says_hello_and_beats():
+    actions = Membership(SEAT).handle(7.0, Started("h1:1"))
+    assert bodies(actions) == [Hello(1, 1, "f", "h1:1"), Heartbeat(1, {})]
+    assert actions[-1] == WakeAt(7.5, "heartbeat")
+
+
+def test_beats_go_on_with_the_drivers_status():
+    machine = member()
+    machine.handle(0.2, Status({"busy_s": 1.0}))
+    actions = machine.handle(0.5, Woke("heartbeat"))
+    assert actions == [Send(COORDINATOR, Heartbeat(2, {"busy_s": 1.0})), WakeAt(1.0, "heartbeat")]
+
+
+def test_ready_tells_the_seconds_and_the_version():
+    assert bodies(Membership(replace(SEAT, start_version=3)).handle(0.0, Ready({"F": 0.1}))) == [
+        Profiled({"F": 0.1}, 3)
+    ]
+
+
+def test_a_view_connects_the_members_and_tells_the_others():
+    machine = Membership(SEAT)
+    machine.handle(0.0, Started("h1:1"))
+    actions = machine.handle(1.0, from_coordinator(VIEW))
+    assert actions == [Report("view", {"view": 1, "members": [0, 1]}), Meet(VIEW.members), ViewChanged(VIEW)]
+    assert machine.header == Header("r", 0, 1, 1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_view_that_is_not_newer_is_ignored(number):
+    assert member().handle(1.0, from_coordinator(replace(VIEW, number=number))) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- admit
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "verdict"),
+    [
+        (Header("r", 0, 1, 0), ACT, ACCEPT),
+        (Header("other", 0, 1, 0), ACT, DROP),
+        (Header("r", 0, 0, 0), ACT, DROP),
+        (Header("r", 1, 1, 0), ACT, DROP),
+        (Header("r", 0, 2, 0), ACT, HOLD),
+        (Header("r", 1, 2, 0), ACT, HOLD),
+        (Header("other", 0, 2, 0), ACT, DROP),
+        (Header("r", 1, 2, COORDINATOR), VIEW, ACCEPT),
+        (Header("r", 0, 0, COORDINATOR), HeartbeatAck(1, 0.0), ACCEPT),
+        (Header("r", 0, 0, COORDINATOR), Ended(3, ""), ACCEPT),
+        (Header("other", 0, 1, COORDINATOR), Ended(3, ""), DROP),
+        (Header("r", 0, 1, 0), Ended(3, ""), DROP),
+        (Header("r", 0, 1, 0), VIEW, DROP),
+        (Header("r", 0, 1, 9), ACT, DROP),
+        (Header("r", 0, 0, COORDINATOR), Committed(Record(0, (), 0.0, 1, "apply")), ACCEPT),
+        (Header("r", 1, 1, COORDINATOR), Committed(Record(0, (), 0.0, 1, "apply")), DROP),
+        (Header("r", 0, 2, COORDINATOR), Committed(Record(0, (), 0.0, 1, "apply")), HOLD),
+    ],
+)
+def test_who_may_be_heard(header, body, verdict):
+    assert member().admit(header, body) == verdict
+
+
+def test_before_the_first_view_everything_else_waits():
+    assert Membership(SEAT).admit(Header("r", 0, 1, 0), ACT) == HOLD
+
+
+class Probe:
+    """A machine that writes down what it is given, and answers with what it was told to."""
+
+    def __init__(self, answers=None):
+        self.seen, self.answers = [], answers or {}
+
+    def handle(self, now_s, event):
+        self.seen.append(event)
+        return list(self.answers.get(type(event), []))
+
+
+def peer_with(wiring=None, sync=None):
+    wiring, sync = wiring or Probe(), sync or Probe()
+    return Peer(Membership(SEAT), wiring, sync), wiring, sync
+
+
+def test_messages_of_a_newer_view_are_delivered_after_it_in_order():
+    peer, wiring, sync = peer_with()
+    messages = [Received(Header("r", 0, 1, 0), Boundary(Key("act", 0, 1, m))) for m in range(3)]
+    for message in messages:
+        assert peer.handle(0.0, message) == []
+    assert not wiring.seen and not sync.seen
+    peer.handle(0.0, from_coordinator(VIEW))
+    assert wiring.seen == [from_coordinator(VIEW), ViewChanged(VIEW), *messages]
+    assert sync.seen == wiring.seen
+    peer.handle(0.0, from_coordinator(replace(VIEW, number=2)))
+    assert wiring.seen.count(messages[0]) == 1 and peer.n_dropped == 0
+
+
+def test_held_messages_of_another_lineage_are_dropped_at_the_view():
+    peer, wiring, _ = peer_with()
+    late = Received(Header("r", 0, 2, 0), ACT)
+    peer.handle(0.0, from_coordinator(VIEW))
+    peer.handle(0.0, late)
+    actions = peer.handle(0.0, from_coordinator(replace(VIEW, number=2, generation=1, rolled_back=True)))
+    assert late not in wiring.seen and peer.n_dropped == 1
+    assert Report("dropped", {"kind": "Boundary", "src": 0, "view": 2}) in actions
+
+
+def test_a_rollback_whose_view_was_missed_is_one_all_the_same():
+    """So is the one that took a candidate in; who joins the new generation has nothing to go back to."""
+    later = replace(VIEW, number=3, generation=1)
+    candidate = Membership(SEAT)
+    for machine in (member(), candidate):
+        assert ViewChanged(replace(later, rolled_back=True)) in machine.handle(1.0, from_coordinator(later, 3, 1))
+        again = replace(later, number=4)
+        assert ViewChanged(again) in machine.handle(2.0, from_coordinator(again, 4, 1))
+    joins = replace(later, joining=(1,))
+    for machine, view in ((Membership(SEAT), joins), (Membership(replace(SEAT, start_generation=1)), later)):
+        assert ViewChanged(view) in machine.handle(1.0, from_coordinator(view, 3, 1))
+
+
+@pytest.mark.parametrize("header", [Header("other", 0, 1, 0), Header("r", 0, 0, 0), Header("r", 3, 1, 0)])
+def test_messages_of_another_run_lineage_or_old_view_are_counted_and_dropped(header):
+    peer, wiring, sync = peer_with()
+    peer.handle(0.0, from_coordinator(VIEW))
+    n_seen = len(wiring.seen)
+    actions = peer.handle(0.0, Received(header, ACT))
+    assert actions == [Report("dropped", {"kind": "Boundary", "src": 0, "view": header.view})]
+    assert peer.n_dropped == 1 and len(wiring.seen) == len(sync.seen) == n_seen
+
+
+def test_what_one_machine_tells_the_others_stays_inside_and_messages_get_a_header():
+    run = Run(Work(1, "F", 0, 1, 0))
+    wiring = Probe({ViewChanged: [run, Send(0, ACT, 100)]})
+    sync = Probe({ViewChanged: [Updated(1, 2)]})
+    peer, *_ = peer_with(wiring, sync)
+    actions = peer.handle(0.0, from_coordinator(VIEW))
+    assert wiring.seen[-1] == sync.seen[-1] == Updated(1, 2)
+    assert Send(0, ACT, 100, header=Header("r", 0, 1, 1)) in actions and run in actions
+    assert WriteCheckpoint(2) in actions
+    assert not any(isinstance(action, ViewChanged | Updated) for action in actions)
+
+
+# ---------------------------------------------------------------------------------------------------------- suspicion
+
+
+def test_a_silent_coordinator_stops_the_peer_with_code_3():
+    machine = member()
+    for now_s in (0.1, 0.6, 1.1):
+        machine.handle(now_s, from_coordinator(HeartbeatAck(1, now_s)))
+    assert not [a for a in machine.handle(5.0, Woke("heartbeat")) if isinstance(a, Stop)]
+    stops = [a for a in machine.handle(5.2, Woke("heartbeat")) if isinstance(a, Stop)]
+    assert stops == [Stop(3, "coordinator: lost, silent for 4.1 s")]
+
+
+def test_a_coordinator_that_never_answers_is_given_longer():
+    machine = Membership(SEAT)
+    machine.handle(0.0, Started("h1:1"))
+    assert not [a for a in machine.handle(FIRST_CONTACT_S, Woke("heartbeat")) if isinstance(a, Stop)]
+    stops = [a for a in machine.handle(FIRST_CONTACT_S + 1, Woke("heartbeat")) if isinstance(a, Stop)]
+    assert stops == [Stop(3, "coordinator: not reached within 121 s")]
+
+
+def test_a_neighbour_out_of_reach_is_reported_once():
+    machine = member()
+    machine.handle(1.0, from_coordinator(HeartbeatAck(1, 1.0)))
+    assert machine.handle(1.0, LinkChanged(0, False, "reset")) == [WakeAt(2.5, "links")]
+    machine.handle(1.5, LinkChanged(0, False, "refused"))
+    assert not [b for b in bodies(machine.handle(2.4, Woke("heartbeat"))) if isinstance(b, Suspect)]
+    assert bodies(machine.handle(2.5, Woke("links"))) == [Suspect(0, "no link for 1.5 s")]
+    machine.handle(2.5, from_coordinator(HeartbeatAck(1, 1.0)))
+    assert not [b for b in bodies(machine.handle(3.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
+
+
+def test_a_link_that_comes_back_is_forgiven():
+    machine = member()
+    machine.handle(1.0, LinkChanged(0, False, "reset"))
+    machine.handle(2.0, LinkChanged(0, True))
+    machine.handle(8.0, from_coordinator(HeartbeatAck(1, 1.0)))
+    assert not [b for b in bodies(machine.handle(9.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
+
+
+def test_the_coordinators_own_link_is_not_suspected():
+    machine = member()
+    machine.handle(1.0, LinkChanged(COORDINATOR, False, "reset"))
+    machine.handle(8.0, from_coordinator(HeartbeatAck(1, 1.0)))
+    assert not [b for b in bodies(machine.handle(9.0, Woke("heartbeat"))) if isinstance(b, Suspect)]
+
+
+def test_a_coordinator_that_is_there_again_is_greeted():
+    """Also before it has told us a view. It may have been started anew, and must know who is here."""
+    newcomer = Membership(SEAT)
+    newcomer.handle(0.0, Started("h1:1"))
+    for machine in (member(), newcomer):
+        assert machine.handle(1.0, LinkChanged(COORDINATOR, False, "reset")) == []
+        assert Hello(1, 1, "f", "h1:1") in bodies(machine.handle(2.0, LinkChanged(COORDINATOR, True)))
+
+
+def test_ended_and_interrupted_stop_the_peer():
+    assert member().handle(1.0, from_coordinator(Ended(3, "peer 0: lost"))) == [Stop(3, "peer 0: lost")]
+    assert member().handle(1.0, Interrupted()) == [Stop(130, "interrupted")]
+
+
+def test_who_cannot_go_on_says_why():
+    """A full disk or a damaged file: the others end with the reason, and do not look for a lost peer."""
+    machine = member()
+    actions = machine.handle(1.0, Interrupted(2, "stage_0: damaged"))
+    assert bodies(actions) == [Failed("stage_0: damaged")] and actions[-1] == Stop(2, "stage_0: damaged")
+    (failed,) = bodies(machine.handle(2.0, CheckpointFailed(4, "stage_0: No space left on device")))
+    assert failed == Failed("checkpoint of 4 steps: stage_0: No space left on device")
+
+
+# --------------------------------------------------------------------------------------------- checkpoints and the end
+
+
+def test_checkpoints_are_written_every_n_steps_and_at_the_end():
+    machine = member()
+    assert [machine.handle(1.0, Updated(1, version)) for version in (1, 2, 3, 4)] == [
+        [],
+        [WriteCheckpoint(2)],
+        [],
+        [WriteCheckpoint(4)],
+    ]
+    assert bodies(machine.handle(2.0, WroteCheckpoint(2))) == [Saved(2, 1)]
+
+
+def test_a_rollback_does_not_write_its_checkpoint_again():
+    """Else a kill in that moment would take the last good one, and the coordinator would believe in progress."""
+    machine = member()
+    written = []
+    for version in (1, 2, 3, 2, 3, 2, 0, 1, 2):
+        written += [a for a in machine.handle(1.0, Updated(1, version)) if isinstance(a, WriteCheckpoint)]
+    assert written == [WriteCheckpoint(2), WriteCheckpoint(2)]
+
+
+def test_done_waits_for_the_last_checkpoint():
+    machine = member()
+    machine.handle(1.0, Status({"busy_s": 1.5}, {"0": 10}))
+    machine.handle(1.0, Updated(1, 4))
+    saved, done = bodies(machine.handle(2.0, WroteCheckpoint(4)))
+    assert saved == Saved(4, 1)
+    assert done == Done(4, {"busy_s": 1.5, "clock_offset_s": 0.0}, {"0": 10})
+
+
+def test_who_saves_nothing_is_done_at_once():
+    machine = follower()
+    assert machine.handle(1.0, Updated(1, 2)) == []
+    assert [type(body) for body in bodies(machine.handle(1.0, Updated(1, 4)))] == [Done]
+    assert machine.handle(1.0, from_coordinator(CheckpointComplete(2))) == []
+
+
+def test_a_coordinator_that_was_started_anew_hears_again_who_is_done():
+    """Also if the view has changed since; not after a rollback, when it is not true any more."""
+    others = replace(VIEW, number=2, members=(Member(1, 1, 1, "h1:1"), Member(2, 1, 1, "h2:1")), n_committed=4)
+    back = replace(others, n_committed=2, generation=1, rolled_back=True)
+    for view, again in ((others, [Done]), (back, [])):
+        machine = follower()
+        machine.handle(1.0, Updated(1, 4))
+        machine.handle(2.0, from_coordinator(view, 2, view.generation))
+        machine.handle(3.0, LinkChanged(COORDINATOR, False, "reset"))
+        told = bodies(machine.handle(4.0, LinkChanged(COORDINATOR, True)))
+        assert [type(body) for body in told] == [Hello, *again]
+
+
+def test_without_a_period_only_the_end_is_saved():
+    machine = member(checkpoint_every_steps=0)
+    assert [machine.handle(1.0, Updated(1, version)) for version in (1, 2, 3)] == [[], [], []]
+    assert machine.handle(1.0, Updated(1, 4)) == [WriteCheckpoint(4)]
+
+
+def test_a_complete_checkpoint_is_marked_by_those_who_save():
+    assert member().handle(1.0, from_coordinator(CheckpointComplete(2))) == [MarkCheckpoint(2, 0)]
+
+
+def test_the_clock_offset_is_taken_from_the_shortest_round_trip():
+    """Beats at 0, 10 and 20; the coordinator's clock is 100 s ahead. Round trips of 4, 1 (symmetric) and 6 s."""
+    machine = follower()
+    machine.handle(4.0, from_coordinator(HeartbeatAck(1, 103.0)))
+    machine.handle(10.0, Woke("heartbeat"))
+    machine.handle(11.0, from_coordinator(HeartbeatAck(2, 110.5)))
+    machine.handle(20.0, Woke("heartbeat"))
+    machine.handle(26.0, from_coordinator(HeartbeatAck(3, 120.1)))
+    (done,) = bodies(machine.handle(27.0, Updated(1, 4)))
+    assert done.totals["clock_offset_s"] == pytest.approx(100.0)
+
+
+def test_the_version_that_a_view_begins_with_is_saved_by_who_did_so_before_it():
+    """Else the one who leaves and its successor would write the same part at the same time."""
+    two = replace(VIEW, members=(*VIEW.members, Member(2, 1, 1, "h2:1")))
+    leaves = replace(two, number=2, n_committed=2, members=(VIEW.members[0], Member(2, 1, 1, "h2:1")))
+    successor = follower()
+    successor.handle(1.0, from_coordinator(leaves))
+    assert WriteCheckpoint(2) not in successor.handle(1.1, Updated(1, 2))
+    assert WriteCheckpoint(4) in successor.handle(2.0, Updated(1, 4))
+    stays = member()
+    stays.handle(1.0, from_coordinator(two, 1))
+    assert WriteCheckpoint(2) in stays.handle(1.1, Updated(1, 2))

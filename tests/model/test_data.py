@@ -1,0 +1,239 @@
+"""Token files and the batches drawn from them."""
+
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxdt.model.data import HEADER_BYTES, open_data, permuted, verify_checksum, window_of, write_tokens
+from jaxdt.spec.errors import BadInput
+
+SEQ_LEN = 8
+GOLDEN_FIRSTS = [[160, 168, 72], [144, 192, 40], [264, 8, 208], [152, 112, 272]]
+GOLDEN_WINDOWS = [633141, 113243, 504811]
+N_TRAIN, N_EVAL = 333, 100
+N_WINDOWS = (N_TRAIN - 1) // SEQ_LEN
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """Train tokens 0..332 and held-out tokens 400..499: a token says where it stands."""
+    train, held_out = np.arange(N_TRAIN), np.arange(400, 400 + N_EVAL)
+    return write_tokens(tmp_path / "counted.tok", "bytes", 500, train, held_out)
+
+
+def damaged(path: Path, at: int) -> Path:
+    """The file with the bits of one byte flipped."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+    return path
+
+
+# Token files
+
+
+def test_header_survives_reopening(counted):
+    file = open_data(counted.path)
+    assert (file.tokenizer, file.vocab_size) == ("bytes", 500)
+    assert (file.n_train_tokens, file.n_eval_tokens) == (N_TRAIN, N_EVAL)
+    stored = np.concatenate([np.arange(N_TRAIN), np.arange(400, 400 + N_EVAL)]).astype("<u2")
+    assert file.checksum == hashlib.sha256(stored.tobytes()).hexdigest()
+    verify_checksum(file)
+
+
+def test_a_token_outside_the_vocabulary_is_not_trained_on(counted):
+    """It would take the row of another token on a device, and nobody would be told."""
+    for part, batch in (
+        (0, lambda file: file.train_batch(0, 0, 0, 41, SEQ_LEN, 1)),
+        (N_TRAIN, lambda file: file.eval_batch(0, 1, SEQ_LEN)),
+    ):
+        content = bytearray(counted.path.read_bytes())
+        at = HEADER_BYTES + 2 * (part + 1)
+        content[at : at + 2] = b"\xff\xff"
+        other = counted.path.with_name(f"damaged_{part}.tok")
+        other.write_bytes(content)
+        with pytest.raises(
+            BadInput, match=f"damaged_{part}.tok: got token 65535, expected less than the vocabulary 500"
+        ):
+            batch(open_data(other))
+
+
+@pytest.mark.parametrize(("vocab_size", "token_bytes"), [(65536, 2), (65537, 4)])
+def test_widest_token_is_kept(tmp_path, vocab_size, token_bytes):
+    train = np.array([0, vocab_size - 1])
+    file = write_tokens(tmp_path / "wide.tok", "bytes", vocab_size, train, train[:0])
+    assert file.path.stat().st_size == HEADER_BYTES + 2 * token_bytes
+    assert file.train_batch(0, 0, 0, 1, 1, 1).tolist() == [[0, vocab_size - 1]]
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "message"),
+    [([1], [], "1 train tokens"), ([1, 10], [], "train tokens 1..10"), ([1, 2], [-1], "held-out tokens -1..-1")],
+)
+def test_bad_tokens_are_not_written(tmp_path, train, held_out, message):
+    with pytest.raises(BadInput, match=message):
+        write_tokens(tmp_path / "bad.tok", "bytes", 10, np.array(train), np.array(held_out, int))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_write_keeps_the_old_file_and_leaves_no_other(counted, monkeypatch):
+    def full_disk(descriptor):
+        raise OSError(28, "No space left on device")
+
+    before = counted.path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(BadInput, match="counted.tok: cannot be written .No space left"):
+        write_tokens(counted.path, "bytes", 10, np.arange(10), np.arange(10))
+    assert counted.path.read_bytes() == before
+    assert list(counted.path.parent.iterdir()) == [counted.path]
+
+
+def test_name_that_does_not_fit_the_header_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="at most 16"):
+        write_tokens(tmp_path / "x.tok", "a_very_long_tokenizer", 10, np.arange(10), np.arange(10))
+
+
+@pytest.mark.parametrize("change_bytes", [-1, 1])
+def test_other_length_than_the_header_says_is_refused(counted, change_bytes):
+    size_bytes = counted.path.stat().st_size
+    os.truncate(counted.path, size_bytes + change_bytes)
+    with pytest.raises(BadInput, match=f"counted.tok: got {size_bytes + change_bytes} bytes, expected {size_bytes}"):
+        open_data(counted.path)
+
+
+def test_truncation_inside_the_header_is_refused(counted):
+    os.truncate(counted.path, 50)
+    with pytest.raises(BadInput, match=f"counted.tok: got 50 bytes, expected a header of {HEADER_BYTES}"):
+        open_data(counted.path)
+
+
+def test_wrong_magic_is_refused(counted):
+    with pytest.raises(BadInput, match="counted.tok: got first bytes .* of a token file"):
+        open_data(damaged(counted.path, 0))
+
+
+def test_other_version_is_refused(counted):
+    with pytest.raises(BadInput, match="token file version 254, expected 1"):
+        open_data(damaged(counted.path, 8))
+
+
+@pytest.mark.parametrize("at", [12, 16, 24, 32, 40, 60, 100, HEADER_BYTES - 1])
+def test_any_other_damage_to_the_header_is_found_at_opening(counted, at):
+    with pytest.raises(BadInput, match="counted.tok: got header CRC"):
+        open_data(damaged(counted.path, at))
+
+
+def test_missing_file_and_folder_are_refused(tmp_path):
+    for path in (tmp_path / "none.tok", tmp_path):
+        with pytest.raises(BadInput, match=f"{path}: cannot be read"):
+            open_data(path)
+
+
+def test_flipped_token_byte_opens_but_fails_verification(counted):
+    file = open_data(damaged(counted.path, HEADER_BYTES + 77))
+    with pytest.raises(BadInput, match="counted.tok: tokens have SHA256"):
+        verify_checksum(file)
+
+
+# Training batches
+
+
+def test_batch_is_a_pure_function_of_its_arguments(counted):
+    forwards = [counted.train_batch(7, step, m, 4, SEQ_LEN, 3) for step in range(5) for m in range(3)]
+    again = open_data(counted.path)
+    backwards = [again.train_batch(7, step, m, 4, SEQ_LEN, 3) for step in reversed(range(5)) for m in (2, 1, 0)]
+    np.testing.assert_array_equal(forwards, backwards[::-1])
+
+
+def test_batch_holds_whole_windows_as_int32(counted):
+    batch = counted.train_batch(7, 2, 1, 4, SEQ_LEN, 3)
+    assert batch.dtype == np.int32 and batch.shape == (4, SEQ_LEN + 1)
+    assert (batch[:, 0] % SEQ_LEN == 0).all()
+    np.testing.assert_array_equal(batch, batch[:, :1] + np.arange(SEQ_LEN + 1))
+
+
+def test_golden_batches(counted):
+    """The same numbers on every machine, Python and process: a change here breaks resuming of running trainings."""
+    firsts = [counted.train_batch(1, step, m, 3, SEQ_LEN, 2)[:, 0].tolist() for step in range(2) for m in range(2)]
+    assert firsts == GOLDEN_FIRSTS
+    assert [window_of(2022, sample, 1_000_003) for sample in (0, 1, 1_000_003)] == GOLDEN_WINDOWS
+
+
+def test_epoch_visits_every_window_once_and_the_next_in_another_order(counted):
+    epochs = [
+        [window_of(3, sample, N_WINDOWS) for sample in range(epoch * N_WINDOWS, (epoch + 1) * N_WINDOWS)]
+        for epoch in range(3)
+    ]
+    assert all(sorted(windows) == list(range(N_WINDOWS)) for windows in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_no_sample_repeats_across_steps_within_an_epoch(counted):
+    n_steps = N_WINDOWS // (2 * 5)
+    firsts = [
+        first
+        for step in range(n_steps)
+        for m in range(2)
+        for first in counted.train_batch(0, step, m, 5, SEQ_LEN, 2)[:, 0].tolist()
+    ]
+    assert len(firsts) == 40 and max(Counter(firsts).values()) == 1
+
+
+def test_step_holds_the_same_samples_however_it_is_cut(counted):
+    """Promise 1 of the design: the batch of a step does not depend on the number of microbatches."""
+    coarse = [counted.train_batch(5, 3, m, 6, SEQ_LEN, 2) for m in range(2)]
+    fine = [counted.train_batch(5, 3, m, 3, SEQ_LEN, 4) for m in range(4)]
+    np.testing.assert_array_equal(np.concatenate(coarse), np.concatenate(fine))
+
+
+def test_seeds_give_different_orders(counted):
+    orders = {tuple(window_of(seed, sample, N_WINDOWS) for sample in range(N_WINDOWS)) for seed in range(20)}
+    assert len(orders) == 20
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 97, 1000])
+def test_permuted_is_a_bijection(n):
+    assert sorted(permuted(index, n, b"key") for index in range(n)) == list(range(n))
+
+
+def test_permutation_is_spread_evenly():
+    """Where the first tenth of 4,000 indices lands: about 40 in each tenth (a fair draw strays beyond 15..65 in fewer
+    than one of 10,000 tries)."""
+    landed = Counter(permuted(index, 4000, b"key") // 400 for index in range(400))
+    assert all(15 <= landed[tenth] <= 65 for tenth in range(10))
+
+
+def test_too_few_tokens_for_one_window_are_refused(tmp_path):
+    file = write_tokens(tmp_path / "short.tok", "bytes", 256, np.arange(9), np.arange(0))
+    assert file.train_batch(0, 0, 0, 1, 8, 1).tolist() == [list(range(9))]
+    with pytest.raises(BadInput, match="short.tok: got 9 train tokens, expected at least seq_len . 1 = 10"):
+        file.train_batch(0, 0, 0, 1, 9, 1)
+    with pytest.raises(BadInput, match="short.tok: got 0 held-out tokens, expected at least .* = 17"):
+        file.n_eval_batches(2, 8)
+
+
+@pytest.mark.parametrize(("step", "microbatch"), [(-1, 0), (0, -1), (0, 3)])
+def test_microbatch_outside_the_step_is_our_bug(counted, step, microbatch):
+    with pytest.raises(ValueError, match="microbatch"):
+        counted.train_batch(0, step, microbatch, 1, SEQ_LEN, 3)
+
+
+# Evaluation batches
+
+
+def test_eval_batches_are_consecutive_held_out_windows(counted):
+    n_batches = counted.n_eval_batches(3, SEQ_LEN)
+    assert n_batches == 4
+    batches = np.concatenate([counted.eval_batch(index, 3, SEQ_LEN) for index in range(n_batches)])
+    assert batches.dtype == np.int32
+    np.testing.assert_array_equal(batches, 400 + SEQ_LEN * np.arange(12)[:, None] + np.arange(SEQ_LEN + 1))
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_eval_batch_outside_the_held_out_part_is_our_bug(counted, index):
+    with pytest.raises(IndexError, match="expected 0..3"):
+        counted.eval_batch(index, 3, SEQ_LEN)

@@ -1,0 +1,199 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpt_reference import CONFIGS, logits
+
+from jaxdt.model import kernels
+from jaxdt.model.gpt import apply_stage, check_range, init_stage, stage_entries
+from jaxdt.model.sample import assemble, generate
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import GPTConfig
+
+
+def tokens(config, n_samples=2, seed=0):
+    return np.random.default_rng(seed).integers(0, config.vocab_size, (n_samples, config.seq_len), dtype=np.int32)
+
+
+@partial(jax.jit, static_argnums=0)
+def run(config, params, tokens_BT):
+    return apply_stage(config, 0, config.n_layers, jnp.float32, params, tokens_BT)
+
+
+def moved(params, seed=9):
+    """Parameters away from their start, so that biases and LayerNorms take part."""
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(tree, [leaf + rng.normal(0, 0.1, leaf.shape).astype(np.float32) for leaf in leaves])
+
+
+def n_numbers(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_the_reference(name):
+    config = CONFIGS[name]
+    params, tokens_BT = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)
+    np.testing.assert_allclose(run(config, params, tokens_BT), logits(config, params, tokens_BT), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "tied"])
+def test_a_token_changes_no_earlier_logits(name):
+    config = CONFIGS[name]
+    params, before = moved(init_stage(config, 0, config.n_layers, 0)), tokens(config)
+    after = before.copy()
+    after[:, 3] = (after[:, 3] + 1) % config.vocab_size
+    same = np.asarray(run(config, params, before) == run(config, params, after)).all(axis=(0, 2))
+    assert list(same) == [True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_init_does_not_depend_on_the_split(name):
+    config = CONFIGS[name]
+    whole = init_stage(config, 0, config.n_layers, seed=5)
+    for cuts in ([0, 2, 4],) if config.n_shared_blocks else ([0, 2, 3], [0, 1, 2, 3]):
+        for lo, hi in zip(cuts, cuts[1:], strict=False):
+            stage = init_stage(config, lo, hi, seed=5)
+            assert sorted(stage) == stage_entries(config, lo, hi)
+            jax.tree.map(np.testing.assert_array_equal, stage, {entry: whole[entry] for entry in stage})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_init_has_as_many_numbers_as_the_config_says(name):
+    config = CONFIGS[name]
+    for lo, hi in ((0, config.n_layers), (0, 2), (2, config.n_layers)):
+        assert n_numbers(init_stage(config, lo, hi, 0)) == config.stage_params(lo, hi)
+
+
+def test_init_draws_every_block_anew_and_from_the_seed():
+    config = CONFIGS["plain"]
+    a, b = init_stage(config, 0, 3, 0), init_stage(config, 0, 3, 1)
+    kernel = np.asarray(a["block_000"]["qkv"]["kernel"])
+    assert not np.array_equal(kernel, a["block_001"]["qkv"]["kernel"])
+    assert not np.array_equal(kernel, b["block_000"]["qkv"]["kernel"])
+    assert not np.any(a["block_000"]["qkv"]["bias"])
+    assert np.std(kernel) == pytest.approx(0.02, rel=0.1)
+    assert np.std(a["block_000"]["down"]["kernel"]) == pytest.approx(0.02 / 6**0.5, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "name, lo, hi, said",
+    [
+        ("plain", 2, 2, "got 2..2"),
+        ("plain", 0, 4, "n_layers 3"),
+        ("plain", -1, 2, "got -1..2"),
+        ("shared", 0, 3, "a cut at 3"),
+        ("shared", 1, 4, "expected a multiple of 2"),
+    ],
+)
+def test_a_wrong_range_is_refused(name, lo, hi, said):
+    with pytest.raises(BadInput, match=said):
+        check_range(CONFIGS[name], lo, hi)
+
+
+def plain_layer_norm(x, scale, bias):
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    normed = centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
+    return normed * scale[None, None] + bias[None, None]
+
+
+def plain_causal_softmax(scores):
+    hidden = jnp.triu(jnp.ones(scores.shape[-2:], bool), 1)[None, None]
+    return jax.nn.softmax(jnp.where(hidden, -jnp.inf, scores), axis=-1)
+
+
+@partial(jax.jit, static_argnums=0)
+def value_and_pulled(function, args, g):
+    y, pullback = jax.vjp(function, *args)
+    return y, pullback(g.astype(y.dtype))
+
+
+KERNELS = {
+    "product": (kernels.product, jnp.matmul, [(2, 3, 8), (8, 8)]),
+    "layer_norm": (kernels.layer_norm, plain_layer_norm, [(2, 3, 8), (8,), (8,)]),
+    "gelu": (kernels.gelu, lambda x: jax.nn.gelu(x, approximate=True), [(2, 3, 8)]),
+    "causal_softmax": (kernels.causal_softmax, plain_causal_softmax, [(2, 3, 5, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_equal_plain_jax(name):
+    kernel, plain, shapes = KERNELS[name]
+    rng = np.random.default_rng(0)
+    args = [jnp.asarray(2 * rng.normal(size=shape), jnp.float32) for shape in shapes]
+    g = jnp.asarray(rng.normal(size=shapes[0]), jnp.float32)
+    (y, gradients), (y_plain, gradients_plain) = (value_and_pulled(f, args, g) for f in (kernel, plain))
+    np.testing.assert_allclose(y, y_plain, rtol=1e-5, atol=1e-6)
+    for gx, gx_plain in zip(gradients, gradients_plain, strict=True):
+        np.testing.assert_allclose(gx, gx_plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_keep_bfloat16(name):
+    kernel, plain, shapes = KERNELS[name]
+    first, *rest = (jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32) for shape in shapes)
+    y, gradients = value_and_pulled(kernel, (first.astype(jnp.bfloat16), *rest), jnp.ones_like(first))
+    assert [y.dtype, gradients[0].dtype] == [jnp.bfloat16] * 2
+    assert all(gradient.dtype == jnp.float32 for gradient in gradients[1:])
+    np.testing.assert_allclose(y.astype(jnp.float32), plain(first, *rest), rtol=0.05, atol=0.05)
+
+
+def test_stages_of_any_split_assemble():
+    config = CONFIGS["tied"]
+    stages = [init_stage(config, lo, hi, 3) for lo, hi in ((2, 3), (0, 1), (1, 2))]
+    jax.tree.map(np.testing.assert_array_equal, assemble(config, stages), init_stage(config, 0, 3, 3))
+
+
+@pytest.mark.parametrize("drop, said", [("head", "missing .'head'"), ("block_002", "missing .'block_002'")])
+def test_an_incomplete_model_does_not_assemble(drop, said):
+    params = init_stage(CONFIGS["plain"], 0, 3, 0)
+    del params[drop]
+    with pytest.raises(BadInput, match=said):
+        assemble(CONFIGS["plain"], [params])
+
+
+def test_greedy_text_is_the_models_argmax_also_past_the_window():
+    config = CONFIGS["plain"]
+    params, prompt = moved(init_stage(config, 0, 3, 0)), [3, 1]
+    expected = list(prompt)
+    for _ in range(8):
+        seen = np.array([expected[-config.seq_len :]], np.int32)
+        padded = np.pad(seen, ((0, 0), (0, config.seq_len - seen.shape[1])))
+        expected.append(int(jnp.argmax(run(config, params, padded)[0, seen.shape[1] - 1])))
+    assert generate(config, params, prompt, 8, temperature=0.0, seed=0) == expected[2:]
+
+
+def test_drawn_text_depends_on_the_seed_only():
+    config = CONFIGS["plain"]
+    params = init_stage(config, 0, 3, 0)
+    one, again, other = (generate(config, params, np.array([0]), 12, 1.0, seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert all(0 <= token < config.vocab_size for token in one)
+
+
+@pytest.mark.parametrize(
+    "prompt, temperature, said",
+    [([], 1.0, "prompt: got"), ([19], 1.0, "below 19"), ([0], -1.0, "temperature: got -1.0")],
+)
+def test_a_wrong_request_for_text_is_refused(prompt, temperature, said):
+    config = CONFIGS["plain"]
+    with pytest.raises(BadInput, match=said):
+        generate(config, init_stage(config, 0, 3, 0), prompt, 1, temperature, 0)
+
+
+def test_depth_does_not_multiply_the_work_of_a_layer():
+    """XLA on CPU copies cheap producers into their readers, which has doubled the time of deep stages."""
+
+    def n_multiplies(n_layers):
+        config = GPTConfig(n_layers, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=16)
+        params = jax.eval_shape(lambda: init_stage(config, 0, n_layers, 0))
+        tokens_BT = jax.ShapeDtypeStruct((2, 16), jnp.int32)
+        gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(run(config, params, x))))
+        return gradient.lower(params, tokens_BT).compile().as_text().count(" multiply(")
+
+    few, many = n_multiplies(1), n_multiplies(5)
+    # 74 as it is; 287 where LayerNorm, GELU and softmax had no custom_vjp.
+    assert 0 < (many - few) / 4 < 150

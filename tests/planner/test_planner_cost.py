@@ -1,0 +1,202 @@
+"""The evaluators of Eq. 1-4: against brute force, against each other, and against printed costs."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_cases import (
+    C_DP,
+    C_PP,
+    brute_matching,
+    brute_optimum,
+    brute_partition,
+    brute_path,
+    case,
+    partitions,
+    small,
+)
+
+from planner.cost.communication import held_karp, hop_matrix, partition_s, short_path
+from planner.cost.matching import improve, lower_bound
+from planner.cost.ortools import bottleneck_matching, chain, open_path, placement_of
+from planner.cost.reference import cost_of
+from planner.model.problem import MISSING_S, placement_s, placement_terms, problem_of
+from planner.search import layouts
+
+BLOCK = {
+    "dtfm_case1_datacenter": (2.9120, 0.5278),
+    "dtfm_case2_spot": (7.2800, 42.2239),
+    "dtfm_case3_multi_dc": (5.5169, 10.5700),
+    "dtfm_case4_regional": (8.3420, 26.4600),
+    "dtfm_case5_worldwide": (22.7584, 26.4600),
+}
+PLACEMENT_MEANS = {"dtfm_case1_datacenter": 19.80, "dtfm_case3_multi_dc": 54.7, "dtfm_case5_worldwide": 173.0}
+SEEDS = st.integers(0, 10_000)
+SHAPES = st.sampled_from([(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (1, 4), (5, 1), (8, 1)])
+quick = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def shuffled(problem, seed):
+    shape = problem.n_stages, problem.n_pipelines
+    return np.random.default_rng(seed).permutation(problem.n_devices).reshape(shape)
+
+
+@pytest.mark.parametrize("name", BLOCK)
+def test_block_layout_costs_what_the_paper_cases_say(name):
+    problem = problem_of(case(name), 8, 8, C_DP, C_PP)
+    assert placement_terms(problem, layouts.block(problem)) == pytest.approx(BLOCK[name], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", PLACEMENT_MEANS)
+def test_random_placements_cost_what_the_paper_cases_say(name):
+    problem = problem_of(case(name), 8, 8, C_DP, C_PP)
+    assert layouts.mean_random(problem, 0)[0] == pytest.approx(PLACEMENT_MEANS[name], rel=0.02)
+
+
+@pytest.mark.parametrize(("shape", "optimum"), [((4, 2), 5.571992538), ((2, 4), 3.075997513)])
+def test_debug_8_by_enumeration(shape, optimum):
+    assert brute_optimum(problem_of(case("dtfm_debug_8"), *shape, C_DP, C_PP)) == pytest.approx(optimum, abs=1e-9)
+
+
+@quick
+@given(SHAPES, SEEDS)
+def test_partition_cost_is_brute_force_and_is_reached_by_the_emitted_placement(shape, seed):
+    problem = small(*shape, seed)
+    groups = shuffled(problem, seed)
+    cost = partition_s(problem.dp_s, problem.pp_s, groups)
+    assert cost == pytest.approx(brute_partition(problem, groups.tolist()), rel=1e-12)
+    placement = placement_of(problem, groups)
+    assert placement_s(problem, placement) == pytest.approx(cost, rel=1e-12)
+    assert sorted(map(sorted, placement.tolist())) == sorted(map(sorted, groups.tolist()))
+
+
+@quick
+@given(SHAPES, SEEDS)
+def test_no_placement_of_the_same_groups_is_cheaper(shape, seed):
+    problem = small(*shape, seed)
+    placement = shuffled(problem, seed)
+    assert partition_s(problem.dp_s, problem.pp_s, placement) <= placement_s(problem, placement) + 1e-12
+    assert placement_s(problem, chain(problem, placement)) <= placement_s(problem, placement) + 1e-12
+
+
+@quick
+@given(st.integers(1, 6), SEEDS, st.booleans())
+def test_matchings_agree_with_brute_force(n, seed, ties):
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(1, 6, (n, n)).astype(float) if ties else rng.uniform(0, 9, (n, n))
+    value, match = bottleneck_matching(weights)
+    assert value == brute_matching(weights) == max(weights[np.arange(n), match])
+    assert sorted(match) == list(range(n))
+    square = np.zeros((2 * n, 2 * n))
+    square[:n, n:] = weights
+    left, right, own = np.arange(n), np.arange(n, 2 * n), rng.permutation(n)
+    square[n:, :n] = weights.T
+    floor = lower_bound(square, left, right, n)
+    assert improve(square, left, right, n, own, floor, np.empty((5, n), np.int64)) == value
+    assert max(weights[np.arange(n), own]) == value
+    assert floor <= value
+
+
+def test_a_tie_goes_to_the_least_sum():
+    value, match = bottleneck_matching(np.array([[5.0, 5.0, 1.0], [5.0, 1.0, 5.0], [5.0, 5.0, 5.0]]))
+    assert value == 5.0
+    assert match.tolist() == [2, 1, 0]
+
+
+@quick
+@given(st.integers(1, 7), SEEDS)
+def test_paths_agree_with_brute_force(n, seed):
+    edge = np.random.default_rng(seed).uniform(1, 9, (n, n))
+    edge += edge.T
+    best = brute_path(edge)
+    order = np.empty(n, np.int64)
+    assert held_karp(edge, order) == pytest.approx(best)
+    assert sum(edge[a, b] for a, b in itertools.pairwise(order)) == pytest.approx(best)
+    routed = open_path(edge)
+    assert sorted(routed) == list(range(n))
+    assert sum(edge[a, b] for a, b in itertools.pairwise(routed)) == pytest.approx(best, abs=1e-5 * n)
+    assert short_path(edge, order) >= best - 1e-9
+    assert sorted(order) == list(range(n))
+
+
+def test_many_stages_are_routed_at_least_as_well_as_by_two_opt():
+    problem = small(24, 2, 3)
+    edge = hop_matrix(problem.pp_s, shuffled(problem, 0))
+    order = np.empty(24, np.int64)
+    start = short_path(edge, order)
+    assert sum(edge[a, b] for a, b in itertools.pairwise(open_path(edge))) <= start + 1e-4
+
+
+@quick
+@given(SHAPES, SEEDS)
+def test_costs_do_not_depend_on_names_direction_or_order(shape, seed):
+    problem = small(*shape, seed, "gaming")
+    placement = shuffled(problem, seed)
+    cost = placement_s(problem, placement)
+    assert placement_s(problem, placement[::-1]) == pytest.approx(cost)
+    assert placement_s(problem, placement[:, ::-1]) == pytest.approx(cost)
+    new = np.random.default_rng(seed + 1).permutation(problem.n_devices)
+    renamed = replace(problem, dp_s=problem.dp_s[np.ix_(new, new)].T, pp_s=problem.pp_s[np.ix_(new, new)].T)
+    assert placement_s(renamed, np.argsort(new)[placement]) == pytest.approx(cost)
+
+
+@quick
+@given(SHAPES, SEEDS, st.floats(0.01, 100))
+def test_scaling_sizes_and_bandwidths_changes_nothing(shape, seed, factor):
+    from planner.model.generate import generate
+
+    network = generate("jitter", shape[0] * shape[1], seed)
+    wider = replace(network, bandwidth_gbps=tuple(tuple(b * factor for b in row) for row in network.bandwidth_gbps))
+    placement = shuffled(small(*shape, seed), seed)
+    before = placement_s(problem_of(network, *shape, C_DP, C_PP), placement)
+    assert placement_s(problem_of(wider, *shape, C_DP * factor, C_PP * factor), placement) == pytest.approx(before)
+
+
+@quick
+@given(st.sampled_from([(2, 2), (3, 2), (2, 3)]), SEEDS)
+def test_a_better_link_never_costs_more(shape, seed):
+    problem = small(*shape, seed)
+    a, b = np.random.default_rng(seed).choice(problem.n_devices, 2, replace=False)
+    better = replace(problem, dp_s=problem.dp_s.copy(), pp_s=problem.pp_s.copy())
+    for matrix in (better.dp_s, better.pp_s):
+        matrix[a, b] = matrix[b, a] = matrix[a, b] / 3
+    groups = shuffled(problem, seed)
+    assert placement_terms(better, groups)[0] <= placement_terms(problem, groups)[0]
+    assert (hop_matrix(better.pp_s, groups) <= hop_matrix(problem.pp_s, groups)).all()
+    assert brute_optimum(better) <= brute_optimum(problem)
+
+
+@pytest.mark.parametrize("kind", ["jitter", "gaming", "spot"])
+def test_the_independent_evaluator_agrees(kind):
+    from planner.model.generate import generate
+
+    network = generate(kind, 24, 5)
+    problem = problem_of(network, 4, 6, C_DP, C_PP)
+    placement = shuffled(problem, 1)
+    cost = cost_of(network, placement.tolist(), C_DP, C_PP)
+    assert (cost.datap_s, cost.pipelinep_s) == pytest.approx(placement_terms(problem, placement), rel=1e-12)
+    assert cost.total_s == pytest.approx(sum(cost.hop_s) + cost.datap_s)
+
+
+def test_one_stage_one_pipeline_and_equal_links():
+    assert placement_terms(small(1, 6, 0), np.arange(6)[None])[1] == 0.0
+    assert placement_terms(small(6, 1, 0), np.arange(6)[:, None])[0] == 0.0
+    equal = small(3, 2, 0, "homogeneous")
+    costs = [brute_partition(equal, groups) for groups in partitions(tuple(range(6)), 2)]
+    assert max(costs) == pytest.approx(min(costs))
+
+
+def test_a_missing_direction_is_no_link():
+    network = case("four_cities")
+    rows = [list(row) for row in network.bandwidth_gbps]
+    rows[0][1] = 0.0
+    network = replace(network, bandwidth_gbps=tuple(map(tuple, rows)))
+    problem = problem_of(network, 2, 2, 1e6, 1e6)
+    assert problem.pp_s[0, 1] == problem.pp_s[1, 0] == MISSING_S
+    assert cost_of(network, [[0, 2], [1, 3]], 1e6, 1e6).total_s == math.inf
+    assert cost_of(network, [[0, 1], [2, 3]], 1e6, 1e6).datap_s == math.inf
+    assert cost_of(network, [[0, 2], [3, 1]], 1e6, 1e6).total_s < math.inf

@@ -1,0 +1,89 @@
+"""Proofs and bounds hold: against enumeration, against each other, and for the paper's cases."""
+
+import numpy as np
+import pytest
+from planner_cases import C_DP, C_PP, brute_optimum, case, small
+
+from planner.cost.bounds import floor_s
+from planner.model.problem import placement_s, problem_of
+from planner.search.cluster import near_equal, types_of
+from planner.search.exact import prove
+from planner.search.incumbent import Board, Limits
+from planner.search.layouts import rows
+from planner.search.portfolio import solve
+from planner.search.prover import climb, cp_sat, exact_types, prove_types
+from planner.search.types_sat import TypesModel
+
+SMALL = [((2, 4), 0), ((4, 2), 1), ((3, 2), 2), ((2, 3), 3), ((8, 1), 4), ((1, 8), 5), ((7, 1), 6)]
+
+
+def cp_sat_optimum(problem, pool=np.min, n_types=None):
+    label = np.arange(problem.n_devices) if n_types is None else near_equal(problem, n_types)[-1]
+    model = TypesModel(types_of(problem, label, pool), problem.n_stages, problem.n_pipelines)
+    result = model.solve(cp_sat(np.inf, 30.0, 0, linear=True))
+    assert result.proved
+    return result.bound_s
+
+
+@pytest.mark.parametrize("kind", ["jitter", "gaming", "random"])
+@pytest.mark.parametrize(("shape", "seed"), SMALL)
+def test_enumeration_and_device_level_cp_sat_find_the_optimum(shape, seed, kind):
+    problem = small(*shape, seed, kind)
+    optimum = brute_optimum(problem) if shape[0] < 7 else None
+    groups, cost_s = prove(problem, rows(problem), placement_s(problem, rows(problem)))
+    if optimum is not None:
+        assert cost_s == pytest.approx(optimum)
+    assert cp_sat_optimum(problem) == pytest.approx(cost_s, abs=1e-4)
+    assert sorted(groups.ravel()) == list(range(problem.n_devices))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3)])
+def test_enumeration_and_cp_sat_agree_on_12_devices(shape):
+    problem = small(*shape, 3, "gaming")
+    _, cost_s = prove(problem, rows(problem), placement_s(problem, rows(problem)))
+    assert cp_sat_optimum(problem) == pytest.approx(cost_s, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gaming", "random", "spot", "homogeneous"])
+def test_bounds_stay_below_the_optimum_of_16_devices(kind):
+    problem = small(4, 4, 1, kind)
+    found = solve(problem, Board(Limits(None, 5_000)), "auto", 0)
+    assert found.proved
+    optimum = placement_s(problem, found.placement)
+    assert 0 < floor_s(problem) <= optimum + 1e-9
+    assert cp_sat_optimum(problem, np.min, 3) <= optimum + 1e-9
+    board = Board(Limits(None, 1000))
+    board.offer(rows(problem), placement_s(problem, rows(problem)))
+    climb(problem, board, lambda: np.inf, 0.3, 0)
+    assert floor_s(problem) - 1e-9 <= max(board.bound_s, floor_s(problem)) <= optimum + 1e-9
+
+
+CASES = {
+    "dtfm_case1_datacenter": 3.4398,
+    "dtfm_case2_spot": 31.6342,
+    "dtfm_case3_multi_dc": 16.0868,
+    "dtfm_case4_regional": 34.8020,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_paper_cases_are_proved(name):
+    problem = problem_of(case(name), 8, 8, 650_000_000, 471_249_220)
+    board = Board(Limits(60.0))
+    board.offer(rows(problem), placement_s(problem, rows(problem)))
+    assert prove_types(problem, exact_types(problem), board, cp_sat(60.0, 60.0, 0, linear=True))
+    assert board.proved
+    assert board.best_s == pytest.approx(CASES[name], abs=1e-3)
+
+
+def test_equal_links_are_proved_by_the_floors_alone():
+    problem = problem_of(case("dtfm_homogeneous_50ms_1gbps"), 8, 8, C_DP, C_PP)
+    assert floor_s(problem) == pytest.approx(placement_s(problem, rows(problem)))
+
+
+@pytest.mark.slow
+def test_case_5_is_proved():
+    problem = problem_of(case("dtfm_case5_worldwide"), 8, 8, 650_000_000, 471_249_220)
+    found = solve(problem, Board(Limits(300.0)), "auto", 0)
+    assert found.proved
+    assert placement_s(problem, found.placement) == pytest.approx(49.2184, abs=1e-3)

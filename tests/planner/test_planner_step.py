@@ -1,0 +1,294 @@
+"""Step time: the estimate against the simulator, layouts within memory, shapes and devices that are left out."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_cases import NETWORKS
+
+from jaxdt.spec import plan as plans
+from jaxdt.spec import profile as profiles
+from jaxdt.spec.model import gpt_config
+from jaxdt.spec.network import Device, Network
+from jaxdt.spec.profile import from_flops
+from planner.__main__ import main
+from planner.cost.compiled import generator
+from planner.model import layers
+from planner.model.generate import generate
+from planner.search.incumbent import Board, Limits
+from planner.step_time import simulate
+from planner.step_time.search import search_step
+from planner.step_time.shapes import bound_s, reasons, search_shapes, shapes, without_spares
+from planner.step_time.simulate import simulated_s
+from planner.step_time.tune import estimate_s, improve, tune
+from planner.step_time.workload import Job
+
+MODEL = gpt_config("small", tied_head=True)
+FLOPS = {"": 1e11, "fast": 1e11, "slow": 5e9}
+quick = settings(max_examples=8, deadline=None, derandomize=True)
+
+
+def job(network, n_microbatches=16, model=MODEL, remat="recompute", **options):
+    profile = from_flops(model, 1, FLOPS, 0.5, dtype="bfloat16", remat=remat)
+    return Job(network, profile, n_microbatches, **options)
+
+
+def with_devices(network, **changes):
+    """The network with fields of its devices by function of their index."""
+    devices = [replace(d, **{k: f(i) for k, f in changes.items()}) for i, d in enumerate(network.devices)]
+    return replace(network, devices=tuple(devices))
+
+
+def near(n):
+    """n equal devices with fast links."""
+    network = generate("homogeneous", n, 0)
+    return replace(network, latency_s=((1e-3,) * n,) * n, bandwidth_gbps=((100.0,) * n,) * n)
+
+
+def shuffled(shape, seed):
+    return np.random.default_rng(seed).permutation(math.prod(shape)).reshape(shape)
+
+
+@quick
+@given(
+    st.sampled_from([(1, 4), (4, 1), (2, 3), (3, 2), (4, 2)]), st.integers(0, 99), st.sampled_from(["jitter", "gaming"])
+)
+def test_the_estimate_is_what_the_simulator_says(shape, seed, kind):
+    """Exactly for one pipeline; with replicas up to the slices of the exchange."""
+    network = with_devices(generate(kind, math.prod(shape), seed), kind=lambda i: "slow" if i == 1 else "fast")
+    one = job(network)
+    layout = tune(one, shuffled(shape, seed))
+    tolerance = 1e-6 if shape[1] == 1 else 0.1
+    assert simulated_s(one, layout) == pytest.approx(layout.step_s, rel=tolerance)
+
+
+def test_fewer_simulated_microbatches_give_the_same_step(monkeypatch):
+    one = job(generate("gaming", 4, 3), 120)
+    layout = tune(one, shuffled((2, 2), 0))
+    whole = simulated_s(one, layout)
+    monkeypatch.setattr(simulate, "MOST_WORKS", 64)
+    assert sum(simulate.fewer(layout)) < 60
+    assert simulated_s(one, layout) == pytest.approx(whole, rel=1e-3)
+
+
+@quick
+@given(st.integers(2, 4), st.integers(0, 999))
+def test_the_split_is_the_best_of_all(n_stages, seed):
+    rng = np.random.default_rng(seed)
+    n_layers = 7
+    speed, room = rng.uniform(1, 4, n_stages), rng.uniform(1.5, 4, n_stages)
+    load = lambda s, lo, hi: (hi - lo + 2 * (hi == n_layers)) * speed[s]  # noqa: E731
+    fits = lambda s, lo, hi: hi - lo <= room[s]  # noqa: E731
+    every = []
+    for inner in itertools.combinations(range(1, n_layers), n_stages - 1):
+        ranges = tuple(itertools.pairwise((0, *inner, n_layers)))
+        if all(fits(s, *r) for s, r in enumerate(ranges)):
+            every.append(max(load(s, *r) for s, r in enumerate(ranges)))
+    found = layers.split(list(range(n_layers + 1)), n_stages, load, fits)
+    assert (found is None) == (not every)
+    if found:
+        assert max(load(s, *r) for s, r in enumerate(found)) == min(every)
+
+
+def test_shared_blocks_are_cut_between_their_runs():
+    model = gpt_config("small", n_shared_blocks=4)
+    assert layers.cut_points(model) == [0, 2, 4, 6, 8]
+
+
+def test_a_slow_device_gets_fewer_layers_and_its_pipeline_fewer_microbatches():
+    network = with_devices(near(4), kind=lambda i: "slow" if i == 0 else "fast")
+    alone = tune(job(network), np.array([[1], [0], [2], [3]]))
+    sizes = [hi - lo for lo, hi in alone.stages]
+    assert sizes[1] == min(sizes) < max(sizes)
+    beside = tune(job(network), np.array([[0, 1], [2, 3]]))
+    assert beside.shares[0] < beside.shares[1]
+    assert sum(beside.shares) == 16
+
+
+def test_slow_links_are_hidden_by_more_in_flight_and_memory_limits_that():
+    network = generate("homogeneous", 4, 0)
+    network = replace(network, latency_s=((0.5,) * 4,) * 4, bandwidth_gbps=((10.0,) * 4,) * 4)
+    free = job(network, 64, remat="dots")
+    column = np.arange(4)[:, None]
+    layout = tune(free, column)
+    assert layout.depth[0] > 4
+    assert simulated_s(free, layout) < 0.7 * simulated_s(free, replace(layout, depth=(4, 3, 2, 1)))
+    room = max(free.stage_bytes(lo, hi, 32) for lo, hi in layout.stages)
+    tight = job(with_devices(network, memory_bytes=lambda i: room), 64, remat="dots")
+    held = tune(tight, column)
+    assert held.depth[0] < layout.depth[0]
+    for (lo, hi), depth in zip(held.stages, held.depth, strict=True):
+        assert tight.stage_bytes(lo, hi, depth) <= room
+    starved = job(with_devices(network, memory_bytes=lambda i: 10_000), 64)
+    assert tune(starved, column) is None
+
+
+@quick
+@given(st.integers(0, 99))
+def test_annealing_returns_what_its_estimate_says_and_never_a_worse_layout(seed):
+    network = with_devices(generate("gaming", 9, seed), kind=lambda i: "slow" if i in (2, 5) else "fast")
+    one = job(network)
+    start = tune(one, shuffled((3, 3), seed)[:2])
+    better = improve(one, start, generator(seed), 0.02, 300)
+    assert better.step_s <= start.step_s
+    assert sorted([*better.placement.ravel(), *better.spare]) == list(range(9))
+    assert better.step_s == pytest.approx(estimate_s(one, better))
+
+
+def found(network, shape=(None, None), evaluations=2000, **options):
+    one = job(network, **options)
+    board = Board(Limits(None, evaluations))
+    if all(shape):
+        return one, search_step(one, shape[0], board, "auto", 0)
+    return one, search_shapes(one, *shape, board, "auto", 0)
+
+
+def test_a_device_that_only_slows_the_step_down_is_left_out_with_the_reason():
+    network = with_devices(near(5), kind=lambda i: "slow" if i == 3 else "fast")
+    one, outcome = found(network)
+    best = outcome.finalists[0].layout
+    assert list(best.spare) == [3]
+    assert "20.0 times slower" in reasons(one, best)[0]
+    whole_s = without_spares(found(network, (5, 1))[1], 5)
+    assert outcome.finalists[0].step_s < whole_s
+
+
+def test_a_far_device_is_left_out_with_the_reason():
+    slow = tuple(tuple(1e-4 if 4 in (i, j) else 100.0 for j in range(5)) for i in range(5))
+    one, outcome = found(replace(near(5), bandwidth_gbps=slow))
+    best = outcome.finalists[0].layout
+    assert list(best.spare) == [4]
+    assert "its links take" in reasons(one, best)[0]
+
+
+@pytest.mark.parametrize("wanted", [(2, None), (None, 2), (None, None)])
+def test_shapes_keep_what_was_asked_for_and_bounds_hold(wanted):
+    network = with_devices(generate("gaming", 6, 1), kind=lambda i: "fast")
+    one = job(network, 8)
+    for shape in shapes(one, *wanted):
+        assert wanted[0] in (None, shape.n_stages)
+        assert wanted[1] in (None, shape.n_pipelines)
+        layout = tune(one, shape.devices.reshape(shape.n_pipelines, shape.n_stages).T)
+        assert bound_s(one, shape.n_stages, shape.n_pipelines) <= layout.step_s
+
+
+def test_the_plan_of_the_shortest_step_may_cost_more_by_eq_1_to_4():
+    """Two devices near each other, one of them slow: Eq. 1-4 want them in one pipeline, the step does not."""
+    network = with_devices(generate("random", 8, 2), kind=lambda i: "slow" if i % 2 else "fast")
+    _, outcome = found(network, (2, 4))
+    by_cost = next(f for f in outcome.finalists if f.name == "Eq. 1-4")
+    assert outcome.finalists[0].step_s <= by_cost.step_s
+    assert outcome.finalists == sorted(outcome.finalists, key=lambda f: f.step_s)
+
+
+# ------------------------------------------------------------------------------------------------------ command line
+
+
+def solve(network, *flags):
+    return main(["solve", "--network", str(network), *flags])
+
+
+@pytest.fixture
+def four(tmp_path):
+    data = json.loads((NETWORKS / "four_cities.json").read_text())
+    for device, kind in zip(data["devices"], ("gpu", "gpu", "cpu", "gpu"), strict=True):
+        device["kind"] = kind
+    path = tmp_path / "four.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+STEP = ["--objective", "step_time", "--evaluations", "2000"]
+SPEEDS = ["--model", "small", "--global_batch", "16", "--flops", "gpu=1e12,cpu=1e11"]
+
+
+def test_a_plan_by_step_time_says_both_costs_and_runs_as_simulated(four, tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    assert solve(four, "--stages", "2", "--pipelines", "2", *STEP, *SPEEDS, "--out", str(out)) == 0
+    text = capsys.readouterr().out
+    assert "step (simulated)" in text
+    assert "Eq. 1-4 count communication alone" in text
+    data = json.loads(out.read_text())
+    assert data["objective"] == "step_time"
+    assert data["step_s"] > 0
+    assert "found" not in data
+    assert set(data["cost"]) == {"total_s", "datap_s", "pipelinep_s"}
+    plan = plans.load(out)
+    assert plan.n_microbatches == 16
+    assert main(["explain", str(out)]) == 0
+
+
+def test_equal_seed_and_evaluations_give_equal_plans_by_step_time(four, tmp_path):
+    texts = []
+    for name in ("a", "b"):
+        out = tmp_path / f"{name}.json"
+        assert solve(four, "--stages", "auto", "--evaluations", "2000", *SPEEDS, "--out", str(out)) == 0
+        texts.append({k: v for k, v in json.loads(out.read_text()).items() if k != "time_s"})
+    assert texts[0] == texts[1]
+
+
+def test_a_measured_profile_gives_model_and_speeds(four, tmp_path):
+    measured = from_flops(MODEL, 2, {"gpu": 1e12, "cpu": 1e11}, 0.5)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profiles.to_json(measured)))
+    shape = ["--stages", "4", "--pipelines", "1", "--global_batch", "16"]
+    out = tmp_path / "plan.json"
+    assert solve(four, *shape, *STEP, "--profile", str(path), "--out", str(out)) == 0
+    assert plans.load(out).n_microbatches == 8
+
+
+BAD = {
+    "no speeds": (["--model", "small"], "--profile"),
+    "no model": (["--flops", "1e12"], "--model"),
+    "a kind without speed": (["--model", "small", "--flops", "gpu=1e12"], "'cpu'"),
+    "no number": (["--model", "small", "--flops", "fast"], "--flops"),
+    "bytes": ([*SPEEDS, "--c_dp_bytes", "1"], "--c_dp_bytes"),
+    "codec": ([*SPEEDS, "--codec", "zip"], "--codec"),
+    "remat": ([*SPEEDS, "--remat", "all"], "--remat"),
+    "efficiency": ([*SPEEDS, "--efficiency", "2"], "efficiency"),
+    "by cost": ([*SPEEDS, "--objective", "comm_cost", "--stages", "auto"], "--objective"),
+    "too many stages": ([*SPEEDS, "--stages", "5", "--pipelines", "auto"], "--stages"),
+    "more stages than layers": ([*SPEEDS, "--stages", "9", "--pipelines", "1"], "9 stages"),
+    "does not multiply": ([*SPEEDS, "--stages", "3", "--pipelines", "1"], "3 x 1 = 3"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_flags_are_one_line_and_exit_code_2(name, four, capsys):
+    flags, expected = BAD[name]
+    assert solve(four, "--stages", "2", "--pipelines", "2", *STEP, *flags) == 2
+    error = capsys.readouterr().err.strip()
+    assert expected in error
+    assert error.count("\n") == 0
+
+
+def test_too_little_memory_is_one_line(four, capsys):
+    data = json.loads(four.read_text())
+    for device in data["devices"]:
+        device["memory_bytes"] = 10_000
+    four.write_text(json.dumps(data))
+    for shape in (["--stages", "2", "--pipelines", "2"], ["--stages", "auto"]):
+        assert solve(four, *shape, *STEP, *SPEEDS) == 2
+        assert capsys.readouterr().err.strip().startswith("error: memory_bytes")
+
+
+def test_a_missing_link_is_avoided_and_refused_only_where_no_plan_can(four, tmp_path, capsys):
+    data = json.loads(four.read_text())
+    data["bandwidth_gbps"] = [[0] * 4 for _ in range(4)]
+    four.write_text(json.dumps(data))
+    assert solve(four, "--stages", "2", "--pipelines", "2", *STEP, *SPEEDS) == 2
+    assert "zero bandwidth" in capsys.readouterr().err
+    out = tmp_path / "plan.json"
+    assert solve(four, "--stages", "auto", *STEP, *SPEEDS, "--out", str(out)) == 0
+    assert len(plans.load(out).peers) == 1
+
+
+def test_one_device_is_a_plan():
+    network = Network((Device("only"),), ((0.0,),), ((0.0,),), "one")
+    _, outcome = found(network)
+    assert outcome.finalists[0].layout.shape == (1, 1)

@@ -1,0 +1,67 @@
+"""Measured parts explain the stages that they were taken from; measured links are those that were emulated."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from jaxdt.runtime.calibrate.layer_times import STAGES, kind_of
+from jaxdt.runtime.calibrate.measure_links import Host
+from jaxdt.runtime.net.shaper import Shape
+from jaxdt.spec import network as networks
+from jaxdt.spec.model import gpt_config
+from jaxdt.spec.profile import Kind, Part, Profile, stage_seconds
+
+KIND = Kind(Part(1, 2, 0.25, 0.5), Part(0.5, 0.25, 0.125, 0.25), Part(3, 4, 0.5, 0.75), 0.125)
+
+
+def test_parts_explain_the_stages_exactly():
+    profile = Profile(gpt_config("debug", n_layers=STAGES[-1][1]), 2, {"x": KIND})
+    stages = [stage_seconds(profile, "x", lo, hi) for lo, hi in STAGES]
+    assert kind_of(stages, {}, 0.0) == KIND
+
+
+def test_noise_makes_no_part_negative():
+    stages = [dict.fromkeys("FBEGU", seconds) for seconds in (1.0, 2.0, 1.5, 0.5)]
+    kind = kind_of(stages, {}, 0.0)
+    assert kind.layer == Part() and kind.embedding == Part() and kind.work_s == 2.0
+
+
+@pytest.fixture
+def measured():
+    """network.json as three hosts measured it over emulated links, unequal in the two directions."""
+    latency_s = 0.02
+    gbps = {(0, 1): 0.08, (1, 0): 0.04, (0, 2): 0.02, (2, 0): 0.08, (1, 2): 0.04, (2, 1): 0.02}
+    addresses = free_addresses(3)
+    hosts = [Host(me, addresses, None, 0.1, lambda dst, me=me: Shape(latency_s, gbps[me, dst])) for me in range(3)]
+    lines = []
+    with hosts[0], hosts[1], hosts[2]:
+        followers = [threading.Thread(target=host.follow) for host in hosts[1:]]
+        for thread in followers:
+            thread.start()
+        content = hosts[0].lead(["a", "b", "c"], lambda *line: lines.append(line))
+        for thread in followers:
+            thread.join(10)
+            assert not thread.is_alive()
+    assert [(src, dst) for src, dst, _ in lines] == sorted(gbps)
+    return content, latency_s, gbps
+
+
+def free_addresses(n):
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    addresses = [server.getsockname() for server in servers]
+    for server in servers:
+        server.close()
+    return addresses
+
+
+def test_links_are_found_as_they_are_emulated(measured):
+    """A busy machine makes links look slower; they look faster only as far as its round trips were slow."""
+    content, latency_s, gbps = measured
+    network = networks.parse(json.dumps(content), "measured")
+    for (src, dst), expected in gbps.items():
+        link = network.link(src, dst)
+        assert link.latency_s >= 0.99 * latency_s
+        assert 0 < link.bandwidth_gbps <= 2 * expected
+        assert 0 < content["short_gbps"][src][dst] <= 4 * expected

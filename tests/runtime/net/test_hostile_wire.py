@@ -1,0 +1,135 @@
+"""What a hostile or broken other side may try beyond single frames: nothing crashes a peer, one bad connection harms no
+other, and a tensor is only received into what this peer holds."""
+
+import contextlib
+import ssl
+import threading
+
+import numpy as np
+import pytest
+import test_equivalence as equivalence
+import transport_nodes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transport_nodes import MB, Wiretap, drained, raw_connection
+
+from jaxdt.protocol.events import Boundary, Key, Reduced, Round, Shard, SliceKey
+from jaxdt.runtime.net import frame
+from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.storage.store import Store, stage_functions
+from jaxdt.spec import config as configs
+from jaxdt.spec.errors import BadInput
+
+start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
+
+GREETING = frame.pack(frame.GREETING, b"\x80")
+
+
+def test_a_client_without_a_certificate_is_refused(start, run_credential):
+    a, b = start(0, run_credential), start(1, run_credential)
+    a.connect(b)
+    a.transport.send(1, {"n": 1})
+    b.next()
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    with raw_connection(b) as sock, contextlib.suppress(OSError), bare.wrap_socket(sock) as secure:
+        secure.sendall(GREETING)
+        drained(secure)
+    assert "certificate" in b.link(None, "refused").lower()
+    a.transport.send(1, {"n": 2})
+    assert b.next()[1] == {"n": 2}
+    assert a.stat(1, "reconnects") == 0
+
+
+def test_a_greeting_that_drips_in_does_not_hold_a_place(start, cred):
+    """Every byte advances it, so that only the whole greeting's deadline can end it."""
+    b = start(1, cred, limits=Limits(handshake_s=0.4, n_greeting_max=1))
+    slow, done = (b"\x16\x03\x01\x02\x00" if cred else GREETING[:5]) + bytes(10_000), threading.Event()
+    with raw_connection(b) as sock:
+
+        def drip():
+            with contextlib.suppress(OSError):
+                for i in range(len(slow)):
+                    sock.sendall(slow[i : i + 1])
+                    if done.wait(0.01):
+                        break
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        b.link(None, "refused")
+        done.set()
+        thread.join()
+    a = start(0, cred)
+    a.connect(b)
+    a.transport.send(1, {"in": True})
+    assert b.next()[1] == {"in": True}
+
+
+def flipped(src, dst, back):
+    """Forwards with one bit changed at 2 MB."""
+    at_byte = 2 * MB
+    while data := bytearray(src.recv(1 << 16)):
+        if 0 <= at_byte < len(data):
+            data[at_byte] ^= 1
+        at_byte -= len(data)
+        dst.sendall(data)
+
+
+def test_a_bit_that_flips_on_the_way_breaks_the_connection_and_not_the_message(start, run_credential):
+    a, b = start(0, run_credential), start(1, run_credential)
+    payload = np.random.default_rng(0).integers(0, 255, 4 * MB, np.uint8)
+    with contextlib.closing(Wiretap(b.address, flipped)) as tap:
+        a.transport.connect(1, tap.address)
+        a.transport.send(1, {"n": 1}, [payload])
+        _, head, (got,) = b.next()
+        assert head == {"n": 1} and np.array_equal(got, payload)
+        assert a.stat(1, "reconnects") >= 1 and b.stat(0, "messages_in") == 1
+        for node in (a, b):
+            node.transport.close(0.0)
+
+
+# ------------------------------------------------------------------------------------------ tensors that do not belong
+
+
+@pytest.fixture(scope="module")
+def store():
+    """A peer's tensors: stage 1 of 2."""
+    config = equivalence.make_config(2, 1)
+    plan = configs.default_plan(config)
+    return Store(config, plan, 1, equivalence.Tokens(), stage_functions(config, plan, 1))
+
+
+numbers = st.integers(-(2**63), 2**64 - 1) | st.integers(-2, 30_000)
+slices = st.builds(SliceKey, st.builds(Round, numbers, st.sampled_from(["stage0", "stage1", "tied", ""]), numbers),
+                   numbers, numbers, st.none() | numbers)  # fmt: skip
+keys = st.builds(Key, st.sampled_from(["act", "grad", "eval", ""]), numbers, numbers, numbers)
+
+
+@settings(max_examples=300, deadline=None)
+@given(slices | keys, st.booleans())
+def test_only_what_is_held_here_is_received(store, key, is_sum):
+    """However the sender names a tensor and fits its table to it, the room made is bounded by this peer's own sizes."""
+    if isinstance(key, Key):
+        body, table = Boundary(key), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))]
+    else:
+        body = Reduced(key, (), 0, 0, 0.0) if is_sum else Shard(key, (), 0)
+        table = [(np.dtype(np.float32), (key.hi - key.lo,))]
+    try:
+        (buffer,) = store.expect(body, table)
+    except BadInput as error:
+        assert "\n" not in str(error)
+    else:
+        assert buffer.size <= max(*store.functions.group_sizes.values(), equivalence.BATCH * 16 * 32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(np.float32, (9,)), (np.float64, (10,)), (np.float32, (10, 1)), (np.int8, (40,))]
+)
+def test_a_slice_of_another_shape_is_refused(store, dtype, shape):
+    key = SliceKey(Round(0, "stage1", 0), 10, 20, 0)
+    (buffer,) = store.expect(Shard(key, (), 0), [(np.dtype(np.float32), (10,))])
+    assert buffer.shape == (10,)
+    with pytest.raises(BadInput, match="Shard .*got tensors .*expected"):
+        store.expect(Shard(key, (), 0), [(np.dtype(dtype), shape)])
+    with pytest.raises(BadInput, match="Shard .*got tensors .*expected"):
+        store.expect(Shard(key, (), 0), [])

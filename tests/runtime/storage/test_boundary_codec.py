@@ -1,0 +1,233 @@
+"""Codecs inside the engine: the same training as one process that quantises at the same boundaries, and bytes that are
+as counted, in the simulator and on sockets."""
+
+import functools
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import test_equivalence as equivalence
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, Work
+from transport_nodes import message_bytes, run_credential, start  # noqa: F401
+
+from jaxdt import codec
+from jaxdt.model.gpt import apply_stage, init_stage
+from jaxdt.model.stage import sum_sample_losses
+from jaxdt.protocol.events import Boundary, Key
+from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
+from jaxdt.runtime.storage.store import Store, stage_functions
+from jaxdt.spec import config as run_config
+from jaxdt.spec.codec import parse, wire_bytes
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.sizes import boundary_bytes
+
+N_STEPS = 6
+ACT = Key("act", 0, 1, 0)
+
+
+def config_of(name, **options):
+    config = equivalence.make_config(2, 1, steps=N_STEPS)
+    return replace(config, codec=name, **options)
+
+
+@pytest.fixture(scope="module")
+def functions_of():
+    cache = {}
+
+    def of(config, plan, stage, devices=1):
+        key = (plan.stages[stage], devices)
+        if key not in cache:
+            cache[key] = stage_functions(config, plan, stage, devices)
+        return cache[key]
+
+    return of
+
+
+# ------------------------------------------------------------------------------------------------------ one process
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def quantised(name, x):
+    """What the receiver has of x; the gradient is quantised the same way."""
+    return codec.decode(parse(name), codec.encode(parse(name), x), x.shape, x.dtype)
+
+
+quantised.defvjp(lambda name, x: (quantised(name, x), None), lambda name, _, g: (quantised(name, g),))
+
+
+def loss_sum(config, plan, name, params, tokens_BT):
+    x = tokens_BT[:, :-1]
+    for lo, hi in plan.stages:
+        x = apply_stage(config.model, lo, hi, np.float32, params, x)
+        if hi < plan.n_layers and name != "none":
+            x = quantised(name, x)
+    return sum_sample_losses(x, tokens_BT[:, 1:])
+
+
+@functools.cache
+def in_one_process(config, plan, name):
+    """(losses, final parameters) of plain training, microbatch by microbatch, with these boundaries quantised."""
+    model, n = config.model, equivalence.N_MICROBATCHES
+    params = init_stage(model, 0, model.n_layers, config.train.seed)
+    rule = equivalence.plain_optimizer(config.optim)
+    state = rule.init(params)
+    gradient_of = jax.jit(jax.value_and_grad(partial(loss_sum, config, plan, name)))
+
+    @jax.jit
+    def update(params, state, gradients):
+        mean = jax.tree.map(lambda *leaves: sum(leaves) / (n * equivalence.BATCH), *gradients)
+        with jax.numpy_dtype_promotion("standard"):
+            change, state = rule.update(mean, state, params)
+        return jax.tree.map(lambda a, b: a + b, params, change), state
+
+    losses = []
+    for step in range(N_STEPS):
+        batch = partial(equivalence.Tokens().train_batch, config.train.seed, step)
+        parts = [gradient_of(params, batch(m, equivalence.BATCH, config.seq_lengths.at(step), n)) for m in range(n)]
+        losses.append(sum(float(loss) for loss, _ in parts) / (n * equivalence.BATCH))
+        params, state = update(params, state, [gradient for _, gradient in parts])
+    return losses, params
+
+
+@pytest.mark.parametrize("name", ["int8:64", "int8-dynamic"])
+def test_stages_train_as_one_process_that_quantises_at_the_same_boundaries(name, functions_of):
+    """Sums in another order may flip a code here and there; training without the codec is much further away."""
+    config = config_of(name)
+    plan = run_config.default_plan(config)
+    losses, _, params, _ = equivalence.train_in_pieces(config, functions_of, plan)
+    expected_losses, expected = in_one_process(config, plan, name)
+    _, without = in_one_process(replace(config, codec="none"), replace(plan, codec=()), "none")
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    off, off_without = (equivalence.relative_l2(params, other) for other in (expected, without))
+    assert off < 0.05 * off_without
+
+
+# ------------------------------------------------------------------------------------------------------------ bytes
+
+
+class Weighed(Store):
+    """Compares every boundary tensor that leaves with what the wiring was told."""
+
+    def take(self, body):
+        tensor = super().take(body)
+        if isinstance(body, Boundary):
+            forward = body.key.kind != "grad"
+            boundary = body.key.stage - 1
+            pipeline = self._plan.seat(self.peer)[1]
+            expected = boundary_bytes(self._config, self._plan, boundary, pipeline, forward)
+            assert np.asarray(tensor).nbytes == expected
+            self.weighed[body.key.kind] = self.weighed.get(body.key.kind, 0) + 1
+        return tensor
+
+
+def test_what_leaves_a_peer_is_as_many_bytes_as_its_link_was_told(functions_of, monkeypatch):
+    """Each direction of each pipeline has a codec of its own here."""
+    weighed = {}
+
+    def store(config, plan, peer, data, functions):
+        made = Weighed(config, plan, peer, data, functions)
+        made.peer, made.weighed = peer, weighed
+        return made
+
+    config = equivalence.make_config(2, 2, layers="1,3", steps=1, eval_every_steps=1, eval_microbatches=2)
+    plan = replace(run_config.default_plan(config), codec=("int8/bf16,none/int8-dynamic",))
+    monkeypatch.setattr(equivalence, "Store", store)
+    equivalence.train_in_pieces(config, functions_of, plan)
+    assert weighed == {"act": equivalence.N_MICROBATCHES, "grad": equivalence.N_MICROBATCHES, "eval": 2}
+
+
+@pytest.mark.parametrize("name", ["none", "bf16", "int8", "int8-dynamic:100"])
+def test_payload_on_a_socket_is_as_many_bytes_as_counted(name, functions_of, start):  # noqa: F811
+    """From one peer's crossing over loopback into another's: the payload and the frame around it, to the byte."""
+    config = config_of(name)
+    plan = run_config.default_plan(config)
+    ends = [BoundaryCodec(config, plan, peer, functions_of(config, plan, peer)) for peer in (0, 1)]
+    x = np.random.default_rng(0).standard_normal((equivalence.BATCH, 16, 32), np.float32)
+    wire = ends[0].outgoing(ACT, jax.numpy.asarray(x))
+    a, b = start(0), start(1)
+    a.connect(b)
+    a.transport.send(1, {"n": 1}, [wire])
+    (leaf,) = b.next()[2]
+    counted = boundary_bytes(config, plan, 0, 0, forward=True)
+    assert counted == wire_bytes(parse(name), x.size, 4) == leaf.nbytes
+    frame_bytes = len(message_bytes(1, {"n": 1}, [leaf])) - counted
+    assert b.stat(0, "bytes_in") == counted + frame_bytes
+    assert (leaf.dtype, leaf.shape) == ends[1].leaf(ACT)
+    np.testing.assert_allclose(ends[1].incoming(ACT, leaf), x, atol=0.05)
+
+
+def test_a_tensor_in_another_codec_is_refused(functions_of):
+    config = config_of("int8")
+    plan = run_config.default_plan(config)
+    store = Store(config, plan, 1, equivalence.Tokens(), functions_of(config, plan, 1))
+    n = equivalence.BATCH * 16 * 32
+    (buffer,) = store.expect(Boundary(ACT), [(np.dtype(np.uint8), (n + 4 * n // 256,))])
+    assert buffer.nbytes == boundary_bytes(config, plan, 0, 0, forward=True)
+    with pytest.raises(BadInput, match="Boundary .*got tensors .*float32.*, expected .*uint8"):
+        store.expect(Boundary(ACT), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))])
+    with pytest.raises(BadInput, match="boundary tensor: got kind 'grad', expected one of act, eval"):
+        store.expect(Boundary(Key("grad", 0, 2, 0)), [])
+
+
+# ------------------------------------------------------------------------------------------------------------- other
+
+
+class Unfinished:
+    """A wire array that is being encoded for ever."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def block_until_ready(self):
+        raise AssertionError("waited for")
+
+
+@pytest.mark.parametrize(
+    ("peer", "work", "sent"),
+    [
+        (0, Work(0, FORWARD, 0, 0, 0), ACT),
+        (0, Work(0, EVALUATE, 0, 0, 0), Key("eval", 0, 1, 0)),
+        (1, Work(1, BACKWARD, 0, 1, 0), Key("grad", 0, 1, 0)),
+    ],
+)
+def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, functions_of, monkeypatch):
+    config = config_of("int8")
+    plan = run_config.default_plan(config)
+    store = Store(config, plan, peer, equivalence.Tokens(), functions_of(config, plan, peer))
+    if peer:
+        dtype, shape = store.crossing.leaf(ACT)
+        store.put(Boundary(ACT), 0, np.zeros(shape, dtype))
+    monkeypatch.setattr(store.crossing, "outgoing", lambda key, tensor: Unfinished(tensor))
+    store.run(work, 1.0)
+    wire = store.take(Boundary(sent))
+    assert isinstance(wire, Unfinished)
+    assert wire.tensor.is_ready()
+
+
+def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):
+    config = config_of("int8", error_feedback=True)
+    plan = run_config.default_plan(config)
+    crossing = BoundaryCodec(config, plan, 0, functions_of(config, plan, 0))
+    x = np.random.default_rng(0).standard_normal((equivalence.BATCH, 16, 32), np.float32)
+    sent = [np.asarray(crossing.outgoing(ACT, x)) for _ in range(2)]
+    held_out = [np.asarray(crossing.outgoing(Key("eval", 0, 1, 0), x)) for _ in range(2)]
+    assert np.any(sent[0] != sent[1])
+    np.testing.assert_array_equal(held_out[0], held_out[1])
+    crossing.forget()
+    np.testing.assert_array_equal(np.asarray(crossing.outgoing(ACT, x)), sent[0])
+
+
+def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):
+    config = config_of("int8:96")
+    plan = run_config.default_plan(config)
+    one, two = functions_of(config, plan, 0), functions_of(config, plan, 0, devices=2)
+    params = one.init(0)
+    tokens_BT = equivalence.Tokens().train_batch(0, 0, 0, equivalence.BATCH, 16, 1)[:, :-1]
+    y, _ = two.forward(two.place(params), tokens_BT)
+    assert len(y.sharding.device_set) == 2
+    wires = [np.asarray(BoundaryCodec(config, plan, 0, made).outgoing(ACT, y)) for made in (one, two)]
+    wires.append(np.asarray(codec.encode(parse("int8:96"), np.asarray(y))))
+    np.testing.assert_array_equal(wires[0], wires[2])
+    np.testing.assert_array_equal(wires[1], wires[2])

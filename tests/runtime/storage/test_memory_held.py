@@ -1,0 +1,120 @@
+"""The estimate of a peer's memory against what its store holds in a run, and against XLA's figures of the update.
+Tolerances: what is held is at most 5 % above the estimate, and the update is within 15 %."""
+
+import jax
+import numpy as np
+import pytest
+from jaxdt.spec.work import BACKWARD, FORWARD
+from test_equivalence import KINDS, Tokens
+
+from jaxdt.build import build_coordinator, build_peer, window
+from jaxdt.protocol.events import Boundary
+from jaxdt.runtime.storage.store import Store, stage_functions
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.spec import config as run_config
+from jaxdt.spec.memory import residual_bytes, state_bytes, update_bytes
+from jaxdt.spec.network import Link
+
+MICROBATCH, SHARE = 2, 6
+MODEL = dict(preset="debug", n_layers=3, d_model=64, n_heads=4, d_ff=256, seq_len=64, vocab_size=64)
+
+
+def config_of(wiring, remat, stages, pipelines):
+    return run_config.parse(
+        dict(
+            model=MODEL,
+            plan=dict(stages=stages, pipelines=pipelines, microbatches=SHARE * pipelines),
+            train=dict(steps=2, microbatch_size=MICROBATCH),
+            wiring=dict(kind=wiring),
+            remat=remat,
+            net=dict(heartbeat_s=1e5, deadline_floor_s=1e6),
+        )
+    )
+
+
+class Watched(Store):
+    """Notes the most that it ever holds between two Works, while computing and while averaging."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.computing = self.averaging = 0
+
+    def run(self, work, scale, rounds=()):
+        values = super().run(work, scale, rounds)
+        if work.kind in (FORWARD, BACKWARD):
+            self.computing = max(self.computing, self.held())
+        return values
+
+    def put(self, body, src, tensor):
+        super().put(body, src, tensor)
+        if not isinstance(body, Boundary):
+            self.averaging = max(self.averaging, self.held())
+
+    def sum(self, key, members):
+        found = super().sum(key, members)
+        self.averaging = max(self.averaging, self.held())
+        return found
+
+    def held(self):
+        """Bytes of the different arrays in the store; a residual may be the input that is also a boundary tensor."""
+        kept = (self.versions.state, self._accumulators, self._residuals, list(self._boundaries.values()))
+        vectors = [*self._slices._own.values(), *self._slices._slices.values()]
+        arrays = [leaf for leaf in jax.tree.leaves(kept) if isinstance(leaf, jax.Array | np.ndarray)]
+        return sum({id(array): array.nbytes for array in arrays}.values()) + sum(vector.nbytes for vector in vectors)
+
+
+def run(config):
+    """{stage: the store of its first peer} after two steps."""
+    plan = run_config.default_plan(config)
+    functions = [stage_functions(config, plan, stage) for stage in range(plan.n_stages)]
+    stores = {peer: Watched(config, plan, peer, Tokens(), functions[plan.seat(peer)[0]]) for peer in plan.peers}
+    seats = {
+        peer: SimPeer(build_peer(config, plan, peer, "r"), store, f"h{peer}", dict.fromkeys(KINDS, 1.0))
+        for peer, store in stores.items()
+    }
+    link = lambda src, dst: Link(0.1, 1.0)  # noqa: E731
+    Simulation(build_coordinator(config, plan, "r"), seats, link, {seat.host: 1 for seat in seats.values()}).run()
+    return plan, [stores[row[0]] for row in plan.placement]
+
+
+CASES = [("fixed", "recompute", (3, 2)), ("fixed", "dots", (2, 3)), ("swarm", "dots", (3, 2))]
+
+
+@pytest.mark.parametrize(("wiring", "remat", "shape"), CASES)
+def test_a_store_holds_what_is_estimated(wiring, remat, shape):
+    config = config_of(wiring, remat, *shape)
+    model, boundary = config.model, config.model.boundary_numbers(MICROBATCH) * 4
+    plan, stores = run(config)
+    for stage, store in enumerate(stores):
+        lo, hi = plan.stages[stage]
+        n_boundaries = (lo > 0) + (hi < model.n_layers)
+        in_flight, retained = plan.depth(stage), SHARE
+        if wiring == "swarm":
+            in_flight, retained = min(SHARE, -(-window(config, plan) // plan.n_pipelines)), SHARE
+        residual = residual_bytes(model, lo, hi, MICROBATCH, "float32", remat)
+        state, kept = state_bytes(model, lo, hi), retained * n_boundaries * boundary
+        computing = state + kept + in_flight * (residual + n_boundaries * boundary)
+        assert state <= store.computing <= 1.05 * computing
+        if wiring == "fixed":
+            assert store.computing >= state + (in_flight - 1) * residual * (hi < model.n_layers)
+        else:
+            assert store.averaging >= state + kept
+        assert store.averaging <= 1.05 * (state + kept + update_bytes(model, lo, hi))
+
+
+def test_the_update_needs_what_is_estimated():
+    """Beside the state and what averaging left: the joined vector, which goes in, and new parameters, which come out
+    beside the old ones; XLA's own temporaries are small."""
+    config = config_of("fixed", "recompute", 2, 2)
+    plan = run_config.default_plan(config)
+    functions, (lo, hi) = stage_functions(config, plan, 1), plan.stages[1]
+    params = functions.init(0)
+    vectors = functions.gradient_vectors(functions.zeros())
+    compiled = functions.update.lower(params, functions.init_optimizer(params), vectors, np.float32(1)).compile()
+    found = compiled.memory_analysis()
+    n_bytes = 4 * config.model.stage_params(lo, hi)
+    added = found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
+    averaged = 2 * n_bytes  # own vector and the slices of the sum
+    joined = sum(vector.nbytes for vector in vectors.values())
+    assert update_bytes(config.model, lo, hi) == pytest.approx(averaged + joined + added, rel=0.15)

@@ -1,0 +1,121 @@
+"""Newcomers that do not belong, against a real run: both sides say why in one line, and the run does not notice."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import test_churn
+from test_churn import STEPS, SWARM, assert_equal
+from test_processes import ROOT
+
+from jaxdt.build import build_newcomer
+from jaxdt.model.data import write_tokens
+from jaxdt.protocol.events import COORDINATOR, Fetch, Header, Ready, Received, Send, State, StateKey, Stop
+from jaxdt.protocol.message import from_plain
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.joining import ask
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.net.credential import create
+from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.process import parse_address
+from jaxdt.runtime.run_dir import job_flags
+from jaxdt.spec import config as configs
+from jaxdt.spec import plan as plans
+from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
+
+churning, slow_links, alone = test_churn.churning, test_churn.slow_links, test_churn.alone  # fixtures
+
+OTHER_VERSION = (
+    "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
+    "from jaxdt.runtime import frame; frame.VERSION = 9; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+def come(*words: str, code: str = "") -> tuple[int, str]:
+    """Exit code and last line of a process of scripts/train.py."""
+    command = [sys.executable, *(["-c", code] if code else []), str(ROOT / "scripts/train.py"), *words]
+    environment = os.environ | {"LD_PRELOAD": "", "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90, env=environment
+    )
+    return done.returncode, done.stdout.strip().splitlines()[-1]
+
+
+def come_with_another_shape(address: str, credential) -> Stop:
+    """A newcomer whose libraries make another optimizer state of the same config: 1000 words."""
+    welcome = ask(parse_address("coordinator", address), credential)
+    config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "config")
+    plan = plans.parse(welcome.job["plan"], "plan")
+    machine = build_newcomer(config, plan, welcome.peer, welcome.stage, welcome.run)
+    fit = dataclasses.replace(machine.membership.seat, fingerprint=welcome.fingerprint)
+    machine.membership.seat = fit
+    loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None, None)
+    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
+    name = f"{welcome.run}, {welcome.fingerprint}"
+    loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), **callbacks)
+    host, port = loop.transport.start()
+    loop.transport.connect(COORDINATOR, parse_address("coordinator", address))
+    return loop.run(f"{host}:{port}", lambda: Ready({}, 1000))
+
+
+def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning, alone, tmp_path, slow_links):
+    fleet = churning(*STEPS, *SWARM, slow_links)
+    fleet.wait_for_step(1)
+    address, credential = (fleet.run_dir / "coordinator_address").read_text(), fleet.run_dir / "credential.pem"
+    elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
+    join = (f"--join={address}", elsewhere)
+    create(tmp_path / "other.pem")
+    code, said = come(*join, f"--credential={tmp_path / 'other.pem'}")
+    assert code == 2 and said.startswith("--join: coordinator 127.0.0.1:"), said
+    tokens = write_tokens(tmp_path / "other.tok", "bytes", 256, np.arange(4000) % 256, np.arange(1000) % 256)
+    code, said = come(*join, f"--credential={credential}", f"--data={tokens.path}")
+    assert code == 2 and said.startswith("--data: "), said
+    code, said = come(*join, f"--credential={credential}", code=OTHER_VERSION)
+    assert code == 2 and "protocol version: got " in said and "expected 9" in said, said
+    flags = [*job_flags(fleet.run_dir), f"--coordinator={address}", elsewhere]
+    code, said = come("--peer=1", *flags, "--config.model.d_ff=128")
+    assert code == 2 and said.startswith("coordinator: run: peer 1 is of run '") and ", config " in said, said
+    stop = come_with_another_shape(address, credential)
+    assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop
+    assert fleet.ended() == 0, fleet.output
+    reasons = ["unknown ca", "protocol version: got 9", "run: peer 1 is of run", "asks for words 0..1000"]
+    for reason in reasons:
+        assert reason in fleet.output.lower(), fleet.output
+    assert_equal(fleet, alone)
+
+
+class Keeps:
+    """Tensors of a peer, as far as their shapes are asked for."""
+
+    def expect(self, body, table):
+        return [np.zeros(3, np.int32)]
+
+
+class Asks:
+    """A machine that fetches a slice from peer 1."""
+
+    def handle(self, now_s, event):
+        return [Send(1, Fetch(StateKey(4, 0, 2)), header=Header("r", 0, 1, 0))]
+
+
+def test_a_slice_of_state_is_taken_only_from_whom_it_was_asked_of():
+    class Nowhere:
+        def send(self, *arguments, **options):
+            return True
+
+    loop = Loop(0, Asks(), Trace(lambda line: None, 0), lambda report: None, None)
+    loop.tensors, loop.transport = Keeps(), Nowhere()
+    table = [(np.dtype(np.int32), (3,))]
+    answer = Received(Header("r", 0, 1, 1), State(StateKey(4, 0, 2)))
+    with pytest.raises(BadInput, match="message.State: .* was not asked of peer 1"):
+        loop.expect(1, answer, table)
+    loop._handle(Ready({}))
+    assert len(loop.expect(1, answer, table)) == 1
+    with pytest.raises(BadInput, match="was not asked of peer 2"):
+        loop.expect(2, answer, table)

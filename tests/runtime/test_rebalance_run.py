@@ -1,0 +1,172 @@
+"""Peers that change stages: in the simulator by what they report, as machines by the coordinator's word, and as real
+processes, with the losses of one process."""
+
+import os
+import re
+import signal
+from dataclasses import replace
+
+import pytest
+from test_churn import Churning, churning  # noqa: F401
+
+from jaxdt.membership.member import Membership, PeerIdentity
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Evicted,
+    Load,
+    MoveTo,
+    Reassign,
+    Received,
+    Send,
+    Started,
+    Updated,
+    View,
+    ViewChanged,
+    WroteCheckpoint,
+)
+from jaxdt.protocol.events import Header as MessageHeader
+from jaxdt.sim.faults import JOIN, LEAVE, POWER_OFF, Fault
+from jaxdt.sim.fuzz.cases import Restless, draw_case, play
+from jaxdt.spec import config as run_config
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
+from jaxdt.wiring.load_report import LoadReporter
+
+CASES = [case for seed in range(60) if (case := draw_case(seed)).moves]
+EMPTY = View(1, 1, 0, (), (1,), 0)
+
+
+# ------------------------------------------------------------------------------------------------------ what is told
+
+
+class FakeWiring:
+    queue = (0, False)
+
+    def handle(self, now_s, event):
+        return []
+
+
+def test_a_queue_is_averaged_over_time_in_whole_steps():
+    wiring = FakeWiring()
+    gauge = LoadReporter(wiring, 4.0)
+    gauge.handle(10.0, ViewChanged(EMPTY))
+    wiring.queue = (3, True)
+    gauge.handle(11.0, ViewChanged(EMPTY))
+    gauge.handle(11.5, ViewChanged(EMPTY))
+    wiring.queue = (0, False)
+    gauge.handle(12.0, ViewChanged(EMPTY))
+    assert gauge.handle(13.9, Updated(0, 1)) == [], "too short"
+    assert gauge.handle(14.0, Updated(0, 2)) == [Send(COORDINATOR, Load(queue=1.0, busy=0.25))]
+    gauge.handle(16.0, Evicted(EMPTY))
+    assert gauge.handle(20.0, Updated(0, 3)) == [], "outside it has no queue to speak of"
+    gauge.handle(21.0, ViewChanged(EMPTY))
+    assert gauge.handle(25.0, Updated(0, 4)) == [Send(COORDINATOR, Load(0.0, 0.0))]
+
+
+def test_rebalancing_needs_peers_that_may_have_any_stage():
+    base = dict(model=dict(preset="debug"))
+    with pytest.raises(BadInput, match="wiring.rebalance_s: got 5.0, expected 0 with wiring fixed"):
+        run_config.parse(base | {"wiring": dict(rebalance_s=5.0)})
+    with pytest.raises(BadInput, match="wiring.rebalance_s: got -1.0, expected a finite number >= 0"):
+        run_config.parse(base | {"wiring": dict(kind="swarm", rebalance_s=-1.0)})
+    with pytest.raises(BadInput, match="wiring.rebalance_moves: got 0"):
+        run_config.parse(base | {"wiring": dict(kind="swarm", rebalance_moves=0)})
+
+
+def test_a_plan_knows_a_peer_that_changes_stages_once():
+    plan = Plan(2, ((0, 1), (1, 2)), ((0, 2), (1, 3)), (1, 1))
+    assert plan.with_newcomer(3, 0).placement == ((3, 2), (1, 0))
+    assert plan.with_newcomer(9, 1).placement == ((0, 2), (9, 3))
+    assert plan.with_newcomer(0, 0).placement == plan.placement
+
+
+# ----------------------------------------------------------------------------------------------------- in virtual time
+
+
+def calm(case, **changes):
+    """The case without faults."""
+    wiring = replace(case.config.wiring, routers=2, window=0, retain_bytes=1 << 30)
+    return replace(case, faults=(), spoilt=None, config=replace(case.config, wiring=wiring), **changes)
+
+
+def views_of(outcome):
+    return [fields for fields in outcome.fields("view") if "joining" in fields]
+
+
+def test_nobody_is_lost_by_moving_and_no_stage_ever_has_nobody():
+    """The dice move peers that a queue never would; invariants are looked at besides."""
+    n_moves = 0
+    for case in CASES[:6]:
+        case = calm(case, restless_s=case.restless_s or 2.0)
+        outcome, _ = play(case)
+        peers = set(case.plan.peers)
+        assert outcome.stopped[COORDINATOR].code == 0 and set(outcome.stopped) == peers | {COORDINATOR}
+        n_moves += len(outcome.fields("moves"))
+        for view in views_of(outcome):
+            assert set(view["members"]) <= peers
+            working = {stage for peer, stage in view["members"].items() if peer not in view["joining"]}
+            assert working == set(range(case.plan.n_stages))
+    assert n_moves > 10
+
+
+def test_who_wants_to_leave_while_it_is_to_move_leaves():
+    case = next(case for case in CASES if case.plan.n_pipelines > 2)
+    case = calm(case, restless_s=0.5)
+    leaver = case.plan.placement[0][0]
+    outcome, _ = play(replace(case, faults=(Fault(1.0, LEAVE, leaver),)))
+    assert outcome.stopped[COORDINATOR].code == 0
+    assert "left" in outcome.stopped[leaver].reason  # as a member, or on its way to another stage
+
+
+def test_a_newcomer_that_asked_before_a_loss_was_noticed_is_sent_to_the_stage_that_lost():
+    case = next(c for c in map(draw_case, range(300)) if c.plan.n_stages == 2 and c.plan.n_pipelines == 3)
+    config = replace(case.config, wiring=replace(case.config.wiring, rebalance_s=0.0))
+    case = calm(replace(case, config=config), restless_s=0.0)
+    lost = case.plan.placement[1][1:]
+    faults = (Fault(2.0, JOIN, 0), *(Fault(1.9, POWER_OFF, peer) for peer in lost))
+    outcome, _ = play(replace(case, faults=faults))
+    asked, *_ = outcome.fields("asked")
+    assert outcome.stopped[COORDINATOR].code == 0 and asked["stage"] == 0
+    assert views_of(outcome)[-1]["members"][asked["peer"]] == 1
+
+
+def test_equal_seeds_move_equally():
+    stages = [{0, 1, 2}, {3, 4}]
+    drawn = [Restless(3, 1.0).moves(5.0, stages, range(5)) for _ in range(2)]
+    assert drawn[0] == drawn[1] != []
+
+
+# ------------------------------------------------------------------------------------------------------- one machine
+
+
+def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
+    one = Membership(PeerIdentity("r", "f", 3, 0, 0, 0, 9, 1, 0.5, 4.0))
+    one.handle(0.0, Started())
+    wanted = Received(MessageHeader("r", 0, 0, COORDINATOR), Reassign(1))
+    one._writing.add(4)
+    assert one.handle(1.0, wanted) == []
+    assert MoveTo(1) in one.handle(2.0, WroteCheckpoint(4))
+    assert one.handle(3.0, Received(wanted.header, Reassign(0))) == [], "it is for that stage"
+
+
+# --------------------------------------------------------------------------------------------------------- processes
+
+
+def test_processes_change_stages_and_the_losses_are_those_of_one(churning):  # noqa: F811
+    """Two stages of three; one loses two to kill -9, and gets a peer of the other."""
+    steps = ("--config.train.steps=30", "--config.plan.microbatches=12")
+    one = churning(*steps, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
+    swarm = ("--config.wiring.kind=swarm", "--config.wiring.rebalance_s=4", "--config.plan.pipelines=3")
+    net = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=60", "--emulate_forward_s=0.02")
+    fleet = churning(*steps, *swarm, *net, run_dir="swarm")
+    fleet.wait_for_step(3)
+    pids = fleet.children()
+    for peer in (3, 5):
+        os.kill(pids[peer], signal.SIGKILL)
+    assert fleet.ended() == 0, fleet.output
+    assert one.ended() == 0, one.output
+    moves = re.findall(r"move: peer (\d+), stage 0, to_stage 1", fleet.output)
+    assert moves and moves[0] in "024" and "back from step" not in fleet.output, fleet.output
+    assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
+    log = (fleet.run_dir / "logs" / f"peer_{moves[0]}.log").read_text()
+    assert " moves to_stage=1" in log and " download version=" in log

@@ -1,0 +1,137 @@
+"""Traces as pictures: the Perfetto timeline and report.png, from a simulated run."""
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxdt.cli import plots
+from jaxdt.protocol.perfetto import chrome
+from jaxdt.protocol.trace import Trace, bytes_per_boundary, read
+from jaxdt.runtime.metrics import Metrics
+from jaxdt.sim.predict import Conditions, simulate
+from jaxdt.spec import config as configs
+from jaxdt.spec.network import Link
+from jaxdt.spec.sizes import boundary_bytes
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+FIELDS = {
+    "model": {"preset": "debug"},
+    "plan": {"stages": 2, "pipelines": 2, "microbatches": 4},
+    "train": {"steps": 4, "eval_every_steps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return simulation_of("none")
+
+
+def simulation_of(codec: str):
+    """(plan, records, metrics) of a run of two stages."""
+    config = configs.parse(FIELDS)
+    plan = replace(configs.default_plan(config), codec=(codec,))
+    seconds = {peer: {"F": 0.1, "B": 0.2, "E": 0.1, "G": 0.01, "U": 0.01} for peer in plan.peers}
+    conditions = Conditions(seconds, lambda a, b: Link(0.05, 0.1), dict.fromkeys(plan.peers, "h"), {"h": 2})
+    lines: list[str] = []
+    outcome = simulate(config, plan, conditions, Trace(lines.append))
+    return plan, read(lines), outcome.fields("step")
+
+
+def test_the_timeline_has_a_slice_per_work_and_an_arrow_per_message(simulated):
+    plan, records, _ = simulated
+    events = json.loads(json.dumps(chrome(records, {peer: plan.seat(peer)[0] for peer in plan.peers})))["traceEvents"]
+    runs = [record for record in records if record["what"] == "run"]
+    sends = [record for record in records if record["what"] == "send"]
+    compute = [event for event in events if event["ph"] == "X" and event["tid"] == 2]
+    assert len(compute) == len(runs)
+    assert sum(event["dur"] for event in compute) == pytest.approx(1e6 * sum(record["s"] for record in runs))
+    starts = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "f"}
+    assert len(starts) == len(ends) == len(sends)
+    assert all(starts[arrow] < ends[arrow] for arrow in starts)
+
+
+def test_slices_of_one_send_track_do_not_overlap(simulated):
+    _, records, _ = simulated
+    tracks: dict = {}
+    for event in chrome(records, {})["traceEvents"]:
+        if event["ph"] == "X" and event["tid"] >= 3:
+            tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        spans.sort()
+        assert all(end <= start + 1e-2 for (_, end), (start, _) in zip(spans[:-1], spans[1:], strict=True))
+
+
+def test_the_report_is_drawn(simulated, tmp_path):
+    _, records, metrics = simulated
+    codecs = {"0->1": "int8", "1->0": "none"}
+    summary = {"step_s_predicted": 1.0, "step_s_predicted_uncompressed": 3.0, "codec_on_links": codecs}
+    plots.report(tmp_path / "report.png", metrics, records, summary)
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_over_a_boundary_are_those_of_its_tensors(simulated):
+    """Four microbatches a step, each with an activation and a gradient; the held-out ones do not count."""
+    config = configs.parse(FIELDS)
+    for codec, (plan, records, _) in {"none": simulated, "int8": simulation_of("int8")}.items():
+        assert plan.codec == (codec,)
+        tensors = [boundary_bytes(config, plan, 0, 0, forward) for forward in (True, False)]
+        assert bytes_per_boundary(records) == {0: 4 * sum(tensors)}
+
+
+def test_runs_side_by_side(simulated, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    side_by_side = importlib.import_module("jaxdt.cli.run_comparison")
+    runs = []
+    for name, (plan, records, metrics), step_s in (
+        ("plain", simulated, 2.0),
+        ("packed", simulation_of("int8"), 0.5),
+        ("short", simulated, None),
+    ):
+        codecs = {f"{src}->{dst}": codec for (src, dst), codec in plan.codec_of_links.items()}
+        summary = {"codec_on_links": codecs, "step_s_measured": step_s, "step_s_predicted": 1.0, "tokens_per_s": step_s}
+        runs.append(side_by_side.run_of(name, summary, metrics, records))
+    head, plain, packed, short = (line.split() for line in side_by_side.table(runs).splitlines())
+    assert head[:4] == ["run", "codec", "step", "of"]
+    assert plain[:5] == ["plain", "none", "2.000", "s", "1.000"]
+    assert packed[:5] == ["packed", "int8", "0.500", "s", "0.250"]
+    assert short[:4] == ["short", "none", "-", "-"]
+    sent = [float(row[row.index("MB") - 1]) for row in (plain, packed)]
+    assert sent[1] == pytest.approx(sent[0] * (1 + 4 / 256) / 4, abs=1e-3)
+    plots.comparison(tmp_path / "comparison.png", runs)
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_metrics_of_an_interrupted_run_are_taken_up_to_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    steps = [{"step": k, "loss": 1.5} for k in range(3)]
+    lines = "".join(json.dumps(step) + "\n" for step in steps)
+    path.write_text(lines + '{"ste')
+    with Metrics(path, 2) as metrics:
+        assert list(metrics) == steps[:2] and metrics.n_resumed == 2
+    for damage in (b"7\n", b"\xff\x00\n", b'{"step": 5, "loss": 1.0}\n', b'{"step": 3}\n', b'["step"]\n'):
+        path.write_bytes(lines.encode() + damage + lines.encode())
+        with Metrics(path, 9) as metrics:
+            assert list(metrics) == steps
+    with Metrics(tmp_path / "new" / "metrics.jsonl", 2) as metrics:
+        assert list(metrics) == [] and metrics.n_resumed == 0
+
+
+def test_metrics_stay_on_the_disk(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    steps = [{"step": k, "loss": 1.5} for k in range(9)]
+    with Metrics(path, 0) as metrics:
+        for step in steps[:5]:
+            metrics.add(step)
+        metrics.cut(3)
+        for step in steps[3:]:
+            metrics.add(step)
+        assert list(metrics) == steps and metrics.n_resumed == 0
+        held = [value for value in vars(metrics).values() if isinstance(value, list | dict)]
+        assert not held
+    with Metrics(path, 8) as metrics:
+        assert metrics.n_resumed == 8
+    assert path.read_text() == "".join(json.dumps(step) + "\n" for step in steps[:8])

@@ -1,0 +1,112 @@
+"""scripts/simulate.py and scripts/reproduce.py as people call them, with jax out of reach."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdt.spec import plan as plans
+from jaxdt.spec import profile as profiles
+from jaxdt.spec.model import gpt_config
+from jaxdt.spec.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+NETWORK = "configs/networks/dtfm_debug_8.json"
+WITHOUT_JAX = "import sys, runpy; sys.modules['jax'] = None; sys.argv = sys.argv[1:]; sys.path.insert(0, 'scripts'); "
+WITHOUT_JAX += "runpy.run_path(sys.argv[0], run_name='__main__')"
+SMALL = ("--model=debug", "--flops=1e9", "--stages=2", "--pipelines=2", "--microbatches=8", "--steps=1")
+
+
+def call(script, *arguments):
+    command = [sys.executable, "-c", WITHOUT_JAX, f"scripts/{script}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+def test_a_prediction_with_everything_that_it_writes(tmp_path):
+    out = tmp_path / "out"
+    sweep = ("--sweep=bandwidth_gbps=0.01:1", "--points=3", "--jitter_ms=1", "--access_gbps=0.5", "--tcp_ramp")
+    done = call("simulate.py", *SMALL, f"--network={NETWORK}", f"--out={out}", *sweep)
+    assert done.returncode == 0, done.stderr
+    assert "2 stages x 2 pipelines" in done.stdout and done.stdout.count("bandwidth_gbps ") == 3
+    result = json.loads((out / "prediction.json").read_text())
+    assert sum(result["parts"].values()) == pytest.approx(result["step_s"])
+    assert set(result["utilisation"]) == set(result["memory_bytes"]) == {"0", "1", "2", "3"}
+    assert "0>1" in result["bytes_per_link"]
+    steps = [point["step_s"] for point in json.loads((out / "sweep.json").read_text())]
+    assert steps == sorted(steps, reverse=True)
+    assert any(event["ph"] == "X" for event in json.loads((out / "timeline.json").read_text())["traceEvents"])
+    assert all((out / name).read_bytes()[:4] == b"\x89PNG" for name in ("simulation.png", "sweep.png"))
+
+
+def test_a_plan_and_a_profile_say_everything(tmp_path):
+    model = gpt_config("debug")
+    plan = Plan(2, ((0, 1), (1, 2)), ((5,), (2,)), (6,), schedule="gpipe")
+    (tmp_path / "plan.json").write_text(json.dumps(plans.to_json(plan)))
+    profile = profiles.from_flops(model, 2, {"": 1e9}, 0.5)
+    (tmp_path / "profile.json").write_text(json.dumps(profiles.to_json(profile)))
+    files = [f"--plan={tmp_path}/plan.json", f"--profile={tmp_path}/profile.json", f"--network={NETWORK}"]
+    done = call("simulate.py", *files, "--steps=1")
+    assert done.returncode == 0, done.stderr
+    assert "2 stages x 1 pipelines, 6 microbatches, gpipe" in done.stdout
+
+
+def test_a_run_under_faults_says_what_came_of_them(tmp_path):
+    """Drawn faults leave every stage a peer, so the run gets to its end; a trace may take all of them."""
+    run = ("simulate.py", "--model=debug", "--flops=3e6", "--stages=2", "--pipelines=3", "--steps=4")
+    done = call(*run, "--faults=7:4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == call(*run, "--faults=7:4").stdout != call(*run, "--faults=8:4").stdout
+    assert " s: cut p" in done.stdout and done.stdout.endswith("code 0, done: 4 steps\n")
+    (tmp_path / "trace.json").write_text(json.dumps({"t_s": [0, 5, 6], "nodes": [6, 0, 0]}))
+    done = call(*run, f"--trace={tmp_path}/trace.json", "--trace_speed=2")
+    assert done.stdout.count("2.500 s: crash p") == 6 and "code 3, " in done.stdout.splitlines()[-1]
+
+
+def test_machines_of_a_trace_that_come_back_join_the_run(tmp_path):
+    """Two of six go, one stage loses a peer or two, and both come back, over links of 10 Mb/s."""
+    (tmp_path / "trace.json").write_text(json.dumps({"t_s": [0, 10, 60], "nodes": [6, 4, 6]}))
+    run = ("--model=debug", "--flops=1e7", "--stages=2", "--pipelines=3", "--steps=6", f"--network={NETWORK}")
+    done = call("simulate.py", *run, f"--trace={tmp_path}/trace.json", f"--out={tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("code 0, done: 6 steps\n")
+    assert done.stdout.count("join newcomer ") == done.stdout.count(" has the state of step ") == 2
+    found = json.loads((tmp_path / "out" / "faults.json").read_text())
+    assert [sum(at["peers"]) for at in found["peers_per_stage"]] == [6, 5, 4, 6]
+    assert [step["step"] for step in found["steps"]] == list(range(6)) and len(found["faults"]) == 4
+    assert (tmp_path / "out" / "faults.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--flops=1e9",), "--config, --profile, --model: got none of them"),
+        (("--model=debug",), "--profile, --flops: got neither"),
+        ((*SMALL, "--sweep=bandwith_gbps=1:2"), "did you mean"),
+        ((*SMALL, "--sweep=latency_ms=5"), "expected latency_ms=LOW:HIGH"),
+        ((*SMALL, "--flops=fast"), "expected FLOP/s or KIND=FLOP/s"),
+        ((*SMALL, "--steps=0"), "--steps: got 0"),
+        ((*SMALL, "--faults=7"), "--faults: got '7', expected SEED:N"),
+        ((*SMALL, "--trace=none.json"), "none.json: cannot be read"),
+        ((*SMALL, "--network=none.json"), "none.json: cannot be read"),
+        ((*SMALL, "--stages=8", f"--network={NETWORK}"), "expected at most n_layers 2"),
+        ((*SMALL, "--pipelines=5", f"--network={NETWORK}"), "has 8 devices, the plan uses device 9"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(arguments, line):
+    done = call("simulate.py", *arguments)
+    assert done.returncode == 2 and line in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_reproduce_writes_a_page_with_its_picture(tmp_path):
+    done = call("reproduce.py", "square_cube", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "square_cube" / "README.md").read_text()
+    assert "The order of the four is the same in paper and simulator." in page and "## Not modelled" in page
+    assert (tmp_path / "square_cube" / "square_cube.png").stat().st_size < 150_000
+
+
+def test_reproduce_refuses_what_it_does_not_know():
+    done = call("reproduce.py", "dtmf")
+    assert done.returncode == 2 and 'did you mean "dtfm"' in done.stderr

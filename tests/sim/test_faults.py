@@ -1,0 +1,255 @@
+"""Faults of the simulator: what a machine hears of them, and how they are drawn."""
+
+import json
+
+import pytest
+from jaxdt.spec.work import Work
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    TEMPORARY_IDS,
+    Boundary,
+    Connect,
+    Header,
+    Heartbeat,
+    Inventory,
+    Key,
+    LinkChanged,
+    Ran,
+    Received,
+    Run,
+    Send,
+    Started,
+    WakeAt,
+    Woke,
+)
+from jaxdt.sim.availability import from_trace
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.faults import (
+    CLOG,
+    CONTROL,
+    CRASH,
+    CRASH_SEEN_S,
+    CUT,
+    DATA,
+    DEAD_LINK_S,
+    DRAWERS,
+    DUPLICATE,
+    JOIN,
+    PAUSE,
+    POWER_OFF,
+    REORDER,
+    SLOW,
+    Fault,
+    draw,
+    spares_every_stage,
+)
+from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.tensors import NoTensors
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Link
+
+LATENCY_S = 0.25
+ONE_SECOND_BYTES = 125_000_000  # at 1 Gbit/s
+
+
+class Talker:
+    """Does the actions of its script at their times, and writes down what it hears."""
+
+    def __init__(self, script=()):
+        self.script, self.heard = dict(script), []
+
+    def handle(self, now_s, event):
+        if isinstance(event, Started):
+            return [WakeAt(at_s, str(at_s)) for at_s in self.script]
+        if isinstance(event, Woke):
+            return self.script[float(event.tag)]
+        if isinstance(event, Received | LinkChanged | Ran):
+            self.heard.append((now_s, event.body if isinstance(event, Received) else event))
+        return []
+
+
+def tell(number, dst=1):
+    return Send(dst, Heartbeat(number, {}), header=Header("r", 0, 0, 0))
+
+
+def show(number, n_bytes=0, dst=1):
+    return Send(dst, Boundary(Key("act", 0, 1, number)), n_bytes, header=Header("r", 0, 0, 0))
+
+
+def play(faults, script, until_s=100.0):
+    """What peers 0, which does the script, and 1 hear."""
+    talkers = {0: Talker(script), 1: Talker(), COORDINATOR: Talker()}
+    seconds = {kind: 1.0 for kind in "FBEGU"}
+    seats = {peer: SimPeer(talkers[peer], NoTensors(1), f"h{peer}", seconds) for peer in (0, 1)}
+    link = lambda src, dst: Link(LATENCY_S, 1.0)  # noqa: E731
+    simulation = Simulation(talkers[COORDINATOR], seats, link, {"h0": 1, "h1": 1}, faults=faults)
+    try:
+        simulation.run(until_s)
+    except RuntimeError as error:
+        assert "nothing left to happen" in str(error)
+    return talkers[0].heard, talkers[1].heard
+
+
+def numbers(heard):
+    """(when, number) of the messages."""
+    bodies = [(now_s, body) for now_s, body in heard if isinstance(body, Heartbeat | Boundary)]
+    return [(now_s, body.count if isinstance(body, Heartbeat) else body.key.microbatch) for now_s, body in bodies]
+
+
+STEADY = {float(at): [tell(at), show(at)] for at in range(10)}
+
+
+# --------------------------------------------------------------------------------------------------------- one by one
+
+
+def test_a_cut_makes_messages_late_and_leaves_them_in_order():
+    _, heard = play([Fault(2.5, CUT, 0, 4.0, others=(1,))], STEADY)
+    late = lambda at: 6.5 if 2.5 <= at + LATENCY_S < 6.5 else at + LATENCY_S  # noqa: E731
+    for kind in (Heartbeat, Boundary):
+        assert numbers([one for one in heard if isinstance(one[1], kind)]) == [(late(at), at) for at in range(10)]
+    assert not [event for _, event in heard if isinstance(event, LinkChanged)], "shorter than breaks_s"
+
+
+def test_both_ends_see_a_long_cut_break_and_heal():
+    silent, heard = play([Fault(1.0, CUT, 0, 5.0, others=(1,), breaks_s=2.0)], {})
+    assert heard == [(3.0, LinkChanged(0, False, CUT)), (6.0, LinkChanged(0, True))]
+    assert silent == [(3.0, LinkChanged(1, False, CUT)), (6.0, LinkChanged(1, True))]
+
+
+def test_who_dials_over_a_link_that_is_seen_to_be_cut_learns_of_it_unless_it_heals_meanwhile():
+    """Else it would believe for ever that a link is down which is not."""
+    cut = Fault(1.0, CUT, 0, 1.5, others=(1,), breaks_s=0.25)
+    dials, _ = play([cut], {at: [Connect(1, "")] for at in (1.125, 2.0, 2.4375)})
+    down = [now_s for now_s, event in dials if event == LinkChanged(1, False, CUT)]
+    assert down == [1.25, 2.0 + CRASH_SEEN_S] and dials[-1] == (2.5, LinkChanged(1, True))
+
+
+def test_overlapping_cuts_last_until_the_last_is_healed():
+    faults = [Fault(0.5, CUT, 0, 2.0, others=(1,)), Fault(1.0, CUT, 1, 4.0, others=(0,))]
+    assert numbers(play(faults, {1.0: [tell(7)]})[1]) == [(5.0, 7)]
+
+
+@pytest.mark.parametrize(("lane", "late"), [("", {Heartbeat, Boundary}), (CONTROL, {Heartbeat}), (DATA, {Boundary})])
+def test_one_lane_may_stand_still_one_way(lane, late):
+    script = {1.0: [tell(0), show(0)]}
+    _, heard = play([Fault(0.5, CLOG, 0, 3.0, others=(1,), factor=0.0, lane=lane)], script)
+    assert {type(body) for now_s, body in heard if now_s == 3.5} == late
+    _, heard = play([Fault(0.5, CLOG, 1, 3.0, others=(0,), factor=0.0, lane=lane)], script)
+    assert {now_s for now_s, _ in heard} == {1.25}
+
+
+def test_a_clogged_link_has_less_bandwidth_while_it_is_clogged():
+    script = {at: [show(0, ONE_SECOND_BYTES)] for at in (1.0, 20.0)}
+    _, heard = play([Fault(0.5, CLOG, 0, 3.0, others=(1,), factor=0.25)], script)
+    assert [now_s for now_s, _ in heard] == pytest.approx([1.0 + 4.0 + LATENCY_S, 20.0 + 1.0 + LATENCY_S])
+
+
+def test_work_that_begins_on_a_slow_device_takes_longer():
+    script = {at: [Run(Work(0, "F", 0, 0, 0))] for at in (0.0, 3.0, 20.0)}
+    heard, _ = play([Fault(2.0, SLOW, 0, 4.0, factor=5.0), Fault(2.5, SLOW, 0, 1.0, factor=2.0)], script)
+    assert [event.seconds for _, event in heard] == pytest.approx([1.0, 10.0, 1.0])
+
+
+def test_what_a_crashed_process_sent_arrives_and_what_a_machine_sent_that_lost_power_does_not():
+    script = {1.0: [tell(1)], 2.0: [tell(2)]}
+    crash, power_off = (play([Fault(1.125, kind, 0)], script)[1] for kind in (CRASH, POWER_OFF))
+    assert crash == [(1.125 + CRASH_SEEN_S, LinkChanged(0, False, "crashed")), (1.25, Heartbeat(1, {}))]
+    assert power_off == [(1.125 + DEAD_LINK_S, LinkChanged(0, False, "crashed"))]
+
+
+def test_nobody_resends_what_a_cut_held_when_its_sender_crashed():
+    faults = [Fault(0.5, CUT, 0, 5.0, others=(1,)), Fault(3.0, CRASH, 0)]
+    assert numbers(play(faults, {1.0: [tell(1)]})[1]) == []
+
+
+def test_who_wakes_up_hears_what_came_before_what_became_due():
+    class Order(Talker):
+        def handle(self, now_s, event):
+            self.heard.append(event)
+            return super().handle(now_s, event)
+
+    talkers = {0: Order({1.0: []}), 1: Talker({1.5: [tell(1, 0)]}), COORDINATOR: Talker()}
+    seats = {peer: SimPeer(talkers[peer], NoTensors(1), "h", {}) for peer in (0, 1)}
+    pause = [Fault(0.5, PAUSE, 0, 3.0)]
+    with pytest.raises(RuntimeError, match="nothing left"):
+        Simulation(talkers[COORDINATOR], seats, lambda src, dst: Link(), {"h": 2}, faults=pause).run()
+    kinds = [type(event) for event in talkers[0].heard if not isinstance(event, tuple)]
+    assert kinds.index(Received) < kinds.index(Woke)
+
+
+@pytest.mark.parametrize("kind", [DUPLICATE, REORDER])
+def test_only_harmless_messages_come_twice_or_out_of_order(kind):
+    script = {
+        0.1 * at: [tell(at), show(at), Send(1, Inventory(at, (), ()), header=Header("r", 0, 0, 0))] for at in range(50)
+    }
+    _, heard = play([Fault(0.0, kind, 0, 60.0, others=(1,))], script)
+    beats = [body.count for _, body in heard if isinstance(body, Heartbeat)]
+    assert set(beats) == set(range(50)) and beats != sorted(set(beats))
+    assert (len(beats) > 50) == (kind == DUPLICATE)
+    assert [body.key.microbatch for _, body in heard if isinstance(body, Boundary)] == list(range(50))
+    assert [body.step for _, body in heard if isinstance(body, Inventory)] == list(range(50))
+
+
+def test_a_fault_that_the_simulator_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="cannot do 1.000 s: melt p0"):
+        play([Fault(1.0, "melt", 0)], STEADY)
+
+
+# ---------------------------------------------------------------------------------------------------------------- dice
+
+STAGES = ((0, 1, 2), (3, 4))
+
+
+def test_an_equal_seed_draws_equal_faults_of_all_kinds():
+    drawn = [draw(seed, STAGES, 6, 10.0, 5.0) for seed in range(100)]
+    assert drawn == [draw(seed, STAGES, 6, 10.0, 5.0) for seed in range(100)]
+    assert {fault.kind for faults in drawn for fault in faults} == set(DRAWERS)
+    lines = [str(fault) for faults in drawn for fault in faults]
+    assert all("\n" not in line for line in lines) and len(set(lines)) == len(lines)
+    assert {fault.kind for fault in draw(1, STAGES, 9, 10.0, 5.0, (SLOW, CLOG))} == {SLOW, CLOG}
+
+
+def test_drawn_faults_leave_each_stage_a_peer_and_begin_in_time():
+    for seed in range(300):
+        faults = draw(seed, STAGES, 8, 10.0, 5.0)
+        assert spares_every_stage(faults, STAGES)
+        assert [fault.at_s for fault in faults] == sorted(fault.at_s for fault in faults)
+        assert all(0.0 <= fault.at_s < 10.0 and fault.seconds <= 5.0 for fault in faults)
+
+
+# -------------------------------------------------------------------------------------------------------------- traces
+
+
+def written(tmp_path, **data):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_trace_of_node_counts_gives_crashes_and_joins(tmp_path):
+    """The run begins at the largest count, which stands for all five peers."""
+    path = written(tmp_path, t_s=[0, 100, 200, 300, 900], nodes=[3, 10, 6, 8, 0])
+    faults = from_trace(path, STAGES, seed=1, until_s=20.0, speed=10.0)
+    assert [(fault.at_s, fault.kind) for fault in faults] == [(10.0, CRASH), (10.0, CRASH)]
+    whole = from_trace(path, STAGES, seed=1, until_s=1e9)
+    assert [fault.kind for fault in whole] == [CRASH] * 2 + [JOIN] + [CRASH] * 4
+    assert whole[2].others == (whole[0].peer,), "the machine that has been away for longest comes back first"
+    assert {fault.peer for fault in whole[3:]} == {*range(5), TEMPORARY_IDS} - {fault.peer for fault in whole[:2]}
+    assert whole == from_trace(path, STAGES, seed=1, until_s=1e9) != from_trace(path, STAGES, seed=2, until_s=1e9)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (dict(t_s=[0]), "expected t_s and nodes, two lists of one length"),
+        (dict(t_s=[0, 5, 5], nodes=[1, 2, 3]), "t_s: expected numbers that grow"),
+        (dict(t_s=[0, 5], nodes=[1, -2]), "nodes: expected integers >= 0"),
+        (dict(t_s=[0, 5], nodes=[0, 0]), "nodes: expected integers >= 0"),
+    ],
+)
+def test_a_bad_trace_is_refused(tmp_path, data, line):
+    with pytest.raises(BadInput, match=line):
+        from_trace(written(tmp_path, **data), STAGES, 0, 1.0)
+    with pytest.raises(BadInput, match="cannot be read"):
+        from_trace(tmp_path / "none.json", STAGES, 0, 1.0)

@@ -1,0 +1,61 @@
+"""The step protocol under faults of all kinds: many seeds, all invariants at every event.
+
+More on demand: python scripts/experiments/fuzz_protocol.py --seeds=300:10000"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.sim.faults import DRAWERS, JOIN, LEAVE, RESTART, spares_every_stage
+from jaxdt.sim.fuzz.cases import draw_case, finding, play
+
+ROOT = Path(__file__).resolve().parents[2]
+N_SEEDS = 300
+
+
+@pytest.mark.parametrize("low", range(0, N_SEEDS, 50))
+def test_invariants_hold_whatever_befalls_a_run(low):
+    found = {seed: line for seed in range(low, low + 50) if (line := finding(draw_case(seed)))}
+    assert not found
+
+
+def test_the_seeds_draw_all_kinds_and_both_ends():
+    """Else the fuzzer would look at less than it says."""
+    cases = [draw_case(seed) for seed in range(N_SEEDS)]
+    assert {fault.kind for case in cases for fault in case.faults} == {*DRAWERS, JOIN, RESTART, LEAVE}
+    fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
+    assert 3 <= len(fatal) <= N_SEEDS // 10
+    assert {case.config.train.on_nonfinite for case in cases} == {"stop", "skip", "rollback"}
+
+
+def test_equal_seeds_play_equally():
+    def events(seed):
+        lines = []
+        play(draw_case(seed), observer=lambda *what: lines.append(str(what)))
+        return lines
+
+    seed = next(seed for seed in range(N_SEEDS) if len(draw_case(seed).faults) == 4)
+    first = events(seed)
+    assert first == events(seed) and len(first) > 100
+
+
+def test_a_run_that_loses_a_stage_ends_for_all():
+    """Where faults may take all peers of a stage, some do: the run ends with code 3, and no invariant is broken."""
+    cases = (draw_case(seed) for seed in range(N_SEEDS))
+    fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
+    codes = {play(case)[0].stopped[COORDINATOR].code for case in fatal}
+    assert 3 in codes
+
+
+def test_the_script_prints_the_rate_and_refuses_what_is_no_range():
+    def call(*arguments):
+        command = [sys.executable, "scripts/experiments/fuzz_protocol.py", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+    done = call("--seeds=3:4", "--verbose")
+    assert done.returncode == 0 and "1 seeds, 0 with a finding" in done.stdout and "seed 3: " in done.stdout
+    refused = call("--seeds=4:3")
+    assert refused.returncode == 2 and refused.stderr == "--seeds: got '4:3', expected LOW < HIGH\n"

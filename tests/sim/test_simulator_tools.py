@@ -1,0 +1,230 @@
+"""Around the simulator's clock: link options, the parts of a step, determinism between runs and versions of Python."""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxdt.membership.member import Membership
+from jaxdt.protocol.trace import Trace
+from jaxdt.sim.event_queue import EventQueue
+from jaxdt.sim.link_table import LinkOptions, LinkTable
+from jaxdt.sim.links import Jitter, Ramp
+from jaxdt.sim.predict import simulate
+from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes, pairs
+from jaxdt.sim.time_breakdown import account
+from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import GPTConfig
+from jaxdt.spec.network import Device, Link, Network, uniform
+from jaxdt.spec.profile import from_flops
+from jaxdt.sync.allreduce import AllReduce
+from jaxdt.wiring.fixed import FixedWiring
+
+BYTE_A_SECOND = 8e-9  # Gb/s
+
+
+def scenario(stages=2, pipelines=2, microbatches=8, network=None, **options):
+    model = GPTConfig(4, 32, 2, 128, 16, 64)
+    cut = PlanConfig(stages=stages, pipelines=pipelines, microbatches=microbatches)
+    config = RunConfig(model, plan=cut, sync=SyncConfig(slice_bytes=1 << 16))
+    kinds = {device.kind for device in network.devices} if network else {""}
+    profile = from_flops(model, 1, dict.fromkeys(kinds, 1e9), 0.5)
+    return Scenario(config, default_plan(config), profile, network or apart(stages * pipelines), **options)
+
+
+def apart(n, latency_s=0.01, gbps=0.01):
+    """n devices, each on a host of its own."""
+    network = uniform(n, latency_s, gbps)
+    return replace(network, devices=tuple(replace(device, host="") for device in network.devices))
+
+
+# ---------------------------------------------------------------------------------------------------------- calendar
+
+
+def test_what_is_asked_for_during_an_instant_takes_part_in_it():
+    calendar, seen = EventQueue(), []
+    calendar.at(2.0, lambda: seen.append("late"))
+    calendar.at(1.0, lambda: (seen.append("a"), calendar.at(1.0, lambda: seen.append("c"))))
+    calendar.at(1.0, lambda: seen.append("b"))
+    while calendar:
+        calendar.happen()
+    assert seen == ["a", "b", "c", "late"]
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+
+
+def deliveries(offers, link, options=None, host_of=None):
+    """{name: when}; offers are (name, when, src, dst, bytes)."""
+    calendar, got, clock = EventQueue(), {}, [0.0]
+    lines = LinkTable(lambda src, dst: link, calendar.at, host_of or {}, options or LinkOptions())
+    for name, when_s, src, dst, n_bytes in offers:
+        arrived = lambda name=name: got.setdefault(name, clock[0])  # noqa: E731
+        offer = lambda s=src, d=dst, t=when_s, n=n_bytes, f=arrived: lines.line(s, d).carry(t, n, 0, f)  # noqa: E731
+        calendar.at(when_s, offer)
+    while calendar:
+        clock[0] = calendar.next_s()
+        calendar.happen()
+    return got
+
+
+SLOW = Link(0.5, BYTE_A_SECOND)
+
+
+def test_jitter_is_seeded_stays_within_its_bound_and_keeps_the_order():
+    offers = [(i, 0.1 * i, 0, 1, 1) for i in range(40)]
+    jittered = deliveries(offers, Link(0.5, 1.0), LinkOptions(jitter=Jitter(0.3, seed=7)))
+    late_s = [jittered[i] - (0.1 * i + 0.5) for i in range(40)]
+    assert all(-1e-9 <= s <= 0.3 + 1e-6 for s in late_s) and max(late_s) > 0.2
+    assert list(jittered.values()) == sorted(jittered.values())
+    assert jittered == deliveries(offers, Link(0.5, 1.0), LinkOptions(jitter=Jitter(0.3, seed=7)))
+    assert jittered != deliveries(offers, Link(0.5, 1.0), LinkOptions(jitter=Jitter(0.3, seed=8)))
+
+
+def test_a_shared_way_out_takes_one_message_at_a_time():
+    """Two links of 1 B/s out of one host whose line has 2 B/s: the second message starts when the first has left the
+    line, and each still needs its own link's 10 s."""
+    access = LinkOptions(access_gbps={"h": (2 * BYTE_A_SECOND, 2 * BYTE_A_SECOND)})
+    host_of = {0: "h", 1: "a", 2: "b"}
+    got = deliveries([("a", 0.0, 0, 1, 10), ("b", 0.0, 0, 2, 10)], SLOW, access, host_of)
+    assert got == pytest.approx({"a": 10.5, "b": 15.5})
+
+
+def test_a_narrow_way_in_is_shared_by_all_senders():
+    """Two senders of 10 B each, into a line of 0.5 B/s: 20 s each, one after the other."""
+    access = LinkOptions(access_gbps={"h": (1.0, 0.5 * BYTE_A_SECOND)})
+    got = deliveries([("a", 0.0, 1, 0, 10), ("b", 0.0, 2, 0, 10)], SLOW, access, {0: "h", 1: "a", 2: "b"})
+    assert got == pytest.approx({"a": 20.5, "b": 40.5})
+
+
+def test_peers_of_one_host_do_not_use_its_line():
+    access = LinkOptions(access_gbps={"h": (BYTE_A_SECOND / 100, BYTE_A_SECOND / 100)})
+    assert deliveries([("a", 0.0, 0, 1, 10)], SLOW, access, {0: "h", 1: "h"}) == pytest.approx({"a": 10.5})
+
+
+def test_a_wide_line_changes_nothing():
+    offers = [(i, 0.7 * i, i % 3, (i + 1) % 3, 1 + i) for i in range(12)]
+    wide = LinkOptions(access_gbps={f"h{p}": (1.0, 1.0) for p in range(3)})
+    hosts = {p: f"h{p}" for p in range(3)}
+    assert deliveries(offers, SLOW, wide, hosts) == pytest.approx(deliveries(offers, SLOW), abs=1e-5)
+
+
+def test_a_connection_that_was_idle_starts_slowly_again():
+    """100 ms round trip, 100 Mb/s: 863 segments fill it. After 3 s idle, ten timeouts of 0.3 s, the window is ten
+    segments; 1,000 segments need six doublings below the full window."""
+    link, n_bytes = Link(0.05, 0.1), 1448 * 1000
+    full = 0.1 / link.occupied_s(1448)
+    lost_s = sum(0.1 * (1 - 10 * 2**i / full) for i in range(6))
+    assert Ramp().delay_s(link, 3.0, n_bytes) == pytest.approx(lost_s)
+    assert Ramp().delay_s(link, 0.1, n_bytes) == 0.0
+    got = deliveries([(0, 0.0, 0, 1, n_bytes), (1, 10.0, 0, 1, n_bytes)], link, LinkOptions(ramp=Ramp()))
+    assert got[0] == pytest.approx(link.transfer_s(n_bytes))
+    assert got[1] == pytest.approx(10.0 + link.transfer_s(n_bytes) + lost_s)
+
+
+# ----------------------------------------------------------------------------------------------------- parts of a step
+
+
+def test_parts_add_up_and_each_is_what_its_cause_costs():
+    result = account(scenario(), 2)
+    parts = result.parts
+    outcome = simulate(scenario().quiet(3), scenario().plan, scenario().conditions())
+    assert result.step_s == pytest.approx(outcome.fields("step")[2]["step_s"])
+    assert parts.commit_s == pytest.approx(2 * 0.01 + 0.002, rel=0.2)
+    assert min(parts.compute_s, parts.bubble_s, parts.transfer_s, parts.sync_s) > 0
+    assert result.utilisation_mean == pytest.approx(parts.compute_s / result.step_s)
+
+
+def test_without_a_network_there_is_compute_and_bubble_only():
+    """One stage and no replicas: all compute. Two equal stages: a bubble of 1 / (M + 1) of the pipeline's time."""
+    alone = account(scenario(1, 1, 8, apart(1), persist_s=0.0), 2).parts
+    assert alone.step_s == pytest.approx(alone.compute_s)
+    two = account(scenario(2, 1, 8, apart(2, 0.0, 1e9), persist_s=0.0), 2).parts
+    assert two.bubble_s > 0 and two.transfer_s == pytest.approx(0, abs=1e-6)
+    assert two.sync_s == two.commit_s == pytest.approx(0, abs=1e-9)
+
+
+def test_bytes_per_link_are_boundaries_and_shards():
+    """8 microbatches of 16 x 32 floats, 4 a pipeline; each member sends its peer half of the vector, twice."""
+    one = scenario()
+    result = account(one, 2)
+    assert result.n_bytes[0, 1] == 4 * 16 * 32 * 4
+    (lo, hi), row = one.plan.stages[0], one.plan.placement[0]
+    assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * one.config.model.stage_params(lo, hi), rel=1e-3)
+
+
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(st.sampled_from(["bandwidth_gbps", "latency_ms"]), st.floats(0.05, 50), st.floats(1.1, 10))
+def test_sweeps_over_better_links_never_cost_more(name, value, factor):
+    better, worse = (value * factor, value) if name == "bandwidth_gbps" else (value, value * factor)
+    steps = [account(SWEEPS[name](scenario(), at), 1).step_s for at in (better, worse)]
+    assert steps[0] <= steps[1] + 1e-9
+
+
+def test_a_sweep_of_microbatches_keeps_every_pipeline_busy():
+    assert SWEEPS["microbatches"](scenario(), 1).plan.shares == (1, 1)
+    assert SWEEPS["microbatches"](scenario(), 11).plan.shares == (6, 5)
+
+
+def test_links_inside_a_host_are_left_alone():
+    devices = tuple(Device(f"d{i}", host="a" if i < 2 else "b") for i in range(4))
+    network = Network(devices, ((0.001,) * 4,) * 4, ((1.0,) * 4,) * 4)
+    swept = SWEEPS["latency_ms"](scenario(network=network), 100.0).network
+    assert swept.link(0, 1) == network.link(0, 1) and swept.link(1, 2) == Link(0.1, 1.0)
+
+
+def test_memory_counts_what_is_in_flight():
+    one = scenario(microbatches=400)
+    deep = replace(one, plan=replace(one.plan, schedule="gpipe"))
+    assert memory_bytes(deep)[0] > memory_bytes(one)[0]
+    assert set(memory_bytes(one)) == set(one.plan.peers)
+
+
+def test_a_plan_over_missing_links_or_devices_is_refused():
+    with pytest.raises(BadInput, match="has 3 devices, the plan uses device 3"):
+        scenario(network=apart(3))
+    broken = apart(4)
+    rows = [list(row) for row in broken.bandwidth_gbps]
+    src, dst = pairs(scenario().plan)[0]
+    rows[src][dst] = 0.0
+    with pytest.raises(BadInput, match=f"bandwidth_gbps\\[{src}\\]\\[{dst}\\]: got 0"):
+        scenario(network=replace(broken, bandwidth_gbps=tuple(map(tuple, rows))))
+
+
+# --------------------------------------------------------------------------------------------------------- determinism
+
+DIGEST = "44f37b0969de4dec6534248d00f478099b204112b48b6b0f99d5db0bdd7ba798"
+
+
+def digest_of_a_run() -> str:
+    options = LinkOptions(Jitter(0.02, seed=3), Ramp(), {"device0": (0.005, 0.005)})
+    one = scenario(stages=2, pipelines=3, microbatches=11, network=apart(6), options=options)
+    lines = []
+    config = replace(one.quiet(4), train=replace(one.quiet(4).train, eval_every_steps=2))
+    simulate(config, one.plan, one.conditions(), Trace(lines.append))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_the_trace_is_the_same_in_every_run_and_on_every_python():
+    """The committed digest was made on 3.11 and 3.12. A change of a model or a machine changes it: look at the trace
+    before and after, then commit the new one."""
+    assert digest_of_a_run() == digest_of_a_run() == DIGEST
+
+
+# ---------------------------------------------------------------------------------------------------------- machines
+
+
+@pytest.mark.parametrize("machine", [Membership, FixedWiring, AllReduce])
+def test_a_machine_names_every_event_that_it_matches(machine):
+    """READS decides what Peer hands to a machine, so an event that `handle` matches must be in it."""
+    matched = set()
+    for method in (machine.handle, getattr(machine, "_received", None)):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method))) if method else ast.Module([], [])
+        matched |= {node.cls.id for node in ast.walk(tree) if isinstance(node, ast.MatchClass)}
+    assert matched - {"Received", "Work"} <= {kind.__name__ for kind in machine.READS}
