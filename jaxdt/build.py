@@ -1,6 +1,11 @@
-"""config + plan -> machines: names every wiring and sync that a run can choose."""
+"""config + plan -> machines, by asking the tables of wirings (jaxdt.wiring.base) and syncs (jaxdt.sync.base).
+
+Which combinations of options make sense is checked here, since only build may look at all tables.
+"""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
@@ -9,108 +14,126 @@ from jaxdt.membership.peer import Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig, check_plan
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan, to_json
-from jaxdt.spec.sizes import boundary_bytes, sync_groups
-from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.base import sync_entry
 from jaxdt.sync.state_transfer import StateTransfer
+from jaxdt.wiring.base import PeerLoad, Wiring, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
-from jaxdt.wiring.fixed import FixedWiring
 from jaxdt.wiring.load_report import LoadReporter
 from jaxdt.wiring.rebalance import Rebalancer
-from jaxdt.wiring.retention import Retention
-from jaxdt.wiring.route_policy import MeasuredRoutes
-from jaxdt.wiring.service_time import ServiceTime
-from jaxdt.wiring.swarm import SwarmWiring
 
-REPORTS_A_PERIOD = 4  # of rebalancing
-WINDOW_A_PEER = 4  # with 2, boundary tensors that take as long as the Work left peers idle a third of the time
+LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 
 
-def build_peer(
-    config: RunConfig,
-    plan: Plan,
-    peer: int,
-    run: str,
-    start_version: int = 0,
-    start_generation: int = 0,
-    data_checksum: str = "",
-) -> Peer:
-    """The machines of one peer of the plan, which begins with `start_version` updates seen, of `start_generation`."""
+@dataclass(frozen=True)
+class RunStart:
+    """Which run this is, and where it begins: its name, the updates seen so far, the generation that draws its samples,
+    and the checksum of its token file."""
+
+    run: str
+    version: int = 0
+    generation: int = 0
+    data_checksum: str = ""
+
+
+def check(config: RunConfig, plan: Plan) -> None:
+    """BadInput for a plan that does not fit the model, and for options that make no sense together."""
     check_plan(config, plan)
-    mark = fingerprint(config, plan, data_checksum)
-    return _peer(config, plan, peer, plan.seat(peer)[0], run, mark, start_version, start_generation)
+    wiring = config.wiring
+    entry = wiring_entry(wiring.kind)
+    if wiring.rebalance_s and not entry.may_change_stages:
+        raise BadInput(
+            f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
+            "fixed stages"
+        )
+    for boundary, codec in enumerate(plan.codec):
+        if "," in codec and not entry.codec_per_pipeline:
+            raise BadInput(
+                f"plan.codec[{boundary}]: got {codec!r}, a name per pipeline, expected one for all: with wiring "
+                f"{wiring.kind} a peer sends to any of the next stage"
+            )
+    if problem := entry.check(config, plan) or sync_entry(config.sync.kind).check(config, plan):
+        raise BadInput(problem)
 
 
-def build_peers(config: RunConfig, plan: Plan, run: str) -> dict[int, Peer]:
-    """All peers of the plan at its start, for a driver that runs them all: the plan is checked once."""
-    check_plan(config, plan)
-    mark = fingerprint(config, plan, "")
-    return {peer: _peer(config, plan, peer, plan.seat(peer)[0], run, mark) for peer in plan.peers}
+def codec_per_pipeline(config: RunConfig) -> bool:
+    """Whether each pipeline may have codecs of its own; else a boundary has one codec."""
+    return wiring_entry(config.wiring.kind).codec_per_pipeline
 
 
-def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, run: str, data_checksum: str = "") -> Peer:
+def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
+    """What a peer in a place of the plan holds of a step at most."""
+    return wiring_entry(config.wiring.kind).peer_load(config, plan, stage, pipeline)
+
+
+def build_peer(config: RunConfig, plan: Plan, peer: int, start: RunStart) -> Peer:
+    """The machines of one peer of the plan."""
+    check(config, plan)
+    return _peer(PeerSetup(config, plan, peer, plan.seat(peer)[0]), start, _fingerprint(config, plan, start))
+
+
+def build_peers(config: RunConfig, plan: Plan, start: RunStart) -> dict[int, Peer]:
+    """All peers of the plan, for a driver that runs them all: the plan is checked once."""
+    check(config, plan)
+    digest = _fingerprint(config, plan, start)
+    return {peer: _peer(PeerSetup(config, plan, peer, plan.seat(peer)[0]), start, digest) for peer in plan.peers}
+
+
+def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, start: RunStart) -> Peer:
     """The machines of a peer that joins a run, for a stage of the plan."""
-    check_plan(config, plan)
-    return _peer(config, plan, peer, stage, run, fingerprint(config, plan, data_checksum))
+    check(config, plan)
+    return _peer(PeerSetup(config, plan, peer, stage), start, _fingerprint(config, plan, start))
 
 
-def _peer(
-    config: RunConfig,
-    plan: Plan,
-    peer: int,
-    stage: int,
-    run: str,
-    mark: str,
-    start_version: int = 0,
-    start_generation: int = 0,
-) -> Peer:
-    seat = PeerIdentity(
-        run=run,
-        fingerprint=mark,
-        peer=peer,
-        stage=stage,
-        start_version=start_version,
-        start_generation=start_generation,
+def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
+    config = setup.config
+    identity = PeerIdentity(
+        run=start.run,
+        fingerprint=digest,
+        peer=setup.peer,
+        stage=setup.stage,
+        start_version=start.version,
+        start_generation=start.generation,
         n_steps=config.train.steps,
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         outage_s=config.net.outage_s,
     )
-    handover = StateTransfer(peer, stage, config.sync.slice_bytes)
-    pace = ServiceTime()
-    wirings = [_wiring(config, plan, peer, stage, pace) for _ in range(1 + config.sync.delay)]
-    wiring = DelayedUpdate(peer, stage, wirings, config.delay) if len(wirings) > 1 else wirings[0]
+    sync = sync_entry(config.sync.kind).build(setup)
+    state_transfer = StateTransfer(setup.peer, setup.stage, config.sync.slice_bytes)
+    return Peer(Membership(identity), _wiring(setup), sync, state_transfer)
+
+
+def _wiring(setup: PeerSetup) -> Wiring:
+    """One wiring per step under way, and around them what measures their queues where the config asks for it."""
+    config = setup.config
+    wirings: Sequence[Wiring] = wiring_entry(config.wiring.kind).build(setup, 1 + config.sync.delay)
+    wiring = wirings[0] if len(wirings) == 1 else DelayedUpdate(setup.peer, setup.stage, wirings, config.delay)
     if config.wiring.rebalance_s:
-        wiring = LoadReporter(wiring, config.wiring.rebalance_s / REPORTS_A_PERIOD)
-    return Peer(Membership(seat), wiring, _sync(config, plan, peer, stage), handover)
-
-
-def window(config: RunConfig, plan: Plan) -> int:
-    """Microbatches on their way in all under stochastic wiring."""
-    return config.wiring.window or WINDOW_A_PEER * len(plan.peers)
+        return LoadReporter(wiring, config.wiring.rebalance_s / LOAD_REPORTS_A_PERIOD)
+    return wiring
 
 
 def build_coordinator(
     config: RunConfig,
     plan: Plan,
-    run: str,
-    start_version: int = 0,
-    start_generation: int = 0,
-    data_checksum: str = "",
-    memory: DurableState | None = None,
+    start: RunStart,
+    durable_state: DurableState | None = None,
     balance: Balance | None = None,
 ) -> Coordinator:
-    """The coordinator of a run of this plan; with `memory`, one that goes on after another's death. `balance` decides
-    who changes stages, if not the config does."""
-    check_plan(config, plan)
-    terms = CoordinatorConfig(
-        run=run,
-        fingerprint=fingerprint(config, plan, data_checksum),
+    """The coordinator of a run of this plan; with `durable_state`, one that goes on after another's death. `balance`
+    decides which peers change stages, if the config does not say so."""
+    check(config, plan)
+    coordinator_config = CoordinatorConfig(
+        run=start.run,
+        fingerprint=_fingerprint(config, plan, start),
         stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
         n_stages=plan.n_stages,
-        start_version=start_version,
-        start_generation=start_generation,
+        start_version=start.version,
+        start_generation=start.generation,
         n_steps=config.train.steps,
         on_nonfinite=config.train.on_nonfinite,
         tokens_per_sample=config.seq_lengths,
@@ -120,10 +143,10 @@ def build_coordinator(
         delay_steps=config.sync.delay,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
-    every_s = config.wiring.rebalance_s
-    if balance is None and every_s:
-        balance = Rebalancer(every_s, config.wiring.rebalance_moves)
-    return Coordinator(terms, memory, balance)
+    if balance is None and config.wiring.rebalance_s:
+        balance = Rebalancer(config.wiring.rebalance_s, config.wiring.rebalance_moves)
+    agreement = sync_entry(config.sync.kind).build_agreement(coordinator_config)
+    return Coordinator(coordinator_config, agreement, durable_state, balance)
 
 
 def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
@@ -131,28 +154,5 @@ def fingerprint(config: RunConfig, plan: Plan, data_checksum: str) -> str:
     return f"config {config.fingerprint}, plan {plan.fingerprint}, tokens {data_checksum[:16]}"
 
 
-def _wiring(config: RunConfig, plan: Plan, peer: int, stage: int, pace: ServiceTime) -> FixedWiring | SwarmWiring:
-    sizes = [_sent_bytes(config, plan, stage, pipeline) for pipeline in range(plan.n_pipelines)]
-    n_steps, evals = config.train.steps, (config.train.eval_every_steps, config.train.eval_microbatches)
-    retain_bytes = config.wiring.retain_bytes // (1 + config.sync.delay)  # each of the steps under way has its share
-    if config.wiring.kind == "fixed":
-        return FixedWiring(plan, peer, stage, n_steps, sizes, evals, retain_bytes)
-    n_routers = min(config.wiring.routers, len(plan.peers))
-    sizes_of_routes = n_routers, window(config, plan), plan.n_microbatches
-    routes = MeasuredRoutes(plan.n_stages, *sizes_of_routes, f"{config.train.seed} {peer}")
-    retention = Retention(stage, plan.n_stages, sizes[0], retain_bytes)
-    return SwarmWiring(peer, stage, plan.n_stages, plan.n_microbatches, n_steps, sizes, evals, routes, retention, pace)
-
-
-def _sent_bytes(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
-    """Payload of an activation that a stage sends and of a gradient, for microbatches of a pipeline."""
-    first, last = stage == 0, stage == plan.n_stages - 1
-    activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
-    gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)
-    return activation, gradient
-
-
-def _sync(config: RunConfig, plan: Plan, peer: int, stage: int) -> AllReduce:
-    groups = tuple(group for group in sync_groups(config, plan) if stage in group.stages)
-    sizes = (plan.n_microbatches, config.sync.slice_bytes)
-    return AllReduce(peer, stage, groups, *sizes, config.optim.clip_norm, config.delay)
+def _fingerprint(config: RunConfig, plan: Plan, start: RunStart) -> str:
+    return fingerprint(config, plan, start.data_checksum)

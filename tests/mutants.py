@@ -13,6 +13,7 @@ from dataclasses import replace
 from unittest import mock
 
 from jaxdt.membership import coordinator
+from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -227,7 +228,9 @@ def redoes_with_the_latest(who, machine, contents):
 
 def forgets_its_views(who, machine, contents):
     """A coordinator that is started again knows nothing."""
-    return Coordinator(machine.terms) if who == COORDINATOR and machine.view else machine
+    return (
+        Coordinator(machine.config, TwoPhaseCommit(machine.config)) if who == COORDINATOR and machine.view else machine
+    )
 
 
 def unchanged(who, machine, contents):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from jaxdt.spec.work import Work
 from test_equivalence import assert_same_training, elastic, functions_of, make_config, one_process  # noqa: F401
 
 from jaxdt.protocol.events import (
@@ -23,6 +22,7 @@ from jaxdt.protocol.events import (
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 from jaxdt.spec.config import WiringConfig, default_plan
 from jaxdt.spec.delay import Delay
+from jaxdt.spec.work import Work
 from jaxdt.wiring.delayed_update import DelayedUpdate
 
 

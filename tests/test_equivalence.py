@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
-from jaxdt.build import build_coordinator, build_newcomer, build_peer
+from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.model.gpt import init_stage
@@ -32,6 +31,7 @@ from jaxdt.spec import serialize
 from jaxdt.spec.network import Link
 from jaxdt.spec.optim import OptimConfig
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 N_STEPS = 20
 SEED = 3
@@ -179,17 +179,19 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
         stage_of[peer] = here.seat(peer)[0]
         stores[peer] = Store(config, here, peer, Tokens(), functions_of(config, plan, stage_of[peer]))
         machine = (
-            build_peer(config, plan, peer, "r") if stage is None else build_newcomer(config, plan, peer, stage, "r")
+            build_peer(config, plan, peer, RunStart("r"))
+            if stage is None
+            else build_newcomer(config, plan, peer, stage, RunStart("r"))
         )
         return SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
 
     def coordinator_of(disk):
-        return build_coordinator(config, plan, "r", memory=load_durable_state(disk, checkpoint=0))
+        return build_coordinator(config, plan, RunStart("r"), durable_state=load_durable_state(disk, checkpoint=0))
 
     seats = {peer: seat_of(peer) for peer in plan.peers}
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     cores = {seat.host: 1 for seat in seats.values()}
-    coordinator = build_coordinator(config, plan, "r", balance=balance)
+    coordinator = build_coordinator(config, plan, RunStart("r"), balance=balance)
     how = dict(faults=faults, seat_of=seat_of, coordinator_of=coordinator_of)
     outcome = Simulation(coordinator, seats, link, cores, **how).run()
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason

@@ -1,1 +1,6 @@
-"""Who is in the run: the sides of a peer and of the coordinator."""
+"""Who is in the run: the machines of membership, on the side of a peer and on the side of the coordinator.
+
+member.py and peer.py run in every peer, all other files in the coordinator. How members agree that a step is done, and
+which stage needs a peer, are parts that jaxdt.build gives to the coordinator (agreement.py, rebalance_api.py). Imports
+jaxdt.protocol and jaxdt.spec only; pure state machines, standard library only.
+"""

@@ -1,55 +1,148 @@
-"""A step's record from what all members are prepared for, and its metrics."""
+"""Two-phase commit of steps, for replicas that stay equal (step protocol, Sec. 5).
+
+Phase 1: every member says `Prepared` when it holds the whole result of each of its groups. Phase 2: the coordinator
+makes the step's record durable and announces it, and every member applies it. So no step is half applied.
+"""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jaxdt.protocol.events import GroupResult, Prepared, Record, Round, Tally
+from jaxdt.membership.agreement import Decision, EndRun, Results, RollBack
+from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Round, Tally, View
+from jaxdt.protocol.reports import StepReport
 from jaxdt.spec.seq_lengths import SeqLengths
+
+KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
+ROLLBACKS_MAX = 3  # without a complete checkpoint in between
 
 
 class Disagreement(Exception):
-    """One line: who holds another result than the others."""
+    """One line: which member holds another result than the others."""
+
+
+class TwoPhaseCommit:
+    """The agreement of `sync.kind = "allreduce"`: all members commit each step, in order."""
+
+    READS = frozenset({Prepared})
+
+    def __init__(self, config: CoordinatorConfig):
+        self.n_committed = config.start_version
+        self._config = config
+        self._votes = Votes()
+        self._records: list[Record] = []
+        self._n_rollbacks = 0
+        self._last_commit_s = 0.0
+
+    def start(self, now_s: float) -> None:
+        self._last_commit_s = now_s
+
+    def restore(self, records: Sequence[Record], n_committed: int) -> None:
+        self._records = list(records)
+        self.n_committed = max([n_committed, *(record.step + 1 for record in self._records)])
+
+    def hear(self, src: int, message: Message, admissions: Mapping[int, int]) -> None:
+        """A vote on the first step that is not committed, or with a delay on one of the next."""
+        assert isinstance(message, Prepared)
+        if self.n_committed <= message.step <= self.n_committed + self._config.delay_steps:
+            self._votes.add(src, message, admissions)
+
+    def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
+        """The record of the next step once every member is prepared for it."""
+        step = self.n_committed
+        votes = self._votes.of_all(step, admissions)
+        if votes is None:
+            return None
+        try:
+            record = agreed_record(step, votes, generation)
+        except Disagreement as problem:
+            return EndRun(3, f"step {step}: {problem}")
+        if record.verdict == "skip" and self._config.on_nonfinite != "skip":
+            return self._not_finite(step)
+        return record
+
+    def _not_finite(self, step: int) -> Decision:
+        self._n_rollbacks += 1
+        if self._config.on_nonfinite == "stop" or self._n_rollbacks > ROLLBACKS_MAX:
+            return EndRun(4, f"step {step}: the gradient is not finite")
+        return RollBack()
+
+    def durable_form(self, record: Record) -> tuple[Record, ...]:
+        return (*self._records, record)[-KEPT_RECORDS:]
+
+    def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
+        votes = self._votes.pop(record.step)
+        self._records = list(self.durable_form(record))
+        self.n_committed = record.step + 1
+        step_s = now_s - self._last_commit_s
+        self._last_commit_s = now_s
+        return Committed(record), [step_report(record, votes, step_s, self._config.tokens_per_sample)]
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return tuple(self._records)
+
+    def missed(self) -> list[Message]:
+        return [Committed(record) for record in self._records]
+
+    def leave_view(self, members: Collection[int]) -> Results:
+        """Results that members hold stay good; who is prepared says so again in the new view."""
+        held = self._votes.held(members)
+        self._votes.clear()
+        return held
+
+    def adopt_view(self, now_s: float, view: View) -> None:
+        if view.number == 1 or view.rolled_back:
+            self._last_commit_s = now_s
+        self.n_committed = view.n_committed
+
+    def roll_back(self) -> None:
+        self._votes.clear()
+        self._records.clear()
+
+    def checkpoint_complete(self) -> None:
+        self._n_rollbacks = 0
 
 
 class Votes:
-    """Who has said in the present view that it is prepared for a step, and with which results."""
+    """Which members are prepared for which step in the present view, and with which results."""
 
     def __init__(self):
-        self._said: dict[int, dict[int, Prepared]] = {}
+        self._by_step: dict[int, dict[int, Prepared]] = {}
 
     def add(self, src: int, prepared: Prepared, admissions: Mapping[int, int]) -> None:
-        """What a member says under its present admission; of another nothing counts."""
+        """A member's vote; one under an earlier admission of it does not count."""
         if prepared.admission == admissions.get(src):
-            self._said.setdefault(prepared.step, {})[src] = prepared
+            self._by_step.setdefault(prepared.step, {})[src] = prepared
 
-    def all(self, step: int, admissions: Mapping[int, int]) -> Mapping[int, Prepared] | None:
+    def of_all(self, step: int, admissions: Mapping[int, int]) -> Mapping[int, Prepared] | None:
         """All votes on a step, once every member of the view has given its own."""
-        said = self._said.get(step, {})
-        return said if len(said) == len(admissions) and set(said) == set(admissions) else None
+        votes = self._by_step.get(step, {})
+        return votes if len(votes) == len(admissions) and set(votes) == set(admissions) else None
 
-    def held(self, members: Collection[int]) -> tuple[tuple[Round, tuple[int, ...]], ...]:
+    def held(self, members: Collection[int]) -> Results:
         """Rounds of all steps, and the members that hold their whole result."""
         holders: dict[Round, list[int]] = {}
-        for said in self._said.values():
-            for peer, prepared in sorted(said.items()):
+        for votes in self._by_step.values():
+            for peer, prepared in sorted(votes.items()):
                 for result in prepared.results if peer in members else ():
                     holders.setdefault(result.round, []).append(peer)
         return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
 
     def pop(self, step: int) -> list[Prepared]:
         """The votes on a step that is committed."""
-        return list(self._said.pop(step).values())
+        return list(self._by_step.pop(step).values())
 
     def clear(self) -> None:
-        self._said.clear()
+        self._by_step.clear()
 
 
-def agreed(step: int, said: Mapping[int, Prepared], generation: int) -> Record:
-    """The record of a step that every member is prepared for: the groups' rounds and the squared norm over all of them;
-    verdict "skip" if that is not finite. Disagreement if two members of a group hold different results."""
+def agreed_record(step: int, votes: Mapping[int, Prepared], generation: int) -> Record:
+    """The record of a step that every member is prepared for: the groups' rounds, and the squared norm over all groups.
+    Its verdict is "skip" if that norm is not finite. Disagreement if two members of a group hold different results."""
     results: dict[str, GroupResult] = {}
-    for peer, one in sorted(said.items()):
-        for result in one.results:
+    for peer, prepared in sorted(votes.items()):
+        for result in prepared.results:
             group = result.round.group
             first = results.setdefault(group, result)
             if (first.round, first.digest) != (result.round, result.digest):  # norms may be NaN, unequal to itself
@@ -62,18 +155,16 @@ def agreed(step: int, said: Mapping[int, Prepared], generation: int) -> Record:
     return Record(step, rounds, sq_norm, counts.pop(), "apply" if math.isfinite(sq_norm) else "skip", generation)
 
 
-def metrics_of(record: Record, said: Iterable[Prepared], step_s: float, tokens_per_sample: SeqLengths) -> dict:
-    """The fields of a committed step's report."""
-    results = {result.round.group: result for one in said for result in one.results}
+def step_report(record: Record, votes: Iterable[Prepared], step_s: float, tokens_per_sample: SeqLengths) -> StepReport:
+    """A committed step as its members have measured it."""
+    results = {result.round.group: result for vote in votes for result in vote.results}
     tally = sum((result.tally for result in results.values()), Tally())
-    fields = {
-        "step": record.step,
-        "loss": tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
-        "step_s": step_s,
-        "tokens_per_s": record.n_samples * tokens_per_sample.at(record.step) / step_s if step_s > 0 else math.inf,
-        "gradient_norm": math.sqrt(record.sq_norm) / record.n_samples,
-        "verdict": record.verdict,
-    }
-    if tally.n_evals:
-        fields["eval_loss"] = tally.eval_sum / tally.n_evals
-    return fields
+    return StepReport(
+        step=record.step,
+        loss=tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
+        step_s=step_s,
+        tokens_per_s=record.n_samples * tokens_per_sample.at(record.step) / step_s if step_s > 0 else math.inf,
+        gradient_norm=math.sqrt(record.sq_norm) / record.n_samples,
+        verdict=record.verdict,
+        eval_loss=tally.eval_sum / tally.n_evals if tally.n_evals else None,
+    )

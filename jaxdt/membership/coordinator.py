@@ -1,16 +1,17 @@
-"""The coordinator: leases, numbered views, and the two-phase commit of a step. No tensor ever reaches it.
+"""The coordinator: leases, numbered views, and what is made durable. No tensor ever reaches it.
 
-Members say hello; when all of the plan are here, view 1 is made durable and sent. A step is committed when every member
-of the view is prepared for the same rounds with equal digests: the record is made durable, then announced (step
-protocol, Sec. 5), so no step is half applied. A view names results that survivors hold, so nothing is averaged twice
-(Sec. 4.6). What is durable is enough to start a coordinator again (Sec. 7). Who comes and goes:
-jaxdt.membership.roster.
+Peers say hello; when all peers of the plan are ready, view 1 is made durable and sent. From then on the agreement
+(jaxdt.membership.agreement) decides which steps are committed, and the roster (jaxdt.membership.roster) decides who is
+a member. Views, records of steps and the coordinator's term are made durable before anybody hears of them (step
+protocol, Sec. 5), one view or record at a time; so a coordinator that is started again goes on from the last of them
+(Sec. 7). A view names the results that its members hold, so nothing is averaged twice (Sec. 4.6).
 """
 
 from dataclasses import replace
+from typing import Any
 
+from jaxdt.membership.agreement import Agreement, EndRun, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
-from jaxdt.membership.commit import Disagreement, Votes, agreed, metrics_of
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
@@ -21,7 +22,6 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
     CheckpointComplete,
-    Committed,
     Connect,
     Disconnect,
     Done,
@@ -41,13 +41,11 @@ from jaxdt.protocol.events import (
     Message,
     Persist,
     Persisted,
-    Prepared,
     Profiled,
     Reassign,
     Received,
     Record,
     Refused,
-    Report,
     Saved,
     Send,
     Started,
@@ -57,304 +55,351 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
 )
+from jaxdt.protocol.reports import (
+    CandidateReport,
+    CheckpointReport,
+    ConnectedReport,
+    DoneReport,
+    DroppedReport,
+    EndedReport,
+    HeartbeatReport,
+    JoinRequestReport,
+    LeavingReport,
+    LostReport,
+    RefusedReport,
+    RestartedReport,
+    ReturnedReport,
+    RollbackReport,
+    VacantReport,
+    ViewReport,
+    WaitingReport,
+)
 from jaxdt.spec import serialize
 
-KEPT_RECORDS = 2
-ROLLBACKS_MAX = 3
-AGAIN_S = 10.0  # peers need so long to find a coordinator that was started again
+RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
+TERM, VIEW, RECORDS = "coordinator_term", "view", "records"  # names under which state is made durable
 
 
 class Coordinator:
-    """See the module text; `memory` for one that goes on after another's death."""
+    """See the module text. `durable_state`: what an earlier coordinator of this run left behind; `balance` says which
+    stage needs a peer (None: the one with the fewest)."""
 
-    def __init__(self, terms: CoordinatorConfig, memory: DurableState | None = None, balance: Balance | None = None):
-        self.terms = terms
-        self.coordinator_term = memory.coordinator_term + 1 if memory else 1
-        self.roster = Roster(terms.stage_of, terms.n_stages, self.coordinator_term, terms.delay_steps, balance)
-        self.n_committed = terms.start_version
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        agreement: Agreement,
+        durable_state: DurableState | None = None,
+        balance: Balance | None = None,
+    ):
+        self.config = config
+        self.coordinator_term = durable_state.coordinator_term + 1 if durable_state else 1
+        self.roster = Roster(config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance)
         self.profiles: dict[int, dict[str, float]] = {}
-        self._leases, self._quarrels = Leases(terms.deadline_floor_s), LinkSuspicion(terms.heartbeat_s)
-        self._votes = Votes()
-        self._records: list[Record] = []
-        self._pending: dict[str, Message | int] = {}
-        self._completion = CheckpointProgress(terms.n_stages, terms.n_steps, terms.start_version)
-        self._ended, self._n_rollbacks, self._last_commit_s, self._patient_until_s = False, 0, 0.0, 0.0
-        if memory:
-            self._recall(memory)
+        self._agreement = agreement
+        self._leases = Leases(config.deadline_floor_s)
+        self._link_suspicion = LinkSuspicion(config.heartbeat_s)
+        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
+        self._being_persisted: dict[str, View | Record | int] = {}
+        self._ended = False
+        self._patient_until_s = 0.0
+        if durable_state:
+            self._restore(durable_state)
 
     @property
     def view(self) -> View | None:
         return self.roster.view
 
+    @property
+    def n_committed(self) -> int:
+        return self._agreement.n_committed
+
     def handle(self, now_s: float, event: Event) -> list[Action]:
         if self._ended:
             return []
-        tick = WakeAt(now_s + self.terms.heartbeat_s, "tick")
         match event:
             case Started():
-                return [*self._start(now_s), tick]
+                return [*self._start(now_s), self._next_tick(now_s)]
             case Woke(tag):
-                return [*self._judge(now_s), *([tick] if tag == "tick" else [])]
+                return [*self._judge(now_s), *([self._next_tick(now_s)] if tag == "tick" else [])]
             case Persisted(name):
-                return self._durable(now_s, name)
+                return self._persisted(now_s, name)
             case Refused(_, reason):
-                return [Report("refused", {"reason": reason})]
+                return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return self._end(code, reason)
             case LinkChanged(peer, up):
-                self._leases.link(peer, up, now_s)
-                # Who has its answer or was put out may come back: nothing is kept of it.
-                down = WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)
-                return [] if up else [down]
-            case Received(header, Join()):
-                return self._on_join(now_s, header.src)
-            case Received(header, body) if header.run == self.terms.run and header.src in self.roster.stage_of:
+                return self._on_link(now_s, peer, up)
+            case Received(header, body):
                 return self._received(now_s, header, body)
-            case Received(header, Hello() as hello) if header.run == self.terms.run and self.view:
-                return self._stranger(header.src, hello.address)
-            case Received(header, _):
-                return [Report("dropped", {"src": header.src, "run": header.run})]
         return []
 
-    def _recall(self, memory: DurableState) -> None:
-        view, self._records = replace(memory.view, coordinator_term=self.coordinator_term), list(memory.records)
-        self.n_committed = max([view.n_committed, *(record.step + 1 for record in self._records)])
+    def _next_tick(self, now_s: float) -> WakeAt:
+        return WakeAt(now_s + self.config.heartbeat_s, "tick")
+
+    def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action]:
+        self._leases.link(peer, up, now_s)
+        if up:
+            return []
+        # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
+        return [WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)]
+
+    # ------------------------------------------------------------------------------------------------- durable state
+
+    def _restore(self, durable_state: DurableState) -> None:
+        view = replace(durable_state.view, coordinator_term=self.coordinator_term)
+        self._agreement.restore(durable_state.records, view.n_committed)
         self.roster.recall(view, self.n_committed > view.n_committed)
-        self._completion.checkpoint = memory.checkpoint
+        self._checkpoints.checkpoint = durable_state.checkpoint
 
     def _start(self, now_s: float) -> list[Action]:
-        """Nobody is put out before a whole lease of this coordinator_term (step protocol, Sec. 7.1)."""
-        actions: list[Action] = [self._persist("coordinator_term", self.coordinator_term)]
+        """Nobody is evicted before a whole lease of this term is over (step protocol, Sec. 7.1)."""
+        actions: list[Action] = [self._persist(TERM, self.coordinator_term)]
         if self.view:
-            self._last_commit_s, self._patient_until_s = now_s, now_s + AGAIN_S
+            self._agreement.start(now_s)
+            self._patient_until_s = now_s + RESTART_GRACE_S
             for member in self.view.members:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
-            actions.append(
-                Report(
-                    "again",
-                    {"coordinator_term": self.coordinator_term, "view": self.view.number, "step": self.n_committed},
-                )
-            )
+            actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
         return actions
 
-    def _persist(self, name: str, value: Message | int) -> Persist:
-        self._pending[name] = value
-        if isinstance(value, Record):
-            value = (*self._records, value)[-KEPT_RECORDS:]
-        return Persist(name, value if isinstance(value, int) else serialize.write(value))
+    def _persist(self, name: str, value: View | Record | int) -> Persist:
+        self._being_persisted[name] = value
+        if isinstance(value, int):
+            return Persist(name, value)
+        form: Any = self._agreement.durable_form(value) if isinstance(value, Record) else value
+        return Persist(name, serialize.write(form))
+
+    def _persisted(self, now_s: float, name: str) -> list[Action]:
+        match self._being_persisted.pop(name):
+            case View() as view:
+                return self._adopt(now_s, view)
+            case Record() as record:
+                return self._committed(now_s, record)
+        return self._change_view()
+
+    # ------------------------------------------------------------------------------------------------------ messages
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        if isinstance(body, Join):
+            return self._on_join(now_s, src)
+        if header.run == self.config.run and src in self.roster.stage_of:
+            return self._from_peer(now_s, header, body)
+        if isinstance(body, Hello) and header.run == self.config.run and self.view:
+            return self._from_stranger(src, body.address)
+        return [DroppedReport(src, run=header.run)]
+
+    def _from_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
+        src = header.src
         if isinstance(body, Hello):
-            return self._hello(now_s, src, body)
-        if isinstance(body, Saved):  # a fact, also from one who has left meanwhile
+            return self._on_hello(now_s, src, body)
+        if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
             return self._on_saved(body) if self.view and header.generation == self.view.generation else []
         if src in self.roster.missing and src not in self._leases:
-            return [*self._is_back(now_s, src), *self._received(now_s, header, body)]
-        if src not in self._leases:  # not let in, or taken for lost: so that it learns of it
+            return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
+        if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
             return [self.roster.reach(src), self._send(src, self.view)] if self.view else []
         self._leases.arrived(src, now_s)
-        generation = self.view.generation if self.view else None
+        return self._from_leased_peer(now_s, header, body)
+
+    def _from_leased_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
+        src = header.src
         match body:
             case Heartbeat(count, status):
-                self._leases.gets_on(now_s, src, status)
-                return [self._send(src, HeartbeatAck(count, now_s)), Report("heartbeat", {"peer": src, **status})]
+                self._leases.heartbeat(now_s, src, status)
+                return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status)]
             case Profiled(seconds, version, process) if process == self.roster.processes.get(src):
-                return self._profiled(src, seconds, version)
+                return self._on_profiled(src, seconds, version)
             case Load():
                 self.roster.balance.report(now_s, src, body)
-            case Prepared() if header.generation == generation and header.view == self.view.number:
-                return self._on_prepared(src, body)
             case Failed(reason):
                 return self._end(2, f"{self.roster.name(src)}: {reason}")
             case Done():
-                return [Report("done", self._completion.done(src, body)), *self._settled()]
+                self._checkpoints.done(src)
+                return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
             case Leaving() if src not in self.roster.leaving:
-                return [Report("leaving", self.roster.leaves(src)), *self._change()]
+                return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
             case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
-                return [WakeAt(self._quarrels.accuse(now_s, src, peer, reason), "quarrel")]
+                return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
+            case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
+                if VIEW not in self._being_persisted:  # else the member says it again in the next view
+                    self._agreement.hear(src, body, self.roster.admissions)
+                    return self._decide()
         return []
 
-    def _judge(self, now_s: float) -> list[Action]:
-        """Put out one whose time is over, or begin a move that is due."""
-        self.roster.let_go(now_s, self._leases)
-        # Nobody is judged while a view is on its way to the disk: who leaves with it still seems to stand in.
-        patient, roster = now_s < self._patient_until_s or "view" in self._pending, self.roster
-        over = None if patient else self._leases.over(now_s, roster) or self._quarrels.judged(now_s, roster)
-        return self._lost(*over) if over else roster.move_due(now_s)
+    def _is_of_this_view(self, header: Header) -> bool:
+        view = self.view
+        return view is not None and (header.generation, header.view) == (view.generation, view.number)
 
     def _on_join(self, now_s: float, src: int) -> list[Action]:
-        """A newcomer asks under a passing name; it gets a peer id, a stage, and what it has to run."""
+        """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run."""
         peer, stage = self.roster.newcomer(now_s, src)
-        return [Report("asked", {"peer": peer, "stage": stage}), self._send(src, self.terms.answer(peer, stage))]
+        return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
 
-    def _hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
+    def _on_hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
         stage = self.roster.stage_of[src]
-        if reason := self.terms.refusal(src, hello.stage if self.view else stage, hello):
-            return [Report("refused", {"reason": reason}), self._send(src, Ended(2, reason))]
-        anew = self.roster.hello(src, hello.address, hello.process)
-        actions = self._lost(src, "its process was started anew") if anew else []
+        if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
+            return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        is_new_process = self.roster.hello(src, hello.address, hello.process)
+        actions = self._lost(src, "its process was started anew") if is_new_process else []
         if self._ended:
             return actions
-        if src in self.roster.missing and not anew:
-            actions += self._is_back(now_s, src)
+        if src in self.roster.missing and not is_new_process:
+            actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
-        actions += [Connect(src, hello.address), Report("hello", {"peer": src, "stage": hello.stage})]
-        actions += [Disconnect(passing) for passing in self.roster.known(src)]
+        actions += [Connect(src, hello.address), ConnectedReport(src, hello.stage)]
+        actions += [Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
         if self.roster.misplaced(hello):
             return [*actions, self._send(src, Reassign(stage))]
         if src in self.roster.members:
-            return actions + ([] if anew else self._again(src))
+            return actions + ([] if is_new_process else self._send_missed(src))
         return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member
 
-    def _stranger(self, src: int, address: str) -> list[Action]:
-        """Somebody who was let go of, or whom only an earlier coordinator knew."""
+    def _from_stranger(self, src: int, address: str) -> list[Action]:
+        """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
         reason = f"peer {src}: is not known any more, and may join again as a newcomer"
-        return [Report("refused", {"reason": reason}), Connect(src, address), self._send(src, Ended(2, reason))]
+        return [RefusedReport(reason), Connect(src, address), self._send(src, Ended(2, reason))]
 
-    def _is_back(self, now_s: float, src: int) -> list[Action]:
-        """The last of its stage was silent, and is not dead."""
+    def _returned(self, now_s: float, src: int) -> list[Action]:
+        """The last replica of a stage was silent, and is not dead."""
         self.roster.missing.discard(src)
         self._leases.arrived(src, now_s)
-        return [Report("back", {"peer": src}), self.roster.reach(src)]
+        return [ReturnedReport(src), self.roster.reach(src)]
 
-    def _again(self, src: int) -> list[Action]:
-        """What a member may have missed while we, or the way to it, were down."""
-        committed, complete = map(Committed, self._records), CheckpointComplete(self._completion.checkpoint)
-        return [self._send(src, body) for body in (self.view, *committed, complete)]
+    def _send_missed(self, src: int) -> list[Action]:
+        """Send a member what it may have missed while this coordinator, or the link to it, was down."""
+        missed = [self.view, *self._agreement.missed(), CheckpointComplete(self._checkpoints.checkpoint)]
+        return [self._send(src, body) for body in missed]
 
-    def _profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
-        """View 1 is made when the last member of the plan is ready to compute; who comes later is a candidate."""
-        if src in self.terms.stage_of:
+    def _on_profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
+        """View 1 is made when the last peer of the plan is ready to compute; a peer that comes later is a candidate."""
+        is_planned = src in self.config.stage_of
+        if is_planned:
             self.profiles[src] = seconds
-            if "view" in self._pending and self.view is None:
+            if VIEW in self._being_persisted and self.view is None:
                 return []
-        if self.view or src not in self.terms.stage_of:
+        if self.view or not is_planned:
             if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
                 return []
             self.roster.candidates.add(src)
-            return [Report("candidate", {"peer": src}), *self._change()]
+            return [CandidateReport(src), *self._change_view()]
         if version != self.n_committed:
             return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
-        if missing := sorted(set(self.terms.stage_of) - set(self.profiles)):
-            return [Report("waiting", {"missing": missing})]
-        return [
-            self._persist(
-                "view", self.roster.first_view(self.coordinator_term, self.terms.start_generation, self.n_committed)
-            )
-        ]
+        if missing := sorted(set(self.config.stage_of) - set(self.profiles)):
+            return [WaitingReport(missing)]
+        view = self.roster.first_view(self.coordinator_term, self.config.start_generation, self.n_committed)
+        return [self._persist(VIEW, view)]
+
+    # --------------------------------------------------------------------------------------------------------- views
+
+    def _judge(self, now_s: float) -> list[Action]:
+        """Evict a member whose time is over, or begin a move that is due."""
+        self.roster.let_go(now_s, self._leases)
+        # We evict nobody while a view is being written: until it is durable, a leaving peer still counts as a replica.
+        if now_s >= self._patient_until_s and VIEW not in self._being_persisted:
+            over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
+            if over:
+                peer, reason = over
+                return self._lost(peer, reason)
+        return self.roster.move_due(now_s)
 
     def _lost(self, peer: int, reason: str) -> list[Action]:
-        """Go on without it, wait for it, or end."""
+        """Go on without a peer, wait for it, or end."""
         stage, reason = self.roster.stage_of.get(peer), f"{self.roster.name(peer)}: lost, {reason}"
         if peer in self.roster.lost or peer in self.roster.missing:
             return []
         if self.view is None:
             return self._end(3, reason)
         self._leases.end(peer)
-        told: list[Action] = [Report("lost", {"peer": peer, "reason": reason}), Disconnect(peer)]
-        if not self.roster.lose(peer, self._pending.get("view")):
-            if not self.terms.waits:
+        actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
+        next_view = self._being_persisted.get(VIEW)
+        if not self.roster.lose(peer, next_view if isinstance(next_view, View) else None):
+            if not self.config.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
-            fields = {"stage": stage, "reason": reason, **self._completion.at_stake(self.n_committed)}
-            told.append(Report("vacant", fields))
-        return told + self._change()
+            at_stake = list(range(self._checkpoints.checkpoint, self.n_committed))
+            actions.append(VacantReport(stage, reason, self._checkpoints.checkpoint, at_stake))
+        return actions + self._change_view()
 
-    def _change(self, between_steps: bool = False) -> list[Action]:
+    def _change_view(self, between_steps: bool = False) -> list[Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
-        if self._pending or self.view is None or self._ended:
+        if self._being_persisted or self.view is None or self._ended:
             return []
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
-        seats: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
-        view = self.roster.next_view(between_steps, self.n_committed, self._records, self._completion.checkpoint)
+        actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
+        checkpoint = self._checkpoints.checkpoint
+        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint)
         if view is None:
-            return seats
+            return actions
         if view.rolled_back:
-            return seats + self._back(view)
-        members = {member.peer for member in view.members}
-        view = replace(view, results=self._votes.held(members))
-        self._votes.clear()  # who is prepared says so again in the new view
-        return [*seats, self._persist("view", view)]
+            return actions + self._roll_back(view)
+        view = replace(view, results=self._agreement.leave_view({member.peer for member in view.members}))
+        return [*actions, self._persist(VIEW, view)]
 
-    def _back(self, view: View) -> list[Action]:
+    def _roll_back(self, view: View) -> list[Action]:
         """Begin a new generation at the last complete checkpoint."""
-        self._votes.clear()
-        self._completion.begin_again()
-        self._records.clear()
-        steps = list(range(view.n_committed, self.n_committed))
-        fields = {"step": self.n_committed, "to": view.n_committed, "generation": view.generation, "again": steps}
-        return [Report("rollback", fields), self._persist("view", view)]
+        self._agreement.roll_back()
+        self._checkpoints.roll_back()
+        again = list(range(view.n_committed, self.n_committed))
+        report = RollbackReport(self.n_committed, view.n_committed, view.generation, again)
+        return [report, self._persist(VIEW, view)]
 
-    def _on_prepared(self, src: int, prepared: Prepared) -> list[Action]:
-        if "view" in self._pending:  # in another view it is said again
+    def _adopt(self, now_s: float, view: View) -> list[Action]:
+        """A view is durable: tell its members, and those who are not among them."""
+        left = self.roster.adopt(view)
+        self._agreement.adopt_view(now_s, view)
+        outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
+        for peer in left - self.roster.coming:
+            self._leases.end(peer)
+        members = {member.peer: member.stage for member in view.members}
+        report = ViewReport(view.number, members, list(view.joining))
+        return [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
+
+    # --------------------------------------------------------------------------------------- steps and checkpoints
+
+    def _decide(self) -> list[Action]:
+        """Carry out what the members have agreed on, unless a view or a record is being made durable."""
+        if self.view is None or self._being_persisted.keys() & {VIEW, RECORDS}:
             return []
-        if not self.n_committed <= prepared.step <= self.n_committed + self.terms.delay_steps:
-            return []
-        self._votes.add(src, prepared, self.roster.admissions)
-        return self._commit()
+        match self._agreement.decide(self.roster.admissions, self.view.generation):
+            case Record() as record:
+                return [self._persist(RECORDS, record)]
+            case EndRun(code, reason):
+                return self._end(code, reason)
+            case RollBack():
+                return self._roll_back(self.roster.roll_back(self._checkpoints.checkpoint))
+        return []
 
-    def _commit(self) -> list[Action]:
-        """Make the record of the next step once every member is prepared for it."""
-        step = self.n_committed
-        said = self._votes.all(step, self.roster.admissions)
-        if said is None or self._pending.keys() & {"view", "records"}:
-            return []
-        try:
-            record = agreed(step, said, self.view.generation)
-        except Disagreement as problem:
-            return self._end(3, f"step {step}: {problem}")
-        if record.verdict == "skip" and self.terms.on_nonfinite != "skip":
-            return self._not_finite(step)
-        return [self._persist("records", record)]
-
-    def _not_finite(self, step: int) -> list[Action]:
-        """Stop, or begin a new generation at the last complete checkpoint."""
-        self._n_rollbacks += 1
-        if self.terms.on_nonfinite == "stop" or self._n_rollbacks > ROLLBACKS_MAX:
-            return self._end(4, f"step {step}: the gradient is not finite")
-        return self._back(self.roster.roll_back(self._completion.checkpoint))
-
-    def _durable(self, now_s: float, name: str) -> list[Action]:
-        value = self._pending.pop(name)
-        if isinstance(value, View):
-            if value.number == 1 or value.rolled_back:
-                self._last_commit_s = now_s
-            left, self.n_committed = self.roster.adopt(value), value.n_committed
-            told = [self._send(peer, value) for peer in self._leases if peer not in self.roster.members]
-            for peer in left - self.roster.coming:
-                self._leases.end(peer)
-            return [Report("view", self.roster.told()), *self._to_all(value), *told, *self._settled(), *self._change()]
-        if isinstance(value, Record):
-            said = self._votes.pop(value.step)
-            self._records = [*self._records, value][-KEPT_RECORDS:]
-            self.n_committed = value.step + 1
-            self.roster.committed()
-            step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
-            metrics = Report("step", metrics_of(value, said, step_s, self.terms.tokens_per_sample))
-            more = self.n_committed < self.terms.n_steps
-            return [*self._to_all(Committed(value)), metrics, *self._change(between_steps=more), *self._commit()]
-        return self._change()
+    def _committed(self, now_s: float, record: Record) -> list[Action]:
+        announcement, reports = self._agreement.committed(now_s, record)
+        self.roster.committed()
+        more_steps = self.n_committed < self.config.n_steps
+        changes = self._change_view(between_steps=more_steps)
+        return [*self._to_all(announcement), *reports, *changes, *self._decide()]
 
     def _on_saved(self, saved: Saved) -> list[Action]:
-        save_s, version = self._completion.saved(saved), saved.version
+        save_s = self._checkpoints.saved(saved)
         if save_s is None:
             return []
-        self._n_rollbacks = 0
-        mark, fields = MarkCheckpoint(version, self.view.generation), {"version": version, "save_s": save_s}
-        return [mark, Report("checkpoint", fields), *self._to_all(CheckpointComplete(version)), *self._settled()]
+        self._agreement.checkpoint_complete()
+        mark = MarkCheckpoint(saved.version, self.view.generation)
+        report = CheckpointReport(saved.version, save_s)
+        return [mark, report, *self._to_all(CheckpointComplete(saved.version)), *self._end_if_over()]
 
-    def _settled(self) -> list[Action]:
-        """Over once every member is done and the last checkpoint is complete."""
-        return self._end(0, f"done: {self.terms.n_steps} steps") if self._completion.over(self.roster.members) else []
+    def _end_if_over(self) -> list[Action]:
+        """The run is over once every member is done and the last checkpoint is complete."""
+        if not self._checkpoints.is_over(self.roster.members):
+            return []
+        return self._end(0, f"done: {self.config.n_steps} steps")
 
     def _end(self, code: int, reason: str) -> list[Action]:
-        self._ended, told = True, [self._send(peer, Ended(code, reason)) for peer in self._leases]
-        return [Report("ended", {"code": code, "reason": reason}), *told, Stop(code, reason)]
+        self._ended = True
+        sends = [self._send(peer, Ended(code, reason)) for peer in self._leases]
+        return [EndedReport(code, reason), *sends, Stop(code, reason)]
 
     def _to_all(self, body: Message) -> list[Action]:
         return [self._send(member.peer, body) for member in self.view.members]
 
     def _send(self, dst: int, body: Message) -> Send:
         generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)
-        return Send(dst, body, header=Header(self.terms.run, generation, number, COORDINATOR))
+        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR))

@@ -1,4 +1,4 @@
-"""What the coordinator of a run is told when it starts, and what it knows of an earlier one."""
+"""What the coordinator of a run is given when it starts, and what an earlier coordinator has left behind."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from jaxdt.spec.seq_lengths import SeqLengths
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
-    """What the coordinator of one run has to know. `stage_of` maps each peer of the plan to its stage; `job` is what a
-    newcomer is told: config and plan as JSON. `waits`: a stage that has lost all its peers waits for another.
-    `delay_steps` steps are under way beside the first that is not committed."""
+    """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
+    `waits`: a stage that has lost all its replicas waits for another one. `delay_steps`: how many steps are under way
+    beside the first that is not committed."""
 
     run: str
     fingerprint: str
@@ -31,7 +31,7 @@ class CoordinatorConfig:
     job: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:
-        """'' if the peer is who it should be and runs what it should."""
+        """'' if the peer is the one that it should be and runs the same; else the reason, for people."""
         if (hello.peer, hello.stage, hello.fingerprint) == (src, stage, self.fingerprint):
             return ""
         return (
@@ -46,8 +46,8 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True)
 class DurableState:
-    """What an earlier coordinator of the run made durable: its number of starts, its last view and records, and the
-    version of the newest complete checkpoint."""
+    """What an earlier coordinator of the run made durable: its term, its last view and records, and the version of the
+    newest complete checkpoint."""
 
     coordinator_term: int
     view: View
@@ -56,14 +56,12 @@ class DurableState:
 
 
 def load_durable_state(disk: Mapping[str, Any], checkpoint: int) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view" and "records", as plain data; None if there
-    was no view yet. A record of an earlier generation does not count any more. BadInput for anything else than what
-    was written."""
+    """From what was persisted under the names "coordinator_term", "view" and "records", as plain data. None if there
+    was no view yet. A record of an earlier generation does not count any more. BadInput for anything that a coordinator
+    does not write."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")
     records = serialize.read(tuple[Record, ...], disk.get("records") or [], "records")
-    coordinator_term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
-    return DurableState(
-        coordinator_term, view, tuple(r for r in records if r.generation == view.generation), checkpoint
-    )
+    term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
+    return DurableState(term, view, tuple(r for r in records if r.generation == view.generation), checkpoint)

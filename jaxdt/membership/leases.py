@@ -1,37 +1,37 @@
-"""Who has been heard of: a lease per peer, which runs out when it is silent or out of reach for too long, and that of
-a joiner also when it gets no further."""
+"""A lease for each peer that the coordinator hears. It runs out when the peer is silent or out of reach for too long, and
+that of a joining member also when its download makes no progress."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from jaxdt.membership.join_progress import JoinProgress
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.deadline import RECONNECT_S, Deadline
 
-JOINERS_FLOORS = 2.0
+JOINING_FLOORS = 2.0
 
 
 class Leases:
-    """Time comes in as an argument."""
+    """Time comes in as an argument. `floor_s`: the least silence that ends a lease."""
 
     def __init__(self, floor_s: float):
         self._floor_s = floor_s
         self._deadlines: dict[int, Deadline] = {}
         self._down_since_s: dict[int, float] = {}
-        self._joiners = JoinProgress(JOINERS_FLOORS * floor_s)
+        self._joining = JoinProgress(JOINING_FLOORS * floor_s)
 
-    def __contains__(self, peer: int) -> bool:
+    def __contains__(self, peer: object) -> bool:
         return peer in self._deadlines
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._deadlines))
 
     def arrived(self, peer: int, now_s: float) -> None:
-        """Something came from the peer; the first time gives it a lease."""
+        """A message came from the peer; the first one gives it a lease."""
         self._deadlines.setdefault(peer, Deadline(self._floor_s)).arrived(now_s)
 
-    def gets_on(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
-        """What a peer's heartbeat says."""
-        self._joiners.heard(now_s, peer, status)
+    def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
+        """A peer's heartbeat; that of a joining member says how far its download is."""
+        self._joining.heartbeat(now_s, peer, status)
 
     def link(self, peer: int, up: bool, now_s: float) -> None:
         """The connection to a peer came up or went down."""
@@ -41,7 +41,7 @@ class Leases:
             self._down_since_s.setdefault(peer, now_s)
 
     def end(self, peer: int) -> None:
-        """No lease any more."""
+        """The peer has no lease any more."""
         self._deadlines.pop(peer, None)
         self._down_since_s.pop(peer, None)
 
@@ -53,4 +53,4 @@ class Leases:
         for peer, deadline in sorted(self._deadlines.items()):
             if deadline.passed(now_s):
                 return peer, f"silent for {deadline.silence_s(now_s):.1f} s"
-        return self._joiners.judged(now_s, roster)
+        return self._joining.stalled(now_s, roster)

@@ -1,11 +1,11 @@
-"""A peer's side of membership: hello, heartbeats, views, suspicion, and when to write checkpoints and say done.
+"""A peer's side of membership: hello, heartbeats, views, suspicion, and when to write checkpoints and report done.
 
-Owns the peer's view, run and generation, and with them the decision whether a message may be read now (`admit`).
-Knows nothing of microbatches or gradients. A peer that finds itself outside of a view, because it was paused or cut
-off, says hello again and is admitted anew; and one whose coordinator is silent goes on and waits for it.
+Owns the peer's view, run and generation, and with them the decision whether a message may be read now (`admit`). Knows
+nothing of microbatches or gradients. A peer that finds itself outside of a view, because it was paused or cut off, says
+hello again and is admitted anew. A peer whose coordinator is silent goes on, and waits for it.
 """
 
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from jaxdt.protocol.deadline import RECONNECT_S, Deadline
@@ -44,7 +44,6 @@ from jaxdt.protocol.events import (
     Received,
     Reduced,
     Refused,
-    Report,
     Saved,
     Send,
     Shard,
@@ -61,20 +60,22 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.protocol.reports import AdoptedReport, EvictedReport, MovingReport, OutageReport, RefusedReport
 
 FIRST_CONTACT_S = 120.0
+KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
-ACCEPT, HOLD, DROP = "take", "hold", "drop"
+ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign})
 FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed}
-# What names its round or version outlives the views that do not touch it.
-NAMES_ITS_ROUND = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
+# A message that names its round or version outlives the views that do not touch it.
+OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
 
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """Who a peer is in its run, and what it owes. The member of a stage with the least id saves its part of
-    checkpoints. `outage_s`: how long it waits for a coordinator that is silent, beyond the deadline."""
+    """Which peer this is in its run, and what it owes. The member of a stage with the least id saves the stage's part
+    of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline."""
 
     run: str
     fingerprint: str
@@ -90,61 +91,66 @@ class PeerIdentity:
 
 
 class Membership:
-    """See the module text. `view` is None until the coordinator has sent the first one."""
+    """See the module text. `view` is None until the coordinator has sent the first one, and while this peer is outside.
+    `header` stands on this peer's messages."""
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
         | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
     )
 
-    def __init__(self, seat: PeerIdentity):
-        self.seat = seat
+    def __init__(self, identity: PeerIdentity):
+        self.identity = identity
         self.view: View | None = None
-        self.generation = seat.start_generation
-        self._count = 0
-        self._sent_s: dict[int, float] = {}
-        self._coordinator = Deadline(seat.deadline_floor_s)
+        self.generation = identity.start_generation
+        self.header = Header(identity.run, 0, 0, identity.peer)
+        self._last_view_number = 0  # also of views without this peer
+        self._members: Collection[int] = ()
         self._started = Started()
-        self._started_s: float | None = None
-        self._number = 0  # of the last view, ours or not
+        self._started_s = 0.0
         self._profile: dict[str, float] | None = None
-        self._leaving = self._saves_first = False
-        self._seat: int | None = None  # the stage that the coordinator wants us for
+        self._version = identity.start_version
+        self._is_leaving = False
+        self._next_stage: int | None = None  # where the coordinator wants this peer
+        self._saves_first_version = False
         self._writing: set[int] = set()
-        self._last_words: dict[type, Message] = {}  # what the coordinator may have to be told again
-        self._missed = False
+        self._unconfirmed: dict[type, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
-        self._clock = (float("inf"), 0.0)
-        self._speakers: Container[int] = ()  # the members of our view
-        self._version = seat.start_version
-        self.header = Header(seat.run, 0, 0, seat.peer)  # what this peer's messages say now
+        self._n_heartbeats = 0
+        self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
+        self._coordinator = Deadline(identity.deadline_floor_s)
+        self._outage_reported = False
+        self._best_rtt_s = float("inf")
+        self._clock_offset_s = 0.0
 
     def admit(self, header: Header, body: Message) -> str:
         """ACCEPT, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2)."""
-        mine, src = self.header, header.src
-        if header.run != mine.run:
+        own, src = self.header, header.src
+        if header.run != own.run:
             return DROP
         if src == COORDINATOR:
             if type(body) in AT_ANY_TIME:
                 return ACCEPT
         elif type(body) in FROM_COORDINATOR:
             return DROP
-        if header.view > mine.view:
+        if header.view > own.view:
             return HOLD
-        if src != COORDINATOR and src not in self._speakers:
+        if src != COORDINATOR and src not in self._members:
             return DROP
-        fits = header.view == mine.view or type(body) in NAMES_ITS_ROUND
-        return ACCEPT if fits and header.generation == mine.generation else DROP
+        fits = header.view == own.view or type(body) in OUTLIVES_VIEWS
+        return ACCEPT if fits and header.generation == own.generation else DROP
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
+            case Received(_, body):
+                return self._received(now_s, body)
             case Started():
                 self._started, self._started_s = event, now_s
-                return [self._hello(), *self._beat(now_s)]
+                return [self._hello(), *self._heartbeat(now_s)]
             case Woke("heartbeat"):
-                return self._beat(now_s) + self._watch(now_s)
+                return self._heartbeat(now_s) + self._watch(now_s)
             case Woke("links"):
                 return self._watch(now_s)
             case Status():
@@ -152,32 +158,19 @@ class Membership:
             case Ready(seconds):
                 self._profile = seconds
                 return [self._profiled()]
-            case Received(_, View() as view):
-                return self._adopt(view)
-            case Received(_, HeartbeatAck(count, coordinator_s)):
-                self._heard(now_s, count, coordinator_s)
-            case Received(_, Reassign(stage)) if self.view is None and stage != self.seat.stage:
-                self._seat = stage
-                return self._go()
-            case Received(_, CheckpointComplete(version)) if self._saves(version):
-                return [MarkCheckpoint(version, self.generation)]
-            case Received(_, Ended(code, reason)):
-                return [Stop(code, reason)]
             case Refused(peer, reason):
-                if peer == COORDINATOR and self.view is None and self._number == 0:
+                if peer == COORDINATOR and self.view is None and self._last_view_number == 0:
                     return [Stop(2, f"coordinator: {reason}")]
-                return [Report("refused", {"reason": reason})]
+                return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return [*([Send(COORDINATOR, Failed(reason))] if code == BAD_INPUT else []), Stop(code, reason)]
             case Leave():
-                self._leaving = True
-                return [self._tell(Leaving())] if self.view else [Stop(0, "left before it was let in")]
+                self._is_leaving = True
+                return [self._confirmed(Leaving())] if self.view else [Stop(0, "left before it was let in")]
             case LinkChanged(peer, up):
-                return self._link(now_s, peer, up)
-            case Received(_, Suspect(peer, reason)) if peer == self.seat.peer and peer in self.view.joining:
-                return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
-            case Fetching(here, asked, of):
-                self._fetching = dict(zip(FETCHED, (here, asked, of), strict=True))
+                return self._on_link(now_s, peer, up)
+            case Fetching(here_bytes, asked_bytes, of_bytes):
+                self._fetching = dict(zip(FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
             case Installed(version):
                 self._version = version
             case Updated(_, version):
@@ -185,137 +178,175 @@ class Membership:
             case CheckpointFailed(version, reason):
                 return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
             case WroteCheckpoint(version, blocked_s):
-                self._writing.discard(version)
-                saved = self._tell(Saved(version, self.seat.stage, blocked_s))
-                return [saved, *(self._done() if version == self.seat.n_steps else self._go())]
+                return self._wrote(version, blocked_s)
         return []
 
+    def _received(self, now_s: float, body: Message) -> list[Action | Event]:
+        match body:
+            case View():
+                return self._adopt(body)
+            case HeartbeatAck(count, coordinator_s):
+                self._acknowledged(now_s, count, coordinator_s)
+            case Reassign(stage) if self.view is None and stage != self.identity.stage:
+                self._next_stage = stage
+                return self._leave_if_free()
+            case CheckpointComplete(version) if self._saves(version):
+                return [MarkCheckpoint(version, self.generation)]
+            case Ended(code, reason):
+                return [Stop(code, reason)]
+            case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
+                return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
+        return []
+
+    # --------------------------------------------------------------------------------------------- the coordinator
+
     def _hello(self) -> Send:
-        seat = self.seat
-        address, process = self._started.address, self._started.process
-        return Send(COORDINATOR, Hello(seat.peer, seat.stage, seat.fingerprint, address, process))
+        identity, started = self.identity, self._started
+        hello = Hello(identity.peer, identity.stage, identity.fingerprint, started.address, started.process)
+        return Send(COORDINATOR, hello)
 
     def _profiled(self) -> Send:
+        assert self._profile is not None
         return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process))
 
-    def _tell(self, body: Message) -> Send:
-        """Say something that must not be lost with the coordinator."""
-        self._last_words[type(body)] = body
+    def _confirmed(self, body: Message) -> Send:
+        """A message that must not be lost with the coordinator."""
+        self._unconfirmed[type(body)] = body
         return Send(COORDINATOR, body)
 
-    def _link(self, now_s: float, peer: int, up: bool) -> list[Action]:
-        if not up and peer != COORDINATOR and peer not in self._speakers:
-            return [Disconnect(peer)]  # nothing of it is kept
+    def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action | Event]:
+        if not up and peer != COORDINATOR and peer not in self._members:
+            return [Disconnect(peer)]  # nothing is kept of a peer that is no member
         if not up:
             self._down_since_s.setdefault(peer, now_s)
             return [] if peer == COORDINATOR else [WakeAt(now_s + RECONNECT_S, "links")]
         if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
             return []
         candidate = [self._profiled()] if self.view is None and self._profile is not None else []
-        return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._last_words.values())]
+        return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
 
-    def _beat(self, now_s: float) -> list[Action]:
-        self._count += 1
-        self._sent_s[self._count] = now_s
-        self._sent_s.pop(self._count - 100, None)
-        beat = Heartbeat(self._count, self._status.values | self._fetching)
-        return [Send(COORDINATOR, beat), WakeAt(now_s + self.seat.heartbeat_s, "heartbeat")]
+    def _heartbeat(self, now_s: float) -> list[Action | Event]:
+        self._n_heartbeats += 1
+        self._sent_s[self._n_heartbeats] = now_s
+        self._sent_s.pop(self._n_heartbeats - KEPT_HEARTBEATS, None)
+        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._fetching)
+        return [Send(COORDINATOR, heartbeat), WakeAt(now_s + self.identity.heartbeat_s, "heartbeat")]
 
-    def _heard(self, now_s: float, count: int, coordinator_s: float) -> None:
-        """The offset of the coordinator's clock is taken from the pulse with the shortest round trip."""
+    def _acknowledged(self, now_s: float, count: int, coordinator_s: float) -> None:
+        """The coordinator has answered a heartbeat. The answer with the shortest round trip tells its clock's offset
+        best."""
         self._coordinator.arrived(now_s)
-        self._missed = False
+        self._outage_reported = False
         rtt_s = now_s - self._sent_s.get(count, -float("inf"))
-        if rtt_s < self._clock[0]:
-            self._clock = (rtt_s, coordinator_s + rtt_s / 2 - now_s)
+        if rtt_s < self._best_rtt_s:
+            self._best_rtt_s = rtt_s
+            self._clock_offset_s = coordinator_s + rtt_s / 2 - now_s
 
-    def _watch(self, now_s: float) -> list[Action]:
+    def _watch(self, now_s: float) -> list[Action | Event]:
         """Look for a coordinator or neighbours that have been silent or out of reach for too long."""
-        if self._clock[0] == float("inf"):
+        if self._best_rtt_s == float("inf"):
             waited_s = now_s - self._started_s
             if waited_s > FIRST_CONTACT_S:
                 return [Stop(3, f"coordinator: not reached within {waited_s:.0f} s")]
         elif self._coordinator.passed(now_s):
-            silence_s = self._coordinator.silence_s(now_s)
-            if silence_s > self._coordinator.timeout_s + self.seat.outage_s:
-                return [Stop(3, f"coordinator: lost, silent for {silence_s:.1f} s")]
-            if not self._missed:
-                self._missed = True
-                return [Report("outage", {"coordinator_silent_s": round(silence_s, 1), "waits_s": self.seat.outage_s})]
-            return []
-        actions: list[Action] = []
+            return self._coordinator_silent(self._coordinator.silence_s(now_s))
+        actions: list[Action | Event] = []
         for peer, since_s in sorted(self._down_since_s.items()):
             if peer != COORDINATOR and since_s + RECONNECT_S <= now_s:
-                self._down_since_s[peer] = now_s  # to be said again, if it still holds
+                self._down_since_s[peer] = now_s  # reported again after as long, if the link is still down
                 actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions
 
-    def _adopt(self, view: View) -> list[Action | Event]:
-        if view.number <= self._number:
+    def _coordinator_silent(self, silence_s: float) -> list[Action | Event]:
+        outage_s = self.identity.outage_s
+        if silence_s > self._coordinator.timeout_s + outage_s:
+            return [Stop(3, f"coordinator: lost, silent for {silence_s:.1f} s")]
+        if self._outage_reported:
             return []
-        here, old = view.by_peer, self.view.by_peer if self.view else {}
-        ends: list[Action | Event] = [Disconnect(peer) for peer in sorted(old.keys() - here.keys() - {self.seat.peer})]
-        me = here.get(self.seat.peer)
-        if me is None or me.process != self._started.process:
-            return ends + self._outside(view) if self.view else []
-        new = self.view is None
-        saved_before = not new and self._saves(self._version)
-        # A rollback whose view did not reach us is one all the same; who joins gets the state from the others instead.
-        unheard = view.generation != self.generation and self.seat.peer not in view.joining
-        view = replace(view, rolled_back=view.rolled_back or unheard)
-        # The version that a view begins with is saved by who did so before it: else two would write at the same time.
-        self._saves_first = not new and self._least(self.view, view.n_committed)
-        self.view, self.generation, self._number = view, view.generation, view.number
-        self.header = Header(self.seat.run, view.generation, view.number, self.seat.peer)
-        self._speakers = here
-        if view.rolled_back:
-            self._last_words.pop(Done, None)
-        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in here or p == COORDINATOR}
-        report = Report("view", {"view": view.number, "members": list(here)})
-        told = [*ends, report, Meet(view.members), ViewChanged(view)]
-        last = self._version == self.seat.n_steps and self._least(view, self._version)
-        if last and not saved_before and view.number > 1:
-            told.append(self._write(self._version))  # the one who should have written it is gone
-        return told
+        self._outage_reported = True
+        return [OutageReport(round(silence_s, 1), outage_s)]
 
-    def _outside(self, view: View) -> list[Action | Event]:
-        """The run goes on without us: begin anew as a candidate, or go if that is what we asked for."""
-        others = [Disconnect(m.peer) for m in view.members]
-        self.view, self._number = None, view.number
-        self._last_words.clear()
+    # ------------------------------------------------------------------------------------------------------- views
+
+    def _adopt(self, view: View) -> list[Action | Event]:
+        if view.number <= self._last_view_number:
+            return []
+        own, before = self.identity.peer, self.view
+        members, old_members = view.by_peer, before.by_peer if before else {}
+        gone = sorted(old_members.keys() - members.keys() - {own})
+        actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
+        if own not in members or members[own].process != self._started.process:
+            return actions + self._evicted(view) if before else []
+        saved_before = before is not None and self._saves(self._version)
+        # The view of a rollback may not have reached this peer. A joining peer gets the state from others instead.
+        missed_rollback = view.generation != self.generation and own not in view.joining
+        view = replace(view, rolled_back=view.rolled_back or missed_rollback)
+        # The member that saved a version before this view saves it still: else two would write at the same time.
+        self._saves_first_version = before is not None and self._is_saver(before, view.n_committed)
+        self.view = view
+        self.generation = view.generation
+        self.header = Header(self.identity.run, view.generation, view.number, own)
+        self._last_view_number = view.number
+        self._members = members
+        if view.rolled_back:
+            self._unconfirmed.pop(Done, None)
+        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in members or p == COORDINATOR}
+        actions += [AdoptedReport(view.number, list(members)), Meet(view.members), ViewChanged(view)]
+        is_last_version = self._version == self.identity.n_steps
+        if is_last_version and self._is_saver(view, self._version) and not saved_before and view.number > 1:
+            actions.append(self._write(self._version))  # the member that should have written it is gone
+        return actions
+
+    def _evicted(self, view: View) -> list[Action | Event]:
+        """The run goes on without this peer: become a candidate again, or leave if that is what it asked for."""
+        self.view = None
+        self._last_view_number = view.number
+        self._unconfirmed.clear()
         self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
-        told: list[Action | Event] = [*others, Report("outside", {"view": view.number}), Evicted(view)]
-        return told + (self._go() if self._leaving else [self._hello(), self._profiled()])
+        actions: list[Action | Event] = [Disconnect(member.peer) for member in view.members]
+        actions += [EvictedReport(view.number), Evicted(view)]
+        return actions + (self._leave_if_free() if self._is_leaving else [self._hello(), self._profiled()])
 
-    def _go(self) -> list[Action]:
-        """Who wants to leave, or is wanted elsewhere, goes when it is out and its part of a checkpoint is written."""
+    def _leave_if_free(self) -> list[Action | Event]:
+        """A peer that wants to leave, or that is wanted at another stage, goes once it is outside of the view and its
+        part of a checkpoint is written."""
         if self.view is not None or self._writing:
             return []
-        if self._leaving:
-            return [Stop(0, f"peer {self.seat.peer}: left the run")]
-        return [] if self._seat is None else [Report("moves", {"to_stage": self._seat}), MoveTo(self._seat)]
+        if self._is_leaving:
+            return [Stop(0, f"peer {self.identity.peer}: left the run")]
+        return [] if self._next_stage is None else [MovingReport(self._next_stage), MoveTo(self._next_stage)]
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
 
     def _saves(self, version: int) -> bool:
+        """Whether this peer writes its stage's part of a checkpoint."""
         if self.view is None:
             return False
-        return self._saves_first if version == self.view.n_committed else self._least(self.view, version)
+        return self._saves_first_version if version == self.view.n_committed else self._is_saver(self.view, version)
 
-    def _least(self, view: View, version: int) -> bool:
-        return view.working(self.seat.stage, version)[:1] == (self.seat.peer,)
+    def _is_saver(self, view: View, version: int) -> bool:
+        return view.working(self.identity.stage, version)[:1] == (self.identity.peer,)
 
     def _write(self, version: int) -> Action:
         self._writing.add(version)
         return WriteCheckpoint(version)
 
-    def _updated(self, version: int) -> list[Action]:
-        self._fetching.clear()  # what it has to say of the state is said
-        known, self._version = version <= self._version, version  # known: the run begins or has been rolled back there
-        every, last = self.seat.checkpoint_every_steps, version == self.seat.n_steps
-        if self._saves(version) and not known and (last or (every and version % every == 0)):
-            return [self._write(version)]
-        return self._done() if last and self.view else []
+    def _wrote(self, version: int, blocked_s: float) -> list[Action | Event]:
+        self._writing.discard(version)
+        saved = self._confirmed(Saved(version, self.identity.stage, blocked_s))
+        return [saved, *(self._done() if version == self.identity.n_steps else self._leave_if_free())]
 
-    def _done(self) -> list[Action]:
-        totals = self._status.values | {"clock_offset_s": self._clock[1]}
-        return [self._tell(Done(self._version, totals, self._status.bytes_to))]
+    def _updated(self, version: int) -> list[Action | Event]:
+        self._fetching.clear()  # the state is here, so the heartbeats say no more of it
+        is_known = version <= self._version  # the run begins at this version, or was rolled back to it
+        self._version = version
+        every = self.identity.checkpoint_every_steps
+        is_last = version == self.identity.n_steps
+        if self._saves(version) and not is_known and (is_last or (every and version % every == 0)):
+            return [self._write(version)]
+        return self._done() if is_last and self.view else []
+
+    def _done(self) -> list[Action | Event]:
+        totals = self._status.values | {"clock_offset_s": self._clock_offset_s}
+        return [self._confirmed(Done(self._version, totals, self._status.bytes_to))]

@@ -1,76 +1,78 @@
-"""Machine: the interface of all protocol logic. Peer: membership + wiring + sync + handover as one machine."""
+"""Machine: the interface of all protocol logic. Peer: membership, wiring, sync and state transfer as one machine."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxdt.membership.member import ACCEPT, DROP, HOLD, Membership
-from jaxdt.protocol.events import INTERNAL, Action, Event, Post, Received, Report, Send, ViewChanged
+from jaxdt.protocol.events import INTERNAL, Action, Event, Post, Received, Send, ViewChanged
+from jaxdt.protocol.reports import DroppedReport
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
-_FILL_IN = {kind: kind.header.__set__ for kind in (Send, Post)}
+_SET_HEADER = {kind: kind.header.__set__ for kind in (Send, Post)}
 
 
 class Machine(Protocol):
-    """A pure state machine: no clock, socket, thread, global randomness or array. It may say with READS which events it
-    looks at (types of events, and for Received the types of bodies), and is then spared the others."""
+    """A pure state machine: no clock, socket, thread, global randomness or array. READS: the events that it looks at
+    (types of events, and for Received the types of bodies); it is spared all others."""
 
-    def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
+    READS: frozenset[type]
+
+    def handle(self, now_s: float, event: Any) -> list[Action | Event]: ...
 
 
-class Readers(dict):
-    """Kind of event, or of a message's body -> who of the machines looks at it, and the function that does. All peers
+class Readers(dict[type, tuple[tuple[int, Callable[..., Any]], ...]]):
+    """Kind of event, or of a message's body -> the machines that read it, by position, and their `handle`. All peers
     with machines of the same types share it."""
 
-    def __init__(self, machines: tuple[type, ...]):
+    def __init__(self, machines: tuple[tuple[type[Machine], frozenset[type]], ...]):
         self._machines = machines
 
-    def __missing__(self, kind: type) -> tuple[tuple[int, Callable], ...]:
-        reads = [getattr(machine, "READS", None) for machine in self._machines]
-        found = [i for i, kinds in enumerate(reads) if kinds is None or kind in kinds]
-        return self.setdefault(kind, tuple([(i, self._machines[i].handle) for i in found]))
+    def __missing__(self, kind: type) -> tuple[tuple[int, Callable[..., Any]], ...]:
+        readers = [(i, machine.handle) for i, (machine, reads) in enumerate(self._machines) if kind in reads]
+        return self.setdefault(kind, tuple(readers))
 
 
 _readers = functools.lru_cache(maxsize=16)(Readers)
 
 
 class Peer:
-    """Hands each event to its machines, and what they tell one another on to all of them, in order. Messages of a
-    view that this peer has not adopted wait here; messages of another run, generation or old view are counted and
-    dropped.
+    """Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
+    that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped.
     """
 
     def __init__(self, membership: Membership, *others: Machine):
         self.membership = membership
         self._machines = (membership, *others)
-        self._readers = _readers(tuple(map(type, self._machines)))
+        self._readers = _readers(tuple((type(machine), machine.READS) for machine in self._machines))
         self._held: list[Received] = []
         self.n_dropped = 0
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
         membership, machines = self.membership, self._machines
-        events, actions = [event], []
-        for event in events:  # which grows
+        events: list[Any] = [event]
+        actions: list[Any] = []
+        for event in events:  # grows while it is read
             kind = type(event)
             if kind is Received:
                 body = event.body
                 verdict = membership.admit(event.header, body)
                 if verdict != ACCEPT:
-                    actions += self._not_now(event, verdict)
+                    actions += self._hold_or_drop(event, verdict)
                     continue
                 kind = type(body)
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
-                    told = type(answer)
-                    if told in _FILL_IN:
-                        # A new message is nobody else's yet, and its header is filled in where it lies, since they are
-                        # many; one that a machine kept and sends again may be on its way still, and is copied.
+                    answer_kind = type(answer)
+                    if answer_kind in _SET_HEADER:
+                        # A new message is nobody else's yet. Its header is set in place, since messages are many. A
+                        # message that a machine kept and sends again may still be on its way, so it is copied.
                         if answer.header is not None:
                             answer = replace(answer, header=None)
-                        _FILL_IN[told](answer, membership.header)
+                        _SET_HEADER[answer_kind](answer, membership.header)
                         actions.append(answer)
-                    elif told in BETWEEN_MACHINES:
+                    elif answer_kind in BETWEEN_MACHINES:
                         events.append(answer)
                     else:
                         actions.append(answer)
@@ -79,11 +81,10 @@ class Peer:
                 self._held.clear()
         return actions
 
-    def _not_now(self, event: Received, verdict: str) -> list[Action]:
+    def _hold_or_drop(self, event: Received, verdict: str) -> list[Action]:
         if verdict == HOLD:
             self._held.append(event)
             return []
         assert verdict == DROP
         self.n_dropped += 1
-        what = {"kind": type(event.body).__name__, "src": event.header.src, "view": event.header.view}
-        return [Report("dropped", what)]
+        return [DroppedReport(event.header.src, message=type(event.body).__name__, view=event.header.view)]

@@ -1,6 +1,7 @@
-"""Which stage needs a peer: what the coordinator asks of whoever decides it (jaxdt.wiring.rebalance does, if asked to).
+"""Which stage needs a peer: what the coordinator asks of the part that decides it.
 
-`stages[s]` are the peers of stage s: members, and those on their way to it.
+`stages[s]` are the peers of stage s: its members, and the peers on their way to it. jaxdt.build gives the coordinator
+jaxdt.wiring.rebalance where the config asks for it, else ByNumber.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,28 +23,31 @@ class Move:
 
 
 class Balance(Protocol):
-    """Decides from what it is told; time comes in as an argument."""
+    """A pure state machine; time comes in as an argument."""
 
     def report(self, now_s: float, peer: int, load: Load) -> None:
-        """What a peer says of its queue."""
+        """A peer's measured queue and busy time."""
 
-    def moves(self, now_s: float, stages: Stages, at_work: Collection[int]) -> list[Move]:
-        """Those that are due now, of peers `at_work`."""
+    def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
+        """The moves that are due now, of peers in `may_move`."""
+        ...
 
     def stage_for(self, stages: Stages) -> int:
-        """The stage that a joiner is for."""
+        """The stage for a newcomer."""
+        ...
 
     def better(self, stages: Stages, peer: int) -> int | None:
-        """Another stage that a joiner, on its way to one of `stages`, had better be for."""
+        """Another stage that needs a newcomer more than the one of `stages` that it is on its way to."""
+        ...
 
 
 class ByNumber:
-    """The fewer peers, the more a stage needs one. Nobody changes stages."""
+    """A stage needs a peer the more, the fewer peers it has. No peer changes stages."""
 
     def report(self, now_s: float, peer: int, load: Load) -> None:
         """Queues do not count."""
 
-    def moves(self, now_s: float, stages: Stages, at_work: Collection[int]) -> list[Move]:
+    def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
         return []
 
     def stage_for(self, stages: Stages) -> int:

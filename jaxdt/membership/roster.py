@@ -1,28 +1,26 @@
-"""Who is in the run: the members of the view, those who want in or out, and those who are missing.
+"""Who is in the run: the members of the view, the peers that want in or out, and the members that are missing.
 
-Kept by the coordinator. A change needs a view: `next_view` makes it when there is one to make. Who is lost leaves at
-once, if its stage has another member; who wants to leave and who wants to join waits for the end of a step, where that
-costs nothing. Who moves to another stage leaves like that and comes back as a newcomer to it, under its own id. The
-last member of a stage is never put out on mere silence (step protocol, Sec. 6.1): the run waits for
-it, or for a newcomer to its stage, with whom everybody goes back to the last complete checkpoint.
+The coordinator keeps it. A change needs a view, and `next_view` makes one when there is a change to make. A lost member
+leaves at once if its stage has another replica. Peers that want to leave or to join wait for the end of a step, where
+that costs nothing. A member that moves to another stage leaves like that and comes back as a newcomer, under its own
+id. The last replica of a stage is never evicted on mere silence (step protocol, Sec. 6.1): the run waits for it, or for
+a newcomer to its stage, with which all members go back to the last complete checkpoint.
 """
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
+from jaxdt.membership.eviction_history import EvictionHistory
+from jaxdt.membership.newcomers import IDS_PER_TERM, Newcomers
 from jaxdt.membership.rebalance_api import Balance, ByNumber
-from jaxdt.protocol.events import Connect, Hello, Member, Record, Report, View
-
-IDS_PER_TERM = 100_000
-FORGIVEN_STEPS = 128  # after so many without another eviction a peer is like any other
-BACKOFF_STEPS_MAX = 64
-ASKED_S = 120.0  # after so long without a greeting somebody who has asked is not expected any more
-GONE_MAX = 256  # newcomers that are gone and would be known if they came back
+from jaxdt.protocol.events import Connect, Hello, Member, Record, View
+from jaxdt.protocol.reports import MoveReport
 
 
 class Roster:
-    """`stage_of` is the plan's; newcomers are added to it. With `delay_steps` as many steps more are under way.
-    `balance` says which stage needs a peer; moving[p] is the stage for which member p will leave its own."""
+    """`stage_of` is the plan's; newcomers are added to it. `delay_steps`: how many steps are under way beside the first
+    that is not committed. `balance` says which stage needs a peer; `moving[p]` is the stage for which member p will
+    leave its own."""
 
     def __init__(
         self,
@@ -32,58 +30,35 @@ class Roster:
         delay_steps: int = 0,
         balance: Balance | None = None,
     ):
-        self.stage_of, self._delay_steps = dict(stage_of), delay_steps
+        self.stage_of = dict(stage_of)
         self.balance = balance or ByNumber()
         self.moving: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
-        self.processes: dict[int, int] = {}  # by the last hello
+        self.processes: dict[int, int] = {}  # of the last hello
         self.view: View | None = None
         self.admissions: dict[int, int] = {}  # of the members
         self.candidates: set[int] = set()
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
         self.missing: set[int] = set()
-        self._seated: dict[int, int] = {}
+        self._delay_steps = delay_steps
+        self._member_processes: dict[int, int] = {}
         self._joining: set[int] = set()
-        self.coming: set[int] = set()  # newcomers, and members that change stages
-        self._sent: set[int] = set()  # those of them who were sent to another stage than the one they were for
-        self._asked: dict[int, tuple[int, float]] = {}  # passing name -> peer, and when
-        self._gone: dict[int, None] = {}  # newcomers of before, in the order in which they went
-        self._evicted: dict[int, tuple[int, int]] = {}  # how often of late, and the step in which it was the last time
+        self._newcomers = Newcomers(max(stage_of) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
+        self._evictions = EvictionHistory()
         self._n_stages = n_stages
         self._planned = sorted(stage_of)
-        self._next_id = max(stage_of) + 1 + (coordinator_term - 1) * IDS_PER_TERM
+
+    # ------------------------------------------------------------------------------------------------- who is there
 
     @property
     def members(self) -> set[int]:
         return set(self.admissions)
 
-    def known(self, peer: int) -> list[int]:
-        """The peer has come under its own name; the passing ones that it asked under."""
-        passing = [name for name, (asked, _) in self._asked.items() if asked == peer]
-        for name in passing:
-            del self._asked[name]
-        return passing
-
-    def recall(self, view: View, steps_since: bool) -> None:
-        """Who was there for a coordinator that has died; `steps_since`: a step was committed in its last view."""
-        self.stage_of |= {member.peer: member.stage for member in view.members}
-        self.addresses |= {member.peer: member.address for member in view.members}
-        self.processes |= {member.peer: member.process for member in view.members}
-        self.adopt(view)
-        if steps_since:
-            self.committed()
-
-    def hello(self, peer: int, address: str, process: int) -> bool:
-        """A peer is there; whether it is a member whose process is another one than the one that was admitted."""
-        if self.processes.get(peer) != process:
-            self.candidates.discard(peer)  # its process of before was ready, this one is not
-        self.addresses[peer], self.processes[peer] = address, process
-        return self._seated.get(peer, process) != process
-
-    def reach(self, peer: int) -> Connect:
-        """A peer whose connections were ended is reached again where it said that it listens."""
-        return Connect(peer, self.addresses.get(peer, ""))
+    @property
+    def coming(self) -> set[int]:
+        """Newcomers that were told a stage, and members on their way to another one."""
+        return self._newcomers.coming
 
     @property
     def joining(self) -> set[int]:
@@ -103,91 +78,122 @@ class Roster:
     @property
     def stages(self) -> list[set[int]]:
         """The peers of each stage that are there or on their way to it."""
-        there = (self.members - self.lost - self.missing - self.leaving) | self.coming
-        goes_to = {peer: self.moving.get(peer, self.stage_of[peer]) for peer in there}
-        return [{peer for peer in there if goes_to[peer] == stage} for stage in range(self._n_stages)]
+        present = (self.members - self.lost - self.missing - self.leaving) | self.coming
+        stage_of = {peer: self.moving.get(peer, self.stage_of[peer]) for peer in present}
+        return [{peer for peer in present if stage_of[peer] == stage} for stage in range(self._n_stages)]
 
-    def move_due(self, now_s: float) -> list[Report]:
-        """Peers begin to move now: they will leave their stages between two steps."""
-        if self.view is None or self.vacant:
-            return []
-        live = [self.live(stage) - self.leaving - set(self.moving) for stage in range(self._n_stages)]
-        at_work = {peer for peers in live if len(peers) > 1 for peer in peers}
-        found = self.balance.moves(now_s, self.stages, at_work)
-        self.moving |= {move.peer: move.dst for move in found}
-        return [Report("move", {"peer": move.peer, "stage": move.src, "to_stage": move.dst}) for move in found]
+    def name(self, peer: int) -> str:
+        """A peer, for people."""
+        return f"peer {peer} (stage {self.stage_of.get(peer, '?')})"
 
-    def leaves(self, peer: int) -> dict:
-        """A member wants to leave; a line for people."""
-        self.leaving.add(peer)
-        return {"peer": peer, "last_of_its_stage": not self.live(self.stage_of[peer]) - {peer}}
+    # --------------------------------------------------------------------------------------------------- who comes
 
-    def reassign(self) -> list[tuple[int, int]]:
-        """Newcomers that are ready but had better be for another stage, and which. Who was sent somewhere already is
-        sent on only to a stage that has nobody: what is measured changes while it prepares, and back again."""
-        found = []
-        for peer in sorted(self.candidates & self.coming):
-            to = self.balance.better(self.stages, peer)
-            if to is not None and (peer not in self._sent or not self.stages[to]):
-                self._sent_to(peer, to)
-                found.append((peer, to))
-        return found
+    def recall(self, view: View, steps_since: bool) -> None:
+        """The last view of a coordinator that has died; `steps_since`: a step was committed in that view."""
+        self.stage_of |= {member.peer: member.stage for member in view.members}
+        self.addresses |= {member.peer: member.address for member in view.members}
+        self.processes |= {member.peer: member.process for member in view.members}
+        self.adopt(view)
+        if steps_since:
+            self.committed()
 
-    def _sent_to(self, peer: int, stage: int) -> None:
+    def hello(self, peer: int, address: str, process: int) -> bool:
+        """A peer has said hello. True if it is a member, but another process than the one that was admitted."""
+        if self.processes.get(peer) != process:
+            self.candidates.discard(peer)  # its earlier process was ready, this one is not
+        self.addresses[peer] = address
+        self.processes[peer] = process
+        return self._member_processes.get(peer, process) != process
+
+    def reach(self, peer: int) -> Connect:
+        """Connect again to a peer whose connections were ended, at the address that it gave."""
+        return Connect(peer, self.addresses.get(peer, ""))
+
+    def newcomer(self, now_s: float, temporary_id: int) -> tuple[int, int]:
+        """A newcomer's peer id, and the stage that needs a peer most."""
+        known = self._newcomers.known_as(temporary_id)
+        if known is not None:
+            return known, self.stage_of[known]
+        stage = self.balance.stage_for(self.stages)
+        peer = self._newcomers.admit(now_s, temporary_id)
         self.stage_of[peer] = stage
-        self.coming.add(peer)
-        self._sent.add(peer)
-        self.candidates.discard(peer)
-        self.processes.pop(peer, None)
+        return peer, stage
+
+    def arrived(self, peer: int) -> list[int]:
+        """A peer has come under its own id; the temporary ids that it asked under."""
+        return self._newcomers.arrived(peer)
 
     def misplaced(self, hello: Hello) -> bool:
-        """Whether a peer greets us from a stage that it is not for any more; what it says of itself does not count."""
+        """Whether a peer says hello for a stage that it is not meant for any more; its state then does not count."""
         if self.stage_of[hello.peer] == hello.stage:
             return False
         self.candidates.discard(hello.peer)
         self.processes.pop(hello.peer, None)
         return True
 
-    def newcomer(self, now_s: float, passing: int) -> tuple[int, int]:
-        """A peer id that nobody had, for who asks under a passing name, and the stage that needs a peer most."""
-        if passing in self._asked:
-            peer, _ = self._asked[passing]
-            return peer, self.stage_of[peer]
-        peer, self._next_id = self._next_id, self._next_id + 1
-        self.stage_of[peer] = self.balance.stage_for(self.stages)
-        self.coming.add(peer)
-        self._asked[passing] = (peer, now_s)
-        return peer, self.stage_of[peer]
+    def reassign(self) -> list[tuple[int, int]]:
+        """Newcomers that are ready but are needed more at another stage, and that stage. One that was sent to another
+        stage before is sent on only to a stage without any peer: loads change while it prepares, and back again."""
+        found = []
+        for peer in sorted(self.candidates & self.coming):
+            stage = self.balance.better(self.stages, peer)
+            if stage is not None and (peer not in self._newcomers.sent or not self.stages[stage]):
+                self._send_to(peer, stage)
+                found.append((peer, stage))
+        return found
 
-    def let_go(self, now_s: float, here: Container[int]) -> None:
-        """Expect nobody any longer who asked and did not come, and forget newcomers that are neither in the run nor
-        `here`: all but the last to go. Whoever was put out may come back, and is known by its stage and address then;
-        who comes back when that is forgotten has to ask again. Peers of the plan are always known."""
-        for passing in [passing for passing, (_, at_s) in self._asked.items() if now_s - at_s > ASKED_S]:
-            self.coming.discard(self._asked.pop(passing)[0])
-        known = self.members | self.coming | set(self._planned)
-        gone = [peer for peer in self.stage_of if peer not in known and peer not in here]
-        self._gone = {peer: None for peer in self._gone if peer in gone} | dict.fromkeys(gone)
-        for peer in list(self._gone)[:-GONE_MAX]:
-            for kept in (self._gone, self.stage_of, self.addresses, self.processes, self._evicted):
-                kept.pop(peer, None)
-            for kept in (self._sent, self.leaving):
-                kept.discard(peer)
+    def _send_to(self, peer: int, stage: int) -> None:
+        self.stage_of[peer] = stage
+        self._newcomers.coming.add(peer)
+        self._newcomers.sent.add(peer)
+        self.candidates.discard(peer)
+        self.processes.pop(peer, None)
+
+    # ---------------------------------------------------------------------------------------------------- who goes
+
+    def move_due(self, now_s: float) -> list[MoveReport]:
+        """Members that begin to move now: they will leave their stages between two steps."""
+        if self.view is None or self.vacant:
+            return []
+        live = [self.live(stage) - self.leaving - set(self.moving) for stage in range(self._n_stages)]
+        may_move = {peer for peers in live if len(peers) > 1 for peer in peers}
+        moves = self.balance.moves(now_s, self.stages, may_move)
+        self.moving |= {move.peer: move.dst for move in moves}
+        return [MoveReport(move.peer, move.src, move.dst) for move in moves]
+
+    def leaves(self, peer: int) -> bool:
+        """A member wants to leave. True if its stage has no other replica."""
+        self.leaving.add(peer)
+        return not self.live(self.stage_of[peer]) - {peer}
 
     def lose(self, peer: int, next_view: View | None = None) -> bool:
-        """A peer is gone; False if it was the last of its stage, and stays a member for want of another. `next_view` is
-        being made durable: who leaves with it cannot stand in."""
+        """A peer is gone. False if it was the last replica of its stage: then it stays a member, and is missing.
+        `next_view` is being made durable: a peer that leaves with it does not count as a replica."""
         self.candidates.discard(peer)
-        self.coming.discard(peer)
-        stay = (next_view or self.view).by_peer.keys()
-        if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) & stay - {peer}:
+        self._newcomers.coming.discard(peer)
+        staying = (next_view or self.view).by_peer.keys()
+        if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) & staying - {peer}:
             self.lost |= {peer} & self.members
             return True
         self.missing.add(peer)
         return False
 
+    def let_go(self, now_s: float, reachable: Container[int]) -> None:
+        """Stop to expect newcomers that asked and did not come, and forget the longest gone of those that are neither
+        in the run nor reachable. A peer that was evicted is known by its stage and address if it comes back; once it is
+        forgotten it has to ask again. Peers of the plan are always known."""
+        self._newcomers.expire(now_s)
+        known = self.members | self.coming | set(self._planned)
+        for peer in self._newcomers.forget(list(self.stage_of), known, reachable):
+            for entries in (self.stage_of, self.addresses, self.processes):
+                entries.pop(peer, None)
+            self._evictions.forget(peer)
+            self.leaving.discard(peer)
+
+    # ------------------------------------------------------------------------------------------------------- views
+
     def committed(self) -> None:
-        """A step is committed: whoever was joining has taken part in it."""
+        """A step is committed, so every member that was joining has taken part in it."""
         self._joining.clear()
 
     def first_view(self, coordinator_term: int, generation: int, n_committed: int) -> View:
@@ -203,38 +209,58 @@ class Roster:
         vacant = self.vacant
         if vacant and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}:
             return self.roll_back(checkpoint)
-        out = set(self.lost)
-        if between_steps:
-            for peer in sorted(self.members & (self.leaving | set(self.moving))):
-                out |= {peer} if self.live(self.stage_of[peer]) - out - {peer} else set()
-            self.moving = {peer: stage for peer, stage in self.moving.items() if peer in out}
-        may = between_steps and not vacant
-        new = {peer for peer in self.candidates if may and self._has_waited(peer, n_committed)}
-        if not out and not new:
+        leaving = self._leaving_now(between_steps)
+        admits = between_steps and not vacant
+        joining = {peer for peer in self.candidates if admits and self._evictions.may_return(peer, n_committed)}
+        if not leaving and not joining:
             return None
         number = self.view.number + 1
-        changed = {self.stage_of[peer] for peer in out - self._joining}
+        changed = {self.stage_of[peer] for peer in leaving - self._joining}
+        staying = self._staying(leaving, n_committed, changed)
+        first_step = n_committed + 1 + self._delay_steps  # the first that is not under way yet
         return replace(
             self.view,
             number=number,
-            members=self._members_with(new, out, number, n_committed, changed),
+            members=_in_order([*staying, *(self._member(peer, number, first_step) for peer in joining)]),
             stage_views=tuple(number if s in changed else v for s, v in enumerate(self.view.stage_views)),
             n_committed=n_committed,
             records=tuple(records),
             rolled_back=False,
             results=(),
-            joining=tuple(sorted((self._joining - out) | new)),
+            joining=tuple(sorted((self._joining - leaving) | joining)),
         )
 
+    def _leaving_now(self, between_steps: bool) -> set[int]:
+        """Lost members, and between two steps those that want to go and leave another replica behind."""
+        leaving = set(self.lost)
+        if between_steps:
+            for peer in sorted(self.members & (self.leaving | set(self.moving))):
+                if self.live(self.stage_of[peer]) - leaving - {peer}:
+                    leaving.add(peer)
+            self.moving = {peer: stage for peer, stage in self.moving.items() if peer in leaving}
+        return leaving
+
+    def _staying(self, leaving: set[int], n_committed: int, changed: set[int]) -> list[Member]:
+        """The members that stay. In `changed` stages rounds begin anew, and every member with the state takes part."""
+        staying = []
+        for member in self.view.members:
+            if member.peer in leaving:
+                continue
+            if member.stage in changed and member.peer not in self._joining:
+                member = replace(member, first_step=min(member.first_step, n_committed))
+            staying.append(member)
+        return staying
+
     def roll_back(self, checkpoint: int) -> View:
-        """A new generation, at the last complete checkpoint, of everyone who is there."""
+        """A new generation, at the last complete checkpoint, of all peers that are there."""
         number = self.view.number + 1
-        everyone = self._members_with(self.candidates, self.lost | self.missing, number, checkpoint, set())
+        staying = self._staying(self.lost | self.missing, checkpoint, set())
+        joining = [self._member(peer, number, 0) for peer in self.candidates]
         return replace(
             self.view,
             number=number,
             generation=self.view.generation + 1,
-            members=tuple(replace(member, first_step=0) for member in everyone),
+            members=tuple(replace(member, first_step=0) for member in _in_order([*staying, *joining])),
             stage_views=(number,) * self._n_stages,
             n_committed=checkpoint,
             records=(),
@@ -243,64 +269,33 @@ class Roster:
             joining=(),
         )
 
-    def name(self, peer: int) -> str:
-        """For people."""
-        return f"peer {peer} (stage {self.stage_of.get(peer, '?')})"
-
-    def told(self) -> dict:
-        """The view; for people."""
-        members = {member.peer: member.stage for member in self.view.members}
-        return {"view": self.view.number, "members": members, "joining": list(self.view.joining)}
+    def _member(self, peer: int, admission: int, first_step: int) -> Member:
+        address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
+        return Member(peer, self.stage_of[peer], admission, address, process, first_step)
 
     def adopt(self, view: View) -> set[int]:
-        """The view is durable; those who have left with it."""
+        """The view is durable; the peers that wanted to go and have left with it."""
         before = self.admissions
-        self._note_evictions(view)
-        self.view, self.admissions = view, {member.peer: member.admission for member in view.members}
-        self._seated = {member.peer: member.process for member in view.members}
+        if view.rolled_back:
+            self._evictions.clear()
+        self._evictions.add(self.lost - view.by_peer.keys(), view.n_committed)
+        self.view = view
+        self.admissions = {member.peer: member.admission for member in view.members}
+        self._member_processes = {member.peer: member.process for member in view.members}
         self._joining = set(view.joining)
         self.candidates -= self.members
-        self.coming -= self.members
-        self._sent -= self.members
+        self._newcomers.became_members(self.members)
         left = (self.leaving | set(self.moving)) - self.members - self.lost
         for peer in left & set(self.moving) - self.leaving:
-            self._sent_to(peer, self.moving[peer])
+            self._send_to(peer, self.moving[peer])
         self.moving = {peer: stage for peer, stage in self.moving.items() if peer in self.members}
         for peer in before:
-            if self.admissions.get(peer) != before[peer]:  # gone, or here again
+            if self.admissions.get(peer) != before[peer]:  # gone, or admitted again
                 self.lost.discard(peer)
                 self.missing.discard(peer)
                 self.leaving.discard(peer)
         return left
 
-    def _note_evictions(self, view: View) -> None:
-        step = view.n_committed
-        known = {} if view.rolled_back else self._evicted
-        self._evicted = {peer: (n, at) for peer, (n, at) in known.items() if step - at < FORGIVEN_STEPS}
-        for peer in self.lost - {member.peer for member in view.members}:
-            self._evicted[peer] = (self._evicted.get(peer, (0, 0))[0] + 1, step)
 
-    def _has_waited(self, peer: int, n_committed: int) -> bool:
-        """Who was put out once may come back at once; who is put out again and again, because its link or its machine
-        comes and goes, after 2, 4, 8, ... steps: each time it costs the others a deadline."""
-        n, at = self._evicted.get(peer, (0, 0))
-        return n < 2 or n_committed - at >= min(2 ** (n - 1), BACKOFF_STEPS_MAX)
-
-    def _members_with(
-        self, new: Iterable[int], out: set[int], number: int, n_committed: int, changed: set[int]
-    ) -> tuple[Member, ...]:
-        """Who comes computes from the first step on that is not under way yet. In stages where rounds begin anew
-        everyone takes part who has the state."""
-        kept = [member for member in self.view.members if member.peer not in out]
-        kept = [
-            replace(member, first_step=min(member.first_step, n_committed))
-            if member.stage in changed and member.peer not in self._joining
-            else member
-            for member in kept
-        ]
-        come = [self._member(peer, number, n_committed + 1 + self._delay_steps) for peer in new]
-        return tuple(sorted([*kept, *come], key=lambda member: member.peer))
-
-    def _member(self, peer: int, admission: int, first_step: int) -> Member:
-        address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
-        return Member(peer, self.stage_of[peer], admission, address, process, first_step)
+def _in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+    return tuple(sorted(members, key=lambda member: member.peer))

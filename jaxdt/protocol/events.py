@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxdt.protocol.reports import Report
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 from jaxdt.spec.work import Work
 
@@ -702,8 +703,8 @@ class Disconnect:
 
 @frozen_dataclass
 class Run:
-    """Do the Work on the compute thread; Ran answers. For a U: the rounds whose sums are its gradient, and the factor
-    on it."""
+    """Do the Work on the compute thread; Ran answers. For a G: the rounds that the gradient vectors are laid out for. For
+    a U: the rounds whose sums are its gradient, and the factor on it."""
 
     work: Work
     scale: float = 0.0
@@ -720,9 +721,11 @@ class Sum:
 
 @frozen_dataclass
 class Free:
-    """Forget what is kept for `step` and older ones: boundary tensors, accumulator, slices, result."""
+    """Forget the boundary tensors and accumulators of `step` and of older steps, and the vectors, slices and results of
+    `rounds`, which are over. The rounds of a group end in order, so earlier ones of their groups are over too."""
 
     step: int
+    rounds: tuple[Round, ...] = ()
 
 
 @frozen_dataclass
@@ -786,14 +789,6 @@ class MarkCheckpoint:
 
     version: int
     generation: int
-
-
-@frozen_dataclass
-class Report:
-    """Something for people: metrics of a step, a view, a dropped message. `kind` names the list of fields."""
-
-    kind: str
-    fields: dict[str, Any]
 
 
 @frozen_dataclass

@@ -58,6 +58,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
+from jaxdt.protocol.reports import HeartbeatReport, UsageReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
@@ -195,8 +196,7 @@ class Loop:
             self._busy_s += event.seconds
             self._last_step = event.work.step
             if event.work.kind == UPDATE:
-                usage = {"step": event.work.step, "cpu_s": time.process_time()}
-                self._trace.report(self._me, time.monotonic(), Report("usage", usage))
+                self._trace.report(self._me, time.monotonic(), UsageReport(event.work.step, time.process_time()))
             self._trace.run(self._me, event.started_s, event.seconds, event.work)
         elif isinstance(event, Received) and (key := tensor_key(event.body)):
             self._trace.recv(self._me, time.monotonic(), event.header.src, key)
@@ -216,8 +216,8 @@ class Loop:
                 self._release()
             case Sum(key, members):
                 self._handle(Summed(key, *self.tensors.sum(key, members)))
-            case Free(step):
-                self.tensors.free(step)
+            case Free(step, rounds):
+                self.tensors.free(step, rounds)
             case Discard(key):
                 self.tensors.discard(key)
             case Forget(round):
@@ -243,7 +243,7 @@ class Loop:
             case MarkCheckpoint(version, generation):
                 self._checkpointer.mark_complete(version, generation)
             case Report():
-                if action.kind != "heartbeat":
+                if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._me, time.monotonic(), action)
                 self._report(action)
             case Stop() | MoveTo():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdt.build import build_coordinator, build_newcomer, build_peer, fingerprint
+from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, fingerprint
 from jaxdt.membership.coordinator_config import DurableState, load_durable_state
 from jaxdt.model.data import TokenFile
 from jaxdt.protocol.events import COORDINATOR, Event, Interrupted, Leave, MoveTo, Ready, Report, Stop
@@ -77,6 +77,10 @@ class Job:
     @functools.cached_property
     def start(self) -> Stamp:
         return check_resumable(self.resume, self.about) if self.resume else Stamp(0, 0)
+
+    @property
+    def run_start(self) -> RunStart:
+        return RunStart(self.run, self.start.version, self.start.generation, self.data.checksum)
 
     def load_entries(self, version: int, names: list[str]) -> dict[str, dict]:
         resumed = self.resume and version == self.start.version
@@ -156,10 +160,10 @@ def _sit(
     if joins is None:
         stage, _ = plan.seat(peer)
         start = job.start
-        machine = build_peer(config, plan, peer, job.run, start.version, start.generation, job.data.checksum)
+        machine = build_peer(config, plan, peer, job.run_start)
     else:
         stage, plan = joins, plan.with_newcomer(peer, joins)
-        machine = build_newcomer(config, job.plan, peer, stage, job.run, job.data.checksum)
+        machine = build_newcomer(config, job.plan, peer, stage, RunStart(job.run, data_checksum=job.data.checksum))
     with contextlib.closing(LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl", again)) as trace_file:
         trace = Trace(trace_file.write, job.trace_steps)
         slow = dict(queue_bytes=config.net.queue_bytes, least_s=job.least_s(stage))
@@ -202,9 +206,7 @@ def run_coordinator(
     start = job.start
     durable = FileStore(job.run_dir / "coordinator")
     memory = _memory(job, durable)
-    machine = build_coordinator(
-        job.config, job.plan, job.run, start.version, start.generation, job.data.checksum, memory
-    )
+    machine = build_coordinator(job.config, job.plan, job.run_start, memory)
     link = device_links(job.network)
     journal = Journal(job.run_dir, job.config, job.plan, machine, durable, link, live, began_s)
     with contextlib.closing(

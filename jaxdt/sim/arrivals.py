@@ -9,7 +9,7 @@ what the links make of it, beside the traffic of the step.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxdt.build import build_newcomer
+from jaxdt.build import RunStart, build_newcomer
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.sim_peer import SimPeer
 from jaxdt.sim.tensors import NoTensors
@@ -47,7 +47,7 @@ class Arrivals:
         machine = self._machine_of[peer] = self._waiting.popleft()
         config, plan = self._config, self._plan
         tensors = NoTensors(config.train.microbatch_size, state_words(config, plan, stage))
-        made = build_newcomer(config, plan, peer, stage, "sim")
+        made = build_newcomer(config, plan, peer, stage, RunStart("sim"))
         return SimPeer(made, tensors, self._host_of[machine], self._seconds_at(machine, stage))
 
 

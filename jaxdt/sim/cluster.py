@@ -53,6 +53,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery
@@ -116,7 +117,7 @@ class Simulation:
             Post: self._post,
             Run: self._run,
             Sum: self._sum,
-            Free: lambda peer, free: self._seats[peer].tensors.free(free.step),
+            Free: lambda peer, free: self._seats[peer].tensors.free(free.step, free.rounds),
             Discard: lambda peer, discard: self._seats[peer].tensors.discard(discard.key),
             Forget: lambda peer, forget: self._seats[peer].tensors.forget(forget.round),
             WakeAt: self._wake_at,
@@ -124,7 +125,7 @@ class Simulation:
             WriteCheckpoint: self._write_checkpoint,
             Restore: self._restore,
             Install: self._install,
-            Report: self._report,
+            **dict.fromkeys(SCHEMAS.values(), self._report),
             MoveTo: self._move_to,
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
         }
@@ -284,7 +285,7 @@ class Simulation:
             self._calendar.at(self.outcome.now_s, self._own, own)
 
     def _report(self, peer: int, report: Report) -> None:
-        if report.kind != "heartbeat":
+        if not isinstance(report, HeartbeatReport):
             self.outcome.reports.append((self.outcome.now_s, peer, report))
             if self._trace:
                 self._trace.report(peer, self.outcome.now_s, report)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxdt.build import build_coordinator, build_peers
+from jaxdt.build import RunStart, build_coordinator, build_peers
 from jaxdt.protocol.trace import Trace
 from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
@@ -65,9 +65,9 @@ def _simulate(
     ]
     seats = {
         peer: SimPeer(machine, tensors[plan.seat(peer)[0]], conditions.host_of[peer], conditions.seconds[peer])
-        for peer, machine in build_peers(config, plan, "sim").items()
+        for peer, machine in build_peers(config, plan, RunStart("sim")).items()
     }
-    coordinator = build_coordinator(config, plan, "sim")
+    coordinator = build_coordinator(config, plan, RunStart("sim"))
     how = conditions.cores, conditions.persist_s, trace, conditions.options, conditions.free, faults
     arrivals = Arrivals(config, plan, conditions.link, conditions.host_of, conditions.seconds_at, faults)
     link = arrivals.link if any(fault.kind == JOIN for fault in faults) else conditions.link

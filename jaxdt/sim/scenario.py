@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxdt.build import window
+from jaxdt.build import peer_load
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links
@@ -91,7 +91,7 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
     found = {}
     for peer in plan.peers:
         stage, pipeline = plan.seat(peer)
-        in_flight, retained = _held(config, plan, stage, plan.shares[pipeline])
+        in_flight, retained = _held(config, plan, stage, pipeline)
         found[peer] = stage_memory_bytes(
             config.model,
             *plan.stages[stage],
@@ -106,16 +106,14 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
     return found
 
 
-def _held(config: RunConfig, plan: Plan, stage: int, share: int) -> tuple[int, int]:
+def _held(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
     """Microbatches between forward and backward at a peer, and those whose tensors are kept until the commit. Under
     stochastic wiring all that are on their way may wait for this stage's backward, evenly spread over its peers."""
     numbers = config.model.boundary_numbers(config.train.microbatch_size)
     a_microbatch_bytes = max(1, (stage > 0) + (stage < plan.n_stages - 1)) * numbers * DTYPE_BYTES[config.dtype]
     most = config.wiring.retain_bytes // a_microbatch_bytes
-    if config.wiring.kind == "swarm":
-        own = -(-plan.n_microbatches // plan.n_pipelines)
-        return min(own, -(-window(config, plan) // plan.n_pipelines)), min(own, most)
-    return (share if plan.schedule == "gpipe" else min(share, plan.depth(stage))), min(share, most)
+    load = peer_load(config, plan, stage, pipeline)
+    return load.n_in_flight, min(load.n_microbatches, most)
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:

@@ -29,8 +29,8 @@ class Tensors(Protocol):
     def discard(self, key: Key) -> None:
         """A boundary tensor is not kept any longer."""
 
-    def free(self, step: int) -> None:
-        """Forget what is kept for a step."""
+    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+        """Forget what is kept for a step and of rounds that are over."""
 
     def write_checkpoint(self, version: int) -> None:
         """Write this peer's part."""
@@ -66,7 +66,7 @@ class NoTensors:
     def discard(self, key: Key) -> None:
         return None
 
-    def free(self, step: int) -> None:
+    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
         return None
 
     def write_checkpoint(self, version: int) -> None:

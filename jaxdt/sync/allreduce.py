@@ -1,18 +1,25 @@
 """Sharded all-reduce: each member of a group owns one shard of the gradient vector, as a colocated sharded parameter
 server (DT-FM Eq. 2 is its cost).
-Every member sends each other owner its part of that owner's shard, slice by slice; an owner adds a slice up as soon as
-all members' parts are here, in the order of the members, and sends the sum to all. So halves of the exchange overlap,
-and every member ends with the same bits. Vectors hold sums over samples: dividing once, by the samples in the
+
+Every member sends each other owner its part of that owner's shard, slice by slice. An owner adds a slice up as soon as
+all members' parts are here, in the order of the members, and sends the sum to all. So the halves of the exchange
+overlap, and every member ends with the same bits. Vectors hold sums over samples: dividing once, by the samples in the
 record, weighs peers with unequal shares of the microbatches rightly. The exchange never writes into the accumulator.
-A result is a value: when members are lost, the view names the rounds whose result somebody holds, and who lacks it
-takes it. Other groups that changed begin a new round, when the wiring has had the lost microbatches done again.
-Who joins gets the state of its stage (jaxdt.sync.state_transfer) and the step's result, and adds nothing: the commit
-waits. A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on
-the first and last stage, whose two gradients are summed here and counted once in the norm.
+
+A result is a value. When members are lost, the view names the rounds whose result somebody holds, and a member that
+lacks it fetches it. Other groups that changed begin a new round, once the wiring has had the lost microbatches done
+again. A member that joins gets the state of its stage (jaxdt.sync.state_transfer) and the step's result, and adds
+nothing: the commit waits for it.
+
+A peer may be in two groups: the replicas of its stage, and, with a tied head, the holders of the token table on the
+first and last stage, whose two gradients are summed here and counted once in the norm.
 """
 
 from collections import Counter
 
+from jaxdt.membership.agreement import Agreement
+from jaxdt.membership.commit import TwoPhaseCommit
+from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,
@@ -36,6 +43,7 @@ from jaxdt.protocol.events import (
     Reduced,
     Restore,
     Restored,
+    Round,
     Run,
     Send,
     Shard,
@@ -49,54 +57,39 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
+from jaxdt.spec.config import RunConfig
 from jaxdt.spec.delay import Delay
-from jaxdt.spec.sizes import Group
+from jaxdt.spec.peer_setup import PeerSetup
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import sync_groups
 from jaxdt.spec.work import GATHER, UPDATE, Work
+from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import Bounds, Exchange, total, update_scale
 from jaxdt.sync.rounds import FLOAT_BYTES, Rounds
 
 
 class AllReduce:
-    """One peer's side of it: rounds, `prepared`, and the update when the record is committed."""
+    """One peer's side: its rounds, `Prepared`, and the update once the record is committed."""
 
     READS = frozenset(
-        {
-            ViewChanged,
-            Evicted,
-            Restored,
-            Accumulated,
-            Evaluated,
-            Drained,
-            Ran,
-            Shard,
-            Summed,
-            Reduced,
-            FetchResult,
-            Committed,
-        }
-        | {Joined, LinkChanged}
+        {ViewChanged, Evicted, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, FetchResult}
+        | {Committed, Joined, LinkChanged}
     )
 
-    def __init__(
-        self,
-        peer: int,
-        stage: int,
-        groups: tuple[Group, ...],
-        n_microbatches: int,
-        slice_bytes: int,
-        clip_norm: float,
-        delay: Delay,
-    ):
-        self._peer, self._stage = peer, stage
-        self._n_microbatches, self._clip_norm, self._delay = n_microbatches, clip_norm, delay
-        self._rounds = Rounds(peer, groups, slice_bytes)
+    def __init__(self, peer: int, stage: int, rounds: Rounds, clip_norm: float, delay: Delay):
+        self._peer = peer
+        self._stage = stage
+        self._clip_norm = clip_norm
+        self._delay = delay
+        self._rounds = rounds
         self._ledger = Ledger()
         self._view: View | None = None
-        self._updated_to(0)
-        self._joining = False
+        self._set_version(0)
+        self._is_joining = False
         self._updating: Record | None = None
-        self._next_record: Record | None = None  # with a delay it may come before we are ready for it
+        self._next_record: Record | None = None  # with a delay it may come before this peer is ready for it
         self._rollback: View | None = None  # which waits for the update that runs
+        self._abandoned: tuple[Round, ...] = ()  # which were under way beside an update when this peer was evicted
         self._drained: set[int] = set()
         self._n_gathers: Counter[int] = Counter()
 
@@ -121,10 +114,10 @@ class AllReduce:
             case Evicted(view):
                 return self._leave(view)
             case Joined():
-                self._joining = False
-                return self._say_prepared_again()
+                self._is_joining = False
+                return self._prepared_again()
             case LinkChanged(peer, up) if peer == COORDINATOR and up and self._view:
-                return self._say_prepared_again()
+                return self._prepared_again()
             case Restored(version):
                 return [Updated(self._stage, version)]
         return []
@@ -136,7 +129,7 @@ class AllReduce:
             case Reduced():
                 return self._on_reduced(src, body)
             case FetchResult(round):
-                return self._rounds.give(src, round)
+                return [*self._rounds.give(src, round)]
             case Committed(record):
                 return self._on_committed(record)
         return []
@@ -151,64 +144,75 @@ class AllReduce:
     def _adopt(self, view: View) -> list[Action | Event]:
         if view.rolled_back:
             self._rollback = view
-            return [] if self._updating else self._go_back()
+            return [] if self._updating else self._roll_back(view)
         if self._view is None:
             return self._enter(view)
         # What is committed is applied before anything is given up because of the view (step protocol, Sec. 5.3).
-        told = [action for record in view.records for action in self._on_committed(record)]
+        actions = [action for record in view.records for action in self._on_committed(record)]
         self._view = view
         self._drained.clear()
-        return told + self._rounds.adopt(view) + self._say_prepared_again()
+        return actions + self._rounds.adopt(view) + self._prepared_again()
 
     def _enter(self, view: View) -> list[Action | Event]:
-        """The first view of ours: with the run's first we begin, in any other we join."""
+        """The first view of this peer: with the run's first view it begins, in any other it joins."""
         self._view = view
-        self._updated_to(view.n_committed)
+        self._set_version(view.n_committed)
         self._drained.clear()
-        self._joining = self._peer in view.joining
-        begins = [] if self._joining else [Updated(self._stage, self._version)]
+        self._is_joining = self._peer in view.joining
+        begins = [] if self._is_joining else [Updated(self._stage, self._version)]
         return [*self._rounds.enter(view), *begins]
 
     def _leave(self, view: View) -> list[Action | Event]:
-        """The run goes on without us: apply what is committed, give up the rest."""
-        told = [action for record in view.records for action in self._on_committed(record)] if self._view else []
+        """The run goes on without this peer: apply what is committed, give up the rest."""
+        actions: list[Action | Event] = []
+        if self._view:
+            actions += [action for record in view.records for action in self._on_committed(record)]
         steps = self._steps[1 if self._updating else 0 :]
         self._view = self._next_record = self._rollback = None
         self._drained.clear()
+        free = self._free(steps)
+        if self._updating:  # the rest is freed with its step
+            self._abandoned = free.rounds
+            return actions
+        return [*actions, free]
+
+    def _set_version(self, version: int) -> None:
+        """Something may be here of as many steps as may be under way at once, and of as many again, since others may
+        have applied the updates of all of those already."""
+        self._version = version
+        self._steps = range(version, version + 2 * (1 + self._delay.steps))
+
+    def _free(self, steps: range) -> Free:
+        """Nothing of these steps is wanted any more, nor of older ones."""
         self._ledger.free(steps)
-        self._rounds.drop(steps)
-        return told if self._updating else [*told, Free(steps[-1])]
+        return Free(steps[-1], self._rounds.drop(steps))
 
-    def _updated_to(self, version: int) -> None:
-        """The steps of which something may be here are as many as may be under way at once, and as many again, since
-        others may have applied the updates of all of those already."""
-        self._version, self._steps = version, range(version, version + 2 * (1 + self._delay.steps))
-
-    def _go_back(self) -> list[Action]:
+    def _roll_back(self, view: View) -> list[Action | Event]:
         """A new generation voids everything that is under way, and begins with the checkpoint's state."""
-        steps, view, self._rollback = self._steps, self._rollback, None
-        self._view, self._next_record = view, None
-        self._updated_to(view.n_committed)
+        free = self._free(self._steps)
+        self._rollback = None
+        self._view = view
+        self._next_record = None
+        self._set_version(view.n_committed)
         self._drained.clear()
-        self._joining = False
-        self._ledger.free(steps)
-        self._rounds.drop(steps)
+        self._is_joining = False
         self._rounds.enter(view)
-        return [Free(steps[-1]), Restore(view.n_committed, view.generation)]
+        return [free, Restore(view.n_committed, view.generation)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
-    def _gather(self, step: int) -> list[Action]:
+    def _gather(self, step: int) -> list[Action | Event]:
         """Nothing more will be added: lay the gradient out for the exchange, unless it was sent already."""
         if step < self._version:
-            return []  # somebody's word on a step that is over here
+            return []  # a message about a step that is over here
         self._drained.add(step)
-        if all(exchange.frozen for exchange in self._rounds.of(step)):
+        rounds = tuple([exchange.round for exchange in self._rounds.of(step) if not exchange.is_frozen])
+        if not rounds:
             return []
         self._n_gathers[step] += 1
-        return [Run(Work(self._stage, GATHER, None, self._peer, step))]
+        return [Run(Work(self._stage, GATHER, None, self._peer, step), rounds=rounds)]
 
-    def _on_gathered(self, step: int) -> list[Action]:
+    def _on_gathered(self, step: int) -> list[Action | Event]:
         """A view in between may have asked for another gathering, with what was done again in it: the last counts."""
         self._n_gathers[step] -= 1
         if self._n_gathers[step]:
@@ -216,50 +220,52 @@ class AllReduce:
         del self._n_gathers[step]
         if step not in self._drained:
             return []
-        exchanges = [exchange for exchange in self._rounds.of(step) if not exchange.frozen]
-        sends = [send for exchange in exchanges for send in self._freeze(exchange)]
-        return sends + [a for exchange in exchanges for a in self._offer(exchange)]
+        exchanges = [exchange for exchange in self._rounds.of(step) if not exchange.is_frozen]
+        sends = [self._freeze(exchange) for exchange in exchanges]
+        return [*sends, *(action for exchange in exchanges for action in self._sum_complete(exchange))]
 
-    def _freeze(self, exchange: Exchange) -> list[Action]:
-        """Our set is final and our vector is there: keep our own shard, send every other owner its slices."""
-        exchange.frozen = True
-        round, me = exchange.round, self._peer
-        own_stage = exchange.group.stages == (self._stage,)  # losses are counted in one group only
-        tally = self._ledger.tally(round.step) if own_stage else NO_LOSSES
-        part = (self._ledger.items(round.step), self._ledger.n_samples(round.step), tally)
+    def _freeze(self, exchange: Exchange) -> Post:
+        """This peer's contribution is final and its vector is there: keep the own shard, send every other owner its
+        slices."""
+        exchange.is_frozen = True
+        round, own = exchange.round, self._peer
+        is_own_stage = self._rounds.groups[round.group].stages == (self._stage,)  # losses count in one group only
+        items, n_samples = self._ledger.items(round.step), self._ledger.n_samples(round.step)
+        tally = self._ledger.tally(round.step) if is_own_stage else NO_LOSSES
         for (lo, hi), parts in exchange.parts.items():
-            parts[me] = Shard(SliceKey(round, lo, hi, me), *part)
+            parts[own] = Shard(SliceKey(round, lo, hi, own), items, n_samples, tally)
         letters = [
-            (owner, Shard(SliceKey(round, lo, hi, me), *part), FLOAT_BYTES * (hi - lo))
+            (owner, Shard(SliceKey(round, lo, hi, own), items, n_samples, tally), FLOAT_BYTES * (hi - lo))
             for (lo, hi), owner in exchange.in_turn
-            if owner != me
+            if owner != own
         ]
-        return [Post(tuple(letters), BULK)]
+        return Post(tuple(letters), BULK)
 
-    def _offer(self, exchange: Exchange) -> list[Action]:
-        """Add up what is complete in our own shard, once all groups' shards are on their way: others wait for those."""
-        complete = [bounds for bounds, parts in exchange.parts.items() if len(parts) == len(exchange.members)]
+    def _sum_complete(self, exchange: Exchange) -> list[Action | Event]:
+        """Add up the slices whose parts are all here, once all groups' shards are on their way: others wait for
+        those."""
+        complete = [bounds for bounds in exchange.parts if exchange.has_all_parts(bounds)]
         return [self._sum(exchange, bounds) for bounds in complete]
 
-    def _on_shard(self, src: int, shard: Shard) -> list[Action]:
+    def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
         exchange, bounds = self._rounds.find(shard.key.round, self._steps), (shard.key.lo, shard.key.hi)
-        if exchange is None or bounds not in exchange.parts or src not in exchange.member_set:
+        if exchange is None or bounds not in exchange.parts or src not in exchange.contributor_set:
             return []
-        parts = exchange.parts[bounds]
-        parts[src] = shard
-        return [self._sum(exchange, bounds)] if len(parts) == len(exchange.members) else []
+        exchange.parts[bounds][src] = shard
+        return [self._sum(exchange, bounds)] if exchange.has_all_parts(bounds) else []
 
     def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
         parts = exchange.parts[bounds]
-        shards = [parts[src] for src in exchange.members]
-        cover = (exchange.members, tuple([shard.items for shard in shards]))
-        if problem := exchange.problem(cover, self._n_microbatches):
+        shards = [parts[src] for src in exchange.contributors]
+        cover = (exchange.contributors, tuple([shard.items for shard in shards]))
+        if problem := exchange.problem(cover):
             return self._suspect(exchange, problem)
-        n_samples = sum([shard.n_samples for shard in shards]) // len(exchange.group.stages)
+        n_stages = len(self._rounds.groups[exchange.round.group].stages)
+        n_samples = sum([shard.n_samples for shard in shards]) // n_stages
         exchange.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
-        return Sum(exchange.key(bounds), exchange.members)
+        return Sum(exchange.key(bounds), exchange.contributors)
 
-    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action]:
+    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
         exchange = self._rounds.find(key.round, self._steps)
         bounds = (key.lo, key.hi)
         if exchange is None or bounds not in exchange.covers:
@@ -270,60 +276,83 @@ class AllReduce:
         letters = [(member, body, n_bytes) for member in exchange.receivers]
         return [Post(tuple(letters), BULK), *self._hold(exchange, body)]
 
-    def _on_reduced(self, src: int, reduced: Reduced) -> list[Action]:
+    def _on_reduced(self, src: int, reduced: Reduced) -> list[Action | Event]:
         exchange, bounds = self._rounds.find(reduced.key.round, self._steps), (reduced.key.lo, reduced.key.hi)
         if exchange is None or bounds in exchange.sums or not exchange.gives(src, bounds):
             return []
-        problem = exchange.problem(reduced.cover, self._n_microbatches)
+        problem = exchange.problem(reduced.cover)
         return [self._suspect(exchange, problem)] if problem else self._hold(exchange, reduced)
 
     def _suspect(self, exchange: Exchange, problem: str) -> Action:
-        """A sum is accepted only with an exact cover (step protocol, Sec. 4.3)."""
+        """A sum is accepted only with the right contributions (step protocol, Sec. 4.3)."""
         return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))
 
-    def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action]:
-        return self._say_prepared(exchange.round.step) if exchange.hold(sum) else []
+    def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action | Event]:
+        return self._prepared(exchange.round.step) if exchange.hold(sum) else []
 
-    def _say_prepared_again(self) -> list[Action]:
-        """Of all steps under way."""
-        return [send for step in self._delay.open(self._version) for send in self._say_prepared(step)]
+    def _prepared_again(self) -> list[Action | Event]:
+        """Say `Prepared` again for all steps under way."""
+        return [send for step in self._delay.open(self._version) for send in self._prepared(step)]
 
-    def _say_prepared(self, step: int) -> list[Action]:
-        """Once the results of all groups are here; again in every view."""
-        mine = self._rounds.known(step)
-        if self._joining or mine is None or not all(exchange.complete for exchange in mine):
+    def _prepared(self, step: int) -> list[Action | Event]:
+        """Say `Prepared` once the results of all groups are here, and again in every view."""
+        exchanges = self._rounds.known(step)
+        if self._is_joining or exchanges is None or not all(exchange.complete for exchange in exchanges):
             return []
         admission = self._view.by_peer[self._peer].admission
-        return [Send(COORDINATOR, Prepared(step, admission, tuple([exchange.result() for exchange in mine])))]
+        return [Send(COORDINATOR, Prepared(step, admission, tuple([exchange.result() for exchange in exchanges])))]
 
     # ------------------------------------------------------------------------------------------------------ commit
 
     def _on_committed(self, record: Record) -> list[Action | Event]:
         if record.step == self._version + 1:
             self._next_record = record
-        if record.step != self._version or self._updating or self._joining:
+        if record.step != self._version or self._updating or self._is_joining:
             return []
-        mine = self._rounds.of(record.step)
-        if not all(exchange.complete and exchange.round in record.rounds for exchange in mine):
+        exchanges = self._rounds.of(record.step)
+        if not all(exchange.complete and exchange.round in record.rounds for exchange in exchanges):
             problem = f"the record of step {record.step} names a round that it is not prepared for"
             return [Send(COORDINATOR, Suspect(self._peer, problem))]
         self._updating = record
         skips = record.verdict == "skip"
-        rounds = () if skips else tuple(exchange.round for exchange in mine)
+        rounds = () if skips else tuple(exchange.round for exchange in exchanges)
         work = Work(self._stage, UPDATE, None, self._peer, record.step)
         return [Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
 
     def _advance(self, step: int) -> list[Action | Event]:
+        """The update of a step is done."""
         done, self._updating = self._updating, None
         if self._rollback:
-            return self._go_back()
+            return self._roll_back(self._rollback)
         if self._view and (done.generation, step) != (self._view.generation, self._version):
-            return [Free(step)]  # we were outside meanwhile, and join at a later version
-        self._updated_to(step + 1)
-        self._ledger.free([step])
-        self._rounds.drop([step])
-        if self._view is None:  # since then: what was under way beside it is void
-            return [Free(self._steps[-1]), Updated(self._stage, self._version)]
+            # This peer was evicted meanwhile, and joins at a later version.
+            own_rounds = tuple([round for round in done.rounds if round.group in self._rounds.groups])
+            return [Free(step, own_rounds + self._abandoned)]
+        self._set_version(step + 1)
+        free = self._free(range(step, step + 1))
+        if self._view is None:  # evicted since then: what was under way beside the update is void
+            return [Free(self._steps[-1], free.rounds + self._abandoned), Updated(self._stage, self._version)]
         record, self._next_record = self._next_record, None
-        more = self._on_committed(record) if record else []
-        return [Free(step), Updated(self._stage, self._version), *more]
+        next_update = self._on_committed(record) if record else []
+        return [free, Updated(self._stage, self._version), *next_update]
+
+
+# ------------------------------------------------------------------------------------------------------ table entry
+
+
+def _build(setup: PeerSetup) -> AllReduce:
+    config, plan = setup.config, setup.plan
+    groups = tuple(group for group in sync_groups(config, plan) if setup.stage in group.stages)
+    rounds = Rounds(setup.peer, groups, plan.n_microbatches, config.sync.slice_bytes)
+    return AllReduce(setup.peer, setup.stage, rounds, config.optim.clip_norm, config.delay)
+
+
+def _build_agreement(config: CoordinatorConfig) -> Agreement:
+    return TwoPhaseCommit(config)
+
+
+def _check(config: RunConfig, plan: Plan) -> str:
+    return ""
+
+
+ENTRY = SyncEntry(_build, _build_agreement, _check)

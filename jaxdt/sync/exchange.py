@@ -1,4 +1,9 @@
-"""What one member knows of one group's round: who is in it, which slices it has, and when its result is whole."""
+"""One round of averaging at one peer: who takes part, which slices are here, and when the result is whole.
+
+The vector is cut into shards, one for each owner, and shards into slices. Contributors send each owner their part of
+its shard. An owner adds a slice up once all parts are here, and sends the sum to all receivers. Whoever makes a round
+says who takes part in it and which contributions are right; an exchange derives neither.
+"""
 
 import functools
 import itertools
@@ -7,105 +12,101 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import GroupResult, Record, Reduced, Round, Shard, SliceKey, Tally, View
-from jaxdt.protocol.ledger import Item, cover_problem
-from jaxdt.spec.sizes import Group
+from jaxdt.protocol.events import GroupResult, Record, Reduced, Round, Shard, SliceKey, Tally
+from jaxdt.protocol.participants import Cover, CoverRule, Participants
 
-Bounds = tuple[int, int]
-Cover = tuple[tuple[int, ...], tuple[tuple[Item, ...], ...]]  # members, and the contributions of each
-
-
-def round_of(group: Group, view: View, step: int) -> Round:
-    """The round that a view makes of a group's exchange: another one whenever the group's members change."""
-    return Round(step, group.name, max(view.stage_views[stage] for stage in group.stages))
+Bounds = tuple[int, int]  # of a slice: its elements lo..hi-1
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Who adds up which slices of a group's vector. `in_turn`: slices and owners, owners in turn rather than one after
-    the other, so that all links are busy from the start. Not to be written to: all rounds of the members share it."""
+class Sharding:
+    """Which owner adds up which slices of a vector. `in_turn`: all slices with their owners, owners in turn rather than
+    one after the other, so that all links are busy from the start. Not to be written to: the rounds of all members
+    share it."""
 
-    member_set: frozenset[int]
     slices: dict[int, list[Bounds]]
     owner_of: dict[Bounds, int]
     in_turn: tuple[tuple[Bounds, int], ...]
 
 
 @functools.lru_cache(maxsize=64)
-def cut(n_elements: int, members: tuple[int, ...], slice_elements: int) -> Cut:
-    """Each member's shard of the vector, cut into slices."""
+def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int) -> Sharding:
+    """Each owner's shard of a vector, cut into slices."""
     slices = {}
-    for rank, owner in enumerate(members):
-        lo, end = (r * n_elements // len(members) for r in (rank, rank + 1))
+    for rank, owner in enumerate(owners):
+        lo, end = (r * n_elements // len(owners) for r in (rank, rank + 1))
         slices[owner] = [(start, min(start + slice_elements, end)) for start in range(lo, end, slice_elements)]
     owner_of = {bounds: owner for owner, own in slices.items() for bounds in own}
     turns = itertools.zip_longest(*slices.values())
     in_turn = tuple((bounds, owner) for turn in turns for bounds, owner in zip(turn, slices, strict=True) if bounds)
-    return Cut(frozenset(members), slices, owner_of, in_turn)
+    return Sharding(slices, owner_of, in_turn)
+
+
+@dataclass(frozen=True)
+class RoundSpec:
+    """A round of a vector of `n_elements`. With `holders` it is a round whose whole result they have: nothing is added
+    to it, and a member that lacks the result gets it from them."""
+
+    round: Round
+    n_elements: int
+    participants: Participants
+    cover_rule: CoverRule
+    holders: tuple[int, ...] = ()
 
 
 class Exchange:
-    """One round at `peer`; or, with `held`, a round of an earlier view whose result those holders have: nothing is
-    added to it, and who lacks it takes it from them. `joining`: members that add nothing, and get the result all the
-    same. `parts`: what has come of the slices that the peer adds up, until it does."""
+    """A round at `peer`. `parts`: what has come of the slices that the peer adds up, until it does; `sums`: the slices'
+    sums that are here. `is_frozen`: the peer's own contribution is final."""
 
-    def __init__(
-        self,
-        peer: int,
-        group: Group,
-        view: View,
-        step: int,
-        slice_elements: int,
-        held: tuple[Round, tuple[int, ...]] | None = None,
-    ):
-        self._peer, self.group = peer, group
-        self.members = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
-        here = {member for stage in group.stages for member in view.stage_peers(stage)}
-        self.joining = tuple(sorted(here - set(self.members)))
-        self.round, self.holders = held or (round_of(group, view, step), ())
-        self.frozen = held is not None
-        self._cut = cut(group.n_elements, () if held else self.members, slice_elements)
-        self.member_set, self.owner_of, self.in_turn = self._cut.member_set, self._cut.owner_of, self._cut.in_turn
-        self.parts: dict[Bounds, dict[int, Shard]] = {bounds: {} for bounds in self.slices(peer)}
+    def __init__(self, peer: int, spec: RoundSpec, slice_elements: int):
+        self.spec = spec
+        self.round = spec.round
+        self.holders = spec.holders
+        self.contributors = spec.participants.contributors
+        self.contributor_set = frozenset(self.contributors)
+        self._peer = peer
+        self.set_joining(tuple([m for m in spec.participants.receivers if m not in self.contributor_set]))
+        self.is_frozen = bool(spec.holders)
+        self._sharding = sharding(spec.n_elements, spec.participants.owners, slice_elements)
+        self.in_turn = self._sharding.in_turn
+        self.own_slices = self._sharding.slices.get(peer, [])
+        self.parts: dict[Bounds, dict[int, Shard]] = {bounds: {} for bounds in self.own_slices}
         self.covers: dict[Bounds, tuple[Cover, int, Tally]] = {}
         self.sums: dict[Bounds, Reduced] = {}
-        self.good_cover: Cover | None = None
-        self._n_held = 0
-        self.complete = not group.n_elements
-
-    @property
-    def receivers(self) -> tuple[int, ...]:
-        """Everyone else: they get the sums."""
-        return tuple([member for member in self.members + self.joining if member != self._peer])
+        self.complete = not spec.n_elements
+        self._right_cover: Cover | None = None
+        self._n_summed = 0
 
     def key(self, bounds: Bounds, src: int | None = None) -> SliceKey:
         return SliceKey(self.round, *bounds, src)
 
-    def slices(self, owner: int) -> list[Bounds]:
-        return self._cut.slices.get(owner, [])
+    def has_all_parts(self, bounds: Bounds) -> bool:
+        return len(self.parts[bounds]) == len(self.contributors)
 
     def gives(self, src: int, bounds: Bounds) -> bool:
-        """Whether a sum of such a slice is `src`'s to give."""
-        return src in self.holders or self.owner_of.get(bounds) == src
+        """Whether `src` may give the sum of such a slice."""
+        return src in self.holders or self._sharding.owner_of.get(bounds) == src
 
-    def problem(self, cover: Cover, n_microbatches: int) -> str:
-        """'' if the cover is exact, which is then looked at no more: all slices of a round have one."""
-        if cover == self.good_cover:
+    def set_joining(self, joining: tuple[int, ...]) -> None:
+        """The members that add nothing and get the sums all the same; contributors get them first."""
+        self.joining = joining
+        self.receivers = tuple([member for member in self.contributors + joining if member != self._peer])
+
+    def problem(self, cover: Cover) -> str:
+        """'' if the contributions are right. All slices of a round have the same cover, which is checked once."""
+        if cover == self._right_cover:
             return ""
-        members, sets = cover
-        if len(members) != len(sets):
-            return f"{len(members)} members with {len(sets)} sets"
-        problem = cover_problem(dict(zip(members, sets, strict=True)), self.group.stages, n_microbatches)
+        problem = self.spec.cover_rule.problem(cover)
         if not problem:
-            self.good_cover = cover
+            self._right_cover = cover
         return problem
 
     def hold(self, sum: Reduced) -> bool:
         """A slice's sum is here; whether all are."""
         lo, hi = sum.key.lo, sum.key.hi
         self.sums[lo, hi] = sum
-        self._n_held += hi - lo
-        self.complete = self._n_held == self.group.n_elements
+        self._n_summed += hi - lo
+        self.complete = self._n_summed == self.spec.n_elements
         return self.complete
 
     def result(self) -> GroupResult:

@@ -1,102 +1,127 @@
-"""A peer's exchanges by step and group: which are under way, what a new view makes of them, and results that are taken
-over from others."""
+"""The rounds of equal replicas: which exchanges of a peer's groups are under way, by step; what a new view makes of
+them; and results that are fetched from others."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Round, Send, View
+from jaxdt.protocol.participants import ExactCover, Participants
 from jaxdt.spec.sizes import Group
-from jaxdt.sync.exchange import Bounds, Exchange, round_of
+from jaxdt.sync.exchange import Bounds, Exchange, RoundSpec
 
 FLOAT_BYTES = 4
+
+
+def round_in_view(group: Group, view: View, step: int, n_microbatches: int) -> RoundSpec:
+    """The round that a view makes of a group's exchange, another one whenever the group's members change. The members
+    that compute the step contribute, and each owns a shard. Members that join add nothing, and get the result."""
+    contributors = tuple(sorted({member for stage in group.stages for member in view.working(stage, step)}))
+    members = {member for stage in group.stages for member in view.stage_peers(stage)}
+    joining = tuple(sorted(members - set(contributors)))
+    return RoundSpec(
+        round=Round(step, group.name, max(view.stage_views[stage] for stage in group.stages)),
+        n_elements=group.n_elements,
+        participants=Participants(contributors, contributors, contributors + joining),
+        cover_rule=ExactCover(group.stages, n_microbatches),
+    )
 
 
 class Rounds:
     """Of one peer, which syncs `groups`, in slices of `slice_bytes`."""
 
-    def __init__(self, peer: int, groups: tuple[Group, ...], slice_bytes: int):
-        self.groups = groups
-        self._peer, self._slice_elements = peer, max(1, slice_bytes // FLOAT_BYTES)
+    def __init__(self, peer: int, groups: tuple[Group, ...], n_microbatches: int, slice_bytes: int):
+        self.groups = {group.name: group for group in groups}
+        self._peer = peer
+        self._n_microbatches = n_microbatches
+        self._slice_elements = max(1, slice_bytes // FLOAT_BYTES)
         self._view: View | None = None
         self._exchanges: dict[tuple[int, str], Exchange] = {}
 
     def of(self, step: int) -> list[Exchange]:
-        """Those of all groups, made where there was none."""
-        return [self._exchange(step, group) for group in self.groups]
+        """The exchanges of all groups, made where there was none."""
+        return [self._exchange(step, name) for name in self.groups]
 
     def known(self, step: int) -> list[Exchange] | None:
-        """Those of all groups; None if one is missing."""
-        found = [self._exchanges.get((step, group.name)) for group in self.groups]
-        return found if all(found) else None
+        """The exchanges of all groups; None if one is missing."""
+        found = [self._exchanges.get((step, name)) for name in self.groups]
+        return [exchange for exchange in found if exchange] if all(found) else None
 
     def find(self, round: Round, steps: range) -> Exchange | None:
-        """The exchange that a message belongs to; None for a round that is over, or ahead of `steps`, or not ours."""
+        """The exchange that a message belongs to. None for a round that is over, one of a step not in `steps`, and one
+        in which this peer has no part."""
         exchange = self._exchanges.get((round.step, round.group))
         if exchange is None:
-            group = next((group for group in self.groups if group.name == round.group), None)
-            if group is None or round.step not in steps:
+            if round.group not in self.groups or round.step not in steps:
                 return None
-            exchange = self._exchange(round.step, group)
-        mine = exchange.round  # of the same step and group, by the look-up
-        return exchange if mine.group_view == round.group_view and mine.attempt == round.attempt else None
+            exchange = self._exchange(round.step, round.group)
+        own = exchange.round  # of the same step and group, by the look-up
+        return exchange if own.group_view == round.group_view and own.attempt == round.attempt else None
 
-    def drop(self, steps: Iterable[int]) -> None:
-        for step in steps:
-            for group in self.groups:
-                self._exchanges.pop((step, group.name), None)
+    def drop(self, steps: Iterable[int]) -> tuple[Round, ...]:
+        """Forget the exchanges of these steps; their rounds."""
+        places = [(step, name) for step in steps for name in self.groups]
+        return tuple([self._exchanges.pop(place).round for place in places if place in self._exchanges])
 
     def enter(self, view: View) -> list[Action]:
-        """The first view that we are in: take what others hold."""
+        """The first view of this peer, or a later one: fetch results that others hold."""
         self._view = view
-        by_name = {group.name: group for group in self.groups}
-        held = [(by_name[round.group], (round, holders)) for round, holders in view.results if round.group in by_name]
-        return [send for group, result in held for send in self._take(group, result)]
+        held = [(round, holders) for round, holders in view.results if round.group in self.groups]
+        return [send for round, holders in held for send in self._fetch(round, holders)]
 
     def adopt(self, view: View) -> list[Action]:
-        """A view later on: rounds that are void in it are given up."""
+        """A later view: rounds that are void in it are given up."""
         self._view = view
-        held, told = {(round.step, round.group): round for round, _ in view.results}, []
+        held = {(round.step, round.group): round for round, _ in view.results}
+        actions: list[Action] = []
         for step, name in list(self._exchanges):
             if step >= view.n_committed:
-                told += self._renew(step, name, held.get((step, name)))
-        return told + self.enter(view)
+                actions += self._renew(step, name, held.get((step, name)))
+        return actions + self.enter(view)
 
     def give(self, src: int, round: Round) -> list[Action]:
-        """Somebody takes our result, if we hold the whole of it."""
+        """A peer fetches this peer's result, if the whole of it is here."""
         exchange = self._exchanges.get((round.step, round.group))
         if exchange is None or exchange.round != round or not exchange.complete:
             return []
         return self._send_sums(src, exchange, sorted(exchange.sums))
 
-    def _exchange(self, step: int, group: Group) -> Exchange:
-        at = (step, group.name)
-        if at not in self._exchanges:
-            self._exchanges[at] = Exchange(self._peer, group, self._view, step, self._slice_elements)
-        return self._exchanges[at]
+    def _spec(self, step: int, name: str) -> RoundSpec:
+        assert self._view is not None
+        return round_in_view(self.groups[name], self._view, step, self._n_microbatches)
+
+    def _exchange(self, step: int, name: str) -> Exchange:
+        place = (step, name)
+        if place not in self._exchanges:
+            self._exchanges[place] = Exchange(self._peer, self._spec(step, name), self._slice_elements)
+        return self._exchanges[place]
 
     def _renew(self, step: int, name: str, held: Round | None) -> list[Action]:
-        """Give up an exchange whose round is void in the view; the next look makes a new one."""
+        """Give up an exchange whose round is void in the view; the next look-up makes a new one."""
         exchange = self._exchanges[step, name]
-        good = held or round_of(exchange.group, self._view, step)
-        if exchange.round == good:
-            return self._catch_up(exchange)
+        spec = self._spec(step, name)
+        if exchange.round == (held or spec.round):
+            return self._send_to_joining(exchange, spec.participants)
         del self._exchanges[step, name]
         return [Forget(exchange.round)]
 
-    def _catch_up(self, exchange: Exchange) -> list[Action]:
-        """Who joins gets what was summed for the step before its view was here."""
-        now = Exchange(self._peer, exchange.group, self._view, exchange.round.step, self._slice_elements)
-        new, exchange.joining = set(now.joining) - set(exchange.joining), now.joining
-        mine = [bounds for bounds in exchange.slices(self._peer) if bounds in exchange.sums]
-        return [send for peer in sorted(new - {self._peer}) for send in self._send_sums(peer, exchange, mine)]
+    def _send_to_joining(self, exchange: Exchange, participants: Participants) -> list[Action]:
+        """Members that join get what was summed for the step before their view was here."""
+        joining = tuple([m for m in participants.receivers if m not in participants.contributors])
+        new = sorted(set(joining) - set(exchange.joining) - {self._peer})
+        exchange.set_joining(joining)
+        own = [bounds for bounds in exchange.own_slices if bounds in exchange.sums]
+        return [send for peer in new for send in self._send_sums(peer, exchange, own)]
 
-    def _take(self, group: Group, held: tuple[Round, tuple[int, ...]]) -> list[Action]:
-        """Ask for the result that others hold, unless we hold it too."""
-        step = held[0].step
-        exchange = self._exchanges.get((step, group.name))
+    def _fetch(self, round: Round, holders: tuple[int, ...]) -> list[Action]:
+        """Ask for the result that others hold, unless it is here too."""
+        exchange = self._exchanges.get((round.step, round.group))
         if exchange and exchange.complete:
             return []
-        self._exchanges[step, group.name] = Exchange(self._peer, group, self._view, step, self._slice_elements, held)
-        return [Send(held[1][0], FetchResult(held[0]))]
+        spec = self._spec(round.step, round.group)
+        without_owners = replace(spec.participants, owners=())
+        held = replace(spec, round=round, participants=without_owners, holders=holders)
+        self._exchanges[round.step, round.group] = Exchange(self._peer, held, self._slice_elements)
+        return [Send(holders[0], FetchResult(round))]
 
     def _send_sums(self, dst: int, exchange: Exchange, slices: Iterable[Bounds]) -> list[Action]:
         return [Send(dst, exchange.sums[lo, hi], FLOAT_BYTES * (hi - lo), BULK) for lo, hi in slices]

@@ -1,8 +1,9 @@
 """How a newcomer gets the state of its stage: parameters and optimizer state of one version, from all who hold it.
 
-The state is one vector of 4-byte words, cut into slices. The newcomer asks the other members of its stage for them, a
-few at a time each; whoever leaves meanwhile, or sends a damaged slice, is replaced. A version stays its holders' until
-the step is committed that begins with it, and that waits for the newcomer: so every slice is of the same version.
+The state is one vector of 4-byte words, cut into slices. The newcomer asks the other members of its stage for slices, a
+few at a time from each. A donor that leaves meanwhile, or that sends a damaged slice, is replaced. The holders keep a
+version until the step that begins with it is committed, and that step waits for the newcomer: so all slices are of the
+same version.
 """
 
 from collections import Counter
@@ -24,7 +25,6 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Refused,
-    Report,
     Send,
     State,
     StateKey,
@@ -33,6 +33,7 @@ from jaxdt.protocol.events import (
     View,
     ViewChanged,
 )
+from jaxdt.protocol.reports import DownloadReport, RefusedReport
 
 WORD_BYTES = 4
 IN_FLIGHT = 2  # slices asked of one donor at a time
@@ -44,12 +45,13 @@ class StateTransfer:
     READS = frozenset({ViewChanged, Evicted, Updated, Ready, Installed, Refused, Fetch, State, Committed})
 
     def __init__(self, peer: int, stage: int, slice_bytes: int):
-        self._peer, self._stage = peer, stage
+        self._peer = peer
+        self._stage = stage
         self._slice_words = max(1, slice_bytes // WORD_BYTES)
         self._n_words = 0
         self._view: View | None = None
         self._has = (-1, -1)  # generation and version of the state that is here
-        self._updating = False
+        self._is_updating = False
         self._download: Download | None = None
         self._waiting: list[tuple[int, StateKey]] = []
 
@@ -58,8 +60,9 @@ class StateTransfer:
             case ViewChanged(view):
                 return self._adopt(now_s, view)
             case Evicted(view):
-                self._expect(view.records)
-                self._view, self._download = None, None
+                self._expect_updates(view.records)
+                self._view = None
+                self._download = None
                 self._waiting.clear()
             case Ready(_, n_words):
                 self._n_words = n_words
@@ -81,25 +84,27 @@ class StateTransfer:
             case State(key) if self._download and self._download.arrived(key):
                 return self._go_on()
             case Committed(record):
-                self._expect((record,))
+                self._expect_updates((record,))
         return []
 
-    def _expect(self, records: Sequence[Record]) -> None:
+    def _expect_updates(self, records: Sequence[Record]) -> None:
         """An update of what is here is about to begin."""
-        self._updating |= any((record.generation, record.step) == self._has for record in records)
+        self._is_updating |= any((record.generation, record.step) == self._has for record in records)
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
-        known, self._view = self._view is not None, view
-        self._expect(view.records)
+        is_first_view = self._view is None
+        self._view = view
+        self._expect_updates(view.records)
         if view.rolled_back:
-            self._download, self._updating = None, False
+            self._download = None
+            self._is_updating = False
             self._waiting.clear()
             return []
         if self._peer not in view.joining:
-            if not known:
+            if is_first_view:
                 self._has = (view.generation, view.n_committed)
             return []
-        if not known:
+        if is_first_view:
             if self._has == (view.generation, view.n_committed):
                 return [Fetching(1, 0, 1), Joined(view.n_committed)]
             self._download = Download(view.n_committed, self._n_words, self._slice_words, now_s)
@@ -109,7 +114,8 @@ class StateTransfer:
         """A version is here; what was asked of it can be given now."""
         if self._view is None:
             return []
-        self._has, self._updating = (self._view.generation, version), False
+        self._has = (self._view.generation, version)
+        self._is_updating = False
         waiting, self._waiting = self._waiting, []
         return [send for src, key in waiting for send in self._give(src, key)]
 
@@ -119,16 +125,16 @@ class StateTransfer:
         return [peer for peer in self._view.stage_peers(self._stage) if peer not in self._view.joining]
 
     def _give(self, src: int, key: StateKey) -> list[Action | Event]:
-        """A slice of our state, if it is of the version asked for, or as soon as it is. Who asks for what no newcomer
-        of this stage would is turned away: the step waits for it, and would wait for ever."""
+        """A slice of this peer's state, if it is of the version asked for, or as soon as it is. A peer that asks for what
+        no newcomer of this stage would is refused: the step waits for it, and would wait for ever."""
         if src not in self._view.joining:
             return []
         if problem := self._problem(key):
             return [
-                Report("refused", {"reason": f"peer {src}: {problem}"}),
+                RefusedReport(f"peer {src}: {problem}"),
                 *(Send(dst, Suspect(src, problem)) for dst in (COORDINATOR, src)),
             ]
-        if key.version > self._has[1] or self._updating:
+        if key.version > self._has[1] or self._is_updating:
             self._waiting.append((src, key))
             return []
         n_bytes = WORD_BYTES * (key.hi - key.lo + 1)
@@ -151,19 +157,20 @@ class StateTransfer:
 
     def _go_on(self) -> list[Action | Event]:
         if self._download.done:
-            return [self._download.said, Install(self._download.version, self._view.generation)]
+            return [self._download.progress, Install(self._download.version, self._view.generation)]
         return self._ask()
 
     def _ask(self) -> list[Action | Event]:
-        return [*self._download.ask(self._donors()), self._download.said]
+        return [*self._download.ask(self._donors()), self._download.progress]
 
     def _installed(self, now_s: float, version: int) -> list[Action | Event]:
-        """The state is ours; of a download that a view has made void, nothing is."""
+        """The state is installed, unless a view has made its download void."""
         if not self._download or self._download.version != version:
             return []
-        download, self._download, self._has = self._download, None, (self._view.generation, version)
-        fields = {"version": version, "bytes": WORD_BYTES * download.n_words, "seconds": now_s - download.began_s}
-        return [Report("download", fields | {"donors": self._donors()}), Joined(version)]
+        download, self._download = self._download, None
+        self._has = (self._view.generation, version)
+        n_bytes, seconds = WORD_BYTES * download.n_words, now_s - download.began_s
+        return [DownloadReport(version, n_bytes, seconds, self._donors()), Joined(version)]
 
 
 class Download:
@@ -180,17 +187,18 @@ class Download:
         return not self._left and not self._asked
 
     @property
-    def said(self) -> Fetching:
-        """How far it is, for the coordinator; a state of nothing is here at once."""
-        left, asked = (sum(WORD_BYTES * (key.hi - key.lo) for key in keys) for keys in (self._left, self._asked))
-        of = WORD_BYTES * self.n_words
-        return Fetching(of - left - asked, asked, of)
+    def progress(self) -> Fetching:
+        """How far it is, for the coordinator. A state without words is here at once."""
+        left_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._left)
+        asked_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._asked)
+        of_bytes = WORD_BYTES * self.n_words
+        return Fetching(of_bytes - left_bytes - asked_bytes, asked_bytes, of_bytes)
 
     def ask(self, donors: Sequence[int]) -> list[Send]:
-        """Ask for what can be asked for now; what a donor who is gone still owed is asked of the others."""
+        """Ask for what can be asked for now. Slices that a donor owed when it left are asked of the others."""
         for key, donor in list(self._asked.items()):
             if donor not in donors:
-                self._again(key)
+                self._ask_again(key)
         sends, load = [], Counter(self._asked.values())
         for _ in range(IN_FLIGHT):
             for donor in donors:
@@ -206,11 +214,11 @@ class Download:
         return self._asked.pop(key, None) is not None
 
     def refused(self, donor: int) -> None:
-        """What this donor sent was damaged: whatever it still owes is asked for again."""
+        """This donor sent damaged data: all that it still owes is asked for again."""
         for key, other in list(self._asked.items()):
             if other == donor:
-                self._again(key)
+                self._ask_again(key)
 
-    def _again(self, key: StateKey) -> None:
+    def _ask_again(self, key: StateKey) -> None:
         del self._asked[key]
         self._left.append(key)

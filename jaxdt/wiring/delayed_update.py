@@ -1,138 +1,128 @@
-"""Two steps under way at a time, for delayed parameter updates: each has a wiring of its own, and they share a device.
+"""Several steps under way at a time, for delayed parameter updates: each has a wiring of its own, on one device.
 
-While a step is averaged the next one computes, and so it goes on in turns: one wiring does the even steps, the other
-the odd ones, and neither knows of the other. Of two Works that could run, the one of the older step does.
+While a step is averaged the next one computes. With a delay of one step there are two wirings: one does the even steps,
+the other the odd ones, and neither knows of the other. If both have Work that could run, the older step's runs.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from jaxdt.protocol.events import (
-    Action,
-    Boundary,
-    Committed,
-    Event,
-    Evicted,
-    Grant,
-    Inventory,
-    Progress,
-    Ran,
-    Received,
-    Resend,
-    Run,
-    Updated,
-    View,
-    ViewChanged,
-)
+from jaxdt.protocol.events import Action, Committed, Event, Evicted, Ran, Received, Run, Updated, View, ViewChanged
 from jaxdt.spec.delay import Delay
-from jaxdt.wiring.fixed import FixedWiring
-from jaxdt.wiring.swarm import COMPUTING, SwarmWiring
-
-Wiring = FixedWiring | SwarmWiring
+from jaxdt.wiring.base import COMPUTING, Wiring
 
 
 class DelayedUpdate:
-    """`wirings`: two of one peer. A step begins when the version is there that it computes with, unless the peer takes
-    no part in it; it may yet have to, when others are lost."""
-
-    READS = frozenset({ViewChanged, Evicted, Updated, Grant, Resend, Inventory, Progress, Boundary, Committed, Ran})
+    """`wirings`: one for each step under way, of one peer. A step begins when the version is there that it computes
+    with, unless the peer takes no part in it; it may yet have to, when other peers are lost."""
 
     def __init__(self, peer: int, stage: int, wirings: Sequence[Wiring], delay: Delay):
-        self._peer, self._stage, self._wirings, self._delay = peer, stage, tuple(wirings), delay
+        self.READS = frozenset({ViewChanged, Evicted, Updated, Committed, Ran}).union(*(w.READS for w in wirings))
+        self._peer = peer
+        self._stage = stage
+        self._wirings = tuple(wirings)
+        self._delay = delay
         self._view: View | None = None
         self._version: int | None = None
         self._n_committed = 0
         self._begun: set[int] = set()
         self._waiting: dict[int, Run] = {}  # step -> the Work that its wiring wants done
-        self._running = False
+        self._is_running = False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case ViewChanged(view):
-                told = self._adopt(now_s, view)
+                actions = self._adopt(now_s, view)
             case Evicted():
-                self._give_up()
+                self._stop()
                 self._view = None
-                told = [answer for wiring in self._wirings for answer in wiring.handle(now_s, event)]
+                actions = [action for wiring in self._wirings for action in wiring.handle(now_s, event)]
             case Updated(_, version):
-                self._version, self._n_committed = version, max(self._n_committed, version)
-                self._let_go_of_what_is_over()  # first: a wiring that waits for it would not begin with what it is told
-                told = self._open(now_s)
+                self._version = version
+                self._n_committed = max(self._n_committed, version)
+                self._cancel_committed()  # first: a wiring whose Work still waits would not begin another
+                actions = self._begin_open_steps(now_s)
             case Received(_, Committed(record)):
-                self._n_committed = record.step + 1  # its update may begin at once: nothing of it computes any more
-                self._let_go_of_what_is_over()
+                self._n_committed = record.step + 1  # its update may begin at once: nothing of the step computes then
+                self._cancel_committed()
                 return []
             case Received(_, body):
-                told = self._of(_step_of(body)).handle(now_s, event)
+                actions = self._wiring_of(_step_of(body)).handle(now_s, event)
             case Ran(work) if work.kind in COMPUTING:
-                self._running = False
-                told = self._of(work.step).handle(now_s, event)
+                self._is_running = False
+                actions = self._wiring_of(work.step).handle(now_s, event)
             case _:
                 return []
-        return self._in_turn(told)
+        return self._one_at_a_time(actions)
 
     @property
     def queue(self) -> tuple[int, bool]:
-        """How much Work waits here, and whether some runs."""
-        n_known = sum(waiting + runs for waiting, runs in (wiring.queue for wiring in self._wirings))
-        return n_known - self._running, self._running
+        n_known = sum(n_waiting + is_busy for n_waiting, is_busy in (wiring.queue for wiring in self._wirings))
+        return n_known - self._is_running, self._is_running
 
-    def _of(self, step: int) -> Wiring:
+    def cancel_run(self) -> None:
+        self._is_running = False
+
+    def _wiring_of(self, step: int) -> Wiring:
         return self._wirings[step % len(self._wirings)]
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
         """Each wiring is shown the view as one in which its own step is the next to be committed."""
         if view.rolled_back:
-            self._give_up()
+            self._stop()
         self._n_committed = view.n_committed
-        self._let_go_of_what_is_over()
-        told = []
+        self._cancel_committed()
+        actions: list[Action | Event] = []
         for step in range(view.n_committed, view.n_committed + len(self._wirings)):
             results = tuple((round, holders) for round, holders in view.results if round.step == step)
-            own = replace(view, n_committed=step, results=results)
-            told += self._of(step).handle(now_s, ViewChanged(own))
+            own_view = replace(view, n_committed=step, results=results)
+            actions += self._wiring_of(step).handle(now_s, ViewChanged(own_view))
         self._view = view
-        return told + self._open(now_s)
+        return actions + self._begin_open_steps(now_s)
 
-    def _open(self, now_s: float) -> list[Action | Event]:
-        """Begin what can begin."""
+    def _begin_open_steps(self, now_s: float) -> list[Action | Event]:
+        """Begin the steps that may begin."""
         if self._view is None or self._version is None:
             return []
-        steps, told = self._delay.open(self._version), []
+        steps = self._delay.open(self._version)
         self._begun &= set(steps)
+        actions: list[Action | Event] = []
         for step in steps:
             if step not in self._begun and self._peer in self._view.working(self._stage, step):
                 self._begun.add(step)
-                told += self._of(step).handle(now_s, Updated(self._stage, step))
-        return told
+                actions += self._wiring_of(step).handle(now_s, Updated(self._stage, step))
+        return actions
 
-    def _give_up(self) -> None:
-        """Nothing that waits is done any more, and steps begin anew."""
+    def _stop(self) -> None:
+        """No waiting Work is done any more, and steps begin anew."""
         self._version = None
         self._begun.clear()
         for step in self._waiting:
-            self._of(step).let_go()
+            self._wiring_of(step).cancel_run()
         self._waiting.clear()
 
-    def _let_go_of_what_is_over(self) -> None:
+    def _cancel_committed(self) -> None:
+        """Nobody needs Work of a step that is committed."""
         for step in [step for step in self._waiting if step < self._n_committed]:
             del self._waiting[step]
-            self._of(step).let_go()
+            self._wiring_of(step).cancel_run()
 
-    def _in_turn(self, told: list[Action | Event]) -> list[Action | Event]:
-        """One Work at a time, and none of a step that is over: that is for nobody."""
-        others = []
-        for answer in told:
-            if isinstance(answer, Run):
-                self._waiting[answer.work.step] = answer
+    def _one_at_a_time(self, actions: list[Action | Event]) -> list[Action | Event]:
+        """Of the Work that the wirings ask for, one runs at a time, the oldest step's first."""
+        others: list[Action | Event] = []
+        for action in actions:
+            if isinstance(action, Run):
+                self._waiting[action.work.step] = action
             else:
-                others.append(answer)
-        self._let_go_of_what_is_over()
-        if self._running or not self._waiting:
+                others.append(action)
+        self._cancel_committed()
+        if self._is_running or not self._waiting:
             return others
-        self._running = True
+        self._is_running = True
         return [*others, self._waiting.pop(min(self._waiting))]
 
 
-def _step_of(body: Grant | Resend | Inventory | Progress | Boundary) -> int:
-    return body.key.step if isinstance(body, Resend | Boundary) else body.step
+def _step_of(body: Any) -> int:
+    """The step that a wiring's message is about: its own, or that of the tensor which it names."""
+    return body.step if hasattr(body, "step") else body.key.step

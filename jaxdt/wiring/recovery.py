@@ -1,49 +1,127 @@
-"""What the members of a view in mid-step have counted of the step, and what they still keep."""
+"""Recovery from a view in mid-step: what each member has counted and still keeps, and what has to be done again.
+
+Every wiring owns one Recovery and records in it what its peer counts of a step. A view in mid-step makes all routes of
+the step void. Then each member tells the others its inventory: the microbatches in its accumulator, and those whose
+tensors it keeps (step protocol, Sec. 4.6). Once all inventories are here, `missing_tasks` follow from them, the same at
+every member. A microbatch that a live member counted is never done again; one that a lost member counted left with that
+member's accumulator.
+"""
 
 from collections.abc import Collection
 
-from jaxdt.protocol.events import Inventory, View
-from jaxdt.spec.work import BACKWARD, EVALUATE
-from jaxdt.wiring.dispatcher import Task, redo
+from jaxdt.protocol.events import Discard, Inventory, View
+from jaxdt.spec.work import BACKWARD, EVALUATE, Work
+from jaxdt.wiring.base import StepShape
+from jaxdt.wiring.retention import Retention
+from jaxdt.wiring.tasks import Task, redo
+
+Counted = tuple[str, int]  # kind of Work and microbatch
 
 
-class RecoveryState:
-    """Filled by the members' Inventory messages; `view` says who is at which stage."""
+class Recovery:
+    """One peer's side. `is_active` from a view in mid-step until the step is over."""
 
-    def __init__(self, view: View):
-        self._view = view
-        self._counted: dict[int, frozenset[tuple[str, int]]] = {}
-        self._kept: dict[int, frozenset[int]] = {}
+    def __init__(self, shape: StepShape):
+        self._n_stages = shape.n_stages
+        self._retention = Retention(shape)
+        self._counted: set[Counted] = set()
+        self._view: View | None = None
+        self._members: tuple[int, ...] = ()
+        self._inventories: dict[int, tuple[frozenset[Counted], frozenset[int]]] = {}  # counted, and kept microbatches
+        self._owes_inventory = False
 
-    def add(self, src: int, have: Inventory) -> None:
-        self._counted[src], self._kept[src] = frozenset(have.counted), frozenset(have.kept)
+    # ------------------------------------------------------------------------------------------ the peer's own step
 
-    def has_all(self, members: Collection[int]) -> bool:
-        """Whether all of them have said it."""
-        return set(members) <= set(self._counted)
+    def begin_step(self) -> None:
+        """A step begins: nothing of it is counted, and nothing is kept of the one before."""
+        self._counted.clear()
+        self._retention.begin_step()
 
-    def holder(self, stage: int, what: tuple[str, int]) -> int | None:
-        """The live member of a stage that counted this (kind and microbatch)."""
-        return next((p for p in self._view.stage_peers(stage) if what in self._counted.get(p, ())), None)
+    def made(self, work: Work) -> list[Discard]:
+        """A Work of the step is done and its result is kept; what is let go for it."""
+        return self._retention.made(work)
 
-    def holders(self, m: int) -> dict[int, int]:
+    def count(self, kind: str, microbatch: int) -> None:
+        """A Work is counted at this peer: no other replica of its stage need do it."""
+        self._counted.add((kind, microbatch))
+
+    # ---------------------------------------------------------------------------------------- after a view in mid-step
+
+    @property
+    def is_active(self) -> bool:
+        return self._view is not None
+
+    @property
+    def owes_inventory(self) -> bool:
+        """Whether this peer has yet to tell its inventory."""
+        return self._owes_inventory
+
+    def start(self, view: View, members: tuple[int, ...]) -> None:
+        """A view in which those `members` compute the step under way, this peer among them."""
+        self._view, self._members = view, members
+        self._inventories.clear()
+        self._owes_inventory = True
+
+    def stop(self) -> None:
+        """The step is over: what the view asked for was of that step."""
+        self._view = None
+        self._inventories.clear()
+
+    def forget(self) -> None:
+        """This peer has no part in a step under way."""
+        self.stop()
+        self._owes_inventory = False
+        self._counted.clear()
+
+    def inventory(self, step: int) -> Inventory:
+        """What this peer tells the others; from now on it counts nothing without telling, and keeps what it keeps."""
+        self._owes_inventory = False
+        return Inventory(step, tuple(sorted(self._counted)), self._retention.promise())
+
+    def add(self, src: int, inventory: Inventory) -> None:
+        """A member's inventory, or this peer's own."""
+        self._inventories[src] = frozenset(inventory.counted), frozenset(inventory.kept)
+
+    def has_inventories_of(self, members: Collection[int]) -> bool:
+        return set(members) <= set(self._inventories)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all members have told their inventory."""
+        return self.has_inventories_of(self._members)
+
+    def missing_tasks(self, n_microbatches: int, n_held_out: int) -> list[Task]:
+        """What has to be done again of a step."""
+        numbers = range(max(n_microbatches, n_held_out))
+        return [task for m in numbers for task in self._missing(m, m < n_microbatches, m < n_held_out)]
+
+    def keepers(self, microbatch: int) -> dict[int, int]:
+        """Stage -> the live member that counted a microbatch there and still keeps the tensors that it made of it."""
+        counted = self._holders(microbatch)
+        return {stage: peer for stage, peer in counted.items() if microbatch in self._inventories[peer][1]}
+
+    def _missing(self, microbatch: int, trains: bool, evaluates: bool) -> list[Task]:
+        """Nothing is missing at a stage whose result of the step is there."""
+        done = {round.group for round, _ in self._view.results}
+        open_stages = [stage for stage in range(self._n_stages) if f"stage{stage}" not in done]
+        last = self._n_stages - 1
+        tasks = []
+        if evaluates and last in open_stages and self._holder(last, (EVALUATE, microbatch)) is None:
+            tasks.append(Task(EVALUATE, microbatch, 0, last))
+        if trains:
+            holders = self._holders(microbatch)
+            missing = [stage for stage in open_stages if stage not in holders]
+            if missing:
+                tasks.append(redo(microbatch, missing, self.keepers(microbatch), self._n_stages))
+        return tasks
+
+    def _holders(self, microbatch: int) -> dict[int, int]:
         """Stage -> the live member that counted a microbatch there."""
-        found = ((stage, self.holder(stage, (BACKWARD, m))) for stage in range(len(self._view.stage_views)))
+        found = ((stage, self._holder(stage, (BACKWARD, microbatch))) for stage in range(self._n_stages))
         return {stage: peer for stage, peer in found if peer is not None}
 
-    def keepers(self, m: int) -> dict[int, int]:
-        """Those of them who still have the tensors that they made of it."""
-        return {stage: peer for stage, peer in self.holders(m).items() if m in self._kept[peer]}
-
-    def missing(self, m: int, n_microbatches: int, n_evaluations: int) -> list[Task]:
-        """What of one microbatch is to be done again; nothing at stages whose result is there."""
-        held = {round.group for round, _ in self._view.results}
-        n_stages = len(self._view.stage_views)
-        open_stages = [s for s in range(n_stages) if f"stage{s}" not in held]
-        top = n_stages - 1
-        tasks, evaluates = [], m < n_evaluations and top in open_stages
-        if evaluates and self.holder(top, (EVALUATE, m)) is None:
-            tasks.append(Task(EVALUATE, m, 0, top))
-        holders = self.holders(m)
-        missing = [s for s in open_stages if s not in holders] if m < n_microbatches else []
-        return tasks + ([redo(m, missing, self.keepers(m), n_stages)] if missing else [])
+    def _holder(self, stage: int, counted: Counted) -> int | None:
+        """The live member of a stage that counted this."""
+        inventories = self._inventories
+        peers = self._view.stage_peers(stage)
+        return next((peer for peer in peers if peer in inventories and counted in inventories[peer][0]), None)

@@ -1,55 +1,60 @@
 """Which boundary tensors a peer keeps until the step is committed, in case that they have to be sent again.
 
-A microbatch that is counted here may have to be done again at a neighbour: with its output and its input gradient at
-hand that costs the neighbour's Work alone. Beyond a budget the oldest are let go, but for the newest one, and with a
-budget of 0 nothing is kept once it is sent; what is missing then is made again from the next copy upstream or
-downstream (step protocol, Sec. 9).
+A microbatch that is counted here may have to be done again at a neighbour. With its output and its input gradient at
+hand, that costs the neighbour's Work alone. Beyond a budget the oldest tensors are let go, but never the newest. With a
+budget of 0 nothing is kept once it is sent. A missing tensor is made again from the nearest copy upstream or downstream
+(step protocol, Sec. 9).
 """
 
 from jaxdt.protocol.events import Discard, Key
 from jaxdt.spec.work import BACKWARD, FORWARD, REGENERATE, Work
+from jaxdt.wiring.base import StepShape
 
 
 class Retention:
-    """Of one peer of `stage`; bytes of an output and of an input gradient."""
+    """Of one peer, with the budget `shape.retain_bytes`."""
 
-    def __init__(self, stage: int, n_stages: int, boundary_bytes: tuple[int, int], budget_bytes: int):
-        self._stage, self._budget_bytes = stage, budget_bytes
-        activation_bytes, gradient_bytes = boundary_bytes
-        self._bytes = {FORWARD: activation_bytes if stage < n_stages - 1 else 0}
-        self._bytes |= dict.fromkeys((BACKWARD, REGENERATE), gradient_bytes if stage > 0 else 0)
-        self._whole: dict[int, int] = {}  # microbatch -> bytes, oldest first
-        self._half: dict[int, int] = {}
+    def __init__(self, shape: StepShape):
+        self._stage = shape.stage
+        self._budget_bytes = shape.retain_bytes
+        activation_bytes, gradient_bytes = shape.sent_bytes_max
+        self._bytes = {
+            FORWARD: 0 if shape.is_last_stage else activation_bytes,
+            BACKWARD: gradient_bytes if shape.stage > 0 else 0,
+            REGENERATE: gradient_bytes if shape.stage > 0 else 0,
+        }
+        self._both: dict[int, int] = {}  # microbatch -> bytes of output and input gradient, oldest first
+        self._outputs: dict[int, int] = {}  # microbatches whose backward is still to come
         self._kept_bytes = 0  # of both
-        self._promised = False
+        self._is_promised = False
 
-    def begin(self) -> None:
-        """A step begins; what was kept for the one before is gone."""
-        self._whole.clear()
-        self._half.clear()
+    def begin_step(self) -> None:
+        """A step begins; nothing is kept of the one before."""
+        self._both.clear()
+        self._outputs.clear()
         self._kept_bytes = 0
-        self._promised = False
+        self._is_promised = False
 
     def made(self, work: Work) -> list[Discard]:
-        """A Work of the step is done, and its result is kept; what is let go for it."""
+        """A Work of the step is done and its result is kept; what is let go for it."""
         if work.kind not in self._bytes or not self._budget_bytes:
             return []
         m, n_bytes = work.microbatch, self._bytes[work.kind]
         if work.kind == FORWARD:
-            self._kept_bytes += n_bytes - self._half.get(m, 0)
-            self._half[m] = n_bytes
+            self._kept_bytes += n_bytes - self._outputs.get(m, 0)
+            self._outputs[m] = n_bytes
             return []
-        self._kept_bytes += n_bytes - self._whole.get(m, 0)
-        self._whole[m] = self._half.pop(m, 0) + n_bytes
-        gone = []
-        while self._kept_bytes > self._budget_bytes and not self._promised and len(self._whole) > 1:
-            oldest = next(iter(self._whole))
-            self._kept_bytes -= self._whole.pop(oldest)
-            gone.append(Discard(Key("act", work.step, self._stage + 1, oldest)))
-            gone.append(Discard(Key("grad", work.step, self._stage, oldest)))
-        return gone
+        self._kept_bytes += n_bytes - self._both.get(m, 0)
+        self._both[m] = self._outputs.pop(m, 0) + n_bytes
+        discards = []
+        while self._kept_bytes > self._budget_bytes and not self._is_promised and len(self._both) > 1:
+            oldest = next(iter(self._both))
+            self._kept_bytes -= self._both.pop(oldest)
+            discards.append(Discard(Key("act", work.step, self._stage + 1, oldest)))
+            discards.append(Discard(Key("grad", work.step, self._stage, oldest)))
+        return discards
 
     def promise(self) -> tuple[int, ...]:
         """The microbatches whose tensors are here; from now on they stay until the step is over."""
-        self._promised = True
-        return tuple(sorted(self._whole))
+        self._is_promised = True
+        return tuple(sorted(self._both))

@@ -1,17 +1,19 @@
 """A router's choice of peers: interleaved weighted round-robin over measured speeds (SWARM Sec. 3.2, Algorithm 1).
 
-Each router keeps, per stage, a priority queue of peers: the one with the least priority is next, and its priority grows
-by what a microbatch takes there. So in the long run a peer's share goes with its speed. Near peers look faster, because
-the way to them counts, so the topology is learned too. Time and chance come in as arguments.
+Each router keeps, per stage, a priority queue of peers. The peer with the least priority is next, and its priority
+grows by what a microbatch takes there. So in the long run a peer's share goes with its speed. Near peers look faster,
+because the way to them counts, so the topology is learned too. Time and chance come in as arguments.
 """
 
+import math
 import random
 
 from jaxdt.protocol.events import NOBODY
+from jaxdt.wiring.route_policy import Route
 
 GAMMA = 0.1
 UNKNOWN_S = 1.0
-BANNED = float("inf")
+BANNED = math.inf
 BANNED_MAX = 64
 
 
@@ -19,7 +21,9 @@ class Ema:
     """Exponential moving average, corrected for its start at zero."""
 
     def __init__(self, gamma: float = GAMMA):
-        self._gamma, self._sum, self._weight = gamma, 0.0, 0.0
+        self._gamma = gamma
+        self._sum = 0.0
+        self._weight = 0.0
 
     def add(self, value: float) -> None:
         self._sum += self._gamma * (value - self._sum)
@@ -30,24 +34,24 @@ class Ema:
         return self._sum / self._weight if self._weight else None
 
 
-class Measured:
+class ServiceEstimate:
     """What one peer takes, as one router saw it: seconds per forward and per backward, apart."""
 
     def __init__(self):
-        self._emas: dict[str, Ema] = {}
+        self._averages: dict[str, Ema] = {}
 
     def add(self, kind: str, seconds: float) -> None:
-        self._emas.setdefault(kind, Ema()).add(seconds)
+        self._averages.setdefault(kind, Ema()).add(seconds)
 
     @property
-    def charge_s(self) -> float | None:
-        """Seconds of one microbatch, there and back; None before the first measurement."""
-        values = [ema.value for ema in self._emas.values()]
+    def microbatch_s(self) -> float | None:
+        """Seconds of one microbatch, forward and backward; None before the first measurement."""
+        values = [value for average in self._averages.values() if (value := average.value) is not None]
         return sum(values) if values else None
 
 
 class StageQueue:
-    """The peers of one stage by priority. Of equal ones that is next which was chosen the longest ago, so that equal
+    """The peers of one stage by priority. Among equals the one that was chosen the longest ago is next, so that equal
     peers take turns; among those never chosen `rng` decides."""
 
     def __init__(self, rng: random.Random):
@@ -55,27 +59,27 @@ class StageQueue:
         self._n_choices = 0
         self._last_choice: dict[int, float] = {}
         self._priority: dict[int, float] = {}
-        self._measured: dict[int, Measured] = {}
+        self._estimates: dict[int, ServiceEstimate] = {}
 
     def add(self, peer: int) -> None:
         """A newcomer enters at the least priority of those that are there, so that it is not flooded."""
         live = [priority for priority in self._priority.values() if priority != BANNED]
         self._priority[peer] = min(live, default=0.0)
         self._last_choice[peer] = self._rng.random()
-        self._measured.setdefault(peer, Measured())
+        self._estimates.setdefault(peer, ServiceEstimate())
 
     def ban(self, peer: int) -> None:
-        """Not chosen again until it is added again; what was measured stays, of the last BANNED_MAX."""
+        """The peer is not chosen until it is added again. Its measurements stay, those of the last BANNED_MAX."""
         if self._priority.pop(peer, None) is not None:
             self._priority[peer] = BANNED
         banned = [one for one, priority in self._priority.items() if priority == BANNED]
         for one in banned[:-BANNED_MAX]:
-            del self._priority[one], self._measured[one], self._last_choice[one]
+            del self._priority[one], self._estimates[one], self._last_choice[one]
 
     def measured(self, peer: int, kind: str, seconds: float) -> None:
         """A Work of this kind was done there."""
-        if peer in self._measured:
-            self._measured[peer].add(kind, seconds)
+        if peer in self._estimates:
+            self._estimates[peer].add(kind, seconds)
 
     def choose(self) -> int | None:
         """The next peer; None if all are banned or there is none."""
@@ -84,25 +88,21 @@ class StageQueue:
         peer = min(self._priority, key=lambda peer: (self._priority[peer], self._last_choice[peer]))
         self._n_choices += 1
         self._last_choice[peer] = self._n_choices
-        self._priority[peer] += self._charge_s(peer)
+        self._priority[peer] += self._microbatch_s(peer)
         return peer
 
-    def _charge_s(self, peer: int) -> float:
-        """A peer that was never measured is charged the mean of its stage."""
-        own = self._measured[peer].charge_s
+    def _microbatch_s(self, peer: int) -> float:
+        """A peer that was never measured counts with the mean of its stage."""
+        own = self._estimates[peer].microbatch_s
         if own is not None:
             return own
-        known = [charge for one in self._measured.values() if (charge := one.charge_s) is not None]
+        known = [seconds for one in self._estimates.values() if (seconds := one.microbatch_s) is not None]
         return sum(known) / len(known) if known else UNKNOWN_S
 
     @property
     def open(self) -> list[int]:
         """The peers that may be chosen."""
         return [peer for peer, priority in self._priority.items() if priority != BANNED]
-
-    @property
-    def priorities(self) -> dict[int, float]:
-        return dict(self._priority)
 
 
 class Router:
@@ -112,14 +112,14 @@ class Router:
         rng = random.Random(seed)
         self.stages = [StageQueue(rng) for _ in range(n_stages)]
 
-    def routes(self, lo: int, hi: int, n: int) -> list[tuple[int, ...]]:
-        """Of n microbatches that begin together: one peer for each of the stages lo..hi, NOBODY for the others. None of
-        them while a stage has nobody. Those that were chosen are put together in the order of their ids. So the routes
-        of equally many equal peers are pipelines, the same ones whoever steers, and at no moment two peers send to one
-        and none to another."""
+    def routes(self, lo: int, hi: int, n: int) -> list[Route]:
+        """Routes through the stages lo..hi for n microbatches that begin together; none while a stage has nobody. The
+        peers that were chosen at each stage are put together in the order of their ids. So the routes of equally many
+        equal peers are pipelines, the same for every router, and at no moment two peers send to one and none to
+        another."""
         wanted = self.stages[lo : hi + 1]
         if not all(stage.open for stage in wanted):
             return []
-        chosen = [sorted(stage.choose() for _ in range(n)) for stage in wanted]
+        chosen = [sorted(peer for _ in range(n) if (peer := stage.choose()) is not None) for stage in wanted]
         before, behind = (NOBODY,) * lo, (NOBODY,) * (len(self.stages) - hi - 1)
         return [before + peers + behind for peers in zip(*chosen, strict=True)]

@@ -1,16 +1,16 @@
-"""How a peer's Works follow one another, whoever steers them."""
+"""How long a peer takes for a Work, as the peer that routes microbatches to it needs to know it."""
 
 import math
 
 
 class ServiceTime:
-    """Of all steps that a peer has under way."""
+    """Shared by all steps that a peer has under way."""
 
     def __init__(self):
         self._ended_s = -math.inf
 
     def gap_s(self, ended_s: float) -> float:
-        """A Work is done: the seconds since the one before it was; no less than its own, if it had waited in a queue
-        just those."""
+        """A Work has ended: the seconds since the one before it ended. That is the Work's own time if it had waited in
+        a queue, and more if it had not."""
         gap_s, self._ended_s = ended_s - self._ended_s, ended_s
         return gap_s

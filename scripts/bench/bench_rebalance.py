@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.build import build_coordinator, build_newcomer, build_peers
+from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peers
 from jaxdt.cli import local_run, script_main
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, Fault
@@ -104,14 +104,16 @@ def play(rebalance_s: float, calm_s: float, period_s: float) -> tuple[Outcome, f
     tensors = NoTensors(1, 1000)
     seats = {
         peer: SimPeer(machine, tensors, f"h{peer}", seconds[peer])
-        for peer, machine in build_peers(config, plan, "bench").items()
+        for peer, machine in build_peers(config, plan, RunStart("bench")).items()
     }
 
     def seat_of(peer: int, stage: int | None) -> SimPeer:
-        return SimPeer(build_newcomer(config, plan, peer, stage, "bench"), tensors, f"h{peer}", work_seconds(stage))
+        return SimPeer(
+            build_newcomer(config, plan, peer, stage, RunStart("bench")), tensors, f"h{peer}", work_seconds(stage)
+        )
 
     simulation = Simulation(
-        build_coordinator(config, plan, "bench"),
+        build_coordinator(config, plan, RunStart("bench")),
         seats,
         lambda src, dst: Link(0.001, 1.0),
         {seat.host: 1.0 for seat in seats.values()},

@@ -1,7 +1,7 @@
 """Which checkpoints are complete, and when a run is over."""
 
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
-from jaxdt.protocol.events import Done, Saved
+from jaxdt.protocol.events import Saved
 
 
 def completion(*saved, checkpoint=0):
@@ -22,5 +22,5 @@ def test_a_part_that_is_told_late_does_not_bring_an_older_checkpoint_back():
 
 def test_a_run_is_over_when_all_members_are_done_and_the_last_checkpoint_is_complete():
     one, _ = completion((3, 0), (3, 1))
-    one.done(0, Done(3, {}, {}))
-    assert not one.over([0, 1]) and one.over([0])
+    one.done(0)
+    assert not one.is_over([0, 1]) and one.is_over([0])

@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.membership.coordinator import ROLLBACKS_MAX, Coordinator
+from jaxdt.membership.commit import ROLLBACKS_MAX, TwoPhaseCommit
+from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
@@ -42,6 +43,7 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
 )
+from jaxdt.protocol.reports import DroppedReport
 from jaxdt.spec.seq_lengths import SeqLengths
 
 # Two stages, two replicas each.
@@ -69,7 +71,8 @@ class Driver:
     """A coordinator and all that it did, so far."""
 
     def __init__(self, **terms):
-        self.machine = Coordinator(replace(TERMS, **terms))
+        config = replace(TERMS, **terms)
+        self.machine = Coordinator(config, TwoPhaseCommit(config))
         self.actions = []
 
     def event(self, event, now_s=0.0):
@@ -200,8 +203,8 @@ def test_a_run_of_a_refused_peer_goes_on_without_it():
 
 def test_strangers_and_other_runs_are_dropped():
     run = Driver()
-    assert of(run.message(9, Hello(9, 0, "f", "h:1")), Report) == [Report("dropped", {"src": 9, "run": "r"})]
-    assert run.message(0, Hello(0, 0, "f", "h:1"), run="other") == [Report("dropped", {"src": 0, "run": "other"})]
+    assert of(run.message(9, Hello(9, 0, "f", "h:1")), Report) == [DroppedReport(9, run="r")]
+    assert run.message(0, Hello(0, 0, "f", "h:1"), run="other") == [DroppedReport(0, run="other")]
 
 
 def test_a_peer_with_another_version_ends_the_run_before_it_begins():

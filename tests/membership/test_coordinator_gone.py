@@ -6,9 +6,9 @@ from collections import deque
 import pytest
 from test_coordinator import TERMS, Driver, of, reports, sent
 
-from jaxdt.membership import roster
+from jaxdt.membership import newcomers
 from jaxdt.membership.member import Membership, PeerIdentity
-from jaxdt.membership.roster import ASKED_S
+from jaxdt.membership.newcomers import ASKED_S
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -88,7 +88,7 @@ class Churned(Driver):
         self.durable()
 
     def durable(self):
-        while "view" in self.machine._pending:
+        while "view" in self.machine._being_persisted:
             self.event(Persisted("view"), self.now_s)
 
     def tick(self, seconds):
@@ -131,7 +131,7 @@ class Churned(Driver):
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch):
-    monkeypatch.setattr(roster, "GONE_MAX", KEPT)
+    monkeypatch.setattr(newcomers, "GONE_MAX", KEPT)
 
 
 @pytest.mark.parametrize("balance", [None, Rebalancer(5.0)])
@@ -212,7 +212,7 @@ def test_a_router_remembers_the_last_that_were_banned():
         queue.add(peer)
         queue.ban(peer)
     assert (
-        set(queue.priorities)
+        set(queue._priority)
         == set(queue._measured)
         == set(queue._last_choice)
         == set(range(BANNED_MAX, 2 * BANNED_MAX))

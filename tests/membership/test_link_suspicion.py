@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from jaxdt.membership.eviction_history import BACKOFF_STEPS_MAX
 from jaxdt.membership.link_suspicion import LinkSuspicion
-from jaxdt.membership.roster import BACKOFF_STEPS_MAX, Roster
+from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import Member, View
 from jaxdt.sim.faults import CUT, Fault
 from jaxdt.sim.fuzz.cases import draw_case, play
@@ -112,7 +113,7 @@ def test_an_eviction_long_ago_is_forgiven():
     here.adopt(here.next_view(False, step, (), 0))
     here.candidates.add(1)
     assert here.next_view(True, step, (), 0) is not None
-    assert set(here._evicted) == {1}
+    assert set(here._evictions._evicted) == {1}
 
 
 def test_who_leaves_with_the_next_view_cannot_stand_in():

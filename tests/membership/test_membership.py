@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from jaxdt.spec.work import Work
 
 from jaxdt.membership.member import ACCEPT, DROP, FIRST_CONTACT_S, HOLD, Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
@@ -28,7 +27,6 @@ from jaxdt.protocol.events import (
     Ready,
     Received,
     Record,
-    Report,
     Run,
     Saved,
     Send,
@@ -44,6 +42,8 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
+from jaxdt.protocol.reports import AdoptedReport, DroppedReport
+from jaxdt.spec.work import Work
 
 SEAT = PeerIdentity(
     run="r",
@@ -111,7 +111,7 @@ def test_a_view_connects_the_members_and_tells_the_others():
     machine = Membership(SEAT)
     machine.handle(0.0, Started("h1:1"))
     actions = machine.handle(1.0, from_coordinator(VIEW))
-    assert actions == [Report("view", {"view": 1, "members": [0, 1]}), Meet(VIEW.members), ViewChanged(VIEW)]
+    assert actions == [AdoptedReport(1, [0, 1]), Meet(VIEW.members), ViewChanged(VIEW)]
     assert machine.header == Header("r", 0, 1, 1)
 
 
@@ -156,6 +156,8 @@ def test_before_the_first_view_everything_else_waits():
 class Probe:
     """A machine that writes down what it is given, and answers with what it was told to."""
 
+    READS = frozenset({View, Boundary, Updated, ViewChanged})
+
     def __init__(self, answers=None):
         self.seen, self.answers = [], answers or {}
 
@@ -189,7 +191,7 @@ def test_held_messages_of_another_lineage_are_dropped_at_the_view():
     peer.handle(0.0, late)
     actions = peer.handle(0.0, from_coordinator(replace(VIEW, number=2, generation=1, rolled_back=True)))
     assert late not in wiring.seen and peer.n_dropped == 1
-    assert Report("dropped", {"kind": "Boundary", "src": 0, "view": 2}) in actions
+    assert DroppedReport(0, message="Boundary", view=2) in actions
 
 
 def test_a_rollback_whose_view_was_missed_is_one_all_the_same():
@@ -211,7 +213,7 @@ def test_messages_of_another_run_lineage_or_old_view_are_counted_and_dropped(hea
     peer.handle(0.0, from_coordinator(VIEW))
     n_seen = len(wiring.seen)
     actions = peer.handle(0.0, Received(header, ACT))
-    assert actions == [Report("dropped", {"kind": "Boundary", "src": 0, "view": header.view})]
+    assert actions == [DroppedReport(0, message="Boundary", view=header.view)]
     assert peer.n_dropped == 1 and len(wiring.seen) == len(sync.seen) == n_seen
 
 

@@ -108,8 +108,8 @@ class Judge:
 
     def at(self, now_s, *said):
         if said:
-            self.joiners.heard(now_s, 7, dict(zip(FETCHED, said, strict=True)))
-        found = self.joiners.judged(now_s, self.roster)
+            self.joiners.heartbeat(now_s, 7, dict(zip(FETCHED, said, strict=True)))
+        found = self.joiners.stalled(now_s, self.roster)
         assert found is None or found[0] == 7
         return found and found[1]
 
@@ -158,4 +158,4 @@ def test_nobody_is_blamed_while_a_stage_has_nobody_to_fetch_from():
 def test_the_step_waits_for_it_no_more():
     judge = Judge()
     judge.roster.committed()
-    assert judge.at(1e4) is None and not judge.joiners._known
+    assert judge.at(1e4) is None and not judge.joiners._joining

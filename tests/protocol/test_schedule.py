@@ -1,10 +1,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxdt.spec.work import BACKWARD, FORWARD, Work
 
 from jaxdt.protocol.schedule import dry_run, gpipe, needs, one_f_one_b, parse, stage_order, text
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import BACKWARD, FORWARD, Work
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 

@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from jaxdt.spec.work import Work
 
 from jaxdt.protocol import trace
 from jaxdt.protocol.events import COORDINATOR, Key, Report, Round, SliceKey
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.work import Work
 
 ACT = Key("act", 1, 2, 5)
 SHARD = SliceKey(Round(3, "stage1", 1), 10, 20, 4)

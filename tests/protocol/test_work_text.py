@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Work, parse_work
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)

@@ -12,7 +12,7 @@ import test_churn
 from test_churn import STEPS, SWARM, assert_equal
 from test_processes import ROOT
 
-from jaxdt.build import build_newcomer
+from jaxdt.build import RunStart, build_newcomer
 from jaxdt.model.data import write_tokens
 from jaxdt.protocol.events import COORDINATOR, Fetch, Header, Ready, Received, Send, State, StateKey, Stop
 from jaxdt.protocol.message import from_plain
@@ -52,7 +52,7 @@ def come_with_another_shape(address: str, credential) -> Stop:
     welcome = ask(parse_address("coordinator", address), credential)
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "config")
     plan = plans.parse(welcome.job["plan"], "plan")
-    machine = build_newcomer(config, plan, welcome.peer, welcome.stage, welcome.run)
+    machine = build_newcomer(config, plan, welcome.peer, welcome.stage, RunStart(welcome.run))
     fit = dataclasses.replace(machine.membership.seat, fingerprint=welcome.fingerprint)
     machine.membership.seat = fit
     loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None, None)

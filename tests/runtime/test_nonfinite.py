@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdt.build import build_coordinator, build_peer
+from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.model.data import write_tokens
 from jaxdt.runtime.storage.checkpoint import split_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
@@ -56,8 +56,8 @@ def run(data, policy: str, checkpoint_every_steps: int):
     for peer in plan.peers:
         store = Poisoned(config, plan, peer, data, functions, lambda version, names: checkpoints[version])
         store.saved = checkpoints
-        seats[peer] = SimPeer(build_peer(config, plan, peer, "r"), store, "host", SECONDS)
-    simulation = Simulation(build_coordinator(config, plan, "r"), seats, lambda a, b: Link(0.1), {"host": 2})
+        seats[peer] = SimPeer(build_peer(config, plan, peer, RunStart("r")), store, "host", SECONDS)
+    simulation = Simulation(build_coordinator(config, plan, RunStart("r")), seats, lambda a, b: Link(0.1), {"host": 2})
     return simulation.run(), seats
 
 

@@ -16,7 +16,7 @@ from jaxdt.ablation.grid import AblationConfig, Case, bytes_per_step, cases, cod
 from jaxdt.ablation.predict import step_seconds
 from jaxdt.ablation.report import cost, quality, rows, steps_to, value_at
 from jaxdt.ablation.train import Chain
-from jaxdt.build import build_coordinator, build_peer
+from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.runtime.storage.store import Store
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import SimPeer
@@ -114,9 +114,13 @@ def engine_losses(config, plan, stages):
     seats = {}
     for peer in plan.peers:
         store = Store(config, plan, peer, Tokens(), stages[plan.seat(peer)[0]])
-        seats[peer] = SimPeer(build_peer(config, plan, peer, "r"), store, f"h{peer}", dict.fromkeys("FBEGU", 1.0))
+        seats[peer] = SimPeer(
+            build_peer(config, plan, peer, RunStart("r")), store, f"h{peer}", dict.fromkeys("FBEGU", 1.0)
+        )
     link = lambda src, dst: Link(0.1, 1e-4)  # noqa: E731
-    simulation = Simulation(build_coordinator(config, plan, "r"), seats, link, {s.host: 1 for s in seats.values()})
+    simulation = Simulation(
+        build_coordinator(config, plan, RunStart("r")), seats, link, {s.host: 1 for s in seats.values()}
+    )
     return [fields["loss"] for fields in simulation.run().fields("step")]
 
 

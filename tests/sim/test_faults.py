@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from jaxdt.spec.work import Work
 
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -48,6 +47,7 @@ from jaxdt.sim.sim_peer import SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
+from jaxdt.spec.work import Work
 
 LATENCY_S = 0.25
 ONE_SECOND_BYTES = 125_000_000  # at 1 Gbit/s

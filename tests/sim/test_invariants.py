@@ -3,7 +3,6 @@
 The mutants show (1), (2), (3), (6) and (7) in whole runs; here is what takes less than a run."""
 
 import pytest
-from jaxdt.spec.work import Work
 
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -25,6 +24,7 @@ from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.sizes import Group
+from jaxdt.spec.work import Work
 
 GROUP = Group("stage1", (1,), 10)
 ROUND = Round(0, "stage1", 1)

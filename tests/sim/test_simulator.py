@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdt.build import build_coordinator, build_peer
+from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.protocol.events import COORDINATOR, Committed, Run, Send, Stop
 from jaxdt.protocol.trace import Trace
 from jaxdt.sim.cluster import Simulation
@@ -347,8 +347,8 @@ def run_with_a_crash(victim, crash_s):
     """Two stages by two pipelines, eight steps of about 15 s; `victim` may be the coordinator."""
     config = make_config(2, pipelines=2, microbatches=6, steps=8, net=dict(heartbeat_s=1.0, deadline_floor_s=6.0))
     plan = default_plan(config)
-    machines = {peer: build_peer(config, plan, peer, "r") for peer in plan.peers}
-    machines[COORDINATOR] = build_coordinator(config, plan, "r")
+    machines = {peer: build_peer(config, plan, peer, RunStart("r")) for peer in plan.peers}
+    machines[COORDINATOR] = build_coordinator(config, plan, RunStart("r"))
     watched = {peer: Watched(machine) for peer, machine in machines.items()}
     driven = watched | {victim: Crashing(watched[victim], crash_s)}
     how = conditions(plan)
@@ -395,8 +395,8 @@ def test_a_simulation_can_be_cut_short():
     config = make_config(1, steps=100)
     plan = default_plan(config)
     how = conditions(plan)
-    seats = {0: SimPeer(build_peer(config, plan, 0, "r"), NoTensors(1), "h0", how.seconds[0])}
-    outcome = Simulation(build_coordinator(config, plan, "r"), seats, how.link, how.cores).run(until_s=30.0)
+    seats = {0: SimPeer(build_peer(config, plan, 0, RunStart("r")), NoTensors(1), "h0", how.seconds[0])}
+    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), seats, how.link, how.cores).run(until_s=30.0)
     assert len(outcome.fields("step")) == 10 and not outcome.stopped
 
 
@@ -428,9 +428,10 @@ def test_a_gradient_that_is_not_finite(policy, code, verdicts, restored):
     plan = default_plan(config)
     how, tensors = conditions(plan), {peer: Diverging() for peer in plan.peers}
     seats = {
-        p: SimPeer(build_peer(config, plan, p, "r"), tensors[p], how.host_of[p], how.seconds[p]) for p in plan.peers
+        p: SimPeer(build_peer(config, plan, p, RunStart("r")), tensors[p], how.host_of[p], how.seconds[p])
+        for p in plan.peers
     }
-    outcome = Simulation(build_coordinator(config, plan, "r"), seats, how.link, how.cores).run()
+    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), seats, how.link, how.cores).run()
     assert {stop.code for stop in outcome.stopped.values()} == {code}
     assert [fields["verdict"] for fields in outcome.fields("step")] == verdicts
     assert all(one.restored == restored for one in tensors.values())

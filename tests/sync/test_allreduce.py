@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxdt.spec.work import Work
 
+from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
@@ -46,7 +46,10 @@ from jaxdt.protocol.events import (
 from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.seq_lengths import SeqLengths
 from jaxdt.spec.sizes import Group
-from jaxdt.sync.allreduce import AllReduce, update_scale
+from jaxdt.spec.work import Work
+from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.exchange import update_scale
+from jaxdt.sync.rounds import Rounds
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 
@@ -68,7 +71,9 @@ class Wire:
         self.view = View(1, 1, 0, members, (1,) * n_stages, STEP)
         self.groups = {peer: tuple(g for g in groups if stage in g.stages) for peer, stage in stage_of.items()}
         self.machines = {
-            peer: AllReduce(peer, stage, self.groups[peer], n_microbatches, slice_bytes, clip_norm, NO_DELAY)
+            peer: AllReduce(
+                peer, stage, Rounds(peer, self.groups[peer], n_microbatches, slice_bytes), clip_norm, NO_DELAY
+            )
             for peer, stage in stage_of.items()
         }
         self.items = {peer: [] for peer in stage_of}
@@ -403,7 +408,7 @@ def test_a_tied_table_counts_once_in_the_norm():
     wire = tied_wire()
     wire.deliver_all()
     terms = CoordinatorConfig("r", "f", wire.stage_of, 2, 0, 0, 5, SeqLengths(8), "stop", 1.0, 4.0)
-    coordinator = Coordinator(terms)
+    coordinator = Coordinator(terms, TwoPhaseCommit(terms))
     for peer, stage in wire.stage_of.items():
         coordinator.handle(0.0, Received(Header("r", 0, 0, peer), Hello(peer, stage, "f", "")))
         coordinator.handle(0.0, Received(Header("r", 0, 0, peer), Profiled({}, 0)))
@@ -443,7 +448,7 @@ def test_the_step_ends_when_the_update_ran():
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
     wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
-    assert wire.internal[1:] == [(0, Free(STEP)), (0, Updated(0, 1))]
+    assert wire.internal[1:] == [(0, Free(STEP, (Round(STEP, "stage0", 1),))), (0, Updated(0, 1))]
 
 
 def test_a_skipped_step_advances_without_an_update():
@@ -452,7 +457,7 @@ def test_a_skipped_step_advances_without_an_update():
     work = Work(0, "U", None, 1, STEP)
     assert wire.internal == [(1, Run(work, 0.0, ()))]
     wire.tell(1, Ran(work, 0.0, 1.0))
-    assert wire.internal[1:] == [(1, Free(STEP)), (1, Updated(0, 1))]
+    assert wire.internal[1:] == [(1, Free(STEP, (Round(STEP, "stage0", 1),))), (1, Updated(0, 1))]
 
 
 @pytest.mark.parametrize("step", [STEP - 1, STEP + 1])

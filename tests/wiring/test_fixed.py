@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from jaxdt.spec.work import Work
 
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -23,6 +22,8 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.schedule import stage_order
 from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import Work
+from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.fixed import FixedWiring
 
 # Three stages; pipeline 0 is 0, 1, 2 with microbatches 0..2, pipeline 1 is 5, 4, 3 with 3 and 4.
@@ -34,7 +35,8 @@ VIEW = View(1, 1, 0, tuple(Member(p, PLAN.seat(p)[0], 1) for p in PLAN.peers), (
 
 def wiring(peer, plan=PLAN, n_steps=5, evals=(0, 4)):
     stage, _ = plan.seat(peer)
-    return FixedWiring(plan, peer, stage, n_steps, [BOUNDARY_BYTES[stage]] * 2, evals, retain_bytes=1 << 20)
+    sent_bytes = (BOUNDARY_BYTES[stage],) * 2
+    return FixedWiring(plan, StepShape(peer, stage, 3, plan.n_microbatches, n_steps, sent_bytes, *evals, 1 << 20))
 
 
 def arrival(kind, step, stage, microbatch, src=0):
@@ -293,7 +295,7 @@ def test_when_the_place_is_taken_nobody_is_told_anything_from_the_next_step_on()
 
 
 def test_a_newcomer_without_a_place_adds_nothing():
-    desk = Desk(FixedWiring(PLAN, 7, 1, 5, [(200, 110)] * 2, (0, 4), 1 << 20))
+    desk = Desk(FixedWiring(PLAN, StepShape(7, 1, 3, PLAN.n_microbatches, 5, ((200, 110),) * 2, 0, 4, 1 << 20)))
     desk.give(ViewChanged(view_without(newcomers=[(7, 1)], joining=[7])))
     assert desk.told == []
     desk.give(Updated(1, 1))

@@ -10,7 +10,7 @@ from jaxdt.protocol.events import NOBODY, Member, View
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
 from jaxdt.spec import config as run_config
 from jaxdt.spec.plan import Plan
-from jaxdt.wiring.pipeline_assignment import PlannedRoutes, lineup
+from jaxdt.wiring.pipeline_assignment import PlannedRoutes, pipeline_assignment
 
 # ------------------------------------------------------------------------------------------------------------- places
 
@@ -23,27 +23,27 @@ def view_of(stages):
     return View(2, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in sorted(stages.items())), (1, 2), 0)
 
 
-def lined_up(*gone, **newcomers):
+def assignment(*gone, **newcomers):
     """Of the plan's peers but those who are gone, and p7=1 for one at stage 1."""
     stages = {peer: PLAN.seat(peer)[0] for peer in PLAN.peers if peer not in gone}
     stages |= {int(name.removeprefix("p")): stage for name, stage in newcomers.items()}
-    return lineup(PLAN, view_of(stages), stages)
+    return pipeline_assignment(PLAN, view_of(stages), stages)
 
 
 def test_a_plan_is_whole_while_every_place_is_taken():
-    assert lined_up().seats == [[0, 2, 4], [1, 3, 5]] and lined_up().whole
-    assert lined_up(3).seats == [[0, 2, 4], [1, None, 5]] and not lined_up(3).whole
+    assert assignment().places == [[0, 2, 4], [1, 3, 5]] and assignment().is_whole
+    assert assignment(3).places == [[0, 2, 4], [1, None, 5]] and not assignment(3).is_whole
 
 
 def test_newcomers_take_open_places_of_their_stage_and_then_wait_in_reserve():
-    found = lined_up(2, 3, p6=1, p7=1)
-    assert found.seats == [[0, None, 4], [1, 6, 5]]
+    found = assignment(2, 3, p6=1, p7=1)
+    assert found.places == [[0, None, 4], [1, 6, 5]]
     assert found.pipeline_of(1, 6) == 1 and found.pipeline_of(1, 7) is None
 
 
 def test_who_has_not_got_its_state_yet_holds_no_place():
     view = view_of({peer: PLAN.seat(peer)[0] for peer in PLAN.peers})
-    assert lineup(PLAN, view, [0, 1, 2, 4, 5]).seats[1] == [1, None, 5]
+    assert pipeline_assignment(PLAN, view, [0, 1, 2, 4, 5]).places[1] == [1, None, 5]
 
 
 def routes_of(peer, *gone, **newcomers):
@@ -68,8 +68,8 @@ def test_all_stay_busy_when_the_first_place_is_open():
     """Those who stand in for it steer its microbatches too, the pipelines in turn and more of them at a time."""
     routes = routes_of(0, 2)
     assert [routes.owning_router("F", m) for m in range(3, 6)] == [4, 0, 4]
-    assert routes.window == 2 * routes_of(0).window == 2 * PLAN.depth(0)
-    assert sorted((0, 1, 2, 4), key=lambda m: routes.turn("F", m)) == [0, 1, 4, 2]
+    assert routes.in_flight_limit == 2 * routes_of(0).in_flight_limit == 2 * PLAN.depth(0)
+    assert sorted((0, 1, 2, 4), key=lambda m: routes.priority("F", m)) == [0, 1, 4, 2]
 
 
 # ------------------------------------------------------------------------------------------------------ same training

@@ -1,18 +1,22 @@
 """What a peer keeps for its neighbours, within its budget."""
 
-from jaxdt.spec.work import Work
-
 from jaxdt.protocol.events import Discard, Key
+from jaxdt.spec.work import Work
+from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.retention import Retention
+
+
+def retention(stage, n_stages, sent_bytes, budget_bytes):
+    return Retention(StepShape(5, stage, n_stages, 8, 1, (sent_bytes,), retain_bytes=budget_bytes))
 
 
 def middle(budget_bytes):
     """A peer between two others: 10 bytes each way."""
-    return Retention(1, 3, (10, 10), budget_bytes)
+    return retention(1, 3, (10, 10), budget_bytes)
 
 
-def done(retention, microbatch, kinds="FB"):
-    return [gone for kind in kinds for gone in retention.made(Work(1, kind, microbatch, 5, 7))]
+def done(kept, microbatch, kinds="FB"):
+    return [gone for kind in kinds for gone in kept.made(Work(1, kind, microbatch, 5, 7))]
 
 
 def test_all_is_kept_within_the_budget():
@@ -34,7 +38,7 @@ def test_what_is_promised_stays_until_the_next_step():
     done(kept, 0)
     assert kept.promise() == (0,)
     assert done(kept, 1) == []
-    kept.begin()
+    kept.begin_step()
     assert kept.promise() == ()
 
 
@@ -47,7 +51,7 @@ def test_forwards_count_but_are_no_help_alone():
 
 
 def test_the_ends_make_one_tensor_each():
-    first, last = Retention(0, 2, (10, 0), 10), Retention(1, 2, (0, 10), 10)
+    first, last = retention(0, 2, (10, 0), 10), retention(1, 2, (0, 10), 10)
     for kept in (first, last):
         assert kept.made(Work(0, "F", 0, 5, 7)) + kept.made(Work(0, "B", 0, 5, 7)) == []
         kept.made(Work(0, "F", 1, 5, 7))

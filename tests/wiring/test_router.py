@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.protocol.events import NOBODY, Member, Progress, View
-from jaxdt.wiring.dispatcher import Dispatcher, Task
-from jaxdt.wiring.route_policy import MeasuredRoutes
+from jaxdt.wiring.dispatcher import Dispatcher
 from jaxdt.wiring.router import BANNED, Ema, Router, StageQueue
 from jaxdt.wiring.service_time import ServiceTime
+from jaxdt.wiring.swarm import MeasuredRoutes
+from jaxdt.wiring.tasks import Task
 
 costs = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=8)
 
@@ -23,6 +24,10 @@ def queue_of(service_s, seed=0):
         queue.add(peer)
         queue.measured(peer, "F", seconds)
     return queue
+
+
+def priorities(queue):
+    return dict(queue._priority)
 
 
 def weights(service_s):
@@ -43,14 +48,14 @@ def test_priorities_of_live_peers_never_fall_and_banned_ones_are_never_chosen(se
     queue = queue_of(service_s)
     banned = set()
     for peer in bans:
-        before = queue.priorities
+        before = priorities(queue)
         if peer < len(service_s) and peer not in banned:
             queue.ban(peer)
             banned.add(peer)
         chosen = queue.choose()
         assert chosen not in banned
         assert (chosen is None) == (len(banned) == len(service_s))
-        after = queue.priorities
+        after = priorities(queue)
         assert all(after[p] >= before[p] for p in after if p not in banned)
 
 
@@ -72,19 +77,19 @@ def test_a_banned_peer_comes_back_at_the_minimum():
     for _ in range(10):
         queue.choose()
     queue.ban(0)
-    assert queue.priorities[0] == BANNED
-    least = queue.priorities[1]
+    assert priorities(queue)[0] == BANNED
+    least = priorities(queue)[1]
     queue.add(0)
-    assert queue.priorities[0] == least
+    assert priorities(queue)[0] == least
 
 
 def test_one_who_was_never_measured_is_charged_the_mean_of_its_stage():
     queue = queue_of([1.0, 3.0])
     queue.add(2)
-    before = queue.priorities[2]
+    before = priorities(queue)[2]
     while queue.choose() != 2:
         pass
-    assert queue.priorities[2] - before == 2.0
+    assert priorities(queue)[2] - before == 2.0
 
 
 def test_the_average_is_corrected_for_its_start():
@@ -97,12 +102,12 @@ def test_the_average_is_corrected_for_its_start():
 class Recorded:
     """Routes through one stage of one peer that keep what was measured."""
 
-    window = 4
+    in_flight_limit = 4
 
     def __init__(self):
         self.seconds = []
 
-    def turn(self, kind, microbatch):
+    def priority(self, kind, microbatch):
         return ()
 
     def routes(self, kind, microbatches, lo, hi):
@@ -115,15 +120,15 @@ class Recorded:
 def test_a_queue_at_the_peer_is_counted_once_whoever_filled_it():
     """A peer that takes 1 s for a backward gets one from us, one from another router and two from us, all at once: each
     of ours took 1 s, not 1, 3 and 4; nor does the time count in which it had nothing to do before."""
-    routes, pace = Recorded(), ServiceTime()
-    pace.gap_s(2.0)
-    steering = Dispatcher(routes)
-    steering.begin([Task("F", m, 0, 0) for m in range(3)])
-    assert len(steering.next(10.0)) == 3
+    routes, service_time = Recorded(), ServiceTime()
+    service_time.gap_s(2.0)
+    dispatcher = Dispatcher(routes)
+    dispatcher.begin([Task("F", m, 0, 0) for m in range(3)])
+    assert len(dispatcher.next(10.0)) == 3
     for ended_s, m in ((11.0, 0), (12.0, None), (13.0, 1), (14.0, 2)):
-        gap_s = pace.gap_s(ended_s)
+        gap_s = service_time.gap_s(ended_s)
         if m is not None:
-            steering.progress(ended_s, Progress(0, "B", 0, m, gap_s))
+            dispatcher.progress(ended_s, Progress(0, "B", 0, m, gap_s))
     assert routes.seconds == [1.0, 1.0, 1.0]
 
 
@@ -144,7 +149,7 @@ def test_no_route_while_a_stage_has_nobody_and_nothing_is_charged():
     router = Router(2, "0")
     router.stages[0].add(0)
     assert router.routes(0, 1, 3) == []
-    assert router.stages[0].priorities == {0: 0.0}
+    assert priorities(router.stages[0]) == {0: 0.0}
     router.stages[1].add(1)
     assert router.routes(0, 1, 2) == [(0, 1), (0, 1)]
 
@@ -154,7 +159,7 @@ def test_a_route_of_some_stages_charges_only_them():
     for stage in (0, 1, 2):
         router.stages[stage].add(10 + stage)
     assert router.routes(1, 1, 1) == [(NOBODY, 11, NOBODY)]
-    assert [list(stage.priorities.values()) for stage in router.stages] == [[0.0], [1.0], [0.0]]
+    assert [list(priorities(stage).values()) for stage in router.stages] == [[0.0], [1.0], [0.0]]
 
 
 def test_routes_that_begin_together_are_the_same_pipelines_whoever_steers():
@@ -174,7 +179,7 @@ def fleet(*n_replicas, n_routers, window=64, n_microbatches):
     all_routes = [MeasuredRoutes(len(n_replicas), n_routers, window, n_microbatches, str(k)) for k in range(n_routers)]
     for routes in all_routes:
         routes.adopt(view, [member.peer for member in members])
-        routes.welcome(view)
+        routes.begin_step(view)
     return all_routes, stages
 
 
@@ -201,4 +206,4 @@ def test_few_microbatches_are_steered_by_few_and_the_window_is_theirs():
     for n_microbatches, n_steer in ((4, 1), (5, 2), (12, 3), (13, 4), (100, 4)):
         (routes, *_), _ = fleet(4, 4, n_routers=4, window=32, n_microbatches=n_microbatches)
         assert {routes.owning_router("F", m) for m in range(n_microbatches)} == set(range(n_steer))
-        assert routes.window == 32 // n_steer // 4 * 4
+        assert routes.in_flight_limit == 32 // n_steer // 4 * 4

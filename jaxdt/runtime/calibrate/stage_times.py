@@ -76,13 +76,13 @@ def time_stage(
                 start_s = clock()
                 for one in rounds if kind == UPDATE else ():
                     store.sum(SliceKey(one, 0, groups[one.group]), (peer,))
-                store.run(work, 1.0, rounds if kind == UPDATE else ())
+                store.run(work, 1.0, rounds if kind in (GATHER, UPDATE) else ())
                 seconds[kind].append(clock() - start_s)
             if echo and len(message_s) < N_TIMED and time.monotonic() - began_s <= STAGE_S:
                 backward = Work(stage, BACKWARD, microbatch, peer, now)
                 alone_s, both_s = (_cpu_s(store, backward, with_it) for with_it in (None, echo))
                 message_s.append((both_s - alone_s) / N_ENDS)
-            store.free(now)
+            store.free(now, rounds)
     means = {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
     return means | ({MESSAGE: max(0.0, statistics.fmean(message_s))} if message_s else {})
 
@@ -105,7 +105,7 @@ def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
             work = Work(stage, kind, 0, peer, step)
             _put_inputs(store, work)
             store.run(work, 1.0)
-        store.free(step)
+        store.free(step, ())
 
 
 @contextlib.contextmanager

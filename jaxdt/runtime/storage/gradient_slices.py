@@ -5,33 +5,36 @@ The own vector is never written to, so that a round which was broken off can be 
 
 import struct
 import zlib
+from collections.abc import Iterable
 
 import numpy as np
 
 from jaxdt.protocol.events import Round, SliceKey
 from jaxdt.runtime.net.buffer import aligned_empty
 
+OVER_MAX = 1000  # rounds of which late parts are turned away
+
 
 class Slices:
-    """fp32 vectors by (step, group) and parts of them by SliceKey."""
+    """fp32 vectors by round, and parts of them by SliceKey."""
 
     def __init__(self, peer: int):
         self._peer = peer
-        self._own: dict[tuple[int, str], np.ndarray] = {}
+        self._own: dict[Round, np.ndarray] = {}
         self._slices: dict[SliceKey, np.ndarray] = {}
-        self._void: set[Round] = set()
+        self._over: dict[Round, None] = {}  # the last rounds that were forgotten, in this order
 
-    def offer(self, step: int, group: str, vector: np.ndarray) -> None:
-        """This peer's contribution to the group's round of the step."""
-        self._own[step, group] = vector
+    def offer(self, round: Round, vector: np.ndarray) -> None:
+        """This peer's contribution to a round."""
+        self._own[round] = vector
 
     def take(self, key: SliceKey) -> np.ndarray:
         """The part to send: a piece of the own vector, or a sum."""
         return self._own_part(key) if key.src is not None else self._slices[key]
 
     def put(self, key: SliceKey, part: np.ndarray) -> None:
-        """Keep a part that came, unless its round is void."""
-        if key.round not in self._void:
+        """Keep a part that came, unless its round is over."""
+        if key.round not in self._over:
             self._slices[key] = part
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
@@ -61,18 +64,21 @@ class Slices:
         return np.concatenate([self._slices[key] for key in keys], out=out)
 
     def forget(self, round: Round) -> None:
-        """A round is void: forget what came for it, and what still comes."""
-        self._void.add(round)
+        """A round is void or over: forget what came for it, and what still comes."""
+        self._over[round] = None
+        if len(self._over) > OVER_MAX:
+            del self._over[next(iter(self._over))]
+        self._own.pop(round, None)
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
-    def free(self, step: int) -> None:
-        """Forget a step, and those before it."""
-        self._void = {round for round in self._void if round.step > step}
-        for at in [at for at in self._own if at[0] <= step]:
-            del self._own[at]
-        for key in [key for key in self._slices if key.round.step <= step]:
-            del self._slices[key]
+    def free(self, rounds: Iterable[Round]) -> None:
+        """Forget rounds that are over. The rounds of a group end in order, so what is left of earlier ones goes too."""
+        for last in rounds:
+            known = {key.round for key in self._slices} | self._own.keys()
+            earlier = {round for round in known if round.group == last.group and round < last}
+            for round in sorted({last} | earlier):
+                self.forget(round)
 
     def _own_part(self, key: SliceKey) -> np.ndarray:
-        return self._own[key.round.step, key.round.group][key.lo : key.hi]
+        return self._own[key.round][key.lo : key.hi]

@@ -113,7 +113,7 @@ class Store:
         if work.kind == EVALUATE:
             return self._evaluate(work)
         if work.kind == GATHER:
-            return self._gather(work.step)
+            return self._gather(work.step, rounds)
         return self._update(scale, rounds)
 
     def _forward(self, work: Work) -> dict[str, float]:
@@ -168,9 +168,11 @@ class Store:
         loss = self.functions.eval_loss(self.versions.of(work.step), x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
-    def _gather(self, step: int) -> dict[str, float]:
-        for name, vector in self.functions.gradient_vectors(self._gradient_sum(step)).items():
-            self._slices.offer(step, self._group(name), np.asarray(vector))
+    def _gather(self, step: int, rounds: tuple[Round, ...]) -> dict[str, float]:
+        vectors = self.functions.gradient_vectors(self._gradient_sum(step))
+        by_group = {self._group(name): vector for name, vector in vectors.items()}
+        for round in rounds:
+            self._slices.offer(round, np.asarray(by_group[round.group]))
         return {}
 
     def _gradient_sum(self, step: int):
@@ -264,14 +266,15 @@ class Store:
         """A boundary tensor is not kept any longer."""
         self._boundaries.pop(key, None)
 
-    def free(self, step: int) -> None:
-        """Forget what is kept for a step, and for those before it."""
+    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+        """Forget the boundary tensors and accumulators of a step and of earlier ones, and what is kept of rounds that are
+        over."""
         for old in [kept for kept in self._accumulators if kept <= step]:
             del self._accumulators[old]
         for kept in (self._residuals, self._boundaries):
             for key in [key for key in kept if key.step <= step]:
                 del kept[key]
-        self._slices.free(step)
+        self._slices.free(rounds)
 
     def write_checkpoint(self, version: int) -> None:
         """Under the simulator nothing is written; the runtime's loop has a Checkpointer for it."""

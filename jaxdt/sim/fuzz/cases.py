@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.build import build_coordinator, build_newcomer, build_peer, build_peers
+from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import DurableState, load_durable_state
 from jaxdt.membership.peer import Machine, Peer
@@ -37,6 +37,7 @@ from jaxdt.spec.config import NetConfig, RunConfig, WiringConfig
 from jaxdt.spec.network import Link
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import sync_groups
+from jaxdt.wiring.base import wiring_entry
 
 N_STEPS, N_STEPS_OF_MOVES = 3, 6
 DETECTION_S = 30.0  # until a fault is noticed, judged and made good, at most
@@ -149,7 +150,7 @@ def _with_lost_word(rng: random.Random, case: Case, run_s: float) -> Case:
 def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
     """In a third of the cases peers change stages, about once a step or less often."""
     kind = rng.choice(("queue", "dice", "", "", "", ""))
-    if not kind or case.config.wiring.kind == "fixed":
+    if not kind or not wiring_entry(case.config.wiring.kind).may_change_stages:
         return case
     n_steps = N_STEPS_OF_MOVES + case.config.sync.delay
     every_s, train = rng.choice((0.1, 0.3, 1.0)) * step_s, replace(case.config.train, steps=n_steps)
@@ -236,7 +237,7 @@ def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None 
 def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, int]:
     """Run the case under the invariants; what came of it, and the number of events that were looked at.
     `mutate(who, machine, contents)` may give another machine instead; `observer` hears what the invariants hear."""
-    peers, coordinator = build_peers(case.config, case.plan, "fuzz"), _coordinator(case)
+    peers, coordinator = build_peers(case.config, case.plan, RunStart("fuzz")), _coordinator(case)
     taken = frozenset(peer for fault in case.faults for peer in fault.takes) if case.moves else None
     invariants = Invariants(peers, spares_every_stage(case.faults, case.plan.placement), taken)
     seats = _seats(case, peers, invariants)
@@ -269,10 +270,10 @@ def _again(case: Case, invariants: Invariants, mutate: Mutate | None) -> tuple[C
     def seat_of(peer: int, stage: int | None) -> SimPeer:
         seconds = case.seconds.get(peer, case.seconds[plan.placement[stage or 0][0]])
         if stage is None:
-            stage, version, machine = plan.seat(peer)[0], 0, build_peer(config, plan, peer, "fuzz")
+            stage, version, machine = plan.seat(peer)[0], 0, build_peer(config, plan, peer, RunStart("fuzz"))
         else:
             version = NO_STATE
-            machine = build_newcomer(config, plan, peer, stage, "fuzz")
+            machine = build_newcomer(config, plan, peer, stage, RunStart("fuzz"))
         contents = _contents(case, peer, stage, invariants, version)
         invariants.comes(peer, machine, contents)
         return SimPeer(changed(peer, machine, contents), contents, f"host{peer}", seconds)
@@ -286,7 +287,7 @@ def _again(case: Case, invariants: Invariants, mutate: Mutate | None) -> tuple[C
 
 def _coordinator(case: Case, memory: DurableState | None = None) -> Coordinator:
     balance = Restless(case.seed, case.restless_s) if case.restless_s else None
-    return build_coordinator(case.config, case.plan, "fuzz", memory=memory, balance=balance)
+    return build_coordinator(case.config, case.plan, RunStart("fuzz"), memory, balance)
 
 
 def _contents(case: Case, peer: int, stage: int, invariants: Invariants, version: int) -> SymbolicTensors:

@@ -51,7 +51,7 @@ class SymbolicTensors:
         self._broken, self._applied, self._spoilt = broken, applied, spoilt
         self._boundaries: dict[Key, int] = {}  # the generation in which they were computed
         self._residuals: dict[Key, int] = {}
-        self._own: dict[int, Counter] = {}
+        self._own: dict[Round, Counter] = {}
         self._slices: dict[SliceKey, Counter] = {}
         self._void: set[Round] = set()
         self._fetched: dict[int, int] = {}  # word -> version
@@ -65,7 +65,7 @@ class SymbolicTensors:
         if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self.version_for(step) not in held:
             self._broken(EXACT_COVER, self.peer, f"{work} is computed with one of the versions {list(held)}")
         if work.kind == GATHER:
-            self._own[step] = Counter(self.accumulators.get(step, ()))
+            self._own |= dict.fromkeys(rounds, Counter(self.accumulators.get(step, ())))
         elif work.kind == FORWARD:
             self._forward(work)
         elif work.kind == EVALUATE:
@@ -176,22 +176,24 @@ class SymbolicTensors:
 
     def forget(self, round: Round) -> None:
         self._void.add(round)
+        self._own.pop(round, None)
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
     def discard(self, key: Key) -> None:
         self._boundaries.pop(key, None)
 
-    def free(self, step: int) -> None:
-        for by_step in (self.accumulators, self._own):
-            for old in [kept for kept in by_step if kept <= step]:
-                del by_step[old]
+    def free(self, step: int, rounds: tuple[Round, ...]) -> None:
+        for old in [kept for kept in self.accumulators if kept <= step]:
+            del self.accumulators[old]
         for kept in (self._residuals, self._boundaries):
             for key in [key for key in kept if key.step <= step]:
                 del kept[key]
-        self._void = {round for round in self._void if round.step > step}
-        for key in [key for key in self._slices if key.round.step <= step]:
-            del self._slices[key]
+        for last in rounds:
+            for round in {key.round for key in self._slices} | self._own.keys():
+                if round.group == last.group and round <= last:
+                    self.forget(round)
+            self._void.add(last)
 
     def write_checkpoint(self, version: int) -> None:
         """Nothing of it is read but the version."""
@@ -210,9 +212,9 @@ class SymbolicTensors:
         self._fetched.clear()
 
     def _own_part(self, key: SliceKey) -> Counter:
-        if key.round.step not in self._own:
+        if key.round not in self._own:
             self._missing(f"its own part of {key}")
-        return self._own[key.round.step]
+        return self._own[key.round]
 
     def _part(self, key: SliceKey, member: int) -> Counter:
         part = SliceKey(key.round, key.lo, key.hi, member)

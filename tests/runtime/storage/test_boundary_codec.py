@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 import test_equivalence as equivalence
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, Work
 from transport_nodes import message_bytes, run_credential, start  # noqa: F401
 
 from jaxdt import codec
@@ -22,6 +21,7 @@ from jaxdt.spec import config as run_config
 from jaxdt.spec.codec import parse, wire_bytes
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, Work
 
 N_STEPS = 6
 ACT = Key("act", 0, 1, 0)

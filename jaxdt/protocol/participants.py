@@ -1,0 +1,41 @@
+"""Who takes part in a round of averaging, and when the contributions to it are right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxdt.protocol.ledger import Item, cover_problem
+
+Cover = tuple[tuple[int, ...], tuple[tuple[Item, ...], ...]]  # contributors, and the contributions of each
+
+
+@dataclass(frozen=True)
+class Participants:
+    """Contributors add a vector each, in this order. Owners add up, each its shard of the vector. Receivers get the
+    sums, in this order. A peer may be all three."""
+
+    contributors: tuple[int, ...]
+    owners: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+
+class CoverRule(Protocol):
+    """Which contributions make a sum right."""
+
+    def problem(self, cover: Cover) -> str:
+        """'' if they do, else what is wrong, for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExactCover:
+    """Every microbatch of every stage exactly once (step protocol, Sec. 4.3)."""
+
+    stages: Sequence[int]
+    n_microbatches: int
+
+    def problem(self, cover: Cover) -> str:
+        contributors, items = cover
+        if len(contributors) != len(items):
+            return f"{len(contributors)} members with {len(items)} sets"
+        return cover_problem(dict(zip(contributors, items, strict=True)), self.stages, self.n_microbatches)

@@ -1,0 +1,284 @@
+"""Reports: what a machine tells people. A frozen dataclass for each kind; all of them are actions.
+
+Drivers hand them on: to the trace and a peer's log, and the coordinator's to its metrics, summary and live table.
+`kind` names the schema in a trace, `fields` holds the values there, as plain data.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+_MERGED = {"merged": True}  # a mapping whose entries stand among the report's own fields
+
+
+@dataclass(frozen=True)
+class Report:
+    """What every report has. A field that is None is left out."""
+
+    kind: ClassVar[str]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The report as plain data."""
+        found: dict[str, Any] = {}
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if "merged" in one.metadata:
+                found |= value
+            elif value is not None:
+                found[one.name] = value
+        return found
+
+
+# ---------------------------------------------------------------------------------- from the coordinator: steps
+
+
+@dataclass(frozen=True)
+class StepReport(Report):
+    """A committed step. `loss` is a mean over samples, NaN where none was measured; `gradient_norm` is the norm of the
+    mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss, in steps that measure it."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    loss: float
+    step_s: float
+    tokens_per_s: float
+    gradient_norm: float
+    verdict: str
+    eval_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointReport(Report):
+    """The checkpoint of `version` is complete; saving it kept a member from its work for up to `save_s`."""
+
+    kind: ClassVar[str] = "checkpoint"
+    version: int
+    save_s: float
+
+
+@dataclass(frozen=True)
+class RollbackReport(Report):
+    """The run goes from `step` back to the checkpoint of `to` steps; the steps `again` are done again."""
+
+    kind: ClassVar[str] = "rollback"
+    step: int
+    to: int
+    generation: int
+    again: list[int]
+
+
+@dataclass(frozen=True)
+class DoneReport(Report):
+    """A member has applied all steps. `bytes_to`: payload sent to each peer; `totals`: its counters."""
+
+    kind: ClassVar[str] = "done"
+    peer: int
+    bytes_to: Mapping[int, int]
+    totals: Mapping[str, float] = field(metadata=_MERGED)
+
+
+@dataclass(frozen=True)
+class EndedReport(Report):
+    """The run is over, with this exit code."""
+
+    kind: ClassVar[str] = "ended"
+    code: int
+    reason: str
+
+
+# ---------------------------------------------------------------------------------- from the coordinator: members
+
+
+@dataclass(frozen=True)
+class ViewReport(Report):
+    """A view is durable. `members`: peer -> stage; `joining`: those that lack their stage's state."""
+
+    kind: ClassVar[str] = "view"
+    view: int
+    members: Mapping[int, int]
+    joining: list[int]
+
+
+@dataclass(frozen=True)
+class ConnectedReport(Report):
+    """A peer has said hello."""
+
+    kind: ClassVar[str] = "connected"
+    peer: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class JoinRequestReport(Report):
+    """A newcomer has asked to join, and got this peer id and stage."""
+
+    kind: ClassVar[str] = "join_request"
+    peer: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class CandidateReport(Report):
+    """A peer that is not a member is ready to compute."""
+
+    kind: ClassVar[str] = "candidate"
+    peer: int
+
+
+@dataclass(frozen=True)
+class WaitingReport(Report):
+    """The first view waits for these peers of the plan."""
+
+    kind: ClassVar[str] = "waiting"
+    missing: list[int]
+
+
+@dataclass(frozen=True)
+class LostReport(Report):
+    """A member is taken for lost."""
+
+    kind: ClassVar[str] = "lost"
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReturnedReport(Report):
+    """The last replica of a stage was silent, and is heard again."""
+
+    kind: ClassVar[str] = "returned"
+    peer: int
+
+
+@dataclass(frozen=True)
+class VacantReport(Report):
+    """A stage has no replica left. The run waits for another one, and would then go back to `checkpoint` and lose the
+    steps `at_stake`."""
+
+    kind: ClassVar[str] = "vacant"
+    stage: int
+    reason: str
+    checkpoint: int
+    at_stake: list[int]
+
+
+@dataclass(frozen=True)
+class LeavingReport(Report):
+    """A member wants to leave; it stays for the time being if it is the last replica of its stage."""
+
+    kind: ClassVar[str] = "leaving"
+    peer: int
+    last_of_its_stage: bool
+
+
+@dataclass(frozen=True)
+class MoveReport(Report):
+    """A member will leave `stage` between two steps and come back for `to_stage`."""
+
+    kind: ClassVar[str] = "move"
+    peer: int
+    stage: int
+    to_stage: int
+
+
+@dataclass(frozen=True)
+class RestartedReport(Report):
+    """A coordinator goes on where an earlier one has died."""
+
+    kind: ClassVar[str] = "restarted"
+    coordinator_term: int
+    view: int
+    step: int
+
+
+@dataclass(frozen=True)
+class HeartbeatReport(Report):
+    """A peer's heartbeat; `status`: its counters."""
+
+    kind: ClassVar[str] = "heartbeat"
+    peer: int
+    status: Mapping[str, float] = field(metadata=_MERGED)
+
+
+# ------------------------------------------------------------------------------------------------- from a peer
+
+
+@dataclass(frozen=True)
+class AdoptedReport(Report):
+    """This peer has adopted a view."""
+
+    kind: ClassVar[str] = "adopted"
+    view: int
+    members: list[int]
+
+
+@dataclass(frozen=True)
+class EvictedReport(Report):
+    """The run goes on without this peer since `view`."""
+
+    kind: ClassVar[str] = "evicted"
+    view: int
+
+
+@dataclass(frozen=True)
+class MovingReport(Report):
+    """This peer becomes a newcomer to another stage."""
+
+    kind: ClassVar[str] = "moving"
+    to_stage: int
+
+
+@dataclass(frozen=True)
+class OutageReport(Report):
+    """The coordinator is silent; this peer waits for it up to `waits_s`."""
+
+    kind: ClassVar[str] = "outage"
+    coordinator_silent_s: float
+    waits_s: float
+
+
+@dataclass(frozen=True)
+class DownloadReport(Report):
+    """A newcomer has got the state of its stage from its donors."""
+
+    kind: ClassVar[str] = "download"
+    version: int
+    bytes: int
+    seconds: float
+    donors: list[int]
+
+
+@dataclass(frozen=True)
+class UsageReport(Report):
+    """The processor seconds that this process has used when it has applied the update of `step`."""
+
+    kind: ClassVar[str] = "usage"
+    step: int
+    cpu_s: float
+
+
+# -------------------------------------------------------------------------------------------------- from either
+
+
+@dataclass(frozen=True)
+class RefusedReport(Report):
+    """A connection, a peer or a request was refused."""
+
+    kind: ClassVar[str] = "refused"
+    reason: str
+
+
+@dataclass(frozen=True)
+class DroppedReport(Report):
+    """A message was dropped: at a peer one of this kind and `view`, at the coordinator one of another run or peer."""
+
+    kind: ClassVar[str] = "dropped"
+    src: int
+    run: str | None = None
+    message: str | None = None
+    view: int | None = None
+
+
+SCHEMAS: dict[str, type[Report]] = {schema.kind: schema for schema in Report.__subclasses__()}

@@ -1,0 +1,16 @@
+"""What the machines of one peer are built from: the run's config and plan, and the peer's place in them."""
+
+from dataclasses import dataclass
+
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.plan import Plan
+
+
+@dataclass(frozen=True)
+class PeerSetup:
+    """`peer` holds `stage`; a newcomer has no place in the plan."""
+
+    config: RunConfig
+    plan: Plan
+    peer: int
+    stage: int

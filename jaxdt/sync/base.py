@@ -1,0 +1,57 @@
+"""What a sync is: how the replicas of a stage agree. The interface, and the table of the syncs that exist.
+
+A sync has a machine at each peer, which averages what the wiring has accumulated and asks for updates, and an agreement
+at the coordinator, which decides when a step is done. A new sync is one file and one entry of SYNCS.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxdt.membership.agreement import Agreement
+from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.protocol.events import Action, Event
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.peer_setup import PeerSetup
+from jaxdt.spec.plan import Plan
+
+# Name of a kind -> the module that holds its `ENTRY`, imported when the kind is used.
+SYNCS: dict[str, str] = {
+    "allreduce": "jaxdt.sync.allreduce",
+}
+
+
+class Sync(Protocol):
+    """One peer's side.
+
+    It is told: ViewChanged and Evicted by the membership; Accumulated, Evaluated and Drained by the wiring; Joined by
+    the state transfer; messages of other peers' syncs and of the agreement; and Ran and Summed for what it asked for.
+    It answers with Run (Work that gathers and updates), Sum, Free, Forget, messages, and Updated once the parameters
+    have seen another update."""
+
+    READS: frozenset[type]
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
+
+
+@dataclass(frozen=True)
+class SyncEntry:
+    """What the rest of jaxdt asks of a kind of sync.
+
+    build            a peer's machine
+    build_agreement  the coordinator's part
+    check            '' if config and plan make sense with it, else a line that names the field and the reason
+    """
+
+    build: Callable[[PeerSetup], Sync]
+    build_agreement: Callable[[CoordinatorConfig], Agreement]
+    check: Callable[[RunConfig, Plan], str]
+
+
+def sync_entry(kind: str) -> SyncEntry:
+    """The entry of a kind; BadInput for one that does not exist."""
+    if kind not in SYNCS:
+        raise BadInput(f"sync.kind: got {kind!r}, expected one of {', '.join(SYNCS)}{nearest(kind, SYNCS)}")
+    return importlib.import_module(SYNCS[kind]).ENTRY

@@ -1,0 +1,136 @@
+"""What a wiring is: who gets a microbatch next. The interface, and the table of the wirings that exist.
+
+A wiring is a state machine of one peer. It decides which Work the peer does and where its results go, tells the sync
+what is in the peer's accumulator, and has lost Work done again after a view in mid-step. A new wiring is one file and
+one entry of WIRINGS.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxdt.protocol.events import Action, Event
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.peer_setup import PeerSetup
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, REGENERATE
+
+COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)  # kinds of Work that a wiring asks for
+
+# Name of a kind -> the module that holds its `ENTRY`, imported when the kind is used.
+WIRINGS: dict[str, str] = {
+    "fixed": "jaxdt.wiring.fixed",
+    "swarm": "jaxdt.wiring.swarm",
+}
+
+
+class Wiring(Protocol):
+    """One peer's side.
+
+    It is told: ViewChanged and Evicted by the membership, Updated by the sync (a version of the parameters is there, so
+    the step of that number may begin), messages of other peers' wirings, and Ran for each Work that it asked for.
+    It answers with Run (one Work at a time), messages, Discard, and to the sync: Accumulated and Evaluated for what it
+    has measured, and Drained once nothing more of a step will come to this peer."""
+
+    READS: frozenset[type]
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]: ...
+
+    def cancel_run(self) -> None:
+        """The Work that it has asked for last will not be done."""
+        ...
+
+    @property
+    def queue(self) -> tuple[int, bool]:
+        """How much Work waits here, and whether some runs."""
+        ...
+
+
+@dataclass(frozen=True)
+class PeerLoad:
+    """What one peer holds of a step at most: microbatches between their forward and backward, and all microbatches."""
+
+    n_in_flight: int
+    n_microbatches: int
+
+
+@dataclass(frozen=True)
+class WiringEntry:
+    """What the rest of jaxdt asks of a kind of wiring.
+
+    build               a peer's wirings, one for each of so many steps that are under way at a time
+    check               '' if config and plan make sense with it, else a line that names the field and the reason
+    peer_load           of a peer in a place (stage, pipeline) of the plan
+    codec_per_pipeline  whether a microbatch stays in its plan's pipeline, and so each pipeline may have its own codecs;
+                        else a peer sends to any of the next stage, and a boundary has one codec
+    may_change_stages   whether peers may move to other stages while the run goes on
+    """
+
+    build: Callable[[PeerSetup, int], Sequence[Wiring]]
+    check: Callable[[RunConfig, Plan], str]
+    peer_load: Callable[[RunConfig, Plan, int, int], PeerLoad]
+    codec_per_pipeline: bool
+    may_change_stages: bool
+
+
+def wiring_entry(kind: str) -> WiringEntry:
+    """The entry of a kind; BadInput for one that does not exist."""
+    if kind not in WIRINGS:
+        raise BadInput(f"wiring.kind: got {kind!r}, expected one of {', '.join(WIRINGS)}{nearest(kind, WIRINGS)}")
+    return importlib.import_module(WIRINGS[kind]).ENTRY
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a peer's wiring has to know of a step. `sent_bytes`: for the microbatches of each pipeline, payload of an
+    activation that the stage sends and of a gradient. Held-out microbatches are measured every `eval_every_steps` steps
+    (0: never) and in the last one. `retain_bytes` bounds the boundary tensors that are kept of one step."""
+
+    peer: int
+    stage: int
+    n_stages: int
+    n_microbatches: int
+    n_steps: int
+    sent_bytes: tuple[tuple[int, int], ...]
+    eval_every_steps: int = 0
+    eval_microbatches: int = 0
+    retain_bytes: int = 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage == self.n_stages - 1
+
+    @property
+    def sent_bytes_max(self) -> tuple[int, int]:
+        """Of all pipelines."""
+        return max(activation for activation, _ in self.sent_bytes), max(gradient for _, gradient in self.sent_bytes)
+
+    def n_held_out(self, step: int) -> int:
+        """Held-out microbatches of a step."""
+        every = self.eval_every_steps
+        return self.eval_microbatches if every and (step % every == 0 or step == self.n_steps - 1) else 0
+
+
+def step_shape(setup: PeerSetup) -> StepShape:
+    """The shape of all steps of a run, at one of its peers."""
+    config, plan, stage = setup.config, setup.plan, setup.stage
+    first, last = stage == 0, stage == plan.n_stages - 1
+    sent_bytes = []
+    for pipeline in range(plan.n_pipelines):
+        activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
+        gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)
+        sent_bytes.append((activation, gradient))
+    return StepShape(
+        peer=setup.peer,
+        stage=stage,
+        n_stages=plan.n_stages,
+        n_microbatches=plan.n_microbatches,
+        n_steps=config.train.steps,
+        sent_bytes=tuple(sent_bytes),
+        eval_every_steps=config.train.eval_every_steps,
+        eval_microbatches=config.train.eval_microbatches,
+        retain_bytes=config.wiring.retain_bytes // (1 + config.sync.delay),  # each step under way has its share
+    )

@@ -1,0 +1,19 @@
+"""The Work that runs on a peer's device: one at a time, whichever part of the wiring asked for it."""
+
+from jaxdt.protocol.events import Run
+from jaxdt.spec.work import Work
+
+
+class ComputeSlot:
+    """`is_busy` from the Run of a Work until its Ran, or until it is cancelled."""
+
+    def __init__(self):
+        self.is_busy = False
+
+    def start(self, work: Work) -> Run:
+        assert not self.is_busy
+        self.is_busy = True
+        return Run(work)
+
+    def free(self) -> None:
+        self.is_busy = False

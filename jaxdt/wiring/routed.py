@@ -1,0 +1,339 @@
+"""A routed step: each microbatch travels along a route that its owning router chooses, and lost Work is done again.
+
+A router is a peer that also begins its share of the microbatches, as many at a time as its in-flight limit allows. It
+chooses the whole route when a microbatch begins and sends the route along, so no hop waits for a choice. Boundary
+tensors go from peer to peer, and the backward goes back along the route. Each peer keeps a queue of the Work whose
+input has arrived: a backward goes before a forward, then the oldest goes first, so a device stays busy while others or
+the network are slow. The replicas of a stage tell one another which microbatches they counted, and a stage's step is
+over when all are counted.
+
+A view in mid-step makes all routes void, since messages of old views are dropped. Then Recovery says what has to be
+done again. A peer that joins computes from the next step on.
+"""
+
+import heapq
+
+from jaxdt.protocol.events import (
+    NOBODY,
+    Accumulated,
+    Action,
+    Boundary,
+    Drained,
+    Evaluated,
+    Event,
+    Evicted,
+    Grant,
+    Inventory,
+    Key,
+    Message,
+    Progress,
+    Ran,
+    Received,
+    Resend,
+    Send,
+    Updated,
+    View,
+    ViewChanged,
+)
+from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
+from jaxdt.wiring.base import COMPUTING, StepShape
+from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.dispatcher import Dispatcher
+from jaxdt.wiring.recovery import Counted, Recovery
+from jaxdt.wiring.route_policy import RoutePolicy
+from jaxdt.wiring.service_time import ServiceTime
+from jaxdt.wiring.tasks import task_kind, whole_step
+
+WORK_OF = {"act": FORWARD, "grad": BACKWARD, "eval": EVALUATE}
+NO_STEP = -1
+
+
+class RoutedWiring:
+    """One peer's side. A wiring that does some steps by itself shares its `recovery` and `slot` with this one."""
+
+    READS = frozenset({ViewChanged, Evicted, Updated, Grant, Resend, Inventory, Progress, Boundary, Ran})
+
+    def __init__(
+        self,
+        shape: StepShape,
+        routes: RoutePolicy,
+        recovery: Recovery,
+        slot: ComputeSlot,
+        service_time: ServiceTime,
+    ):
+        self._shape = shape
+        self._peer = shape.peer
+        self._stage = shape.stage
+        self._is_last = shape.is_last_stage
+        self._routes = routes
+        self._dispatcher = Dispatcher(routes)
+        self._recovery = recovery
+        self._slot = slot
+        self._service_time = service_time
+        self._gap_s = 0.0
+        self._view: View | None = None
+        self._members: tuple[int, ...] = ()  # those that compute in the step under way
+        self._replicas: tuple[int, ...] = ()
+        self._step = NO_STEP
+        self._n_queued = 0
+        self._ready: list[tuple[bool, int, Work]] = []  # a heap
+        self._of_later_steps: list[Grant | Boundary] = []
+        self._inputs: dict[Counted, Grant | Boundary] = {}  # which carry the routes
+        self._forwarded: set[int] = set()
+        self._early_gradients: set[int] = set()  # whose forward is made again, and not done yet
+        self._counted: dict[int, set[Counted]] = {}  # step -> what the replicas of this stage have counted
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case ViewChanged(view):
+                return self._adopt(now_s, view)
+            case Evicted():
+                self._forget()
+                self._view = None
+            case Updated(_, version) if self._view:
+                return self._begin(now_s, version)
+            case Received(header, body) if self._view:
+                return self._received(now_s, header.src, body)
+            case Ran(work, started_s, seconds, values) if work.kind in COMPUTING:
+                self._slot.free()
+                self._gap_s = self._service_time.gap_s(started_s + seconds)
+                return self._finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
+        return []
+
+    @property
+    def queue(self) -> tuple[int, bool]:
+        return len(self._ready), self._slot.is_busy
+
+    def cancel_run(self) -> None:
+        self._slot.free()
+
+    def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
+        match body:
+            case Grant() | Boundary():
+                self._accept(body)
+                return self._next()
+            case Resend(key, route, regenerate):
+                return [self._send(Boundary(key, route, regenerate))]
+            case Inventory():
+                return self._on_inventory(now_s, src, body)
+            case Progress():
+                return self._on_progress(now_s, body)
+        return []
+
+    # -------------------------------------------------------------------------------------------------------- steps
+
+    def void_routes(self, view: View) -> None:
+        """A view: all routes that are under way are void."""
+        self._view = view
+        self._members = tuple(member.peer for member in view.members if member.first_step <= view.n_committed)
+        self._replicas = view.stage_peers(self._stage)
+        self._routes.adopt(view, self._members)
+        self._dispatcher.begin([])
+        self._of_later_steps.clear()
+        self._counted.clear()
+        self._clear_work()
+
+    def _clear_work(self) -> None:
+        self._ready.clear()
+        self._inputs.clear()
+        self._forwarded.clear()
+        self._early_gradients.clear()
+
+    def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
+        self.void_routes(view)
+        computes = self._peer in self._members
+        if view.rolled_back or not computes:
+            self._forget()
+        if view.number > 1 and computes:  # also of a rollback: nobody sends before all have dropped what was under way
+            self._recovery.start(view, self._members)
+        return self._tell_inventory(now_s)
+
+    def _forget(self) -> None:
+        """Nothing is under way here until the next step begins."""
+        self._step = NO_STEP
+        self._recovery.forget()
+        self._ready.clear()
+
+    def _begin(self, now_s: float, step: int) -> list[Action | Event]:
+        if self._peer not in self._view.working(self._stage, step):
+            return []
+        self._enter(step)
+        if step >= self._shape.n_steps:
+            return []
+        of_this_step, self._of_later_steps = self._of_later_steps, []
+        for given in of_this_step:
+            self._accept(given)
+        if self._recovery.is_active:
+            return self._tell_inventory(now_s)
+        self._routes.begin_step(self._view)
+        tasks = whole_step(self._shape.n_stages, self._shape.n_microbatches, self._shape.n_held_out(step))
+        self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
+        return self._begin_tasks(now_s) + self._next() + self._drained()
+
+    def enter_without_tasks(self, step: int) -> None:
+        """The wiring that owns this one does the step by itself, unless a view in mid-step asks for recovery."""
+        self._enter(step)
+        self._dispatcher.begin([])
+
+    def _enter(self, step: int) -> None:
+        """A step begins; nothing is left of the one before."""
+        self._step = step
+        self._clear_work()
+        self._recovery.begin_step()
+        self._counted = {of: counted for of, counted in self._counted.items() if of >= step}
+        if self._view.n_committed < step:
+            self._recovery.stop()
+
+    def _owns(self, kind: str, microbatch: int) -> bool:
+        """Whether this peer's router begins a microbatch."""
+        return self._routes.owning_router(kind, microbatch) == self._peer
+
+    # --------------------------------------------------------------------------------------------------------- work
+
+    def _accept(self, given: Grant | Boundary) -> None:
+        """Queue the Work that a grant or a boundary tensor makes possible; of a later step, keep it."""
+        names = given if isinstance(given, Grant) else given.key
+        if names.step > self._step:
+            self._of_later_steps.append(given)
+            return
+        if names.step < self._step:
+            return
+        kind, m = WORK_OF.get(names.kind, names.kind), names.microbatch
+        if kind == BACKWARD and m not in self._forwarded:
+            self._early_gradients.add(m)
+            return
+        if kind != BACKWARD:
+            self._inputs[kind, m] = given
+        if kind == FORWARD and self._is_last:
+            kind = BACKWARD  # which computes forward, loss and backward in one
+        self._enqueue(kind, m)
+
+    def _enqueue(self, kind: str, m: int) -> None:
+        if kind == BACKWARD and self._stage in self._inputs[FORWARD, m].regenerate:
+            kind = REGENERATE
+        self._n_queued += 1
+        work = Work(self._stage, kind, m, self._peer, self._step)
+        heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._n_queued, work))
+
+    def _next(self) -> list[Action | Event]:
+        if self._slot.is_busy or not self._ready:
+            return []
+        return [self._slot.start(heapq.heappop(self._ready)[2])]
+
+    def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
+        if work.step != self._step:
+            return []  # of a generation that was rolled back
+        step, kind, m = work.step, work.kind, work.microbatch
+        n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
+        actions: list[Action | Event] = [*self._recovery.made(work)]
+        if kind == BACKWARD:
+            actions.append(Accumulated(step, self._stage, m, n_samples, loss_sum))
+        if kind == EVALUATE and self._is_last:
+            actions.append(Evaluated(step, n_samples, loss_sum))
+        if self._counts(kind):
+            self._recovery.count(kind, m)
+        given = self._inputs.get((task_kind(kind), m))
+        if given is None:
+            return actions  # of a view that is over; the inventory names it if it counts
+        if kind == FORWARD:
+            self._forwarded.add(m)
+            if m in self._early_gradients:
+                self._enqueue(BACKWARD, m)
+        return actions + self._pass_on(work, given) + self._tell_progress(now_s, work)
+
+    def _pass_on(self, work: Work, given: Grant | Boundary) -> list[Action | Event]:
+        """Send the result to the next peer of the route, if there is one."""
+        stage, m = self._stage, work.microbatch
+        if work.kind in (BACKWARD, REGENERATE):
+            key, to = Key("grad", work.step, stage, m), stage - 1
+        else:
+            key, to = Key("act" if work.kind == FORWARD else "eval", work.step, stage + 1, m), stage + 1
+        if not 0 <= to < self._shape.n_stages or given.route[to] == NOBODY:
+            return []
+        return [self._send(Boundary(key, given.route, given.regenerate))]
+
+    def _send(self, boundary: Boundary) -> Send:
+        key = boundary.key
+        is_gradient = key.kind == "grad"
+        pipeline = self._routes.pipeline_of(EVALUATE if key.kind == "eval" else FORWARD, key.microbatch)
+        dst = boundary.route[key.stage - is_gradient]
+        return Send(dst, boundary, self._shape.sent_bytes[pipeline][is_gradient])
+
+    # ----------------------------------------------------------------------------------------------------- progress
+
+    def _counts(self, kind: str) -> bool:
+        """Whether the replicas of a stage wait for such a Work before the step is over there."""
+        return kind == BACKWARD or (kind == EVALUATE and self._is_last)
+
+    def _tell_progress(self, now_s: float, work: Work) -> list[Action | Event]:
+        progress = Progress(work.step, work.kind, work.stage, work.microbatch, self._gap_s)
+        receivers = {self._routes.owning_router(task_kind(work.kind), work.microbatch)}
+        if self._counts(work.kind):
+            receivers.update(self._replicas)
+        own = self._on_progress(now_s, progress)
+        return [Send(peer, progress) for peer in sorted(receivers - {self._peer})] + own
+
+    def _on_progress(self, now_s: float, progress: Progress) -> list[Action | Event]:
+        step, kind, m = progress.step, progress.kind, progress.microbatch
+        actions: list[Action | Event] = []
+        if step == self._step and self._owns(task_kind(kind), m):
+            self._dispatcher.progress(now_s, progress)
+            actions += self._begin_tasks(now_s)
+        if progress.stage == self._stage and self._counts(kind):
+            self._counted.setdefault(step, set()).add((kind, m))
+            actions += self._drained() if step == self._step else []
+        return actions
+
+    def _drained(self) -> list[Action | Event]:
+        """The stage's step is over when every microbatch is counted at one of its replicas."""
+        replicas = set(self._replicas) & set(self._members)
+        if self._recovery.is_active and not self._recovery.has_inventories_of(replicas):
+            return []
+        n_expected = self._shape.n_microbatches + (self._shape.n_held_out(self._step) if self._is_last else 0)
+        return [Drained(self._step)] if len(self._counted.get(self._step, ())) == n_expected else []
+
+    def _begin_tasks(self, now_s: float) -> list[Action | Event]:
+        """Begin tasks: at the first stage with a grant, at others with the tensors that their neighbours keep."""
+        actions: list[Action | Event] = []
+        for task, route in self._dispatcher.next(now_s):
+            m, regenerate = task.microbatch, task.regenerate
+            if task.lo == 0:
+                actions += self._post(route[0], Grant(self._step, task.kind, m, route, regenerate))
+            else:
+                key = Key("act", self._step, task.lo, m)
+                actions += self._post(self._recovery.keepers(m)[task.lo - 1], Resend(key, route, regenerate))
+            if task.hi < self._shape.n_stages - 1:
+                key = Key("grad", self._step, task.hi + 1, m)
+                actions += self._post(self._recovery.keepers(m)[task.hi + 1], Resend(key, route, regenerate))
+        return actions
+
+    def _post(self, dst: int, body: Grant | Resend) -> list[Action | Event]:
+        """To another peer, or to this one at once."""
+        return [Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
+
+    # ------------------------------------------------------------------------------------- after a view in mid-step
+
+    def _tell_inventory(self, now_s: float) -> list[Action | Event]:
+        """Tell the inventory once this peer is in the view's step and no Work runs that might still be counted."""
+        if not self._recovery.owes_inventory or self._slot.is_busy:
+            return []
+        if not self._step == self._view.n_committed < self._shape.n_steps:
+            return []
+        inventory = self._recovery.inventory(self._step)
+        sends = [Send(peer, inventory) for peer in self._members if peer != self._peer]
+        return sends + self._on_inventory(now_s, self._peer, inventory)
+
+    def _on_inventory(self, now_s: float, src: int, inventory: Inventory) -> list[Action | Event]:
+        if not self._recovery.is_active or inventory.step != self._view.n_committed:
+            return []
+        self._recovery.add(src, inventory)
+        if src in self._replicas:
+            self._counted.setdefault(inventory.step, set()).update(inventory.counted)
+        if self._step != inventory.step:
+            return []
+        actions: list[Action | Event] = []
+        if self._recovery.is_complete:
+            tasks = self._recovery.missing_tasks(self._shape.n_microbatches, self._shape.n_held_out(inventory.step))
+            self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
+            actions += self._begin_tasks(now_s)
+        return actions + self._next() + self._drained()

@@ -1,0 +1,41 @@
+"""Tasks: what a router has to get done in a step, whole or again after members were lost."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from jaxdt.spec.work import EVALUATE, FORWARD
+
+
+@dataclass(frozen=True)
+class Task:
+    """A microbatch (kind FORWARD) or held-out microbatch (EVALUATE) through the stages lo..hi. Stages in `regenerate`
+    counted it already and only make lost tensors again."""
+
+    kind: str
+    microbatch: int
+    lo: int
+    hi: int
+    regenerate: tuple[int, ...] = ()
+
+
+def task_kind(work_kind: str) -> str:
+    """The kind of the task that a Work belongs to."""
+    return EVALUATE if work_kind == EVALUATE else FORWARD
+
+
+def redo(microbatch: int, missing: Collection[int], keepers: Mapping[int, int], n_stages: int) -> Task:
+    """The task that gets a microbatch counted at the stages where it is missing. keepers[s] is the live member that
+    counted it at stage s and keeps its output and input gradient. The range grows over neighbours whose tensors nobody
+    keeps, and fills gaps between missing stages: there the tensors are made again, and nothing is counted twice."""
+    lo, hi = min(missing), max(missing)
+    while lo > 0 and lo - 1 not in keepers:
+        lo -= 1
+    while hi < n_stages - 1 and hi + 1 not in keepers:
+        hi += 1
+    return Task(FORWARD, microbatch, lo, hi, tuple(s for s in range(lo, hi + 1) if s not in missing))
+
+
+def whole_step(n_stages: int, n_microbatches: int, n_held_out: int) -> list[Task]:
+    """All tasks of a step, held-out microbatches first."""
+    held_out = [Task(EVALUATE, m, 0, n_stages - 1) for m in range(n_held_out)]
+    return held_out + [Task(FORWARD, m, 0, n_stages - 1) for m in range(n_microbatches)]
