@@ -14,7 +14,7 @@ from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.hosts import SimulatedHost
 from jaxdt.sim.links import SimulatedLink
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, simulate
-from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as run_config
 from jaxdt.spec.config import default_plan
@@ -149,7 +149,7 @@ def test_more_in_flight_hides_latency():
 
 
 class Clock:
-    """A heap of one's own."""
+    """An event queue that sorts its callbacks by time."""
 
     def __init__(self):
         self.waiting, self.order = [], itertools.count()
@@ -352,9 +352,9 @@ def run_with_a_crash(victim, crash_s):
     watched = {peer: Watched(machine) for peer, machine in machines.items()}
     driven = watched | {victim: Crashing(watched[victim], crash_s)}
     how = conditions(plan)
-    seats = {p: SimPeer(driven[p], NoTensors(1), how.host_of[p], how.seconds[p]) for p in plan.peers}
-    link = lambda src, dst: Link(0.3)  # noqa: E731
-    return Simulation(driven[COORDINATOR], seats, link, how.cores, 0.2).run(), watched
+    peers = {p: SimPeer(driven[p], NoTensors(1), how.host_of[p], how.seconds[p]) for p in plan.peers}
+    environment = Environment(lambda src, dst: Link(0.3), how.cores, persist_s=0.2)
+    return Simulation(driven[COORDINATOR], peers, environment).run(), watched
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
@@ -386,17 +386,18 @@ def test_a_simulation_in_which_nothing_can_happen_says_so():
         def handle(self, now_s, event):
             return []
 
-    seats = {0: SimPeer(Silent(), NoTensors(1), "h", {})}
+    peers = {0: SimPeer(Silent(), NoTensors(1), "h", {})}
     with pytest.raises(RuntimeError, match="nothing left to happen at 0.0 s"):
-        Simulation(Silent(), seats, lambda src, dst: Link(), {"h": 1}).run()
+        Simulation(Silent(), peers, Environment(lambda src, dst: Link(), cores={"h": 1})).run()
 
 
 def test_a_simulation_can_be_cut_short():
     config = make_config(1, steps=100)
     plan = default_plan(config)
     how = conditions(plan)
-    seats = {0: SimPeer(build_peer(config, plan, 0, "r"), NoTensors(1), "h0", how.seconds[0])}
-    outcome = Simulation(build_coordinator(config, plan, "r"), seats, how.link, how.cores).run(until_s=30.0)
+    peers = {0: SimPeer(build_peer(config, plan, 0, "r"), NoTensors(1), "h0", how.seconds[0])}
+    environment = Environment(how.link, how.cores)
+    outcome = Simulation(build_coordinator(config, plan, "r"), peers, environment).run(until_s=30.0)
     assert len(outcome.fields("step")) == 10 and not outcome.stopped
 
 
@@ -426,20 +427,22 @@ def test_a_gradient_that_is_not_finite(policy, code, verdicts, restored):
     """Whatever the config says of it, all peers do the same; with two replicas the sums are compared between them."""
     config = make_config(2, pipelines=2, microbatches=4, steps=3, on_nonfinite=policy)
     plan = default_plan(config)
-    how, tensors = conditions(plan), {peer: Diverging() for peer in plan.peers}
-    seats = {
+    how = conditions(plan)
+    tensors = {peer: Diverging() for peer in plan.peers}
+    peers = {
         p: SimPeer(build_peer(config, plan, p, "r"), tensors[p], how.host_of[p], how.seconds[p]) for p in plan.peers
     }
-    outcome = Simulation(build_coordinator(config, plan, "r"), seats, how.link, how.cores).run()
+    environment = Environment(how.link, how.cores)
+    outcome = Simulation(build_coordinator(config, plan, "r"), peers, environment).run()
     assert {stop.code for stop in outcome.stopped.values()} == {code}
     assert [fields["verdict"] for fields in outcome.fields("step")] == verdicts
-    assert all(one.restored == restored for one in tensors.values())
+    assert all(diverging.restored == restored for diverging in tensors.values())
 
 
 # --------------------------------------------------------------------------------------------------------- conditions
 
 
-def test_device_links_seat_the_coordinator_beside_a_device():
+def test_device_links_put_the_coordinator_beside_a_device():
     network = uniform(3, 0.1, 2.0)
     link = device_links(network, coordinator_device=1)
     assert link(0, 2) == Link(0.1, 2.0)

@@ -87,7 +87,7 @@ def simulated_s(network: Network, n_layers: int, placement, overlap: bool, share
     scenario = Scenario(config, plan, profile, network)
     conditions = scenario.conditions()
     if not overlap:
-        conditions = without(replace(conditions, seconds=blocking(scenario, conditions)), "transfer")
+        conditions = without(replace(conditions, seconds=blocking(scenario, conditions)), ("transfer",))
     outcome = simulate(scenario.quiet(WARM_UP_STEPS + 1), plan, conditions)
     return outcome.fields("step")[WARM_UP_STEPS]["step_s"]
 
