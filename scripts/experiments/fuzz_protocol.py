@@ -4,8 +4,8 @@
     python scripts/experiments/fuzz_protocol.py --seeds=K:K+1 --verbose [--wiring=fixed]
 
 Each seed draws a run, its links and its faults (jaxdt/sim/fuzz/cases.py). A seed that fails prints one line with the
-time, the invariant, the peer that breaks it, and the flags that repeat the run; --verbose prints the case, its faults and
-every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
+time, the invariant, the peer that breaks it, and the flags that repeat the run. --verbose prints the case, its faults
+and every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
 """
 
 import time

@@ -93,7 +93,9 @@ def test_the_schedule_of_a_step_is_printed_as_a_grid(tmp_path):
 
 def test_a_wiring_without_a_schedule_prints_the_simulated_step_alone(tmp_path):
     (tmp_path / "swarm.py").write_text(
-        "from ml_collections import ConfigDict\n\ndef get_config():\n    plan = dict(stages=2, pipelines=1, microbatches=2)\n"
+        "from ml_collections import ConfigDict\n\n"
+        "def get_config():\n"
+        "    plan = dict(stages=2, pipelines=1, microbatches=2)\n"
         "    return ConfigDict(dict(model=dict(preset='debug'), plan=plan, wiring=dict(kind='swarm')))\n"
     )
     done = call("simulate.py", f"--config={tmp_path}/swarm.py", "--flops=1e9", "--grid")

@@ -31,13 +31,13 @@ def scenario(slow_device=None):
 
 
 def test_a_newcomer_computes_once_its_state_has_crossed_the_links():
-    one = scenario()
-    lost_stage = one.plan.seat(4)[0]
-    outcome = run_with_faults(one, N_STEPS, GOES_AND_COMES)
+    small = scenario()
+    lost_stage = small.plan.seat(4)[0]
+    outcome = run_with_faults(small, N_STEPS, GOES_AND_COMES)
     assert {stop.reason for peer, stop in outcome.stopped.items() if peer != 4} == {f"done: {N_STEPS} steps"}
     (download,) = outcome.fields("download")
-    n_bytes = 4 * state_words(one.config, one.plan, lost_stage)
-    assert download["bytes"] == n_bytes == 4 * 3 * MODEL.stage_params(*one.plan.stages[lost_stage])
+    n_bytes = 4 * state_words(small.config, small.plan, lost_stage)
+    assert download["bytes"] == n_bytes == 4 * 3 * MODEL.stage_params(*small.plan.stages[lost_stage])
     one_slice_s = (n_bytes + 4) * 8 / (GBPS * 1e9)  # with its checksum
     assert download["seconds"] == pytest.approx(one_slice_s + 2 * LATENCY_S)
     assert max(view["view"] for view in outcome.fields("view")) == 3

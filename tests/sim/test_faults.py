@@ -1,4 +1,4 @@
-"""Faults of the simulator: what a machine hears of them, and how they are drawn."""
+"""Faults of the simulator: the events that they cause, and how they are drawn."""
 
 import json
 
@@ -100,14 +100,14 @@ def numbers(heard):
 STEADY = {float(at): [heartbeat(at), activation(at)] for at in range(10)}
 
 
-# --------------------------------------------------------------------------------------------------------- one by one
+# ------------------------------------------------------------------------------------------------------ single faults
 
 
 def test_a_cut_makes_messages_late_and_leaves_them_in_order():
     _, heard = play([Fault(2.5, CUT, 0, 4.0, others=(1,))], STEADY)
     late = lambda at: 6.5 if 2.5 <= at + LATENCY_S < 6.5 else at + LATENCY_S  # noqa: E731
     for kind in (Heartbeat, Boundary):
-        assert numbers([one for one in heard if isinstance(one[1], kind)]) == [(late(at), at) for at in range(10)]
+        assert numbers([item for item in heard if isinstance(item[1], kind)]) == [(late(at), at) for at in range(10)]
     assert not [event for _, event in heard if isinstance(event, LinkChanged)], "shorter than breaks_s"
 
 

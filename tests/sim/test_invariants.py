@@ -1,6 +1,6 @@
-"""The invariants themselves: each breaks where it should, and says when, which and who in one line.
+"""The invariants themselves: each breaks where it should, and reports its time, number and machine in one line.
 
-The mutants show (1), (2), (3), (6) and (7) in whole runs; here is what takes less than a run."""
+The mutants break (1), (2), (3), (6) and (7) in whole runs; these tests need less than a run."""
 
 import pytest
 
@@ -36,17 +36,17 @@ def record(step):
 
 def coordinator(*values, plan_survives=True):
     """Invariants of a run without peers, for which these values have been made durable."""
-    one = Invariants({}, plan_survives)
+    invariants = Invariants({}, plan_survives)
     for value in values:
-        durable(one, value)
-    return one
+        durable(invariants, value)
+    return invariants
 
 
-def durable(one, value, now_s=1.0):
+def durable(invariants, value, now_s=1.0):
     name = "view" if isinstance(value, View) else "records"
     written = serialize.write(value if isinstance(value, View) else (value,))
-    one(now_s, COORDINATOR, None, [Persist(name, written)])
-    one(now_s, COORDINATOR, Persisted(name), [])
+    invariants(now_s, COORDINATOR, None, [Persist(name, written)])
+    invariants(now_s, COORDINATOR, Persisted(name), [])
 
 
 EMPTY = View(1, 1, 0, (), (1, 1), 0)
@@ -84,12 +84,12 @@ def test_a_run_that_ends_or_goes_back_without_need_is_found():
 
 
 def test_what_is_not_durable_is_not_announced():
-    one = coordinator(EMPTY, record(0))
-    one(2.0, COORDINATOR, None, [Send(0, Committed(record(0))), Send(0, EMPTY)])
+    invariants = coordinator(EMPTY, record(0))
+    invariants(2.0, COORDINATOR, None, [Send(0, Committed(record(0))), Send(0, EMPTY)])
     with pytest.raises(InvariantBroken, match=r"\(2\) coordinator: announces step 1 before its record is durable"):
-        one(2.0, COORDINATOR, None, [Send(0, Committed(record(1)))])
+        invariants(2.0, COORDINATOR, None, [Send(0, Committed(record(1)))])
     with pytest.raises(InvariantBroken, match=r"\(2\) coordinator: announces view 2 before it is durable"):
-        one(2.0, COORDINATOR, None, [Send(0, View(2, 1, 0, (), (1, 1), 1))])
+        invariants(2.0, COORDINATOR, None, [Send(0, View(2, 1, 0, (), (1, 1), 1))])
 
 
 def test_a_run_that_is_not_over_in_time_is_found():
@@ -115,17 +115,17 @@ def symbolic_tensors(peer=1, n_microbatches=2):
     return SymbolicTensors(peer, layout, Checks(broken, applied=lambda peer, step, rounds: None))
 
 
-def backward(one, microbatch, generation=0):
-    one.put(Boundary(Key("act", 0, 1, microbatch)), 0, generation)
-    one.run(Work(1, "B", microbatch, one.peer, 0), 0.0)
+def backward(tensors, microbatch, generation=0):
+    tensors.put(Boundary(Key("act", 0, 1, microbatch)), 0, generation)
+    tensors.run(Work(1, "B", microbatch, tensors.peer, 0), 0.0)
 
 
 def test_a_sum_counts_each_microbatch_once():
     own, other = symbolic_tensors(1), symbolic_tensors(3)
     backward(own, 0)
     backward(other, 1)
-    for one in (own, other):
-        one.run(Work(1, "G", None, one.peer, 0), 0.0)
+    for tensors in (own, other):
+        tensors.run(Work(1, "G", None, tensors.peer, 0), 0.0)
     part = Shard(SliceKey(ROUND, 0, 10, 3), (), 1)
     own.put(part, 3, other.take(part))
     own.sum(SliceKey(ROUND, 0, 10), (1, 3))
@@ -140,28 +140,28 @@ def test_a_sum_counts_each_microbatch_once():
 
 
 def test_an_update_wants_all_slices_of_one_round():
-    one = symbolic_tensors()
+    tensors = symbolic_tensors()
     body = Reduced(SliceKey(ROUND, 0, 6), (), 1, 0, 1.0)
-    one.put(body, 3, {})
+    tensors.put(body, 3, {})
     with pytest.raises(Found, match="the whole sum of Round"):
-        one.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
-    one.put(Reduced(SliceKey(ROUND, 6, 10), (), 1, 0, 1.0), 3, {})
-    one.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
-    assert one.version == 1
+        tensors.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
+    tensors.put(Reduced(SliceKey(ROUND, 6, 10), (), 1, 0, 1.0), 3, {})
+    tensors.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
+    assert tensors.version == 1
 
 
 def test_tensors_are_used_once_with_their_own_version_and_generation():
-    one = symbolic_tensors()
+    tensors = symbolic_tensors()
     with pytest.raises(Found, match="wants a tensor that it does not hold: Key"):
-        one.run(Work(1, "B", 0, 1, 0), 0.0)
+        tensors.run(Work(1, "B", 0, 1, 0), 0.0)
     with pytest.raises(Found, match=r"1:1B0@p1 is computed with one of the versions \[0\]"):
-        one.run(Work(1, "B", 0, 1, 1), 0.0)
+        tensors.run(Work(1, "B", 0, 1, 1), 0.0)
     with pytest.raises(Found, match="in generation 0 uses .* of generation 1"):
-        backward(one, 0, generation=1)
+        backward(tensors, 0, generation=1)
 
 
 def test_tensors_of_a_void_round_are_dropped():
-    one = symbolic_tensors()
-    one.forget(ROUND)
-    one.put(Reduced(SliceKey(ROUND, 0, 10), (), 1, 0, 1.0), 3, {})
-    assert not one.holds(ROUND)
+    tensors = symbolic_tensors()
+    tensors.forget(ROUND)
+    tensors.put(Reduced(SliceKey(ROUND, 0, 10), (), 1, 0, 1.0), 3, {})
+    assert not tensors.holds(ROUND)

@@ -115,8 +115,8 @@ def test_the_exchange_of_two_replicas_is_two_halves_each_way():
 
 
 def test_small_slices_let_the_two_halves_overlap():
-    """A whole shard comes, latency included, before its sum can leave. In slices the first sums are ready while the
-    own shards still leave, so a link is busy from the start with all of the vector, and one latency is left."""
+    """A whole shard arrives, latency included, before its sum can leave. In slices the first sums are ready while a
+    peer's own shards still leave, so a link is busy from the start with the whole vector, and one latency remains."""
     link = lambda src, dst: Link() if COORDINATOR in (src, dst) else Link(0.5, 1e-4)  # noqa: E731
     config = make_config(1, pipelines=2, microbatches=2, slice_bytes=64)
     (group,) = sync_groups(config, default_plan(config))
@@ -254,7 +254,7 @@ def handling(plan):
 
 
 def test_a_message_is_handled_at_both_ends_of_its_link():
-    """One after another: an activation, its gradient, the word to the coordinator and the one back."""
+    """Four messages one after another: an activation, its gradient, one to the coordinator and its answer."""
     config = make_config(2)
     seconds = handling(default_plan(config))
     assert step_s(config, seconds=seconds, n_cores=16) == pytest.approx(2 * (F_S + B_S) + 8 * HANDLED_S)
@@ -297,9 +297,9 @@ MILLISECONDS = st.lists(st.integers(0, 3000), min_size=25, max_size=25)
 @settings(DETERMINISTIC, max_examples=25)
 @given(SPEEDS, MILLISECONDS, st.integers(0, 3), st.integers(0, 24), st.sampled_from([1, 2, 4]), SCHEDULE)
 def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, device, pair, stages, schedule):
-    """Each follows its order whatever comes first, so times are maxima and sums of what may only shrink. It holds for
-    devices and links of one's own: where peers share cores or an access line, something that comes earlier may compete
-    with what everybody waits for, and a step can be some tenths of a percent longer."""
+    """Each stage follows its order whatever arrives first, so times are maxima and sums of values that may only shrink.
+    This holds for peers with devices and links of their own. Where peers share cores or an access line, something that
+    comes earlier may compete with what all others wait for, and a step can be some tenths of a percent longer."""
     config = make_config(stages, pipelines=4 // stages, microbatches=4, steps=3, slice_bytes=256, schedule=schedule)
     plan = default_plan(config)
 
@@ -321,7 +321,7 @@ def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, d
 
 
 class Crashing:
-    """A machine that is gone from crash_s on: it answers nothing any more, and the driver forgets it."""
+    """A machine that stops at crash_s: it answers nothing any more, and the driver forgets it."""
 
     def __init__(self, machine, crash_s):
         self.machine, self.crash_s = machine, crash_s
@@ -360,7 +360,7 @@ def run_with_a_crash(victim, crash_s):
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("crash_s", [0.1, 5.0, 16.7, 17.2, 17.9, 18.3, 40.0])
 def test_a_crash_is_made_good_and_no_step_is_half_applied(victim, crash_s):
-    """The pipeline borrows the other one's replica; every step is applied by all who are there, once."""
+    """The pipeline borrows the replica of the other one, and all peers that are left apply each step once."""
     outcome, watched = run_with_a_crash(victim, crash_s)
     others = {peer for peer in outcome.stopped if peer != victim}
     assert {outcome.stopped[peer].code for peer in others} == {0}
@@ -424,7 +424,7 @@ class Diverging(NoTensors):
     ],
 )
 def test_a_gradient_that_is_not_finite(policy, code, verdicts, restored):
-    """Whatever the config says of it, all peers do the same; with two replicas the sums are compared between them."""
+    """All peers do what the config says; with two replicas the sums are compared between them."""
     config = make_config(2, pipelines=2, microbatches=4, steps=3, on_nonfinite=policy)
     plan = default_plan(config)
     how = conditions(plan)

@@ -1,4 +1,4 @@
-"""Around the simulator's clock: link options, the parts of a step, determinism between runs and versions of Python."""
+"""Link options, the parts of a step, and determinism between runs and versions of Python."""
 
 import ast
 import hashlib
@@ -152,11 +152,11 @@ def test_without_a_network_there_is_compute_and_bubble_only():
 
 def test_bytes_per_link_are_boundaries_and_shards():
     """8 microbatches of 16 x 32 floats, 4 a pipeline; each member sends its peer half of the vector, twice."""
-    one = scenario()
-    result = break_down_step(one, 2)
+    small = scenario()
+    result = break_down_step(small, 2)
     assert result.n_bytes[0, 1] == 4 * 16 * 32 * 4
-    (lo, hi), row = one.plan.stages[0], one.plan.placement[0]
-    assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * one.config.model.stage_params(lo, hi), rel=1e-3)
+    (lo, hi), row = small.plan.stages[0], small.plan.placement[0]
+    assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * small.config.model.stage_params(lo, hi), rel=1e-3)
 
 
 @settings(derandomize=True, deadline=None, max_examples=10)
@@ -180,10 +180,10 @@ def test_links_inside_a_host_are_left_alone():
 
 
 def test_memory_counts_what_is_in_flight():
-    one = scenario(microbatches=400)
-    deep = replace(one, plan=replace(one.plan, schedule="gpipe"))
-    assert memory_bytes(deep)[0] > memory_bytes(one)[0]
-    assert set(memory_bytes(one)) == set(one.plan.peers)
+    small = scenario(microbatches=400)
+    deep = replace(small, plan=replace(small.plan, schedule="gpipe"))
+    assert memory_bytes(deep)[0] > memory_bytes(small)[0]
+    assert set(memory_bytes(small)) == set(small.plan.peers)
 
 
 def test_a_plan_over_missing_links_or_devices_is_refused():
@@ -204,16 +204,16 @@ DIGEST = "44f37b0969de4dec6534248d00f478099b204112b48b6b0f99d5db0bdd7ba798"
 
 def digest_of_a_run() -> str:
     options = LinkOptions(Jitter(0.02, seed=3), Ramp(), {"device0": (0.005, 0.005)})
-    one = scenario(stages=2, pipelines=3, microbatches=11, network=apart(6), options=options)
+    small = scenario(stages=2, pipelines=3, microbatches=11, network=apart(6), options=options)
     lines = []
-    config = replace(one.quiet(4), train=replace(one.quiet(4).train, eval_every_steps=2))
-    simulate(config, one.plan, one.conditions(), Trace(lines.append))
+    config = replace(small.quiet(4), train=replace(small.quiet(4).train, eval_every_steps=2))
+    simulate(config, small.plan, small.conditions(), Trace(lines.append))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_the_trace_is_the_same_in_every_run_and_on_every_python():
     """The committed digest was made on 3.11 and 3.12. A change of a model or a machine changes it: look at the trace
-    before and after, then commit the new one."""
+    before and after, then commit the new small."""
     assert digest_of_a_run() == digest_of_a_run() == DIGEST
 
 
