@@ -49,7 +49,7 @@ def check(config: RunConfig, plan: Plan) -> None:
             "fixed stages"
         )
     for boundary, codec in enumerate(plan.codec):
-        if "," in codec and not entry.codec_per_pipeline:
+        if "," in codec and not entry.follows_plan:
             raise BadInput(
                 f"plan.codec[{boundary}]: got {codec!r}, a name per pipeline, expected one for all: with wiring "
                 f"{wiring.kind} a peer sends to any of the next stage"
@@ -58,9 +58,9 @@ def check(config: RunConfig, plan: Plan) -> None:
         raise BadInput(problem)
 
 
-def codec_per_pipeline(config: RunConfig) -> bool:
-    """Whether each pipeline may have codecs of its own; else a boundary has one codec."""
-    return wiring_entry(config.wiring.kind).codec_per_pipeline
+def follows_plan(config: RunConfig) -> bool:
+    """Whether microbatches stay in the plan's pipelines, in the order of its schedule (jaxdt.wiring.base)."""
+    return wiring_entry(config.wiring.kind).follows_plan
 
 
 def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:

@@ -5,14 +5,24 @@
         --efficiency=0.35 --dtype=bfloat16 --network=N.json --sweep=bandwidth_gbps=0.05:10 --out=runs/sim
 
     python scripts/simulate.py --model=debug --flops=1e9 --stages=2 --pipelines=3 --faults=7:4
+    python scripts/simulate.py --model=debug --flops=1e9 --stages=2 --microbatches=6 --grid
+    python scripts/simulate.py --orders=orders.txt
 
-Prints the step's parts (jaxdt/sim/time_breakdown.py defines them) and writes to --out: prediction.json (parts,
+Prints the parts of a step (jaxdt/sim/time_breakdown.py defines them) and writes to --out: prediction.json (parts,
 utilisation and memory per peer, bytes per link), timeline.json (ui.perfetto.dev), simulation.png, and for a sweep
 sweep.json and sweep.png. Without --plan the config's plan fields or --stages, --pipelines and --microbatches cut and
 place evenly; without --profile the seconds follow from --flops and --efficiency; without --network links cost nothing.
-With --faults or --trace, instead: the faults, what the run of --steps makes of them, and how long it takes without
-(wired as the config says, without one `swarm`); --out receives faults.json and faults.png, with the peers per stage
-and the throughput over time. Machines that come back in a trace join as newcomers. Exit codes: 0 done, 2 bad input.
+
+With --faults or --trace it prints instead the faults, the course of a run of --steps under them, and how long the run
+takes without (wired as the config says; without a config, `swarm`). --out receives faults.json and faults.png, with the
+peers per stage and the throughput over time. Machines that come back in a trace join as newcomers.
+
+With --grid it prints instead the schedule of one step as a grid of stages and time (a column is one forward or
+backward, such as 0F1: stage 0, forward, microbatch 1), and where the schedule would deadlock; then the Work of a
+simulated step in the order of each peer. --out receives orders.txt: a line per stage, an empty line between pipelines.
+With --orders the same grid shows the orders of such a file, which people may write; nothing is simulated then.
+
+Exit codes: 0 done, 1 the orders deadlock, 2 bad input.
 """
 
 import json
@@ -23,18 +33,20 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
+from jaxdt.build import follows_plan
 from jaxdt.cli import script_main
+from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.perfetto import chrome
-from jaxdt.protocol.trace import Trace, read
+from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
-from jaxdt.sim.fault_report import endure, patience_s, records, summary
+from jaxdt.sim.fault_report import records, run_with_faults, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes
 from jaxdt.sim.sim_peer import Outcome
-from jaxdt.sim.time_breakdown import WARM_UP_STEPS, TimeBreakdown, account
+from jaxdt.sim.time_breakdown import WARM_UP_STEPS, TimeBreakdown, break_down_step
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
@@ -59,17 +71,19 @@ MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", None, "Samples of a mi
 SCHEDULE = flags.DEFINE_enum("schedule", None, plans.SCHEDULES, "Instead of the plan's schedule.")
 CODEC = flags.DEFINE_string("codec", None, "Instead of the plan's codec.")
 DTYPE = flags.DEFINE_string("dtype", None, "Without --config: float32 or bfloat16.")
-STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate behind the first.")
+STEPS = flags.DEFINE_integer("steps", 3, "Steps to simulate after the first.")
 PERSIST_MS = flags.DEFINE_float("persist_ms", 2.0, "Making the record of a step durable.")
 JITTER_MS = flags.DEFINE_float("jitter_ms", 0.0, "Uniform jitter of every message's latency.")
 RAMP = flags.DEFINE_bool("tcp_ramp", False, "Connections start slowly again when they were idle.")
 ACCESS = flags.DEFINE_float("access_gbps", None, "The line that all traffic of a host shares, each way.")
-SEED = flags.DEFINE_integer("seed", 0, "Of the jitter.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the jitter, and of the peers that a --trace makes leave.")
 SWEEP = flags.DEFINE_string("sweep", None, f"NAME=LOW:HIGH with {', '.join(SWEEPS)}; log-spaced, for all links.")
 POINTS = flags.DEFINE_integer("points", 9, "Points of a sweep.")
-FAULTS = flags.DEFINE_string("faults", None, "SEED:N, so many faults from a seed.")
-TRACE = flags.DEFINE_string("trace", None, "An availability trace (jaxdt/sim/availability.py): who goes and who comes.")
+FAULTS = flags.DEFINE_string("faults", None, "SEED:N, N faults drawn from a seed.")
+TRACE = flags.DEFINE_string("trace", None, "An availability trace (jaxdt/sim/availability.py) of crashes and joins.")
 TRACE_SPEED = flags.DEFINE_float("trace_speed", 1.0, "Seconds of the trace in one second of the run.")
+GRID = flags.DEFINE_bool("grid", False, "Print the schedule of a step as a grid, and where it would deadlock.")
+ORDERS = flags.DEFINE_string("orders", None, "A file with a schedule to print so, as --grid writes it to --out.")
 TIMELINE = flags.DEFINE_bool("timeline", True, "Write timeline.json and simulation.png.")
 OUT = flags.DEFINE_string("out", None, "Folder for the results.")
 
@@ -78,14 +92,24 @@ def main() -> int:
     for flag, least in ((STEPS, 1), (POINTS, 2), (PERSIST_MS, 0), (JITTER_MS, 0)):
         if not least <= flag.value < math.inf:
             raise BadInput(f"--{flag.name}: got {flag.value}, expected a number >= {least}")
+    if ORDERS.value:
+        return print_schedule(load_orders(Path(ORDERS.value)))
     scenario = scenario_of_flags()
     if FAULTS.value or TRACE.value:
-        run_ordeal(scenario)
+        run_faults(scenario)
         return 0
-    sweep = parsed_sweep(SWEEP.value) if SWEEP.value else None
+    if GRID.value:
+        return run_grid(scenario)
+    run_prediction(scenario)
+    return 0
+
+
+def run_prediction(scenario: Scenario) -> None:
+    """The parts of a step, and a sweep if there is one."""
+    sweep = parse_sweep(SWEEP.value) if SWEEP.value else None
     if OUT.value:
         Path(OUT.value).mkdir(parents=True, exist_ok=True)
-    result = account(scenario, STEPS.value)
+    result = break_down_step(scenario, STEPS.value)
     print(table(scenario, result))
     if OUT.value:
         out = Path(OUT.value)
@@ -93,17 +117,17 @@ def main() -> int:
         if TIMELINE.value:
             write_timeline(out, scenario, result)
     if sweep:
-        run_sweep(scenario, *sweep)
+        name, values = sweep
+        run_sweep(scenario, name, values)
     if OUT.value:
         print(f"wrote {', '.join(str(path) for path in sorted(out.iterdir()))}")
-    return 0
 
 
 # ------------------------------------------------------------------------------------------------------------- input
 
 
 def scenario_of_flags() -> Scenario:
-    """Everything of the flags, checked against one another."""
+    """The scenario that all flags together describe; raises BadInput where they contradict each other."""
     profile = profiles.load(PROFILE.value) if PROFILE.value else None
     config = config_of_flags(profile)
     plan = plan_of_flags(config)
@@ -115,13 +139,13 @@ def scenario_of_flags() -> Scenario:
     options = LinkOptions(
         jitter=Jitter(JITTER_MS.value / 1e3, SEED.value) if JITTER_MS.value else None,
         ramp=Ramp() if RAMP.value else None,
-        access_gbps=access(network, plan) if ACCESS.value is not None else {},
+        access_gbps=access_gbps_of_flags(network, plan) if ACCESS.value is not None else {},
     )
     return Scenario(config, plan, profile, network, PERSIST_MS.value / 1e3, options)
 
 
 def config_of_flags(profile: Profile | None) -> RunConfig:
-    """The config file's; else the profile's model or a preset, with the flags."""
+    """The config of --config; without it, the model of the profile or a preset, with what the flags say."""
     if CONFIG.value is not None:
         try:
             return configs.parse(CONFIG.value.to_dict())
@@ -129,18 +153,20 @@ def config_of_flags(profile: Profile | None) -> RunConfig:
             raise BadInput(f"--config: {str(error).strip().splitlines()[-1].strip()}") from None
     if profile is None and MODEL.value is None:
         raise BadInput("--config, --profile, --model: got none of them, expected one that says which model")
-    cut = {"stages": STAGES, "pipelines": PIPELINES, "microbatches": MICROBATCHES}
-    cut = {name: flag.value for name, flag in cut.items() if flag.value is not None}
-    cut.setdefault("microbatches", 4 * cut.get("stages", 1) * cut.get("pipelines", 1))
-    model = {"preset": MODEL.value} if MODEL.value else profiles.to_json(profile)["model"]
-    fields = {"model": model, "plan": cut, "train": {}}
-    size = MICROBATCH_SIZE.value
-    size = profile.microbatch_size if size is None and profile else size
-    fields["train"] |= {"microbatch_size": size} if size is not None else {}
-    dtype = DTYPE.value or (profile.dtype if profile else None)
-    fields |= {"dtype": dtype} if dtype else {}
-    fields |= {"wiring": {"kind": "swarm"}} if FAULTS.value or TRACE.value else {}
-    fields |= {"remat": profile.remat} if profile else {}
+    plan = {"stages": STAGES.value, "pipelines": PIPELINES.value, "microbatches": MICROBATCHES.value}
+    plan = {name: value for name, value in plan.items() if value is not None}
+    plan.setdefault("microbatches", 4 * plan.get("stages", 1) * plan.get("pipelines", 1))
+    fields = {"plan": plan, "train": {}}
+    fields["model"] = {"preset": MODEL.value} if MODEL.value else profiles.to_json(profile)["model"]
+    if profile:
+        fields |= {"dtype": profile.dtype, "remat": profile.remat}
+        fields["train"]["microbatch_size"] = profile.microbatch_size
+    if DTYPE.value:
+        fields["dtype"] = DTYPE.value
+    if MICROBATCH_SIZE.value is not None:
+        fields["train"]["microbatch_size"] = MICROBATCH_SIZE.value
+    if FAULTS.value or TRACE.value:
+        fields["wiring"] = {"kind": "swarm"}
     return configs.parse(fields)
 
 
@@ -152,12 +178,12 @@ def plan_of_flags(config: RunConfig) -> Plan:
 
 
 def profile_of_flops(config: RunConfig, network: Network) -> Profile:
-    """Seconds from FLOP/s: one figure for all kinds of the network's devices, or one for each."""
+    """A profile from FLOP/s: one figure for all kinds of the network's devices, or one for each."""
     if not FLOPS.value:
         raise BadInput("--profile, --flops: got neither, expected one that says how fast the devices are")
-    given = dict(entry.rpartition("=")[::2] for entry in FLOPS.value)
+    entries = dict(entry.rpartition("=")[::2] for entry in FLOPS.value)
     try:
-        flops = {kind: float(value) for kind, value in given.items()}
+        flops = {kind: float(value) for kind, value in entries.items()}
     except ValueError:
         raise BadInput(f"--flops: got {','.join(FLOPS.value)}, expected FLOP/s or KIND=FLOP/s") from None
     kinds = {device.kind for device in network.devices}
@@ -167,13 +193,15 @@ def profile_of_flops(config: RunConfig, network: Network) -> Profile:
     return profiles.from_flops(config.model, size, flops, EFFICIENCY.value, dtype=config.dtype, remat=remat)
 
 
-def access(network: Network, plan: Plan) -> dict[str, tuple[float, float]]:
+def access_gbps_of_flags(network: Network, plan: Plan) -> dict[str, tuple[float, float]]:
+    """(out, in) of the access line of each host."""
     if not ACCESS.value > 0:
         raise BadInput(f"--access_gbps: got {ACCESS.value}, expected a number > 0")
-    return {network.devices[peer].host or f"device{peer}": (ACCESS.value, ACCESS.value) for peer in plan.peers}
+    hosts = [network.devices[peer].host or f"device{peer}" for peer in plan.peers]
+    return dict.fromkeys(hosts, (ACCESS.value, ACCESS.value))
 
 
-def parsed_sweep(text: str) -> tuple[str, list[float]]:
+def parse_sweep(text: str) -> tuple[str, list[float]]:
     """The name and the log-spaced points of NAME=LOW:HIGH."""
     name, _, span = text.partition("=")
     if name not in SWEEPS:
@@ -230,22 +258,27 @@ def as_json(scenario: Scenario, result: TimeBreakdown) -> dict:
 
 
 def write_timeline(out: Path, scenario: Scenario, result: TimeBreakdown) -> None:
-    """One step behind the warm-up, as a timeline and as a picture."""
+    """The first steps as a timeline and as a picture."""
     from jaxdt.cli import plots
 
-    lines: list[str] = []
-    simulate(scenario.quiet(WARM_UP_STEPS + 1), scenario.plan, scenario.conditions(), Trace(lines.append))
-    records = read(lines)
+    traced = trace_records(scenario)
     stage_of = {peer: scenario.plan.seat(peer)[0] for peer in scenario.plan.peers}
-    (out / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
-    plots.simulation(out / "simulation.png", records, asdict(result.parts), result.utilisation)
+    (out / "timeline.json").write_text(json.dumps(chrome(traced, stage_of)))
+    plots.simulation(out / "simulation.png", traced, asdict(result.parts), result.utilisation)
+
+
+def trace_records(scenario: Scenario) -> list[dict]:
+    """The trace of the warm-up and one step after it."""
+    lines: list[str] = []
+    simulate(scenario.quiet(WARM_UP_STEPS + 1), scenario.plan, scenario.conditions(), trace.Trace(lines.append))
+    return trace.read(lines)
 
 
 def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
     """Step time and utilisation along one quantity."""
     points = []
     for value in values:
-        result = account(SWEEPS[name](scenario, value), STEPS.value)
+        result = break_down_step(SWEEPS[name](scenario, value), STEPS.value)
         point = {name: value, "step_s": result.step_s, "utilisation": result.utilisation_mean}
         points.append(point | {"parts": asdict(result.parts)})
         print(
@@ -258,50 +291,122 @@ def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
         plots.sweep(Path(OUT.value) / "sweep.png", name, points)
 
 
-def run_ordeal(scenario: Scenario) -> None:
-    """The run under faults beside the run without; the faults are known, and printed, before it begins."""
+# ------------------------------------------------------------------------------------------------------------ schedule
+
+
+def run_grid(scenario: Scenario) -> int:
+    """The plan's schedule, if the wiring follows one, and a simulated step; the exit code."""
+    plan = scenario.plan
+    if follows_plan(scenario.config):
+        orders = [
+            {stage: schedule.stage_order(plan, stage, pipeline) for stage in range(plan.n_stages)}
+            for pipeline in range(plan.n_pipelines)
+        ]
+        if OUT.value:
+            write_orders(Path(OUT.value), orders)
+        if code := print_schedule(orders):
+            return code
+    print(f"step {WARM_UP_STEPS} as simulated, in the order of each peer:")
+    print(trace.grid(trace_records(scenario), WARM_UP_STEPS))
+    return 0
+
+
+def print_schedule(pipelines: list[dict[int, Order]]) -> int:
+    """Print the schedule of each pipeline (stage -> order) as a grid; exit code 1 if one of them deadlocks."""
+    code = 0
+    for pipeline, orders in enumerate(pipelines):
+        try:
+            run = schedule.dry_run(orders)
+        except ValueError as error:
+            raise BadInput(f"pipeline {pipeline}: {error}") from None
+        print(f"pipeline {pipeline}:\n{schedule.grid(run)}")
+        if run.deadlock:
+            print(f"deadlocks after {len(run.ticks)} ticks: {run.deadlock}")
+            code = 1
+        else:
+            print(f"no deadlock, {len(run.ticks)} ticks")
+    return code
+
+
+def write_orders(out: Path, pipelines: list[dict[int, Order]]) -> None:
+    """orders.txt: a line per stage, an empty line between pipelines."""
+    out.mkdir(parents=True, exist_ok=True)
+    blocks = ["\n".join(schedule.text(order) for order in orders.values()) for orders in pipelines]
+    (out / "orders.txt").write_text("\n\n".join(blocks) + "\n")
+
+
+def load_orders(path: Path) -> list[dict[int, Order]]:
+    """The orders of each pipeline, as write_orders has written them or people have."""
+    try:
+        text = path.read_text()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--orders: {path} cannot be read: {error}") from None
+    pipelines: list[dict[int, Order]] = [{}]
+    for number, line in enumerate(text.strip().splitlines(), start=1):
+        if not line.strip():
+            pipelines.append({})
+            continue
+        try:
+            pipelines[-1][len(pipelines[-1])] = schedule.parse(line)
+        except ValueError as error:
+            raise BadInput(f"--orders: {path}: line {number}: {error}") from None
+    pipelines = [orders for orders in pipelines if orders]
+    if not pipelines:
+        raise BadInput(f"--orders: {path} is empty, expected a line per stage")
+    return pipelines
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+def run_faults(scenario: Scenario) -> None:
+    """The run under faults beside the run without; the faults are drawn and printed before it begins."""
     stages, n_steps = scenario.plan.placement, STEPS.value
-    calm = endure(scenario, n_steps)
+    undisturbed = run_with_faults(scenario, n_steps)
+    undisturbed_s = undisturbed.now_s
     faults = []
     if FAULTS.value:
-        seed, n = parsed_faults(FAULTS.value)
-        faults += draw(seed, stages, n, calm.now_s, max(scenario.config.net.deadline_floor_s, calm.now_s / 4))
+        seed, n = parse_faults(FAULTS.value)
+        pause_s = max(scenario.config.net.deadline_floor_s, undisturbed_s / 4)
+        faults += draw(seed, stages, n, undisturbed_s, pause_s)
     if TRACE.value:
-        faults += faults_of_trace(scenario, patience_s(calm.now_s))
+        faults += faults_of_trace(scenario, time_limit_s(undisturbed_s))
     print("\n".join(map(str, faults)) or "no faults")
-    stormy = endure(scenario, n_steps, faults, calm.now_s)
-    print("\n".join(summary(calm, stormy)))
+    disturbed = run_with_faults(scenario, n_steps, faults, undisturbed_s)
+    print("\n".join(summary(undisturbed, disturbed)))
     if OUT.value:
-        write_ordeal(Path(OUT.value), faults, stormy)
+        write_fault_report(Path(OUT.value), faults, disturbed)
 
 
-def write_ordeal(out: Path, faults: list[Fault], stormy: Outcome) -> None:
+def write_fault_report(out: Path, faults: list[Fault], outcome: Outcome) -> None:
     """faults.json and faults.png."""
     from jaxdt.cli import plots
 
     out.mkdir(parents=True, exist_ok=True)
-    told = records(stormy)
-    views = [(r["t"], sorted(r["fields"]["members"].values())) for r in told if r["kind"] == "view"]
-    stages = sorted({stage for _, held in views for stage in held})
+    reports = records(outcome)
+    views = [(r["t"], sorted(r["fields"]["members"].values())) for r in reports if r["kind"] == "view"]
+    stages = sorted({stage for _, member_stages in views for stage in member_stages})
     found = {
         "faults": list(map(str, faults)),
-        "steps": [{"t_s": r["t"]} | r["fields"] for r in told if r["kind"] == "step"],
-        "peers_per_stage": [{"t_s": t_s, "peers": [held.count(stage) for stage in stages]} for t_s, held in views],
+        "steps": [{"t_s": r["t"]} | r["fields"] for r in reports if r["kind"] == "step"],
+        "peers_per_stage": [
+            {"t_s": t_s, "peers": [member_stages.count(stage) for stage in stages]} for t_s, member_stages in views
+        ],
     }
     (out / "faults.json").write_text(json.dumps(found, indent=1) + "\n")
     if views:
-        plots.endured(out / "faults.png", told)
+        plots.endured(out / "faults.png", reports)
 
 
 def faults_of_trace(scenario: Scenario, until_s: float) -> list[Fault]:
-    """What the trace holds before until_s."""
+    """The faults of --trace that begin before until_s."""
     if not 0 < TRACE_SPEED.value < math.inf:
         raise BadInput(f"--trace_speed: got {TRACE_SPEED.value}, expected a finite number > 0")
     return from_trace(TRACE.value, scenario.plan.placement, SEED.value, until_s, TRACE_SPEED.value)
 
 
-def parsed_faults(text: str) -> tuple[int, int]:
-    """SEED:N."""
+def parse_faults(text: str) -> tuple[int, int]:
+    """(seed, number of faults) of SEED:N."""
     seed, _, n = text.partition(":")
     if not (seed.isdecimal() and n.isdecimal() and int(n) > 0):
         raise BadInput(f"--faults: got {text!r}, expected SEED:N with N >= 1")

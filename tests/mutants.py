@@ -1,8 +1,8 @@
 """Planted mistakes in the step protocol (step protocol, Sec. 11), each of which the fuzzer must find.
 
-A mutant stands between the driver and one machine and changes what goes in or comes out, so it needs to know messages,
-not the machines' insides; some replace a function or a number of theirs instead. `MUTANTS` says by which invariants
-each may show itself, and among which of the fuzzer's seeds.
+A mutant wraps one machine and changes its events or its actions. So it needs to know the messages, but not the inside
+of the machines. Some mutants replace a function or a constant of a machine instead. `MUTANTS` says which invariants may
+reveal each mutant, and among which of the fuzzer's seeds they must.
 
 To be planted once grants have lease numbers: cancel without order.
 """
@@ -45,7 +45,7 @@ from jaxdt.sync import exchange, rounds
 
 
 class Mutant:
-    """A machine that is not changed yet."""
+    """A wrapper that changes nothing."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -63,9 +63,9 @@ class CommitsEarly(Mutant):
     def handle(self, now_s, event):
         actions = self.machine.handle(now_s, event)
         if isinstance(event, Received) and isinstance(event.body, Prepared) and self.machine.view:
-            here = {member.peer: member for member in self.machine.view.members}
-            for member in here.values():
-                if event.header.src in here and member.stage == here[event.header.src].stage:
+            members = {member.peer: member for member in self.machine.view.members}
+            for member in members.values():
+                if event.header.src in members and member.stage == members[event.header.src].stage:
                     forged = Received(replace(event.header, src=member.peer), event.body)
                     actions += self.machine.handle(now_s, forged)
         return actions
@@ -78,7 +78,7 @@ class PublishesEarly(Mutant):
         if event == Persisted("records"):
             return []
         actions = list(self.machine.handle(now_s, event))
-        for action in actions:  # which grows
+        for action in actions:  # the loop appends to the list
             if isinstance(action, Persist) and action.name == "records":
                 actions += self.machine.handle(now_s, Persisted("records"))
         return actions
@@ -101,7 +101,7 @@ class AppliesAlone(Mutant):
 
     def handle(self, now_s, event):
         actions = list(self.machine.handle(now_s, event))
-        for action in actions:  # which grows
+        for action in actions:  # the loop appends to the list
             if isinstance(action, Send) and isinstance(action.body, Prepared):
                 results = action.body.results
                 norm = sum(result.sq_norm for result in results)
@@ -114,46 +114,46 @@ class AppliesAlone(Mutant):
 
 
 class DiscardsResults(Mutant):
-    """A view makes a peer give up what it is prepared for, before it looks at the records."""
+    """A view makes a peer drop the results that it is prepared for, before it reads the records."""
 
     def __init__(self, machine):
         super().__init__(machine)
         self.rounds = {}
 
     def handle(self, now_s, event):
-        lost = []
+        forgotten = []
         if isinstance(event, Received) and isinstance(event.body, View):
-            good = {round for round, _ in event.body.results}
-            lost = [Forget(round) for rounds in self.rounds.values() for round in rounds if round not in good]
+            named = {round for round, _ in event.body.results}
+            forgotten = [Forget(round) for rounds in self.rounds.values() for round in rounds if round not in named]
         actions = self.machine.handle(now_s, event)
         for action in actions:
             if isinstance(action, Send) and isinstance(action.body, Prepared):
                 self.rounds[action.body.step] = [result.round for result in action.body.results]
             if isinstance(action, Free):
                 self.rounds.pop(action.step, None)
-        return lost + actions
+        return forgotten + actions
 
 
 class TakesOldMessages(Mutant):
-    """Work granted in an earlier view is done: what a lost peer began goes on beside what replaces it."""
+    """Work granted in an earlier view is done: Work that a lost peer began goes on beside the Work that replaces it."""
 
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
-            mine = self.machine.membership.header
-            event = Received(replace(event.header, view=max(event.header.view, mine.view)), event.body)
+            own_view = self.machine.membership.header.view
+            event = Received(replace(event.header, view=max(event.header.view, own_view)), event.body)
         return self.machine.handle(now_s, event)
 
 
 class ServesNobody(Mutant):
-    """Who holds a result keeps it for itself."""
+    """A peer that holds a result never sends it to others."""
 
     def handle(self, now_s, event):
-        takes = isinstance(event, Received) and isinstance(event.body, FetchResult)
-        return [] if takes else self.machine.handle(now_s, event)
+        fetches = isinstance(event, Received) and isinstance(event.body, FetchResult)
+        return [] if fetches else self.machine.handle(now_s, event)
 
 
 class CountsAgain(Mutant):
-    """A lost tensor is made again by a backward that counts."""
+    """A lost tensor is computed again by a backward that counts."""
 
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
@@ -166,7 +166,7 @@ class JoinsWithoutState(Mutant):
 
     def handle(self, now_s, event):
         actions = list(self.machine.handle(now_s, event))
-        for action in actions:  # which grows
+        for action in actions:  # the loop appends to the list
             if isinstance(action, Send) and isinstance(action.body, Fetch):
                 actions += self.machine.handle(now_s, Received(action.header, State(action.body.key)))
             if isinstance(action, Install):
@@ -175,8 +175,8 @@ class JoinsWithoutState(Mutant):
         return [action for action in actions if not fetches(action) and not isinstance(action, Install)]
 
 
-class Forgetful(SymbolicTensors):
-    """A boundary tensor is gone when it has been sent."""
+class WithoutRetention(SymbolicTensors):
+    """A boundary tensor is dropped when it has been sent."""
 
     def take(self, body):
         tensor = super().take(body)
@@ -185,23 +185,23 @@ class Forgetful(SymbolicTensors):
         return tensor
 
 
-class Latest(SymbolicTensors):
-    """Computes with the newest version there is."""
+class LatestVersion(SymbolicTensors):
+    """Computes with the newest version that the peer has."""
 
     def version_for(self, step):
         return self.version
 
 
 class RedoesWithLatest(Mutant):
-    """From the first view that changes in mid-step on, all is computed with the newest version."""
+    """From the first change of view in mid-step on, everything is computed with the newest version."""
 
-    def __init__(self, machine, contents):
+    def __init__(self, machine, tensors):
         super().__init__(machine)
-        self.contents = contents
+        self.tensors = tensors
 
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, View) and event.body.number > 1:
-            self.contents.__class__ = Latest
+            self.tensors.__class__ = LatestVersion
         return super().handle(now_s, event)
 
 
@@ -209,31 +209,31 @@ class RedoesWithLatest(Mutant):
 
 
 def of_coordinator(kind: type) -> Callable:
-    return lambda who, machine, contents: kind(machine) if who == COORDINATOR else machine
+    return lambda peer, machine, tensors: kind(machine) if peer == COORDINATOR else machine
 
 
 def of_peers(kind: type) -> Callable:
-    return lambda who, machine, contents: machine if who == COORDINATOR else kind(machine)
+    return lambda peer, machine, tensors: machine if peer == COORDINATOR else kind(machine)
 
 
-def without_retention(who, machine, contents):
-    if contents is not None:
-        contents.__class__ = Forgetful
+def without_retention(peer, machine, tensors):
+    if tensors is not None:
+        tensors.__class__ = WithoutRetention
     return machine
 
 
-def redoes_with_the_latest(who, machine, contents):
-    return machine if who == COORDINATOR else RedoesWithLatest(machine, contents)
+def redoes_with_the_latest(peer, machine, tensors):
+    return machine if peer == COORDINATOR else RedoesWithLatest(machine, tensors)
 
 
-def forgets_its_views(who, machine, contents):
-    """A coordinator that is started again knows nothing."""
+def forgets_its_views(peer, machine, tensors):
+    """A coordinator that is started again begins with nothing."""
     return (
-        Coordinator(machine.config, TwoPhaseCommit(machine.config)) if who == COORDINATOR and machine.view else machine
+        Coordinator(machine.config, TwoPhaseCommit(machine.config)) if peer == COORDINATOR and machine.view else machine
     )
 
 
-def unchanged(who, machine, contents):
+def unchanged(peer, machine, tensors):
     return machine
 
 
@@ -247,13 +247,13 @@ def no_cover_check() -> AbstractContextManager:
 
 @contextmanager
 def rounds_without_view():
-    """All rounds of a step and group have one name, whoever is in them."""
+    """All rounds of a step and group have the same name, whichever members they have."""
     same = lambda group, view, step: Round(step, group.name, 1)  # noqa: E731
     with mock.patch.object(exchange, "round_of", same), mock.patch.object(rounds, "round_of", same):
         yield
 
 
-# name: (mutation, patch, invariants by which it may show itself, seeds among which it must)
+# name: (mutation, patch, invariants that may reveal it, seeds among which they must)
 MUTANTS = {
     "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
     "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}, range(20)),

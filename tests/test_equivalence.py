@@ -24,14 +24,16 @@ from jaxdt.protocol.events import COORDINATOR
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
-from jaxdt.sim.fuzz.cases import Restless
-from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.fuzz.cases import RandomMoves
+from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 from jaxdt.spec import config as run_config
 from jaxdt.spec import serialize
 from jaxdt.spec.network import Link
 from jaxdt.spec.optim import OptimConfig
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
+
+START = RunStart("r")
 
 N_STEPS = 20
 SEED = 3
@@ -173,30 +175,28 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
     plan = plan or run_config.default_plan(config)
     stores, stage_of = {}, {}
 
-    def seat_of(peer, stage=None):
+    def make_peer(peer, stage=None):
         """A process of its own each time; newcomers are told their stage."""
         here = plan if stage is None else plan.with_newcomer(peer, stage)
         stage_of[peer] = here.seat(peer)[0]
         stores[peer] = Store(config, here, peer, Tokens(), functions_of(config, plan, stage_of[peer]))
         machine = (
-            build_peer(config, plan, peer, RunStart("r"))
-            if stage is None
-            else build_newcomer(config, plan, peer, stage, RunStart("r"))
+            build_peer(config, plan, peer, START) if stage is None else build_newcomer(config, plan, peer, stage, START)
         )
         return SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
 
-    def coordinator_of(disk):
-        return build_coordinator(config, plan, RunStart("r"), durable_state=load_durable_state(disk, checkpoint=0))
+    def make_coordinator(disk):
+        return build_coordinator(config, plan, START, durable_state=load_durable_state(disk, checkpoint=0))
 
-    seats = {peer: seat_of(peer) for peer in plan.peers}
+    peers = {peer: make_peer(peer) for peer in plan.peers}
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
-    cores = {seat.host: 1 for seat in seats.values()}
-    coordinator = build_coordinator(config, plan, RunStart("r"), balance=balance)
-    how = dict(faults=faults, seat_of=seat_of, coordinator_of=coordinator_of)
-    outcome = Simulation(coordinator, seats, link, cores, **how).run()
+    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
+    coordinator = build_coordinator(config, plan, START, balance=balance)
+    processes = ProcessFactory(make_peer, make_coordinator)
+    outcome = Simulation(coordinator, peers, environment, faults, processes=processes).run()
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
-    assert faults or len(alive) == len(seats) + 1
+    assert faults or len(alive) == len(peers) + 1
     *_, last = (view["members"] for view in outcome.fields("view") if "joining" in view)
     alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
@@ -385,7 +385,7 @@ def test_peers_that_change_stages_at_random_change_nothing(seed, functions_of, o
     """Some are lost besides, and one joins."""
     config = elastic(3, 3)
     faults = draw(seed, run_config.default_plan(config).placement, 2, 200.0, 20.0, (CRASH, PAUSE))
-    balance = Restless(seed, every_s=60.0)
+    balance = RandomMoves(seed, every_s=60.0)
     how = dict(faults=[*faults, Fault(100.0, JOIN, 0)], balance=balance)
     outcome = assert_same_training(config, functions_of, one_process, **how)
     assert len(outcome.fields("moves")) > 3

@@ -1,5 +1,5 @@
-"""A lease for each peer that the coordinator hears. It runs out when the peer is silent or out of reach for too long, and
-that of a joining member also when its download makes no progress."""
+"""A lease for each peer that the coordinator hears. It runs out when the peer is silent or out of reach for too long.
+That of a joining member also runs out when its download makes no progress."""
 
 from collections.abc import Iterator, Mapping
 

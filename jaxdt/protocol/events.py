@@ -703,8 +703,8 @@ class Disconnect:
 
 @frozen_dataclass
 class Run:
-    """Do the Work on the compute thread; Ran answers. For a G: the rounds that the gradient vectors are laid out for. For
-    a U: the rounds whose sums are its gradient, and the factor on it."""
+    """Do the Work on the compute thread; Ran answers. For a G: the rounds that the gradient is laid out for. For a U:
+    the rounds whose sums are its gradient, and the factor on it."""
 
     work: Work
     scale: float = 0.0

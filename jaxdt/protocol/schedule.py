@@ -1,4 +1,4 @@
-"""GPipe and 1F1B as pure per-stage orders of Work, their text form, and a dry run that finds deadlocks.
+"""GPipe and 1F1B as pure orders of Work per stage, their text form, and a dry run that finds deadlocks.
 
 GPipe: all forwards, then all backwards (Huang et al. 2019). 1F1B: `depth` forwards to fill the pipeline, then one
 backward and one forward in turn, then the remaining backwards (PipeDream-Flush, Narayanan et al. 2021). A larger depth
@@ -6,6 +6,7 @@ than n_stages - stage keeps more microbatches in flight, which hides the latency
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.work import BACKWARD, FORWARD, Work, parse_work
@@ -39,40 +40,61 @@ def stage_order(plan: Plan, stage: int, pipeline: int) -> Order:
 
 
 def text(order: Order) -> str:
-    """One line: 0F0 0F1 0B0 ..."""
+    """The order of a stage as one line: 0F0 0F1 0B0 ..."""
     return " ".join(str(work) for work in order)
 
 
 def parse(line: str) -> Order:
-    """The order that `text` printed."""
+    """The order that `text` has written; raises ValueError for anything else."""
     return tuple(parse_work(word) for word in line.split())
 
 
-def dry_run(orders: Mapping[int, Order]) -> list[Work]:
-    """Run one pipeline's orders (stage -> order) without time; returns the Work in an order that is possible.
+@dataclass(frozen=True)
+class DryRun:
+    """The result of running one pipeline's orders in ticks of equal length: `ticks[t][stage]` is the Work of a stage in
+    tick t. Where the orders deadlock, `waits_for[work]` are the Works that the next Work of each stage waits for."""
 
-    Raises ValueError, with each stage's next Work and what it waits for, if they deadlock, or if a stage does not
-    hold each microbatch's forward and then its backward exactly once."""
+    ticks: list[dict[int, Work]]
+    waits_for: dict[Work, list[Work]]
+
+    @property
+    def deadlock(self) -> str:
+        """What every stage waits for; '' if the orders run to their end."""
+        waits = [f"{work} waits for {', '.join(map(str, missing))}" for work, missing in self.waits_for.items()]
+        return "; ".join(waits)
+
+
+def dry_run(orders: Mapping[int, Order]) -> DryRun:
+    """Run the orders (stage -> order) of one pipeline. Raises ValueError if a stage does not hold the forward and the
+    backward of each microbatch exactly once."""
     n_stages = len(orders)
     _check_complete(orders)
     position = dict.fromkeys(orders, 0)
     done: set[Work] = set()
-    trace: list[Work] = []
-    progress = True
-    while progress:
-        progress = False
-        for stage, order in orders.items():
-            while position[stage] < len(order) and needs(order[position[stage]], n_stages) <= done:
-                work = order[position[stage]]
-                done.add(work)
-                trace.append(work)
-                position[stage] += 1
-                progress = True
-    stuck = {stage: order[position[stage]] for stage, order in orders.items() if position[stage] < len(order)}
-    if stuck:
-        lines = [f"{work} waits for {sorted(map(str, needs(work, n_stages) - done))}" for work in stuck.values()]
-        raise ValueError("the schedule deadlocks: " + "; ".join(lines))
-    return trace
+    ticks: list[dict[int, Work]] = []
+    while True:
+        next_work = {stage: order[position[stage]] for stage, order in orders.items() if position[stage] < len(order)}
+        tick = {stage: work for stage, work in next_work.items() if needs(work, n_stages) <= done}
+        if not tick:
+            waits_for = {work: sorted(needs(work, n_stages) - done) for work in next_work.values()}
+            return DryRun(ticks, waits_for)
+        ticks.append(tick)
+        done |= set(tick.values())
+        for stage in tick:
+            position[stage] += 1
+
+
+def grid(run: DryRun) -> str:
+    """A row per stage, a column per tick; where the orders deadlock, each row ends with what its stage waits for."""
+    stages = sorted({stage for tick in run.ticks for stage in tick} | {work.stage for work in run.waits_for})
+    width = max((len(str(work)) for tick in run.ticks for work in tick.values()), default=0)
+    waits = {work.stage: f"   {work} waits for {', '.join(map(str, m))}" for work, m in run.waits_for.items()}
+    rows = []
+    for stage in stages:
+        cells = [str(tick[stage]) if stage in tick else "." for tick in run.ticks]
+        row = f"stage {stage:<3}" + "".join(f" {cell:>{width}}" for cell in cells)
+        rows.append(row + waits.get(stage, ""))
+    return "\n".join(rows)
 
 
 def needs(work: Work, n_stages: int) -> set[Work]:
@@ -85,11 +107,16 @@ def needs(work: Work, n_stages: int) -> set[Work]:
 
 
 def _check_complete(orders: Mapping[int, Order]) -> None:
+    for stage, order in orders.items():
+        for work in order:
+            if work.stage != stage:
+                raise ValueError(f"stage {stage}: its order holds Work of another stage")
+            is_plain = work.microbatch is not None and work == Work(stage, work.kind, work.microbatch)
+            if work.kind not in (FORWARD, BACKWARD) or not is_plain:
+                raise ValueError(f"stage {stage}: got {work}, expected forwards and backwards such as {stage}F0")
     expected = {work.microbatch for order in orders.values() for work in order}
     for stage, order in orders.items():
         for kind in (FORWARD, BACKWARD):
             got = [work.microbatch for work in order if work.kind == kind]
             if len(got) != len(set(got)) or set(got) != expected:
                 raise ValueError(f"stage {stage}: {kind} of {got}, expected each of {sorted(expected)} once")
-        if any(work.stage != stage for work in order):
-            raise ValueError(f"stage {stage}: its order holds Work of another stage")

@@ -1,15 +1,16 @@
-"""One trace format for both drivers: JSON lines, a record each, and what can be read off them.
+"""The trace format of both drivers, one JSON record a line, and the quantities that a trace contains.
 
 run     a Work on a peer's device: peer, t (start), s (duration), work
 send    a tensor handed to the link:  peer, to, t, tensor, bytes
 recv    a tensor arrived:             peer, from, t, tensor
-report  what a machine told people:   peer, t, kind and the report's fields
+report  a report of a machine:        peer, t, kind and the report's fields
 """
 
 import json
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from jaxdt.protocol.events import COORDINATOR, Key, Report, SliceKey, StateKey
@@ -33,20 +34,21 @@ class Trace:
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
         if work.step < self._n_steps:
-            self._put(what="run", peer=peer, t=start_s, s=seconds, work=str(work))
+            self._put({"what": "run", "peer": peer, "t": start_s, "s": seconds, "work": str(work)})
 
     def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
         if step_of(key) < self._n_steps:
-            self._put(what="send", peer=peer, to=dst, t=now_s, tensor=name(key), bytes=n_bytes)
+            tensor = tensor_name(key)
+            self._put({"what": "send", "peer": peer, "to": dst, "t": now_s, "tensor": tensor, "bytes": n_bytes})
 
     def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
         if step_of(key) < self._n_steps:
-            self._put(what="recv", peer=peer, t=now_s, tensor=name(key), **{"from": src})
+            self._put({"what": "recv", "peer": peer, "from": src, "t": now_s, "tensor": tensor_name(key)})
 
     def report(self, peer: int, now_s: float, report: Report) -> None:
-        self._put(what="report", peer=peer, t=now_s, kind=report.kind, fields=report.fields)
+        self._put({"what": "report", "peer": peer, "t": now_s, "kind": report.kind, "fields": report.fields})
 
-    def _put(self, **record) -> None:
+    def _put(self, record: dict) -> None:
         for field in ("t", "s"):
             if field in record:
                 record[field] = round(record[field], 6)
@@ -54,13 +56,13 @@ class Trace:
 
 
 def step_of(key: Key | SliceKey | StateKey) -> int:
-    """The step that a tensor belongs to; a slice of the state, to the step that begins with it."""
+    """The step that a tensor belongs to; a slice of the state belongs to the step that begins with it."""
     if isinstance(key, StateKey):
         return key.version
     return key.step if isinstance(key, Key) else key.round.step
 
 
-def name(key: Key | SliceKey | StateKey) -> str:
+def tensor_name(key: Key | SliceKey | StateKey) -> str:
     """A tensor's name in a trace, equal on both ends of its link."""
     if isinstance(key, Key):
         return f"{key.step}:{key.kind}{key.stage}.{key.microbatch}"
@@ -71,9 +73,10 @@ def name(key: Key | SliceKey | StateKey) -> str:
 
 
 def read(lines: Iterable[str], source: str = "trace") -> list[dict]:
-    """The records of a trace, in order of time. A last line that a crash cut off is left out; BadInput, which names
-    `source` and the line, for anything else that is no record."""
-    records, lines = [], list(lines)
+    """The records of a trace, in order of time. A last line that a crash cut off is left out. Any other line that is
+    not a record raises BadInput, which names `source` and the line."""
+    lines = list(lines)
+    records = []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
@@ -90,30 +93,17 @@ def read(lines: Iterable[str], source: str = "trace") -> list[dict]:
 def _is_record(record: Any) -> bool:
     if not isinstance(record, dict) or str(record.get("what")) not in FIELDS:
         return False
-    kinds = {"t": float, "peer": int} | FIELDS[record["what"]]
-    return all(isinstance(record.get(name), (int, float) if kind is float else kind) for name, kind in kinds.items())
-
-
-def step_seconds(records: Iterable[dict]) -> list[float]:
-    """step_s of each committed step."""
-    return [r["fields"]["step_s"] for r in records if r["what"] == "report" and r["kind"] == "step"]
-
-
-def bubble_frac(records: list[dict]) -> float:
-    """Share of the peers' time, from the first Work to the last, in which their device computed nothing."""
-    runs = [r for r in records if r["what"] == "run"]
-    peers = {r["peer"] for r in runs}
-    span_s = max(r["t"] + r["s"] for r in runs) - min(r["t"] for r in runs)
-    return 1.0 - sum(r["s"] for r in runs) / (span_s * len(peers))
+    types = {"t": float, "peer": int} | FIELDS[record["what"]]
+    return all(isinstance(record.get(name), (int, float) if kind is float else kind) for name, kind in types.items())
 
 
 def bytes_per_link(records: Iterable[dict]) -> dict[tuple[int, int], int]:
     """Payload bytes per directed pair of peers."""
     total: dict[tuple[int, int], int] = {}
-    for r in records:
-        if r["what"] == "send":
-            pair = (r["peer"], r["to"])
-            total[pair] = total.get(pair, 0) + r["bytes"]
+    for record in records:
+        if record["what"] == "send":
+            pair = (record["peer"], record["to"])
+            total[pair] = total.get(pair, 0) + record["bytes"]
     return total
 
 
@@ -125,22 +115,24 @@ def bytes_per_boundary(records: Iterable[dict]) -> dict[int, float]:
     directions and all pipelines."""
     total: dict[int, float] = {}
     steps = set()
-    for r in records:
-        if r["what"] == "send" and (found := _BOUNDARY_TENSOR.fullmatch(r["tensor"])):
+    for record in records:
+        if record["what"] == "send" and (found := _BOUNDARY_TENSOR.fullmatch(record["tensor"])):
             steps.add(found[1])
             boundary = int(found[2]) - 1
-            total[boundary] = total.get(boundary, 0) + r["bytes"]
+            total[boundary] = total.get(boundary, 0) + record["bytes"]
     return {boundary: n_bytes / len(steps) for boundary, n_bytes in sorted(total.items())}
 
 
 def grid(records: Iterable[dict], step: int) -> str:
     """The Work of one step as text: a row per peer, in the order in which it ran."""
     rows: dict[int, list[str]] = {}
-    for r in records:
-        if r["what"] == "run" and r["peer"] != COORDINATOR:
-            work = parse_work(r["work"])
+    for record in records:
+        if record["what"] == "run" and record["peer"] != COORDINATOR:
+            work = parse_work(record["work"])
             if work.step == step:
-                rows.setdefault(r["peer"], []).append(
-                    f"{work.kind}{'' if work.microbatch is None else work.microbatch}"
-                )
-    return "\n".join(f"p{peer:<3} " + " ".join(f"{cell:>3}" for cell in cells) for peer, cells in sorted(rows.items()))
+                cell = str(replace(work, step=None, peer=None))
+                rows.setdefault(record["peer"], []).append(cell)
+    width = max((len(cell) for cells in rows.values() for cell in cells), default=0)
+    return "\n".join(
+        f"p{peer:<8}" + "".join(f" {cell:>{width}}" for cell in cells) for peer, cells in sorted(rows.items())
+    )

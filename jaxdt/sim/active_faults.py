@@ -1,13 +1,13 @@
-"""What is wrong with links and devices of a simulation now: slow, clogged, cut, out of order.
+"""Faults that are active now: slow devices, clogged or cut links, messages that come twice or out of order.
 
-Messages pass through `arrive` when their link delivers them. Where a pair is blocked they wait there, and come in
-their order when it is free again: what a transport does that reconnects and resends.
+A message passes through `on_arrival` when its link delivers it. Where a pair is blocked it waits there, and arrives in
+order when the pair is free again, as with a transport that reconnects and resends.
 
-Messages that may come twice or late: those that step_protocol Sec. 5.5, 5.6 and 11 call harmless, and those that the
-machines make harmless by naming their round or being a sum of what was said. Exactly once, by the transport alone, come
-Grant, Resend and Boundary (a second one computes and counts a microbatch again, as grants have no lease number),
-Inventory (a second one makes a router give out again what it has just given out) and what a peer says before the first
-view.
+HARMLESS lists the messages that may come twice or late: those that step_protocol Sec. 5.5, 5.6 and 11 call harmless,
+and those that the machines make harmless by naming their round or by carrying a running total. The transport alone
+guarantees exactly-once delivery for the others: Grant, Resend and Boundary (a second one computes and counts a
+microbatch again, as grants have no lease number), Inventory (a second one makes a router give out again what it has
+just given out) and what a peer sends before the first view.
 """
 
 import math
@@ -40,22 +40,26 @@ from jaxdt.sim.link_table import LinkTable
 HARMLESS = frozenset(
     {Prepared, Committed, View, Shard, Reduced, FetchResult, Progress, Heartbeat, HeartbeatAck, Suspect, Done, Ended}
 )
-SOMETIMES = 0.4
-LATE_S = 3.0
+TAMPERED_PROB = 0.4
+DELAY_S_MAX = 3.0
 
 Deliver = Callable[[], None]
-Way = tuple[int, int, str]
+LaneKey = tuple[int, int, str]  # (src, dst, lane)
 
 
 class ActiveFaults:
-    """`at(when_s, happen)` is the calendar's, `tell(peer, event)` hands an event to a machine."""
+    """`at(when_s, callback)` is the event queue's, `handle_event(peer, event)` hands an event to a machine."""
 
-    def __init__(self, at: Callable[[float, Deliver], None], tell: Callable[[int, Event], None], lines: LinkTable):
-        self._at, self._tell, self._lines = at, tell, lines
+    def __init__(
+        self, at: Callable[[float, Deliver], None], handle_event: Callable[[int, Event], None], links: LinkTable
+    ):
+        self._at = at
+        self._handle_event = handle_event
+        self._links = links
         self._slow: dict[int, list[float]] = defaultdict(list)
-        self._narrow: dict[tuple[int, int], list[float]] = defaultdict(list)
-        self._blocks: dict[Way, list[Fault]] = defaultdict(list)
-        self._held: dict[Way, list[Deliver]] = defaultdict(list)
+        self._clogged: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self._blocks: dict[LaneKey, list[Fault]] = defaultdict(list)
+        self._held: dict[LaneKey, list[Deliver]] = defaultdict(list)
         self._tampering: dict[tuple[int, int], list[tuple[str, random.Random]]] = defaultdict(list)
         self._dead: set[int] = set()
         self._silenced: set[int] = set()
@@ -65,124 +69,130 @@ class ActiveFaults:
             CUT: self._block,
             DUPLICATE: self._tamper,
             REORDER: self._tamper,
-            CRASH: self._end,
-            POWER_OFF: self._end,
+            CRASH: self._end_process,
+            POWER_OFF: self._end_process,
         }
 
-    def slowness(self, peer: int) -> float:
+    def slow_factor(self, peer: int) -> float:
         """How many times as long Work takes that the peer begins now."""
         return math.prod(self._slow[peer])
 
     def begin(self, now_s: float, fault: Fault) -> None:
-        """The fault begins; its end is in the calendar then."""
+        """Begin a fault, and register its end."""
         if fault.kind not in self._begin:
             raise ValueError(f"simulation: cannot do {fault}")
         self._begin[fault.kind](now_s, fault)
 
-    def dial(self, now_s: float, peer: int, other: int) -> None:
-        """Who wants to reach somebody over a link that is known to be cut learns that it is."""
+    def on_connect(self, now_s: float, peer: int, other: int) -> None:
+        """A peer that dials over a link that is known to be cut learns that the link is down."""
         if any(now_s >= fault.at_s + fault.breaks_s for fault in self._cuts(peer, other)):
-            self._at(now_s + CRASH_SEEN_S, partial(self._dialled, peer, other))
+            self._at(now_s + CRASH_SEEN_S, partial(self._connect_failed, peer, other))
 
-    def _dialled(self, peer: int, other: int) -> None:
-        """In vain, unless the link has healed meanwhile: nobody would say again that it is up."""
+    def _connect_failed(self, peer: int, other: int) -> None:
+        """Nothing is reported if the link has healed meanwhile: no later event would say that the link is up."""
         if self._cuts(peer, other):
-            self._tell(peer, LinkChanged(other, False, CUT))
+            self._handle_event(peer, LinkChanged(other, False, CUT))
 
     def _cuts(self, peer: int, other: int) -> list[Fault]:
         return [fault for fault in self._blocks.get((peer, other, CONTROL), ()) if fault.kind == CUT]
 
-    def hang_up(self, now_s: float, peer: int, other: int) -> None:
-        """Who is put off sees the connection break, and dials again with success, unless it is gone or the link cut."""
+    def on_disconnect(self, now_s: float, peer: int, other: int) -> None:
+        """The other end sees the connection break and dials again with success, unless it is gone or the link cut."""
         if other not in self._dead and not self._blocks.get((other, peer, CONTROL)):
             for after_s, up in ((CRASH_SEEN_S, False), (2 * CRASH_SEEN_S, True)):
-                self._at(now_s + after_s, partial(self._tell, other, LinkChanged(peer, up, "hung up")))
+                self._at(now_s + after_s, partial(self._handle_event, other, LinkChanged(peer, up, "hung up")))
 
-    def arrive(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> None:
+    def on_arrival(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> None:
         """A message comes out of its link."""
         if src in self._silenced:
             return
         for kind, rng in self._tampering.get((src, dst), ()):
-            if type(body) in HARMLESS and rng.random() < SOMETIMES:
-                late = partial(self._pass, src, dst, body, deliver)
-                self._at(now_s + rng.uniform(0.0, LATE_S), late)
+            if type(body) in HARMLESS and rng.random() < TAMPERED_PROB:
+                late = partial(self._deliver_or_hold, src, dst, body, deliver)
+                self._at(now_s + rng.uniform(0.0, DELAY_S_MAX), late)
                 if kind == REORDER:
                     return
-        self._pass(src, dst, body, deliver)
+        self._deliver_or_hold(src, dst, body, deliver)
 
-    def _pass(self, src: int, dst: int, body: Message, deliver: Deliver) -> None:
-        way = (src, dst, CONTROL if tensor_key(body) is None else DATA)
-        if not self._blocks.get(way):
+    def _deliver_or_hold(self, src: int, dst: int, body: Message, deliver: Deliver) -> None:
+        key = (src, dst, CONTROL if tensor_key(body) is None else DATA)
+        if not self._blocks.get(key):
             deliver()
         elif src not in self._dead:
-            self._held[way].append(deliver)
+            self._held[key].append(deliver)
 
     def _slow_down(self, now_s: float, fault: Fault) -> None:
         self._slow[fault.peer].append(fault.factor)
         self._at(now_s + fault.seconds, partial(self._slow[fault.peer].remove, fault.factor))
 
     def _clog(self, now_s: float, fault: Fault) -> None:
-        (self._squeeze if fault.factor else self._block)(now_s, fault)
+        if fault.factor:
+            self._limit_bandwidth(now_s, fault)
+        else:
+            self._block(now_s, fault)
 
-    def _end(self, now_s: float, fault: Fault) -> None:
-        """Nobody resends what a process held that is gone."""
+    def _end_process(self, now_s: float, fault: Fault) -> None:
+        """Messages that a cut or clog holds are lost: no process is left to resend them."""
         self._dead.add(fault.peer)
         if fault.kind == POWER_OFF:
             self._silenced.add(fault.peer)
-        for way in self._held:
-            if way[0] == fault.peer:
-                self._held[way].clear()
+        for src, dst, lane in self._held:
+            if src == fault.peer:
+                self._held[src, dst, lane].clear()
 
     def revive(self, peer: int) -> None:
-        """A process of this peer is there again."""
+        """A process of this peer runs again."""
         self._dead.discard(peer)
         self._silenced.discard(peer)
 
-    def _squeeze(self, now_s: float, fault: Fault) -> None:
+    def _limit_bandwidth(self, now_s: float, fault: Fault) -> None:
         for pair in _pairs(fault):
-            self._narrow[pair].append(fault.factor)
-            self._resize(pair)
-            self._at(now_s + fault.seconds, partial(self._widen, pair, fault.factor))
+            self._clogged[pair].append(fault.factor)
+            self._set_bandwidth(pair)
+            self._at(now_s + fault.seconds, partial(self._unclog, pair, fault.factor))
 
-    def _widen(self, pair: tuple[int, int], factor: float) -> None:
-        self._narrow[pair].remove(factor)
-        self._resize(pair)
+    def _unclog(self, pair: tuple[int, int], factor: float) -> None:
+        self._clogged[pair].remove(factor)
+        self._set_bandwidth(pair)
 
-    def _resize(self, pair: tuple[int, int]) -> None:
-        self._lines.line(*pair).narrow(math.prod(self._narrow[pair]))
+    def _set_bandwidth(self, pair: tuple[int, int]) -> None:
+        src, dst = pair
+        self._links.link(src, dst).set_bandwidth_factor(math.prod(self._clogged[pair]))
 
     def _tamper(self, now_s: float, fault: Fault) -> None:
         for pair in _pairs(fault):
-            one = (fault.kind, random.Random(f"{fault} {pair}"))
-            self._tampering[pair].append(one)
-            self._at(now_s + fault.seconds, partial(self._tampering[pair].remove, one))
+            tampering = (fault.kind, random.Random(f"{fault} {pair}"))
+            self._tampering[pair].append(tampering)
+            self._at(now_s + fault.seconds, partial(self._tampering[pair].remove, tampering))
 
     def _block(self, now_s: float, fault: Fault) -> None:
-        if fault.seconds > fault.breaks_s and not fault.lane:  # a link breaks with the last of its lanes
-            self._at(now_s + fault.breaks_s, partial(self._tell_ends, fault, False))
-            self._at(now_s + fault.seconds, partial(self._tell_ends, fault, True))
+        if fault.seconds > fault.breaks_s and not fault.lane:  # one lane that stands still does not break a link
+            self._at(now_s + fault.breaks_s, partial(self._report_link, fault, False))
+            self._at(now_s + fault.seconds, partial(self._report_link, fault, True))
         lanes = (fault.lane,) if fault.lane else (CONTROL, DATA)
-        for pair in _pairs(fault):
+        for src, dst in _pairs(fault):
             for lane in lanes:
-                self._blocks[*pair, lane].append(fault)
-                self._at(now_s + fault.seconds, partial(self._free, (*pair, lane), fault))
+                self._blocks[src, dst, lane].append(fault)
+                self._at(now_s + fault.seconds, partial(self._unblock, (src, dst, lane), fault))
 
-    def _free(self, way: Way, fault: Fault) -> None:
-        self._blocks[way].remove(fault)
-        if not self._blocks[way]:
-            held, self._held[way] = self._held[way], []
+    def _unblock(self, key: LaneKey, fault: Fault) -> None:
+        self._blocks[key].remove(fault)
+        if not self._blocks[key]:
+            held = self._held[key]
+            self._held[key] = []
             for deliver in held:
                 deliver()
 
-    def _tell_ends(self, fault: Fault, up: bool) -> None:
-        for one in fault.peers:
+    def _report_link(self, fault: Fault, up: bool) -> None:
+        """Both ends of each pair see that their link breaks or is up again."""
+        for peer in fault.peers:
             for other in fault.others:
-                for end, far in ((one, other), (other, one)):
-                    if far not in self._dead:
-                        self._tell(end, LinkChanged(far, up, "" if up else fault.kind))
+                for end, far_end in ((peer, other), (other, peer)):
+                    if far_end not in self._dead:
+                        self._handle_event(end, LinkChanged(far_end, up, "" if up else fault.kind))
 
 
 def _pairs(fault: Fault) -> Iterable[tuple[int, int]]:
-    """The directed pairs that a fault of links befalls."""
-    there = [(src, dst) for src in fault.peers for dst in fault.others]
-    return there + [(dst, src) for src, dst in there] if fault.kind == CUT else there
+    """The directed pairs that a fault of links concerns."""
+    outward = [(src, dst) for src in fault.peers for dst in fault.others]
+    return outward + [(dst, src) for src, dst in outward] if fault.kind == CUT else outward

@@ -1,9 +1,9 @@
-"""Who comes while a simulation runs: on which machine, how fast, and over which links.
+"""Peers that join while a simulation runs: the machine of each, its speed and its links.
 
-A join names the machine: that of a peer of the plan, which has gone. The coordinator says which peer the newcomer is
-and which stage it gets; it computes at the speed of its machine's kind. Its state, parameters and moments, comes over
-the simulated links from all who hold it, slice by slice as in a run (jaxdt.sync.state_transfer): so a download takes
-what the links make of it, beside the traffic of the step.
+A join names a machine: that of a peer of the plan which has gone. The coordinator decides the peer id and the stage of
+the newcomer; the newcomer computes at the speed of its machine's kind. Its state (parameters and moments) crosses the
+simulated links slice by slice, from all peers that hold it, as in a run (jaxdt.sync.state_transfer). So a download
+takes as long as the links need for it, beside the traffic of the step.
 """
 
 from collections import deque
@@ -20,8 +20,8 @@ from jaxdt.spec.plan import Plan
 
 
 class Arrivals:
-    """`link` and `host_of` know the plan's peers (`link` the coordinator too), each a machine of its own;
-    `seconds_at(machine, stage)`: per kind of Work. Those who join are seated in the order in which they ask."""
+    """`link`, `host_of` and `seconds_at(machine, stage)` (seconds per kind of Work) know the plan's peers, each on a
+    machine of its own. Newcomers get the machines of the joins among `faults` in the order in which they ask."""
 
     def __init__(
         self,
@@ -29,26 +29,33 @@ class Arrivals:
         plan: Plan,
         link: Callable[[int, int], Link],
         host_of: Mapping[int, str],
-        seconds_at: Callable[[int, int], Mapping[str, float]],
+        seconds_at: Callable[[int, int], Mapping[str, float]] | None,
         faults: Sequence[Fault],
     ):
-        self._config, self._plan = config, plan
-        self._link, self._host_of, self._seconds_at = link, host_of, seconds_at
+        self._config = config
+        self._plan = plan
+        self._link = link
+        self._host_of = host_of
+        self._seconds_at = seconds_at
         joins = sorted((fault for fault in faults if fault.kind == JOIN), key=lambda fault: fault.at_s)
-        self._waiting = deque(fault.others[0] for fault in joins)
+        self._free_machines = deque(fault.others[0] for fault in joins)
         self._machine_of: dict[int, int] = {}
 
     def link(self, src: int, dst: int) -> Link:
-        """Between peers, whoever sits where by now."""
+        """The link between the machines that two peers, or a peer and the coordinator, now run on."""
         return self._link(self._machine_of.get(src, src), self._machine_of.get(dst, dst))
 
-    def seat_of(self, peer: int, stage: int) -> SimPeer:
-        """The seat of a newcomer."""
-        machine = self._machine_of[peer] = self._waiting.popleft()
+    def make_peer(self, peer: int, stage: int) -> SimPeer:
+        """A newcomer for `stage`, on the next free machine."""
+        machine = self._free_machines.popleft()
+        self._machine_of[peer] = machine
         config, plan = self._config, self._plan
-        tensors = NoTensors(config.train.microbatch_size, state_words(config, plan, stage))
-        made = build_newcomer(config, plan, peer, stage, RunStart("sim"))
-        return SimPeer(made, tensors, self._host_of[machine], self._seconds_at(machine, stage))
+        return SimPeer(
+            machine=build_newcomer(config, plan, peer, stage, RunStart("sim")),
+            tensors=NoTensors(config.train.microbatch_size, state_words(config, plan, stage)),
+            host=self._host_of[machine],
+            seconds=self._seconds_at(machine, stage),
+        )
 
 
 def state_words(config: RunConfig, plan: Plan, stage: int) -> int:

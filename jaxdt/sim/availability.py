@@ -1,7 +1,7 @@
-"""Faults from a recorded availability trace: how many machines of a spot market there were, and when.
+"""Faults from a recorded availability trace: how many machines of a spot market there were over time.
 
-A trace is JSON: `nodes[k]` machines from second `t_s[k]` on. Fewer machines are crashes of peers drawn from a seed,
-more are joins of those that have been away for longest.
+A trace is JSON: `nodes[k]` machines from second `t_s[k]` on. Where the number falls, peers drawn from a seed crash;
+where it grows, newcomers join on the machines that have been away for longest.
 """
 
 import json
@@ -18,7 +18,7 @@ Counts = list[tuple[float, int]]
 
 
 def load(path: str | Path) -> Counts:
-    """(second, machines from then on), in order; BadInput for anything else."""
+    """(second, number of machines from then on), in order; raises BadInput for anything else."""
     try:
         data = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -42,48 +42,74 @@ def from_trace(
     begin_s: float | None = None,
     spare: bool = False,
 ) -> list[Fault]:
-    """Crashes and joins before until_s. The trace's largest count stands for all peers of `stages` (others are scaled
-    and rounded); the run begins at the first moment with that count, and the trace's time goes `speed` times as fast.
-    With `begin_s` the run begins at that second of the trace, and the largest count is that of the time it lasts.
-    A machine that comes back is a newcomer, which a later crash names by its passing name. No stage is spared, unless
-    `spare`: then nobody leaves who is alone at its stage, if newcomers go to the smallest."""
+    """Crashes and joins before until_s. The largest number of machines in the trace stands for all peers of `stages`;
+    other numbers are scaled and rounded. The run begins at the first moment with the largest number, and the time of
+    the trace goes `speed` times as fast. With `begin_s` the run begins at that second of the trace, and the largest
+    number is that of the part of the trace that the run covers.
+
+    A machine that comes back is a newcomer, which a later crash names by its temporary number. Stages may lose all
+    their peers, unless `spare`: then the last peer of a stage does not leave, if newcomers go to the smallest stage."""
     counts = load(path)
     if begin_s is not None:
         counts = _part(counts, begin_s, begin_s + until_s * speed)
     most = max(n for _, n in counts)
-    begin_s = next(t_s for t_s, n in counts if n == most) if begin_s is None else begin_s
-    rng = random.Random(f"trace {seed}")
-    stage_of = {peer: stage for stage, peers in enumerate(stages) for peer in peers}
-    here, gone = sorted(stage_of), []
-    machine_of = {peer: peer for peer in here}
-    n_peers, n_came, faults = len(here), 0, []
+    if begin_s is None:
+        begin_s = next(t_s for t_s, n in counts if n == most)
+    fleet = _Fleet(random.Random(f"trace {seed}"), stages, spare)
+    n_peers = sum(map(len, stages))
     for t_s, n in counts:
         at_s = (t_s - begin_s) / speed
-        if not 0.0 <= at_s < until_s:
-            continue
-        wanted = round(n_peers * n / most)
-        while len(here) > wanted:
-            sizes = Counter(stage_of[peer] for peer in here)
-            may = [peer for peer in here if sizes[stage_of[peer]] > 1] if spare else here
-            if not may:
+        if 0.0 <= at_s < until_s:
+            fleet.resize(at_s, round(n_peers * n / most))
+    return fleet.faults
+
+
+class _Fleet:
+    """The peers that run at one moment of a trace, and the faults that led there."""
+
+    def __init__(self, rng: random.Random, stages: Sequence[Sequence[int]], spare: bool):
+        self.faults: list[Fault] = []
+        self._rng = rng
+        self._n_stages = len(stages)
+        self._spare = spare
+        self._stage_of = {peer: stage for stage, peers in enumerate(stages) for peer in peers}
+        self._running = sorted(self._stage_of)
+        self._machine_of = {peer: peer for peer in self._running}
+        self._free_machines: list[int] = []
+        self._n_joined = 0
+
+    def resize(self, at_s: float, n_wanted: int) -> None:
+        """Crash peers, or let newcomers join, until n_wanted peers run."""
+        while len(self._running) > n_wanted:
+            sizes = self._stage_sizes()
+            candidates = [peer for peer in self._running if not self._spare or sizes[self._stage_of[peer]] > 1]
+            if not candidates:
                 break
-            peer = may[rng.randrange(len(may))]
-            here.remove(peer)
-            gone.append(machine_of[peer])
-            faults.append(Fault(at_s, CRASH, peer))
-        while len(here) < wanted:
-            machine, newcomer = gone.pop(0), TEMPORARY_IDS + n_came
-            faults.append(Fault(at_s, JOIN, n_came, others=(machine,)))
-            sizes = Counter(stage_of[peer] for peer in here)
-            stage_of[newcomer] = min(range(len(stages)), key=lambda stage: (sizes[stage], stage))
-            here.append(newcomer)
-            machine_of[newcomer] = machine
-            n_came += 1
-    return faults
+            self._crash(at_s, candidates[self._rng.randrange(len(candidates))])
+        while len(self._running) < n_wanted:
+            self._join(at_s)
+
+    def _stage_sizes(self) -> Counter[int]:
+        return Counter(self._stage_of[peer] for peer in self._running)
+
+    def _crash(self, at_s: float, peer: int) -> None:
+        self._running.remove(peer)
+        self._free_machines.append(self._machine_of[peer])
+        self.faults.append(Fault(at_s, CRASH, peer))
+
+    def _join(self, at_s: float) -> None:
+        machine = self._free_machines.pop(0)
+        newcomer = TEMPORARY_IDS + self._n_joined
+        self.faults.append(Fault(at_s, JOIN, self._n_joined, others=(machine,)))
+        sizes = self._stage_sizes()
+        self._stage_of[newcomer] = min(range(self._n_stages), key=lambda stage: (sizes[stage], stage))
+        self._machine_of[newcomer] = machine
+        self._running.append(newcomer)
+        self._n_joined += 1
 
 
 def _part(counts: Counts, begin_s: float, end_s: float) -> Counts:
-    """The counts of a part of the time, from its first second on."""
+    """The counts from begin_s to end_s; the first one is that of begin_s."""
     before = [n for t_s, n in counts if t_s <= begin_s]
     if not before or counts[-1][0] < begin_s:
         raise BadInput(f"begin_s: got {begin_s:g}, expected {counts[0][0]:g} to {counts[-1][0]:g}, the trace's seconds")

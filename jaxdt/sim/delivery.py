@@ -1,6 +1,7 @@
-"""Messages between simulated machines: over their link, with the tensor that they name, into the other's hands."""
+"""Messages between simulated machines: over their link, together with the tensor that they name."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,63 +15,82 @@ from jaxdt.sim.sim_peer import Outcome, SimPeer
 from jaxdt.sim.tensors import NoTensors
 
 
+@dataclass(frozen=True)
+class DeliveryOptions:
+    """What happens to messages besides their link. Tensors of the priorities in `free_priorities` arrive at once. With
+    `handle_message(peer, callback, args)` each other message costs time at both of its ends."""
+
+    trace: Trace | None = None
+    free_priorities: Collection[int] = ()
+    active_faults: ActiveFaults | None = None
+    handle_message: Callable[..., None] | None = None
+
+
 class Delivery:
-    """`tell(peer, event)` hands an event to a machine, unless it has stopped, as `outcome` says. Tensors of the
-    priorities in `free` arrive at once; all else is handled at both ends, `handle(peer, then, args)`, if that is
-    given."""
+    """`handle_event(peer, event)` hands an event to a machine; a peer in `outcome.stopped` gets no tensors."""
 
     def __init__(
         self,
         at: At,
-        lines: LinkTable,
-        seats: Mapping[int, SimPeer],
+        links: LinkTable,
+        peers: Mapping[int, SimPeer],
         outcome: Outcome,
-        tell: Callable[[int, Received], None],
-        trace: Trace | None,
-        free: Collection[int],
-        disturbance: ActiveFaults | None,
-        handle: Callable[..., None] | None,
+        handle_event: Callable[[int, Received], None],
+        options: DeliveryOptions,
     ):
-        self._at, self._lines, self._seats, self._outcome, self._tell = at, lines, seats, outcome, tell
-        self._trace, self._free, self._disturbance, self._handle = trace, free, disturbance, handle
-        # Whether anybody wants to know of tensors.
-        self._looks = trace or free or not all(isinstance(seat.tensors, NoTensors) for seat in seats.values())
+        self._at = at
+        self._links = links
+        self._peers = peers
+        self._outcome = outcome
+        self._handle_event = handle_event
+        self._trace = options.trace
+        self._free_priorities = options.free_priorities
+        self._active_faults = options.active_faults
+        self._handle_message = options.handle_message
+        has_tensors = not all(isinstance(peer.tensors, NoTensors) for peer in peers.values())
+        self._follows_tensors = bool(options.trace or options.free_priorities or has_tensors)
 
     def post(self, src: int, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header) -> None:
-        """As in Post."""
-        now_s, event, lines = self._outcome.now_s, None, self._lines.of(src)
+        """Send `letters`, each (dst, body, n_bytes), under one header; see Post."""
+        now_s = self._outcome.now_s
+        links = self._links.links_from(src)
+        event = None
         for dst, body, n_bytes in letters:
             if event is None or event.body is not body:
                 event = Received(header, body)
-            arrive, args, at_once = self._tell, (dst, event), False
-            if self._looks and type(body) in WITH_TENSOR:
-                arrive, args = self._bring, (dst, event, self._seats[src].tensors.take(body))
-                at_once = priority in self._free
+            arrive, args = self._handle_event, (dst, event)
+            at_once = False
+            if self._follows_tensors and type(body) in WITH_TENSOR:
+                arrive, args = self._arrive_with_tensor, (dst, event, self._peers[src].tensors.take(body))
+                at_once = priority in self._free_priorities
                 if self._trace:
                     self._trace.send(src, now_s, dst, body.key, n_bytes)
-            if self._disturbance:
-                arrive, args = self._disturbed, (src, dst, body, partial(arrive, *args))
+            if self._active_faults:
+                arrive, args = self._arrive_under_faults, (src, dst, body, partial(arrive, *args))
             if at_once:
                 self._at(now_s, arrive, args)
                 continue
-            line = lines.get(dst) or self._lines.line(src, dst)
-            if self._handle:
-                self._handle(src, self._carry, (line, n_bytes, priority, self._handle, (dst, arrive, args)))
+            link = links.get(dst) or self._links.link(src, dst)
+            if self._handle_message:
+                self._handle_message(
+                    src, self._carry, (link, n_bytes, priority, self._handle_message, (dst, arrive, args))
+                )
             else:
-                line.carry(now_s, n_bytes, priority, arrive, args)
+                link.carry(now_s, n_bytes, priority, arrive, args)
 
-    def _carry(self, line: SimulatedLink, n_bytes: int, priority: int, arrive: Callable[..., None], args: tuple):
-        line.carry(self._outcome.now_s, n_bytes, priority, arrive, args)
+    def _carry(
+        self, link: SimulatedLink, n_bytes: int, priority: int, arrive: Callable[..., None], args: tuple
+    ) -> None:
+        link.carry(self._outcome.now_s, n_bytes, priority, arrive, args)
 
-    def _bring(self, dst: int, event: Received, tensor: Any) -> None:
-        """A message with a tensor arrives."""
+    def _arrive_with_tensor(self, dst: int, event: Received, tensor: Any) -> None:
         if dst in self._outcome.stopped:
             return
-        src, body = event.header.src, event.body
-        self._seats[dst].tensors.put(body, src, tensor)
+        src = event.header.src
+        self._peers[dst].tensors.put(event.body, src, tensor)
         if self._trace:
-            self._trace.recv(dst, self._outcome.now_s, src, body.key)
-        self._tell(dst, event)
+            self._trace.recv(dst, self._outcome.now_s, src, event.body.key)
+        self._handle_event(dst, event)
 
-    def _disturbed(self, src: int, dst: int, body: Message, deliver: Callable[[], None]) -> None:
-        self._disturbance.arrive(self._outcome.now_s, src, dst, body, deliver)
+    def _arrive_under_faults(self, src: int, dst: int, body: Message, deliver: Callable[[], None]) -> None:
+        self._active_faults.on_arrival(self._outcome.now_s, src, dst, body, deliver)

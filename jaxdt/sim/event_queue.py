@@ -1,49 +1,50 @@
-"""Virtual time: what happens when, in the order of time and, at one instant, in the order in which it was asked for.
+"""Virtual time: callbacks in the order of their instants and, within one instant, in the order of their registration.
 
-Instants are dictionary keys and their happenings lists: on regular networks thousands of messages arrive at once,
-and the heap holds bare floats.
+An instant is a key of a dictionary, and its callbacks are a list: on regular networks thousands of messages arrive at
+the same instant, and the heap holds bare floats.
 """
 
 import heapq
 from collections.abc import Callable
 
-Happening = Callable[..., None]
+Callback = Callable[..., None]
 
 
 class EventQueue:
-    """`at` during an instant, for that instant, still takes part in it."""
+    """A callback that is registered during an instant, for that same instant, still runs in it."""
 
     def __init__(self):
         self._instants_s: list[float] = []
-        self._happenings: dict[float, list[tuple[Happening, tuple] | None]] = {}
+        self._callbacks: dict[float, list[tuple[Callback, tuple] | None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._instants_s)
 
-    def at(self, when_s: float, happen: Happening, args: tuple = ()) -> None:
-        """Call happen(*args) at when_s."""
-        waiting = self._happenings.get(when_s)
+    def at(self, when_s: float, callback: Callback, args: tuple = ()) -> None:
+        """Call callback(*args) at when_s."""
+        waiting = self._callbacks.get(when_s)
         if waiting is None:
-            self._happenings[when_s] = [(happen, args)]
+            self._callbacks[when_s] = [(callback, args)]
             heapq.heappush(self._instants_s, when_s)
         else:
-            waiting.append((happen, args))
+            waiting.append((callback, args))
 
     def clear(self) -> None:
-        """Nothing will happen any more."""
+        """Drop everything that is registered."""
         self._instants_s.clear()
-        self._happenings.clear()
+        self._callbacks.clear()
 
     def next_s(self) -> float:
         """The next instant."""
         return self._instants_s[0]
 
-    def happen(self) -> None:
-        """Everything of the next instant; what has happened is let go of at once, for what it brings about to reuse."""
+    def run_next(self) -> None:
+        """Run all callbacks of the next instant. Each entry is dropped before its callback runs, so that the callback
+        can reuse the memory."""
         when_s = self._instants_s[0]
-        waiting = self._happenings[when_s]
-        for i, (happen, args) in enumerate(waiting):
+        waiting = self._callbacks[when_s]
+        for i, (callback, args) in enumerate(waiting):
             waiting[i] = None
-            happen(*args)
+            callback(*args)
         heapq.heappop(self._instants_s)
-        del self._happenings[when_s]
+        del self._callbacks[when_s]

@@ -1,6 +1,6 @@
-"""A run of a plan under faults, beside the same run without: what it costs to lose peers, wait for links, and redo.
+"""A run of a plan under faults beside the same run without: the cost of lost peers, slow links and repeated Work.
 
-Timing alone, as in predict.py, but with the config's own heartbeats and deadlines, since these decide when a peer is
+Timing alone, as in predict.py, but with the heartbeats and deadlines of the config, since these decide when a peer is
 taken for lost.
 """
 
@@ -17,43 +17,49 @@ from jaxdt.spec.config import RunConfig
 PATIENCE = 20.0  # times the undisturbed run's seconds, and as many seconds on top
 
 
-def plain_config(scenario: Scenario, n_steps: int, joined: bool = False) -> RunConfig:
-    """n_steps steps without evaluation. Where nobody joins: without checkpoints but the last, and who loses a stage
-    stops; else both as the config says."""
+def plain_config(scenario: Scenario, n_steps: int, has_joiners: bool = False) -> RunConfig:
+    """The config for n_steps steps without evaluation. Without joiners only the last checkpoint is written, and a run
+    that loses a stage stops; with joiners both are as the config says."""
     config = replace(scenario.config, train=replace(scenario.config.train, steps=n_steps, eval_every_steps=0))
-    if joined:
+    if has_joiners:
         return config
-    train, wiring = replace(config.train, checkpoint_every_steps=0), replace(config.wiring, on_stage_lost="stop")
+    train = replace(config.train, checkpoint_every_steps=0)
+    wiring = replace(config.wiring, on_stage_lost="stop")
     return replace(config, train=train, wiring=wiring)
 
 
-def patience_s(calm_s: float) -> float:
-    """When a run is given up that takes calm_s without faults."""
-    return PATIENCE * (calm_s + 1.0)
+def time_limit_s(undisturbed_s: float) -> float:
+    """When a run under faults is given up that takes undisturbed_s without."""
+    return PATIENCE * (undisturbed_s + 1.0)
 
 
-def endure(scenario: Scenario, n_steps: int, faults: Sequence[Fault] = (), calm_s: float = float("inf")) -> Outcome:
-    """What comes of it; given up after patience_s."""
+def run_with_faults(
+    scenario: Scenario, n_steps: int, faults: Sequence[Fault] = (), undisturbed_s: float = float("inf")
+) -> Outcome:
+    """The outcome of n_steps steps under faults, given up after time_limit_s(undisturbed_s)."""
     config = plain_config(scenario, n_steps, any(fault.kind == JOIN for fault in faults))
-    return simulate(config, scenario.plan, scenario.conditions(), faults=faults, until_s=patience_s(calm_s))
+    until_s = time_limit_s(undisturbed_s)
+    return simulate(config, scenario.plan, scenario.conditions(), faults=faults, until_s=until_s)
 
 
-def summary(calm: Outcome, stormy: Outcome) -> list[str]:
-    """Lines for people: how long the steps took, who was lost and who came, and how it ended."""
-    calm_s = {fields["step"]: fields["step_s"] for fields in calm.fields("step")}
+def summary(undisturbed: Outcome, disturbed: Outcome) -> list[str]:
+    """Lines for people: how long the steps took, which peers were lost, which came, and how the run ended."""
+    undisturbed_step_s = {fields["step"]: fields["step_s"] for fields in undisturbed.fields("step")}
     lines = [
-        f"step {s['step']:<4} {s['step_s']:10.3f} s   without faults {calm_s[s['step']]:.3f} s"
-        for s in stormy.fields("step")
+        f"step {fields['step']:<4} {fields['step_s']:10.3f} s   "
+        f"without faults {undisturbed_step_s[fields['step']]:.3f} s"
+        for fields in disturbed.fields("step")
     ]
-    for now_s, peer, report in stormy.reports:
-        if report.kind in TOLD:
-            lines.append(f"{now_s:.3f} s: {TOLD[report.kind](peer, report.fields)}")
-    stop = stormy.stopped.get(COORDINATOR)
+    for now_s, peer, report in disturbed.reports:
+        if report.kind in REPORT_LINES:
+            lines.append(f"{now_s:.3f} s: {REPORT_LINES[report.kind](peer, report.fields)}")
+    stop = disturbed.stopped.get(COORDINATOR)
     end = f"code {stop.code}, {stop.reason}" if stop else "not over"
-    return [*lines, f"after {_ended_s(stormy):.3f} s (without faults {_ended_s(calm):.3f} s): {end}"]
+    lines.append(f"after {_ended_s(disturbed):.3f} s (without faults {_ended_s(undisturbed):.3f} s): {end}")
+    return lines
 
 
-TOLD: dict[str, Callable[[int, dict], str]] = {
+REPORT_LINES: dict[str, Callable[[int, dict], str]] = {
     "lost": lambda peer, fields: fields["reason"],
     "asked": lambda peer, fields: f"peer {fields['peer']} comes, for stage {fields['stage']}",
     "download": lambda peer, fields: (
@@ -65,12 +71,12 @@ TOLD: dict[str, Callable[[int, dict], str]] = {
 
 
 def _ended_s(outcome: Outcome) -> float:
-    """When the coordinator ended the run; who had just come hears of it later."""
+    """When the coordinator ended the run; a peer that has just joined hears of the end later."""
     return next((now_s for now_s, _, report in outcome.reports if report.kind == "ended"), outcome.now_s)
 
 
 def records(outcome: Outcome) -> list[dict]:
-    """The coordinator's reports of steps and of views in the form of a trace (jaxdt.protocol.trace)."""
+    """The coordinator's reports of steps and of views as records of a trace (jaxdt.protocol.trace)."""
     return [
         {"what": "report", "t": now_s, "peer": peer, "kind": report.kind, "fields": report.fields}
         for now_s, peer, report in outcome.reports

@@ -1,8 +1,8 @@
-"""Faults of a simulation: what may befall peers and links, one printed line each. An equal list gives an equal run.
+"""Faults of peers and links in a simulation, one printed line each. An equal list of faults gives an equal run.
 
-What the runtime's transport hides stays hidden: it resends what was not acknowledged and drops what came twice, so a
-cut or a clog makes messages late, never lost, and each lane of a pair stays in order. Two kinds go beyond that, for
-messages of which the protocol says that it does not matter: DUPLICATE and REORDER (disturbance.py names them).
+The runtime's transport resends what was not acknowledged and drops what came twice. So a cut or a clog makes messages
+late but never loses them, and each lane of a pair stays in order. Two kinds of faults go beyond that, DUPLICATE and
+REORDER, for messages that the protocol calls harmless (active_faults.py lists them).
 """
 
 import math
@@ -12,37 +12,46 @@ from dataclasses import dataclass
 
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
 
-CRASH, POWER_OFF, PAUSE, SLOW, CLOG, CUT = "crash", "power-off", "pause", "slow", "clog", "cut"
-DUPLICATE, REORDER, JOIN, RESTART, LEAVE = "duplicate", "reorder", "join", "restart", "leave"
-ENDS = (CRASH, POWER_OFF)
-COMES = (JOIN, RESTART)
+CRASH = "crash"
+POWER_OFF = "power-off"
+PAUSE = "pause"
+SLOW = "slow"
+CLOG = "clog"
+CUT = "cut"
+DUPLICATE = "duplicate"
+REORDER = "reorder"
+JOIN = "join"
+RESTART = "restart"
+LEAVE = "leave"
+ENDS = (CRASH, POWER_OFF)  # kinds that end a process
+STARTS = (JOIN, RESTART)  # kinds that start one
 CONTROL, DATA = "control", "data"  # lanes: data are messages that carry a tensor
 
-CRASH_SEEN_S = 0.1  # until a connection is seen to be broken whose other end has closed it
-DEAD_LINK_S = 6.0  # or has gone silent
-BLIP_S = 2.0  # a silence that nobody takes for a death: half the default deadline
+CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connection
+DEAD_LINK_S = 6.0  # until a peer sees that the other end is silent
+BLIP_S = 2.0  # a silence this short loses nobody: half the default deadline
 SEEN_BLIP_S = 1.0  # the same, if the connections break
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What begins at at_s and lasts for `seconds`:
+    """A fault that begins at at_s and lasts for `seconds`:
 
-    crash      the process of `peer` ends; what it has sent arrives, but for what a cut or clog holds
-    power-off  its machine ends: what has not arrived is lost, and others see it only after DEAD_LINK_S
-    pause      it hears and does nothing, and goes on afterwards with what has come
-    slow       its Work takes `factor` times as long, if begun meanwhile
+    crash      the process of `peer` ends; messages that it has sent arrive, except those that a cut or clog holds
+    power-off  its machine ends: messages that have not arrived are lost, and others see it only after DEAD_LINK_S
+    pause      `peer` does nothing; afterwards it goes on with the events that have come meanwhile
+    slow       Work that `peer` begins meanwhile takes `factor` times as long
     clog       the links from `peer` and `beside` to `others` have `factor` of their bandwidth; at 0 they stand still,
                or just one `lane` of them does
-    cut        the same peers and `others` cannot reach each other; both ends see it after `breaks_s`, if it lasts so
-               long, and again when it has healed
-    duplicate  messages from `peer` to `others` arrive twice, now and then
-    reorder    messages from `peer` to `others` are overtaken by later ones, now and then
-    join       somebody comes, under `peer` as a passing name, and asks for a seat; `others`: on that peer's machine
-    restart    the process of a `peer` that has crashed, or of the coordinator, is started once more
+    cut        `peer` and `beside` cannot reach `others`, and the other way round; both ends see it after `breaks_s`, if
+               the cut lasts that long, and again when it has healed
+    duplicate  some messages from `peer` to `others` arrive twice
+    reorder    some messages from `peer` to `others` are overtaken by later ones
+    join       a newcomer with the temporary number `peer` asks to join, on the machine of the peer in `others`
+    restart    the process of a crashed `peer`, or of the coordinator, is started again
     leave      `peer` is asked to leave
 
-    A `peer` of TEMPORARY_IDS + n is whoever came under the passing name n; nothing happens if nobody did.
+    A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.
     """
 
     at_s: float
@@ -57,42 +66,46 @@ class Fault:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Whom it befalls: `peer` and those beside it."""
+        """The peers on the near side: `peer` and those beside it."""
         return (self.peer, *self.beside)
 
     @property
     def until_s(self) -> float:
-        """When it is over; who crashed stays away."""
+        """When the fault is over. A process that has ended stays away."""
         return self.at_s + self.seconds
 
     @property
-    def takes(self) -> tuple[int, ...]:
-        """The peers that the run may lose by it."""
+    def may_lose(self) -> tuple[int, ...]:
+        """The peers that the run may lose by this fault."""
         silent = self.kind in (PAUSE, CUT) or (self.kind == CLOG and not self.factor)
-        hits = self.kind in (*ENDS, LEAVE) or (
-            silent and self.seconds > (SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S)
-        )
-        ends = (*self.peers, *self.others)
-        either = self.kind == CUT and COORDINATOR not in ends  # the coordinator decides who has to go
-        return tuple(peer for peer in (ends if either else self.peers) if hits and peer != COORDINATOR)
+        harmless_s = SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S
+        if not (self.kind in (*ENDS, LEAVE) or (silent and self.seconds > harmless_s)):
+            return ()
+        candidates = self.peers
+        if self.kind == CUT and COORDINATOR not in (*self.peers, *self.others):
+            candidates = (*self.peers, *self.others)  # the coordinator decides which side has to go
+        return tuple(peer for peer in candidates if peer != COORDINATOR)
 
     def __str__(self) -> str:
-        extra = {SLOW: f", {self.factor:.3g} times", CLOG: f", {self.factor:.3g} of {self.lane or 'all'}"}
-        extra[CUT] = f", seen after {self.breaks_s:.3g} s"
-        way = {CUT: "from", JOIN: "on the machine of"}.get(self.kind, "to")
-        to = f" {way} {_names(self.others)}" if self.others else ""
-        lasts = f" for {self.seconds:.3f} s" if self.seconds else ""
-        who = f"newcomer {self.peer}" if self.kind == JOIN else _names(self.peers)
-        return f"{self.at_s:.3f} s: {self.kind} {who}{to}{lasts}{extra.get(self.kind, '')}"
+        details = {
+            SLOW: f", {self.factor:.3g} times",
+            CLOG: f", {self.factor:.3g} of {self.lane or 'all'}",
+            CUT: f", seen after {self.breaks_s:.3g} s",
+        }
+        preposition = {CUT: "from", JOIN: "on the machine of"}.get(self.kind, "to")
+        others = f" {preposition} {_names(self.others)}" if self.others else ""
+        duration = f" for {self.seconds:.3f} s" if self.seconds else ""
+        peers = f"newcomer {self.peer}" if self.kind == JOIN else _names(self.peers)
+        return f"{self.at_s:.3f} s: {self.kind} {peers}{others}{duration}{details.get(self.kind, '')}"
 
 
 def spares_every_stage(faults: Sequence[Fault], stages: Sequence[Sequence[int]]) -> bool:
-    """Whether each stage keeps a peer that no fault takes."""
-    taken = {peer for fault in faults for peer in fault.takes}
-    return all(set(peers) - taken for peers in stages)
+    """Whether each stage keeps a peer that no fault may lose."""
+    lost = {peer for fault in faults for peer in fault.may_lose}
+    return all(set(peers) - lost for peers in stages)
 
 
-# -------------------------------------------------------------------------------------------------------------- dice
+# ------------------------------------------------------------------------------------------------------ random faults
 
 
 def draw(
@@ -103,120 +116,131 @@ def draw(
     pause_s: float,
     kinds: Sequence[str] = (),
 ) -> list[Fault]:
-    """At most n faults of `kinds` (all but joins) that begin before until_s on peers of `stages` (peers of each stage),
-    and last for up to pause_s. At most all but one peer of a stage are taken, since a stage without any ends the run.
+    """At most n faults of `kinds` (default: all in DRAWERS) that begin before until_s on peers of `stages` (the peers
+    of each stage) and last for up to pause_s. Each stage keeps a peer, since a stage without any ends the run.
 
-    Silences between peers, and those of the coordinator, are blips; `broken_link` draws one that is not."""
-    dice = _Dice(random.Random(f"faults {seed}"), stages, pause_s)
+    Silences between peers, and those of the coordinator, are blips; `broken_link` draws one that is longer."""
+    candidates = _Candidates(random.Random(f"faults {seed}"), stages, pause_s)
     drawers = [DRAWERS[kind] for kind in kinds or DRAWERS]
-    drawn = [dice.rng.choice(drawers)(dice, dice.rng.uniform(0.0, until_s)) for _ in range(n)]
+    rng = candidates.rng
+    drawn = [rng.choice(drawers)(candidates, rng.uniform(0.0, until_s)) for _ in range(n)]
     return sorted((fault for fault in drawn if fault), key=lambda fault: fault.at_s)
 
 
 def broken_link(seed: int, stages: Sequence[Sequence[int]], until_s: float) -> Fault:
-    """Two peers that keep their coordinator and lose one another, for a while or for good."""
+    """A cut between two peers that both still reach the coordinator, for a while or for good."""
     rng = random.Random(f"broken link {seed}")
-    one, other = rng.sample(sorted(peer for peers in stages for peer in peers), 2)
-    at_s, seconds = rng.uniform(0.0, until_s), rng.choice((8.0, 20.0, math.inf))
-    return Fault(at_s, CUT, one, seconds, others=(other,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
+    peer, other = rng.sample(sorted(peer for peers in stages for peer in peers), 2)
+    at_s = rng.uniform(0.0, until_s)
+    seconds = rng.choice((8.0, 20.0, math.inf))
+    return Fault(at_s, CUT, peer, seconds, others=(other,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
 
 
-class _Dice:
-    """`left` holds the peers of each stage that may still be taken, and the one that may not."""
+class _Candidates:
+    """The peers that faults may still be drawn for. `replicas[stage]` are those of a stage that may be lost as long as
+    one of them remains."""
 
     def __init__(self, rng: random.Random, stages: Sequence[Sequence[int]], pause_s: float):
-        self.rng, self.pause_s = rng, pause_s
-        self.left = [list(peers) for peers in stages]
-        self.everybody = [COORDINATOR, *sorted(peer for peers in stages for peer in peers)]
-        self.may_blink = True  # the coordinator, once: two blips in a row would be a silence
+        self.rng = rng
+        self.pause_s = pause_s
+        self.replicas = [list(peers) for peers in stages]
+        self.all_ends = [COORDINATOR, *sorted(peer for peers in stages for peer in peers)]
+        self.coordinator_may_pause = True  # once: two blips in a row would be a silence
 
-    def taken(self) -> int | None:
-        """A peer that the run can do without, if there is one."""
-        stages = [peers for peers in self.left if len(peers) > 1]
+    def draw_expendable(self) -> int | None:
+        """A peer that the run can lose; None if there is none."""
+        stages = [peers for peers in self.replicas if len(peers) > 1]
         if not stages:
             return None
         peers = self.rng.choice(stages)
         return peers.pop(self.rng.randrange(len(peers)))
 
-    def ends(self) -> list[int]:
-        """Everybody in random order; the coordinator only if it may blink."""
-        ends = self.everybody[not self.may_blink :]
+    def draw_ends(self) -> list[int]:
+        """All ends of links in random order; the coordinator only if it may pause."""
+        ends = self.all_ends[not self.coordinator_may_pause :]
         return self.rng.sample(ends, len(ends))
 
-    def seconds(self, most_s: float) -> float:
+    def draw_seconds(self, most_s: float) -> float:
         return self.rng.uniform(0.0, most_s)
 
 
-def _crash(dice: _Dice, at_s: float, kind: str = CRASH) -> Fault | None:
-    peer = dice.taken()
+def _draw_crash(candidates: _Candidates, at_s: float, kind: str = CRASH) -> Fault | None:
+    peer = candidates.draw_expendable()
     return None if peer is None else Fault(at_s, kind, peer)
 
 
-def _power_off(dice: _Dice, at_s: float) -> Fault | None:
-    return _crash(dice, at_s, POWER_OFF)
+def _draw_power_off(candidates: _Candidates, at_s: float) -> Fault | None:
+    return _draw_crash(candidates, at_s, POWER_OFF)
 
 
-def _pause(dice: _Dice, at_s: float) -> Fault | None:
-    if dice.may_blink and dice.rng.random() < 0.2:
-        dice.may_blink = False
-        return Fault(at_s, PAUSE, COORDINATOR, dice.seconds(min(BLIP_S, dice.pause_s)))
-    peer = dice.taken()
-    return None if peer is None else Fault(at_s, PAUSE, peer, dice.seconds(dice.pause_s))
+def _draw_pause(candidates: _Candidates, at_s: float) -> Fault | None:
+    if candidates.coordinator_may_pause and candidates.rng.random() < 0.2:
+        candidates.coordinator_may_pause = False
+        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(min(BLIP_S, candidates.pause_s)))
+    peer = candidates.draw_expendable()
+    return None if peer is None else Fault(at_s, PAUSE, peer, candidates.draw_seconds(candidates.pause_s))
 
 
-def _slow(dice: _Dice, at_s: float) -> Fault:
-    return Fault(
-        at_s, SLOW, dice.rng.choice(dice.everybody[1:]), dice.seconds(dice.pause_s), factor=dice.rng.choice((2.0, 10.0))
-    )
+def _draw_slow(candidates: _Candidates, at_s: float) -> Fault:
+    peer = candidates.rng.choice(candidates.all_ends[1:])
+    seconds = candidates.draw_seconds(candidates.pause_s)
+    return Fault(at_s, SLOW, peer, seconds, factor=candidates.rng.choice((2.0, 10.0)))
 
 
-def _clog(dice: _Dice, at_s: float) -> Fault:
-    factor = dice.rng.choice((0.0, 0.1, 0.5))
-    src, dst = dice.ends()[:2] if factor == 0.0 else dice.rng.sample(dice.everybody, 2)
-    lane = dice.rng.choice(("", CONTROL, DATA)) if factor == 0.0 else ""
-    if factor == 0.0 and COORDINATOR in (src, dst):
-        dice.may_blink = False
-    seconds = dice.seconds(min(BLIP_S, dice.pause_s) if factor == 0.0 else dice.pause_s)
-    return Fault(at_s, CLOG, src, seconds, others=(dst,), factor=factor, lane=lane)
+def _draw_clog(candidates: _Candidates, at_s: float) -> Fault:
+    factor = candidates.rng.choice((0.0, 0.1, 0.5))
+    if factor:
+        src, dst = candidates.rng.sample(candidates.all_ends, 2)
+        return Fault(at_s, CLOG, src, candidates.draw_seconds(candidates.pause_s), others=(dst,), factor=factor)
+    src, dst = candidates.draw_ends()[:2]
+    lane = candidates.rng.choice(("", CONTROL, DATA))
+    if COORDINATOR in (src, dst):
+        candidates.coordinator_may_pause = False
+    seconds = candidates.draw_seconds(min(BLIP_S, candidates.pause_s))
+    return Fault(at_s, CLOG, src, seconds, others=(dst,), factor=0.0, lane=lane)
 
 
-def _cut(dice: _Dice, at_s: float) -> Fault | None:
-    """A blip between any two parties, or a peer or two cut off from all or just from the coordinator."""
-    breaks_s = dice.rng.choice((CRASH_SEEN_S, DEAD_LINK_S))
-    if dice.rng.random() < 0.5:
-        ends = dice.ends()
-        first, *beside = ends[: dice.rng.randint(1, len(ends) - 1)]
-        dice.may_blink = False  # it may have been on either side
-        seconds = dice.seconds(min(SEEN_BLIP_S if breaks_s < BLIP_S else BLIP_S, dice.pause_s))
+def _draw_cut(candidates: _Candidates, at_s: float) -> Fault | None:
+    """A blip between any two sides, or a peer or two cut off from all others or from the coordinator alone."""
+    rng = candidates.rng
+    breaks_s = rng.choice((CRASH_SEEN_S, DEAD_LINK_S))
+    if rng.random() < 0.5:
+        ends = candidates.draw_ends()
+        first, *beside = ends[: rng.randint(1, len(ends) - 1)]
+        candidates.coordinator_may_pause = False  # it may have been on either side
+        blip_s = SEEN_BLIP_S if breaks_s < BLIP_S else BLIP_S
+        seconds = candidates.draw_seconds(min(blip_s, candidates.pause_s))
         return Fault(at_s, CUT, first, seconds, tuple(beside), tuple(ends[1 + len(beside) :]), breaks_s=breaks_s)
-    peers = [peer for peer in (dice.taken() for _ in range(dice.rng.randint(1, 2))) if peer is not None]
+    drawn = [candidates.draw_expendable() for _ in range(rng.randint(1, 2))]
+    peers = [peer for peer in drawn if peer is not None]
     if not peers:
         return None
-    others = [end for end in dice.everybody if end not in peers]
-    if dice.rng.random() < 0.3:
+    others = [end for end in candidates.all_ends if end not in peers]
+    if rng.random() < 0.3:
         others = [COORDINATOR]
-    return Fault(at_s, CUT, peers[0], dice.seconds(dice.pause_s), tuple(peers[1:]), tuple(others), breaks_s=breaks_s)
+    seconds = candidates.draw_seconds(candidates.pause_s)
+    return Fault(at_s, CUT, peers[0], seconds, tuple(peers[1:]), tuple(others), breaks_s=breaks_s)
 
 
-def _duplicate(dice: _Dice, at_s: float, kind: str = DUPLICATE) -> Fault:
-    src = dice.rng.choice(dice.everybody)
-    others = tuple(end for end in dice.everybody if end != src)
-    return Fault(at_s, kind, src, dice.seconds(dice.pause_s), others=others)
+def _draw_duplicate(candidates: _Candidates, at_s: float, kind: str = DUPLICATE) -> Fault:
+    src = candidates.rng.choice(candidates.all_ends)
+    others = tuple(end for end in candidates.all_ends if end != src)
+    return Fault(at_s, kind, src, candidates.draw_seconds(candidates.pause_s), others=others)
 
 
-def _reorder(dice: _Dice, at_s: float) -> Fault:
-    return _duplicate(dice, at_s, REORDER)
+def _draw_reorder(candidates: _Candidates, at_s: float) -> Fault:
+    return _draw_duplicate(candidates, at_s, REORDER)
 
 
-DRAWERS: dict[str, Callable[[_Dice, float], Fault | None]] = {
-    CRASH: _crash,
-    POWER_OFF: _power_off,
-    PAUSE: _pause,
-    SLOW: _slow,
-    CLOG: _clog,
-    CUT: _cut,
-    DUPLICATE: _duplicate,
-    REORDER: _reorder,
+DRAWERS: dict[str, Callable[[_Candidates, float], Fault | None]] = {
+    CRASH: _draw_crash,
+    POWER_OFF: _draw_power_off,
+    PAUSE: _draw_pause,
+    SLOW: _draw_slow,
+    CLOG: _draw_clog,
+    CUT: _draw_cut,
+    DUPLICATE: _draw_duplicate,
+    REORDER: _draw_reorder,
 }
 
 

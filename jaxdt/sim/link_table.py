@@ -1,4 +1,4 @@
-"""The links of a simulation: made when a pair first talks, with the options that hold for all of them."""
+"""The links of a simulation: each is made when its pair first communicates, with options that hold for all of them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -8,11 +8,13 @@ from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.links import At, Jitter, Pipe, Ramp, SimulatedLink
 from jaxdt.spec.network import Link
 
+OUT, IN = 0, 1  # directions of an access line, as indices of access_gbps[host]
+
 
 @dataclass(frozen=True)
 class LinkOptions:
     """What links do besides latency and bandwidth. `access_gbps[host]`: (out, in) of the line that all traffic of the
-    host's peers with other hosts shares; a host that is not in it has one that never limits."""
+    host's peers with other hosts shares; the line of a host that is missing from it never limits."""
 
     jitter: Jitter | None = None
     ramp: Ramp | None = None
@@ -20,45 +22,53 @@ class LinkOptions:
 
 
 class LinkTable:
-    """`line(src, dst)`: the one SimulatedLink of an ordered pair. `host_of` says where peers sit; the coordinator's
-    traffic has no payload and needs no host."""
+    """`link(src, dst)`: the one SimulatedLink of an ordered pair. `host_of[peer]` is the host of a peer; the
+    coordinator needs none, since its messages carry no payload."""
 
-    def __init__(self, link: Callable[[int, int], Link], at: At, host_of: Mapping[int, str], options: LinkOptions):
-        self._link, self._at, self._host_of, self._options = link, at, dict(host_of), options
+    def __init__(
+        self, network_link: Callable[[int, int], Link], at: At, host_of: Mapping[int, str], options: LinkOptions
+    ):
+        self._network_link = network_link
+        self._at = at
+        self._host_of = dict(host_of)
+        self._options = options
         self._plain = options.jitter is options.ramp is None and not options.access_gbps
-        self._from: dict[int, dict[int, SimulatedLink]] = defaultdict(dict)
-        self._ways: dict[tuple[str, int], Pipe] = {}
+        self._links_from: dict[int, dict[int, SimulatedLink]] = defaultdict(dict)
+        self._access_pipes: dict[tuple[str, int], Pipe] = {}
 
-    def seat(self, peer: int, host: str) -> None:
-        """A peer that was not there from the start."""
+    def set_host(self, peer: int, host: str) -> None:
+        """The host of a peer that was not there from the start, or that has moved."""
         self._host_of[peer] = host
 
-    def of(self, src: int) -> Mapping[int, SimulatedLink]:
-        """Those from src that have been made."""
-        return self._from[src]
+    def links_from(self, src: int) -> Mapping[int, SimulatedLink]:
+        """Links from src that have been made so far, by their other end."""
+        return self._links_from[src]
 
-    def line(self, src: int, dst: int) -> SimulatedLink:
-        lines = self._from[src]
-        return lines.get(dst) or lines.setdefault(dst, self._made(src, dst))
+    def link(self, src: int, dst: int) -> SimulatedLink:
+        links = self._links_from[src]
+        return links.get(dst) or links.setdefault(dst, self._make(src, dst))
 
-    def _made(self, src: int, dst: int) -> SimulatedLink:
-        link, options = self._link(src, dst), self._options
+    def _make(self, src: int, dst: int) -> SimulatedLink:
+        link = self._network_link(src, dst)
+        options = self._options
         if self._plain:
             return SimulatedLink(link, self._at)
         jitter_s = options.jitter.draws(src, dst) if options.jitter else None
-        return SimulatedLink(link, self._at, jitter_s, options.ramp, *self._access(src, dst))
+        access_out, access_in = self._access(src, dst)
+        return SimulatedLink(link, self._at, jitter_s, options.ramp, access_out, access_in)
 
     def _access(self, src: int, dst: int) -> tuple[Pipe | None, Pipe | None]:
-        """The ways out of src's host and into dst's."""
-        ends = self._host_of.get(src), self._host_of.get(dst)
-        if COORDINATOR in (src, dst) or ends[0] == ends[1]:
+        """The access lines out of the host of src and into the host of dst."""
+        src_host = self._host_of.get(src)
+        dst_host = self._host_of.get(dst)
+        if COORDINATOR in (src, dst) or src_host == dst_host:
             return None, None
-        return self._way(ends[0], 0), self._way(ends[1], 1)
+        return self._access_pipe(src_host, OUT), self._access_pipe(dst_host, IN)
 
-    def _way(self, host: str, direction: int) -> Pipe | None:
+    def _access_pipe(self, host: str, direction: int) -> Pipe | None:
         if host not in self._options.access_gbps:
             return None
-        if (host, direction) not in self._ways:
+        if (host, direction) not in self._access_pipes:
             gbps = self._options.access_gbps[host][direction]
-            self._ways[host, direction] = Pipe(Link(bandwidth_gbps=gbps), self._at)
-        return self._ways[host, direction]
+            self._access_pipes[host, direction] = Pipe(Link(bandwidth_gbps=gbps), self._at)
+        return self._access_pipes[host, direction]

@@ -1,8 +1,8 @@
 """Directed links in virtual time: FIFO within a priority, one message at a time, latency after the last byte.
 
-A link is a pipe and a delay. Options, all off by default: `Jitter` on the delay, `Ramp` of a TCP connection that was
-idle, and the access pipes of the two hosts, which all their traffic shares. Pipes pass a message on from its first byte
-(cut-through): on a chain of pipes its last byte is as late as the slowest of them makes it.
+A link is a pipe and a delay. Three options are off by default: `Jitter` of the delay, `Ramp` of a TCP connection that
+was idle, and the access pipes of the two hosts, which all their traffic shares. Pipes forward a message from its first
+byte on (cut-through): on a chain of pipes the slowest pipe decides when the last byte arrives.
 """
 
 import heapq
@@ -13,17 +13,19 @@ from functools import partial
 
 from jaxdt.spec.network import UNLIMITED_GBPS, Link
 
-At = Callable[..., None]  # at(when_s, happen, args=()): see EventQueue
+At = Callable[..., None]  # at(when_s, callback, args=()): see EventQueue
 Entered = Callable[[float, float], None]
 
 NEVER_S = float("-inf")
-SEGMENT_BYTES, RESTART_SEGMENTS, RTO_MARGIN_S = 1448, 10, 0.2
+SEGMENT_BYTES = 1448
+RESTART_SEGMENTS = 10
+RTO_MARGIN_S = 0.2
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """Uniform in 0..jitter_s on every message, drawn from `seed` and the pair; a link stays in order. The transport's
-    emulated links draw the same way."""
+    """Uniform in 0..jitter_s for every message, drawn from `seed` and the pair; messages of a link stay in order. The
+    transport's emulated links draw in the same way."""
 
     jitter_s: float
     seed: int = 0
@@ -35,8 +37,8 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A TCP connection that was idle: per retransmission timeout of idleness its window halves, down to ten segments
-    (RFC 2861, Linux tcp_slow_start_after_idle=1), and doubles every round trip until it fills the link."""
+    """A TCP connection that was idle: its window halves with each retransmission timeout of idleness, down to ten
+    segments (RFC 2861, Linux tcp_slow_start_after_idle=1), and doubles every round trip until it fills the link."""
 
     def delay_s(self, link: Link, idle_s: float, n_bytes: int) -> float:
         """Seconds by which a message is later than at full speed."""
@@ -45,7 +47,9 @@ class Ramp:
         if rtt_s == 0 or halvings == 0 or link.bandwidth_gbps == UNLIMITED_GBPS:
             return 0.0
         full = rtt_s / link.occupied_s(SEGMENT_BYTES)
-        window, left, late_s = max(RESTART_SEGMENTS, full / 2**halvings), n_bytes / SEGMENT_BYTES, 0.0
+        window = max(RESTART_SEGMENTS, full / 2**halvings)
+        left = n_bytes / SEGMENT_BYTES
+        late_s = 0.0
         while window < min(full, left):
             late_s += rtt_s * (1 - window / full)
             left -= window
@@ -59,15 +63,16 @@ class Pipe:
     __slots__ = ("link", "_at", "_free_s", "_order", "_queue")
 
     def __init__(self, link: Link, at: At):
-        self.link, self._at = link, at
+        self.link = link
+        self._at = at
         self._free_s = 0.0
         self._order = 0
         self._queue: list[tuple[int, int, int, float, Entered]] | None = None  # most links never need one
 
     def offer(self, now_s: float, n_bytes: int, priority: int, tail_s: float, entered: Entered) -> None:
-        """Call entered(start, end) when the message's first byte enters: the instants at which its first and its last
-        byte leave. The last one does not come in before tail_s."""
-        end_s = self.passed_s(now_s, n_bytes)
+        """Call entered(start_s, end_s) when the first byte of the message enters: the instants at which the first and
+        the last byte leave the pipe. The last byte does not enter before tail_s."""
+        end_s = self.enter_now(now_s, n_bytes)
         if end_s is not None:
             entered(now_s, max(end_s, tail_s))
             return
@@ -78,8 +83,8 @@ class Pipe:
         if len(self._queue) == 1:
             self._at(self._free_s, self._next)
 
-    def passed_s(self, now_s: float, n_bytes: int) -> float | None:
-        """Let a message in, if it can enter at once; when its last byte leaves."""
+    def enter_now(self, now_s: float, n_bytes: int) -> float | None:
+        """Let a message in and return the instant at which its last byte leaves; None if the pipe is not free."""
         if now_s < self._free_s or self._queue:
             return None
         self._free_s = end_s = now_s + self.link.occupied_s(n_bytes)
@@ -97,7 +102,17 @@ class Pipe:
 class SimulatedLink(Pipe):
     """A pipe and a delay. Messages without payload travel on the control lane: they only take the latency."""
 
-    __slots__ = ("_full", "_idle_s", "_jitter_s", "_latency_s", "_latest_s", "_plain", "_ramp", "_way_in", "_way_out")
+    __slots__ = (
+        "_access_in",
+        "_access_out",
+        "_full",
+        "_idle_s",
+        "_jitter_s",
+        "_latency_s",
+        "_latest_s",
+        "_plain",
+        "_ramp",
+    )
 
     def __init__(
         self,
@@ -105,40 +120,44 @@ class SimulatedLink(Pipe):
         at: At,
         jitter_s: Callable[[], float] | None = None,
         ramp: Ramp | None = None,
-        way_out: Pipe | None = None,
-        way_in: Pipe | None = None,
+        access_out: Pipe | None = None,
+        access_in: Pipe | None = None,
     ):
         super().__init__(link, at)
-        self._full, self._latency_s = link, link.latency_s
-        self._jitter_s, self._ramp = jitter_s, ramp
-        self._way_out, self._way_in = way_out, way_in
-        self._latest_s = self._idle_s = NEVER_S
-        self._plain = jitter_s is ramp is way_out is way_in is None
+        self._full = link
+        self._latency_s = link.latency_s
+        self._jitter_s = jitter_s
+        self._ramp = ramp
+        self._access_out = access_out
+        self._access_in = access_in
+        self._latest_s = NEVER_S
+        self._idle_s = NEVER_S
+        self._plain = jitter_s is ramp is access_out is access_in is None
 
     def carry(self, now_s: float, n_bytes: int, priority: int, deliver: Callable[..., None], args: tuple = ()) -> None:
         """Call deliver(*args) when n_bytes, offered at now_s, have arrived."""
         if n_bytes == 0:
             self._at(now_s + self._latency_s, deliver, args)
-        elif self._plain and (end_s := self.passed_s(now_s, n_bytes)) is not None:
-            self._at(end_s + self._latency_s, deliver, args)  # nearly always: no need for the callbacks below
+        elif self._plain and (end_s := self.enter_now(now_s, n_bytes)) is not None:
+            self._at(end_s + self._latency_s, deliver, args)  # the common case, without the callbacks below
         else:
             message = (n_bytes, priority, deliver, args)
-            if self._way_out is None:
-                self.offer(now_s, n_bytes, priority, now_s, partial(self._crossed, message))
+            if self._access_out is None:
+                self.offer(now_s, n_bytes, priority, now_s, partial(self._entered_link, message))
             else:
-                self._way_out.offer(now_s, n_bytes, priority, now_s, partial(self._left, message))
+                self._access_out.offer(now_s, n_bytes, priority, now_s, partial(self._left_host, message))
 
-    def narrow(self, factor: float) -> None:
-        """The link has this share of its bandwidth from the next message on."""
+    def set_bandwidth_factor(self, factor: float) -> None:
+        """From the next message on the link has this share of its bandwidth."""
         self.link = replace(self._full, bandwidth_gbps=self._full.bandwidth_gbps * factor)
 
-    def _left(self, message: tuple, start_s: float, end_s: float) -> None:
-        """The first byte is out of the host."""
+    def _left_host(self, message: tuple, start_s: float, end_s: float) -> None:
+        """The first byte has left the host."""
         n_bytes, priority, _, _ = message
-        self.offer(start_s, n_bytes, priority, end_s, partial(self._crossed, message))
+        self.offer(start_s, n_bytes, priority, end_s, partial(self._entered_link, message))
 
-    def _crossed(self, message: tuple, start_s: float, end_s: float) -> None:
-        """The first byte has begun to cross at start_s, the last one will at end_s."""
+    def _entered_link(self, message: tuple, start_s: float, end_s: float) -> None:
+        """The first byte enters the delay at start_s, the last one at end_s."""
         n_bytes, priority, deliver, args = message
         delay_s = self._latency_s
         if self._jitter_s is not None:
@@ -148,9 +167,9 @@ class SimulatedLink(Pipe):
                 delay_s += self._ramp.delay_s(self.link, start_s - self._idle_s, n_bytes)
             self._idle_s = end_s
         self._latest_s = latest_s = max(self._latest_s, end_s + delay_s)
-        if self._way_in is None:
+        if self._access_in is None:
             self._at(latest_s, deliver, args)
             return
         head_s = min(start_s + delay_s, latest_s)
         arrived = lambda start_s, end_s: self._at(end_s, deliver, args)  # noqa: E731
-        self._at(head_s, self._way_in.offer, (head_s, n_bytes, priority, latest_s, arrived))
+        self._at(head_s, self._access_in.offer, (head_s, n_bytes, priority, latest_s, arrived))

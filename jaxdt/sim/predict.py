@@ -1,4 +1,4 @@
-"""What a step will cost: the run's own machines simulated with measured seconds on a given network."""
+"""What a step will cost: the machines of a run, simulated with measured seconds on a given network."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.link_table import LinkOptions
-from jaxdt.sim.sim_peer import Outcome, SimPeer
+from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Link, Network
@@ -24,10 +24,9 @@ WARM_UP_STEPS = 1
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where a plan runs. `seconds[peer]`: per kind of Work on one core, and per MESSAGE where handling one
-    counts; `link(src, dst)` also knows the coordinator; `host_of[peer]` and `cores[host]`; `persist_s`: making a record
-    durable; `free`: see Simulation. `seconds_at(peer, stage)`: of a newcomer on the machine of a peer, where some
-    join."""
+    """Where a plan runs. `seconds[peer]`: per kind of Work on one core, and per MESSAGE where the time of handling one
+    counts; `host_of[peer]`: its host; `seconds_at(peer, stage)`, where peers join: the seconds of a newcomer on the
+    machine of a peer of the plan. The other fields are those of Environment."""
 
     seconds: Mapping[int, Mapping[str, float]]
     link: Callable[[int, int], Link]
@@ -37,6 +36,10 @@ class Conditions:
     options: LinkOptions = field(default_factory=LinkOptions)
     free: frozenset[str] = frozenset()
     seconds_at: Callable[[int, int], Mapping[str, float]] | None = None
+
+    def environment(self, link: Callable[[int, int], Link]) -> Environment:
+        """The environment of a simulation with these links."""
+        return Environment(link, self.cores, self.persist_s, self.options, self.free)
 
 
 def simulate(
@@ -49,37 +52,33 @@ def simulate(
 ) -> Outcome:
     """Run the config's steps in virtual time, without arithmetic."""
     with _without_gc():
-        return _simulate(config, plan, conditions, trace, faults, until_s)
+        arrivals = Arrivals(config, plan, conditions.link, conditions.host_of, conditions.seconds_at, faults)
+        has_joiners = any(fault.kind == JOIN for fault in faults)
+        simulation = Simulation(
+            build_coordinator(config, plan, RunStart("sim")),
+            _make_peers(config, plan, conditions),
+            conditions.environment(arrivals.link if has_joiners else conditions.link),
+            faults,
+            trace,
+            processes=ProcessFactory(arrivals.make_peer),
+        )
+        outcome = simulation.run(until_s)
+        simulation.release()
+        return outcome
 
 
-def _simulate(
-    config: RunConfig,
-    plan: Plan,
-    conditions: Conditions,
-    trace: Trace | None,
-    faults: Sequence[Fault],
-    until_s: float,
-) -> Outcome:
-    tensors = [
-        NoTensors(config.train.microbatch_size, state_words(config, plan, stage)) for stage in range(plan.n_stages)
-    ]
-    seats = {
+def _make_peers(config: RunConfig, plan: Plan, conditions: Conditions) -> dict[int, SimPeer]:
+    size = config.train.microbatch_size
+    tensors = [NoTensors(size, state_words(config, plan, stage)) for stage in range(plan.n_stages)]
+    return {
         peer: SimPeer(machine, tensors[plan.seat(peer)[0]], conditions.host_of[peer], conditions.seconds[peer])
         for peer, machine in build_peers(config, plan, RunStart("sim")).items()
     }
-    coordinator = build_coordinator(config, plan, RunStart("sim"))
-    how = conditions.cores, conditions.persist_s, trace, conditions.options, conditions.free, faults
-    arrivals = Arrivals(config, plan, conditions.link, conditions.host_of, conditions.seconds_at, faults)
-    link = arrivals.link if any(fault.kind == JOIN for fault in faults) else conditions.link
-    simulation = Simulation(coordinator, seats, link, *how, seat_of=arrivals.seat_of)
-    outcome = simulation.run(until_s)
-    simulation.forget()
-    return outcome
 
 
 @contextlib.contextmanager
 def _without_gc():
-    """Events form no cycles, and looking for some among a million messages in flight took up to a third of the time."""
+    """Events form no cycles, and the search for cycles among a million messages took up to a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -90,7 +89,7 @@ def _without_gc():
 
 
 def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_steps: int = 4) -> float:
-    """Median seconds of a training step without evaluation, the first one left out; its samples have the full length,
+    """Median seconds of a training step without evaluation, the first step left out. Samples have their full length,
     also where those of the first steps are shorter."""
     train = replace(config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
     outcome = simulate(replace(config, train=train), plan, conditions)
@@ -98,7 +97,7 @@ def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_step
 
 
 def device_links(network: Network | None, coordinator_device: int = 0) -> Callable[[int, int], Link]:
-    """Links between peers, which are devices of the network; the coordinator sits beside one of them."""
+    """Links between peers, which are devices of the network; the coordinator is beside one of them."""
     if network is None:
         return lambda src, dst: Link()
     device = lambda peer: coordinator_device if peer < 0 else peer  # noqa: E731

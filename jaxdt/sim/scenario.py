@@ -1,6 +1,6 @@
-"""What a simulation is made of, from the files that people hold: config, plan, profile and network."""
+"""The input of a prediction (config, plan, profile and network), and what the simulator needs of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,14 +17,15 @@ from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD
 
-RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # without faults heartbeats change no step, and cost time here
+# Heartbeats cost simulation time, and without faults they change no step.
+RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)
 PERSIST_S = 0.002
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A plan on a network, with the seconds of a profile. Every peer has its own device; devices that the network puts
-    on one host share its access line, if `options` gives it one. The coordinator sits beside the plan's first peer."""
+    """A plan on a network, with the seconds of a profile. Every peer has its own device. Devices that the network puts
+    on one host share its access line, if `options` gives it one. The coordinator is beside the plan's first peer."""
 
     config: RunConfig
     plan: Plan
@@ -60,7 +61,7 @@ class Scenario:
         )
 
     def quiet(self, n_steps: int) -> RunConfig:
-        """The config for n_steps plain steps: no evaluation, no checkpoint but the last, heartbeats next to never."""
+        """The config for n_steps plain steps: no evaluation, no checkpoint but the last, hardly any heartbeats."""
         train = replace(self.config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
         return replace(self.config, train=train, net=RARE)
 
@@ -86,12 +87,12 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
 
 
 def memory_bytes(scenario: Scenario) -> dict[int, int]:
-    """What each peer holds at its worst moment (jaxdt.spec.memory)."""
+    """The most bytes that each peer holds at once (jaxdt.spec.memory)."""
     config, plan = scenario.config, scenario.plan
     found = {}
     for peer in plan.peers:
         stage, pipeline = plan.seat(peer)
-        in_flight, retained = _held(config, plan, stage, pipeline)
+        in_flight, retained = _microbatches_held(config, plan, stage, pipeline)
         found[peer] = stage_memory_bytes(
             config.model,
             *plan.stages[stage],
@@ -106,14 +107,13 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
     return found
 
 
-def _held(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
-    """Microbatches between forward and backward at a peer, and those whose tensors are kept until the commit. Under
-    stochastic wiring all that are on their way may wait for this stage's backward, evenly spread over its peers."""
+def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
+    """Microbatches between forward and backward at a peer, and those whose tensors are retained until the commit."""
     numbers = config.model.boundary_numbers(config.train.microbatch_size)
     a_microbatch_bytes = max(1, (stage > 0) + (stage < plan.n_stages - 1)) * numbers * DTYPE_BYTES[config.dtype]
-    most = config.wiring.retain_bytes // a_microbatch_bytes
+    most_retained = config.wiring.retain_bytes // a_microbatch_bytes
     load = peer_load(config, plan, stage, pipeline)
-    return load.n_in_flight, min(load.n_microbatches, most)
+    return load.n_in_flight, min(load.n_microbatches, most_retained)
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
@@ -135,7 +135,7 @@ def with_latency_ms(scenario: Scenario, latency_ms: float) -> Scenario:
 
 
 def with_microbatches(scenario: Scenario, n_microbatches: float) -> Scenario:
-    """So many microbatches a step, evenly over the pipelines."""
+    """This many microbatches a step, evenly over the pipelines and at least one for each."""
     n_pipelines = scenario.plan.n_pipelines
     shares = even_shares(max(n_pipelines, round(n_microbatches)), n_pipelines)
     return replace(scenario, plan=replace(scenario.plan, shares=shares))
@@ -159,9 +159,9 @@ def _relinked(scenario: Scenario, change: Callable[[Link], Link]) -> Scenario:
     return replace(scenario, network=changed)
 
 
-def without(conditions: Conditions, *names: str) -> Conditions:
-    """The conditions with the commit, the exchange of gradients or the boundary tensors ("commit", "sync", "transfer")
-    free of charge."""
+def without(conditions: Conditions, names: Collection[str]) -> Conditions:
+    """The conditions in which the parts in `names` cost no time: "commit", "sync" (the exchange of gradients) and
+    "transfer" (boundary tensors)."""
     link = conditions.link
     if "commit" in names:
         free = lambda src, dst: Link() if COORDINATOR in (src, dst) else link(src, dst)  # noqa: E731

@@ -1,20 +1,23 @@
-"""What goes into a simulation for each peer, and what comes out of it."""
+"""What goes into a simulation (peers and their environment) and what comes out of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxdt.membership.peer import Machine
 from jaxdt.protocol.events import Report, Stop
+from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
+from jaxdt.spec.network import Link
 
 CRASHED = 137  # the exit code of a process that was killed
 
 
 @frozen_dataclass
 class SimPeer:
-    """Where a simulated peer sits and how fast it is: `seconds` per kind of Work, and per MESSAGE if any of a
-    simulation's peers has that, on a core of its own."""
+    """A simulated peer on its host. `seconds`: per kind of Work on one core. It may also hold MESSAGE, the seconds of
+    handling one message; if any peer of a simulation has that, each peer handles messages beside its Work."""
 
     machine: Machine
     tensors: Tensors
@@ -22,9 +25,33 @@ class SimPeer:
     seconds: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Environment:
+    """What a simulation runs on. `link(src, dst)`: the directed link of two peers, or of a peer and the coordinator;
+    `cores[host]`: cores of a host; `persist_s`: from a Persist until it is durable. Tensors named in `free` arrive at
+    once: "transfer" (boundary tensors), "sync" (gradients)."""
+
+    link: Callable[[int, int], Link]
+    cores: Mapping[str, float]
+    persist_s: float = 0.0
+    link_options: LinkOptions = field(default_factory=LinkOptions)
+    free: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ProcessFactory:
+    """Makes the processes that begin while a simulation runs. `make_peer(peer, stage)`: a peer that joins or moves to
+    `stage`; with None for the stage, a peer of the plan that is started again. `make_coordinator(disk)`: a coordinator
+    that continues from what an earlier one made durable, by name."""
+
+    make_peer: Callable[[int, int | None], SimPeer]
+    make_coordinator: Callable[[Mapping[str, Any]], Machine] | None = None
+
+
 @dataclass
 class Outcome:
-    """What came of a simulation. `stopped`: exit code and reason per machine, the coordinator's among them."""
+    """The result of a simulation. `stopped`: exit code and reason of each machine that has stopped, the coordinator
+    included; `reports`: (time, peer, report)."""
 
     now_s: float = 0.0
     stopped: dict[int, Stop] = field(default_factory=dict)

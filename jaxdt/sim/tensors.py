@@ -1,4 +1,4 @@
-"""What a driver keeps for a peer, as an interface, and nothing at all behind it: timing alone."""
+"""The tensors that a driver keeps for a peer: the interface, and an implementation without tensors for timing alone."""
 
 from typing import Any, Protocol
 
@@ -7,46 +7,47 @@ from jaxdt.spec.work import Work
 
 
 class Tensors(Protocol):
-    """What a driver keeps for one peer; its state has n_words 4-byte words."""
+    """The tensors of one peer. Its state has n_words 4-byte words."""
 
     n_words: int
 
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
-        """Do the Work; the values of its Ran."""
+        """Do the Work and return the values of its Ran."""
 
     def take(self, body: Message) -> Any:
         """The tensor that a message to be sent names."""
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
-        """Keep the tensor that came with a message."""
+        """Store the tensor that came with a message."""
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        """Add up a slice; its digest and squared norm."""
+        """Add up a slice and return its digest and squared norm."""
 
     def forget(self, round: Round) -> None:
-        """A round of averaging is void."""
+        """Drop the tensors of a round of averaging, which is void."""
 
     def discard(self, key: Key) -> None:
-        """A boundary tensor is not kept any longer."""
+        """Drop a boundary tensor."""
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
-        """Forget what is kept for a step and of rounds that are over."""
+        """Drop the boundary tensors and accumulators of a step and of earlier ones, and all of rounds that are over."""
 
     def write_checkpoint(self, version: int) -> None:
-        """Write this peer's part."""
+        """Write this peer's part of a checkpoint."""
 
     def restore(self, version: int, generation: int) -> None:
         """Go back to a checkpoint."""
 
     def install(self, version: int, generation: int) -> None:
-        """Take over the state that was fetched."""
+        """Replace the state by the one that was fetched."""
 
 
 class NoTensors:
     """Timing alone: no arithmetic, losses of zero."""
 
     def __init__(self, n_samples: int, n_words: int = 0):
-        self._n_samples, self.n_words = n_samples, n_words
+        self._n_samples = n_samples
+        self.n_words = n_words
 
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         return {"n_samples": self._n_samples, "loss_sum": 0.0} if work.kind in "BE" else {}

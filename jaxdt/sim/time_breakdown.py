@@ -1,7 +1,8 @@
-"""Where a step's time goes, who is busy, and what crosses which link.
+"""Where the time of a step goes, how busy each peer is, and how many bytes cross each link.
 
-The parts of a step are what it would lose if something were free. From the full simulation on, the commit, then the
-exchange of gradients, then the boundary tensors are made free, and each part is the difference to the step before:
+A part of a step is the time that the step would lose if that part were free. Starting from the full simulation, the
+commit, then the exchange of gradients, then the boundary tensors are made free, and each part is the difference to the
+simulation before:
 
   commit_s    coordinator round trip and durable record
   sync_s      exchange of gradient shards, where it is not hidden behind other stages' work
@@ -9,8 +10,8 @@ exchange of gradients, then the boundary tensors are made free, and each part is
   bubble_s    what is left idle without any network, in the mean over peers: fill and drain, uneven stages and devices
   compute_s   Work of every kind, in the mean over peers
 
-They add up to step_s, and none is negative where a faster link never makes a step slower. What two causes hide
-together is charged to the one that is made free last: the order is part of the definition.
+The parts add up to step_s, and none is negative where a faster link never makes a step slower. Time that two causes
+hide together is charged to the one that is made free last: the order is part of the definition.
 """
 
 import statistics
@@ -27,7 +28,7 @@ WARM_UP_STEPS = 1
 
 
 class Totals:
-    """A trace that keeps sums only, over all steps from `first_step` on."""
+    """A Trace that keeps sums only, over all steps from `first_step` on."""
 
     def __init__(self, first_step: int = WARM_UP_STEPS):
         self._first_step = first_step
@@ -43,15 +44,15 @@ class Totals:
             self.n_bytes[peer, dst] += n_bytes
 
     def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey) -> None:
-        """Counted where it was sent."""
+        """Bytes are counted by `send`."""
 
     def report(self, peer: int, now_s: float, report: Report) -> None:
-        """Read from the outcome."""
+        """Reports are read from the outcome."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of a step; see the module text."""
+    """The parts of a step in seconds; the module text defines them."""
 
     compute_s: float
     bubble_s: float
@@ -66,7 +67,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Per step: its parts, each peer's busy share, payload bytes per directed pair."""
+    """Means over steps: the parts of a step, the busy share of each peer, payload bytes per directed pair."""
 
     parts: Parts
     utilisation: dict[int, float]
@@ -81,20 +82,27 @@ class TimeBreakdown:
         return statistics.fmean(self.utilisation.values())
 
 
-def account(scenario: Scenario, n_steps: int) -> TimeBreakdown:
-    """Simulate a first step and n_steps more, four times; the means over those n_steps."""
+def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
+    """Simulate a first step and n_steps more, four times, and return the means over those n_steps."""
     config, conditions = scenario.quiet(WARM_UP_STEPS + n_steps), scenario.conditions()
-    totals, unhindered = Totals(), Totals()
+    totals = Totals()
+    undelayed = Totals()
 
-    def step_s(trace: Totals | None, *free: str) -> float:
-        outcome = simulate(config, scenario.plan, without(conditions, *free), trace)
+    def step_s(trace: Totals | None, free: tuple[str, ...] = ()) -> float:
+        outcome = simulate(config, scenario.plan, without(conditions, free), trace)
         return statistics.fmean(fields["step_s"] for fields in outcome.fields("step")[WARM_UP_STEPS:])
 
     full_s = step_s(totals)
-    no_commit_s = step_s(None, "commit")
-    no_sync_s = step_s(None, "commit", "sync")
-    alone_s = step_s(unhindered, "commit", "sync", "transfer")
-    compute_s = statistics.fmean(unhindered.busy_s[peer] for peer in scenario.plan.peers) / n_steps
-    parts = Parts(compute_s, alone_s - compute_s, no_sync_s - alone_s, no_commit_s - no_sync_s, full_s - no_commit_s)
+    no_commit_s = step_s(None, ("commit",))
+    no_sync_s = step_s(None, ("commit", "sync"))
+    no_network_s = step_s(undelayed, ("commit", "sync", "transfer"))
+    compute_s = statistics.fmean(undelayed.busy_s[peer] for peer in scenario.plan.peers) / n_steps
+    parts = Parts(
+        compute_s=compute_s,
+        bubble_s=no_network_s - compute_s,
+        transfer_s=no_sync_s - no_network_s,
+        sync_s=no_commit_s - no_sync_s,
+        commit_s=full_s - no_commit_s,
+    )
     utilisation = {peer: totals.busy_s[peer] / n_steps / full_s for peer in sorted(scenario.plan.peers)}
     return TimeBreakdown(parts, utilisation, {pair: n / n_steps for pair, n in sorted(totals.n_bytes.items())})

@@ -125,8 +125,8 @@ class StateTransfer:
         return [peer for peer in self._view.stage_peers(self._stage) if peer not in self._view.joining]
 
     def _give(self, src: int, key: StateKey) -> list[Action | Event]:
-        """A slice of this peer's state, if it is of the version asked for, or as soon as it is. A peer that asks for what
-        no newcomer of this stage would is refused: the step waits for it, and would wait for ever."""
+        """A slice of this peer's state, if it is of the version asked for, or once it is. A peer that asks for what no
+        newcomer of this stage would is refused: the step waits for it, and would wait for ever."""
         if src not in self._view.joining:
             return []
         if problem := self._problem(key):

@@ -61,18 +61,19 @@ class PeerLoad:
 class WiringEntry:
     """What the rest of jaxdt asks of a kind of wiring.
 
-    build               a peer's wirings, one for each of so many steps that are under way at a time
-    check               '' if config and plan make sense with it, else a line that names the field and the reason
-    peer_load           of a peer in a place (stage, pipeline) of the plan
-    codec_per_pipeline  whether a microbatch stays in its plan's pipeline, and so each pipeline may have its own codecs;
-                        else a peer sends to any of the next stage, and a boundary has one codec
-    may_change_stages   whether peers may move to other stages while the run goes on
+    build              a peer's wirings, one for each of so many steps that are under way at a time
+    check              '' if config and plan make sense with it, else a line that names the field and the reason
+    peer_load          of a peer in a place (stage, pipeline) of the plan
+    follows_plan       whether a microbatch stays in its plan's pipeline, in the order of the plan's schedule; so each
+                       pipeline may have codecs of its own. Else a peer sends to any of the next stage, and all
+                       microbatches take one codec at a boundary
+    may_change_stages  whether peers may move to other stages while the run goes on
     """
 
     build: Callable[[PeerSetup, int], Sequence[Wiring]]
     check: Callable[[RunConfig, Plan], str]
     peer_load: Callable[[RunConfig, Plan, int, int], PeerLoad]
-    codec_per_pipeline: bool
+    follows_plan: bool
     may_change_stages: bool
 
 

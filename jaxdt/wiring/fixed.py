@@ -203,4 +203,4 @@ def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> Peer
     return PeerLoad(share if plan.schedule == "gpipe" else min(share, plan.depth(stage)), share)
 
 
-ENTRY = WiringEntry(_build, _check, _peer_load, codec_per_pipeline=True, may_change_stages=False)
+ENTRY = WiringEntry(_build, _check, _peer_load, follows_plan=True, may_change_stages=False)

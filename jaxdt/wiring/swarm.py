@@ -106,4 +106,4 @@ def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> Peer
     return PeerLoad(min(share, -(-in_flight(config, plan) // plan.n_pipelines)), share)
 
 
-ENTRY = WiringEntry(_build, _check, _peer_load, codec_per_pipeline=False, may_change_stages=True)
+ENTRY = WiringEntry(_build, _check, _peer_load, follows_plan=False, may_change_stages=True)

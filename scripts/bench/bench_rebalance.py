@@ -23,7 +23,7 @@ from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peers
 from jaxdt.cli import local_run, script_main
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, Fault
-from jaxdt.sim.sim_peer import Outcome, SimPeer
+from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
@@ -102,23 +102,22 @@ def play(rebalance_s: float, calm_s: float, period_s: float) -> tuple[Outcome, f
     faults += [Fault(loss_s, CRASH, peer) for peer in plan.placement[0]]  # the first newcomer is of stage 0 too
     seconds = {peer: work_seconds(plan.seat(peer)[0]) for peer in plan.peers}
     tensors = NoTensors(1, 1000)
-    seats = {
+    peers = {
         peer: SimPeer(machine, tensors, f"h{peer}", seconds[peer])
         for peer, machine in build_peers(config, plan, RunStart("bench")).items()
     }
 
-    def seat_of(peer: int, stage: int | None) -> SimPeer:
+    def make_peer(peer: int, stage: int | None) -> SimPeer:
         return SimPeer(
             build_newcomer(config, plan, peer, stage, RunStart("bench")), tensors, f"h{peer}", work_seconds(stage)
         )
 
     simulation = Simulation(
         build_coordinator(config, plan, RunStart("bench")),
-        seats,
-        lambda src, dst: Link(0.001, 1.0),
-        {seat.host: 1.0 for seat in seats.values()},
-        faults=faults,
-        seat_of=seat_of,
+        peers,
+        Environment(lambda src, dst: Link(0.001, 1.0), cores={peer.host: 1.0 for peer in peers.values()}),
+        faults,
+        processes=ProcessFactory(make_peer),
     )
     return simulation.run(loss_s + (PERIODS + 1) * period_s), loss_s
 

@@ -4,7 +4,7 @@
 
 64 peers as 8 stages x 8 pipelines with 64 microbatches a step, and 1,024 peers as 8 x 128 with 32 per pipeline: model
 `small`, a layer a stage, 20 ms and 1 Gb/s between all pairs. `step_cpu_s` is one more step in a running
-simulation, `total_s` a whole simulation of one step with everything that is built for it. CPU seconds of one core.
+simulation, `total_s` a whole simulation of one step with everything that is built for it; both are CPU seconds.
 """
 
 import json
@@ -23,11 +23,11 @@ from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import uniform
 from jaxdt.spec.profile import from_flops
 
-ROUNDS = flags.DEFINE_integer("rounds", 3, "The median of so many rounds is reported.", 1)
+ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds to measure; the median is reported.", 1)
 SMALL_STEPS, LARGE_STEPS = 21, 2
 
 
-def scenario(pipelines: int, microbatches: int) -> Scenario:
+def make_scenario(pipelines: int, microbatches: int) -> Scenario:
     model = gpt_config("small")
     config = RunConfig(model, plan=PlanConfig(stages=8, pipelines=pipelines, microbatches=microbatches))
     plan = default_plan(config)
@@ -36,23 +36,24 @@ def scenario(pipelines: int, microbatches: int) -> Scenario:
     return Scenario(config, plan, from_flops(model, 1, {"": 1e12}, 0.4), network)
 
 
-def cpu_s(one: Scenario, n_steps: int) -> float:
+def cpu_s(scenario: Scenario, n_steps: int) -> float:
     """CPU seconds of a simulation of n_steps."""
-    conditions = one.conditions()
+    conditions = scenario.conditions()
     started_s = time.process_time()
-    simulate(one.quiet(n_steps), one.plan, conditions)
+    simulate(scenario.quiet(n_steps), scenario.plan, conditions)
     return time.process_time() - started_s
 
 
-def measured(one: Scenario, n_steps: int) -> dict[str, float]:
-    first_s = [cpu_s(one, 1) for _ in range(ROUNDS.value)]
-    all_s = [cpu_s(one, n_steps) for _ in range(ROUNDS.value)]
+def measure(scenario: Scenario, n_steps: int) -> dict[str, float]:
+    first_s = [cpu_s(scenario, 1) for _ in range(ROUNDS.value)]
+    all_s = [cpu_s(scenario, n_steps) for _ in range(ROUNDS.value)]
     a_step_s = (statistics.median(all_s) - statistics.median(first_s)) / (n_steps - 1)
     return {"step_cpu_s": a_step_s, "steps_per_s": 1 / a_step_s, "total_s": statistics.median(first_s)}
 
 
 def main() -> None:
-    small, large = measured(scenario(8, 64), SMALL_STEPS), measured(scenario(128, 128 * 32), LARGE_STEPS)
+    small = measure(make_scenario(8, 64), SMALL_STEPS)
+    large = measure(make_scenario(128, 128 * 32), LARGE_STEPS)
     result = {f"peers_64_{name}": value for name, value in small.items()}
     result |= {f"peers_1024_{name}": value for name, value in large.items()}
     result["max_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

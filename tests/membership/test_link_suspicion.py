@@ -82,7 +82,9 @@ def test_one_eviction_mends_all_that_it_can():
 
 def test_who_is_put_out_again_and_again_comes_back_more_and_more_rarely():
     """A link that stays broken for a whole run of 60 steps."""
-    case = next(case for seed in range(100) if (case := draw_case(seed)).plan.n_pipelines == 3 and not case.spoilt)
+    case = next(
+        case for seed in range(100) if (case := draw_case(seed)).plan.n_pipelines == 3 and not case.nonfinite_step
+    )
     steps = 60
     config = replace(case.config, train=replace(case.config.train, steps=steps))
     one, other = case.plan.placement[0][0], case.plan.placement[1][1]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdt.protocol.schedule import dry_run, gpipe, needs, one_f_one_b, parse, stage_order, text
+from jaxdt.protocol.schedule import dry_run, gpipe, grid, needs, one_f_one_b, parse, stage_order, text
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.work import BACKWARD, FORWARD, Work
 
@@ -67,10 +67,14 @@ def test_every_order_reads_back_runs_and_stays_within_its_depth(shape, data):
     depths = sorted(data.draw(st.lists(st.integers(1, 9), min_size=n_stages, max_size=n_stages)), reverse=True)
     in_flight = data.draw(st.sampled_from([None, tuple(depths)]))
     orders = pipeline(n_stages, n_microbatches, schedule, in_flight)
-    done = dry_run(orders)
+    run = dry_run(orders)
+    assert not run.deadlock
+    done = [work for tick in run.ticks for work in tick.values()]
     assert len(done) == len(set(done)) == 2 * n_stages * n_microbatches
-    for i, work in enumerate(done):
-        assert needs(work, n_stages) <= set(done[:i])
+    before = set()
+    for tick in run.ticks:
+        assert all(needs(work, n_stages) <= before for work in tick.values())
+        before |= set(tick.values())
     for stage, order in orders.items():
         assert parse(text(order)) == order
         assert [work for work in done if work.stage == stage] == list(order)
@@ -88,17 +92,20 @@ def test_what_work_needs():
     assert needs(Work(2, BACKWARD, 5), 3) == {Work(2, FORWARD, 5)}
 
 
-def test_a_deadlock_names_who_waits_for_what():
+def test_a_deadlock_names_what_each_stage_waits_for():
     """Stage 1 wants its second forward first, and stage 0 waits for the backward before it computes that."""
-    orders = {0: parse("0F0 0B0 0F1 0B1"), 1: parse("1F1 1F0 1B0 1B1")}
-    with pytest.raises(ValueError) as caught:
-        dry_run(orders)
-    assert str(caught.value) == "the schedule deadlocks: 0B0 waits for ['1B0']; 1F1 waits for ['0F1']"
+    run = dry_run({0: parse("0F0 0B0 0F1 0B1"), 1: parse("1F1 1F0 1B0 1B1")})
+    assert run.deadlock == "0B0 waits for 1B0; 1F1 waits for 0F1"
+    assert grid(run) == "stage 0   0F0   0B0 waits for 1B0\nstage 1     .   1F1 waits for 0F1"
 
 
 def test_a_backward_before_its_own_forward_deadlocks():
-    with pytest.raises(ValueError, match=r"0B0 waits for \['0F0'\]"):
-        dry_run({0: parse("0B0 0F0")})
+    assert dry_run({0: parse("0B0 0F0")}).deadlock == "0B0 waits for 0F0"
+
+
+def test_the_grid_has_a_row_per_stage_and_a_column_per_tick():
+    rows = grid(dry_run(pipeline(2, 2))).splitlines()
+    assert rows == ["stage 0   0F0 0F1   . 0B0   . 0B1", "stage 1     . 1F0 1B0 1F1 1B1   ."]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +115,9 @@ def test_a_backward_before_its_own_forward_deadlocks():
         ({0: "0F0 0F0 0B0"}, r"stage 0: F of \[0, 0\], expected each of \[0\] once"),
         ({0: "0F0 0B0", 1: "1F0 1F1 1B0 1B1"}, r"stage 0: F of \[0\], expected each of \[0, 1\] once"),
         ({0: "1F0 1B0"}, "stage 0: its order holds Work of another stage"),
+        ({0: "0F0 0U 0B0"}, "stage 0: got 0U, expected forwards and backwards such as 0F0"),
+        ({0: "0F 0B0"}, "stage 0: got 0F, expected forwards and backwards such as 0F0"),
+        ({0: "0F0@p3 0B0"}, "stage 0: got 0F0@p3, expected forwards and backwards such as 0F0"),
     ],
 )
 def test_an_incomplete_order_is_refused(lines, message):

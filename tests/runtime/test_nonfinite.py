@@ -9,9 +9,11 @@ from jaxdt.model.data import write_tokens
 from jaxdt.runtime.storage.checkpoint import split_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
-from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.spec import config as configs
 from jaxdt.spec.network import Link
+
+START = RunStart("r")
 
 SECONDS = {"F": 1.0, "B": 2.0, "E": 1.0, "G": 0.1, "U": 0.1}
 POISONED_STEP = 3
@@ -52,13 +54,13 @@ def run(data, policy: str, checkpoint_every_steps: int):
     config = configs.parse(fields)
     plan = configs.default_plan(config)
     functions = stage_functions(config, plan, 0)
-    seats, checkpoints = {}, {}
+    peers, checkpoints = {}, {}
     for peer in plan.peers:
         store = Poisoned(config, plan, peer, data, functions, lambda version, names: checkpoints[version])
         store.saved = checkpoints
-        seats[peer] = SimPeer(build_peer(config, plan, peer, RunStart("r")), store, "host", SECONDS)
-    simulation = Simulation(build_coordinator(config, plan, RunStart("r")), seats, lambda a, b: Link(0.1), {"host": 2})
-    return simulation.run(), seats
+        peers[peer] = SimPeer(build_peer(config, plan, peer, START), store, "host", SECONDS)
+    environment = Environment(lambda src, dst: Link(0.1), cores={"host": 2})
+    return Simulation(build_coordinator(config, plan, START), peers, environment).run(), peers
 
 
 def steps(outcome):

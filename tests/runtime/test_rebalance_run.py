@@ -26,7 +26,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.events import Header as MessageHeader
 from jaxdt.sim.faults import JOIN, LEAVE, POWER_OFF, Fault
-from jaxdt.sim.fuzz.cases import Restless, draw_case, play
+from jaxdt.sim.fuzz.cases import RandomMoves, draw_case, play
 from jaxdt.spec import config as run_config
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -86,7 +86,7 @@ def test_a_plan_knows_a_peer_that_changes_stages_once():
 def calm(case, **changes):
     """The case without faults."""
     wiring = replace(case.config.wiring, routers=2, window=0, retain_bytes=1 << 30)
-    return replace(case, faults=(), spoilt=None, config=replace(case.config, wiring=wiring), **changes)
+    return replace(case, faults=(), nonfinite_step=None, config=replace(case.config, wiring=wiring), **changes)
 
 
 def views_of(outcome):
@@ -97,7 +97,7 @@ def test_nobody_is_lost_by_moving_and_no_stage_ever_has_nobody():
     """The dice move peers that a queue never would; invariants are looked at besides."""
     n_moves = 0
     for case in CASES[:6]:
-        case = calm(case, restless_s=case.restless_s or 2.0)
+        case = calm(case, random_moves_s=case.random_moves_s or 2.0)
         outcome, _ = play(case)
         peers = set(case.plan.peers)
         assert outcome.stopped[COORDINATOR].code == 0 and set(outcome.stopped) == peers | {COORDINATOR}
@@ -111,7 +111,7 @@ def test_nobody_is_lost_by_moving_and_no_stage_ever_has_nobody():
 
 def test_who_wants_to_leave_while_it_is_to_move_leaves():
     case = next(case for case in CASES if case.plan.n_pipelines > 2)
-    case = calm(case, restless_s=0.5)
+    case = calm(case, random_moves_s=0.5)
     leaver = case.plan.placement[0][0]
     outcome, _ = play(replace(case, faults=(Fault(1.0, LEAVE, leaver),)))
     assert outcome.stopped[COORDINATOR].code == 0
@@ -121,7 +121,7 @@ def test_who_wants_to_leave_while_it_is_to_move_leaves():
 def test_a_newcomer_that_asked_before_a_loss_was_noticed_is_sent_to_the_stage_that_lost():
     case = next(c for c in map(draw_case, range(300)) if c.plan.n_stages == 2 and c.plan.n_pipelines == 3)
     config = replace(case.config, wiring=replace(case.config.wiring, rebalance_s=0.0))
-    case = calm(replace(case, config=config), restless_s=0.0)
+    case = calm(replace(case, config=config), random_moves_s=0.0)
     lost = case.plan.placement[1][1:]
     faults = (Fault(2.0, JOIN, 0), *(Fault(1.9, POWER_OFF, peer) for peer in lost))
     outcome, _ = play(replace(case, faults=faults))
@@ -132,7 +132,7 @@ def test_a_newcomer_that_asked_before_a_loss_was_noticed_is_sent_to_the_stage_th
 
 def test_equal_seeds_move_equally():
     stages = [{0, 1, 2}, {3, 4}]
-    drawn = [Restless(3, 1.0).moves(5.0, stages, range(5)) for _ in range(2)]
+    drawn = [RandomMoves(3, 1.0).moves(5.0, stages, range(5)) for _ in range(2)]
     assert drawn[0] == drawn[1] != []
 
 

@@ -19,10 +19,12 @@ from jaxdt.ablation.train import Chain
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.runtime.storage.store import Store
 from jaxdt.sim.cluster import Simulation
-from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
+
+START = RunStart("r")
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)
@@ -111,16 +113,13 @@ class Tokens:
 
 def engine_losses(config, plan, stages):
     """The losses of the machines and the store in the simulator."""
-    seats = {}
+    peers = {}
     for peer in plan.peers:
         store = Store(config, plan, peer, Tokens(), stages[plan.seat(peer)[0]])
-        seats[peer] = SimPeer(
-            build_peer(config, plan, peer, RunStart("r")), store, f"h{peer}", dict.fromkeys("FBEGU", 1.0)
-        )
+        peers[peer] = SimPeer(build_peer(config, plan, peer, START), store, f"h{peer}", dict.fromkeys("FBEGU", 1.0))
     link = lambda src, dst: Link(0.1, 1e-4)  # noqa: E731
-    simulation = Simulation(
-        build_coordinator(config, plan, RunStart("r")), seats, link, {s.host: 1 for s in seats.values()}
-    )
+    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
+    simulation = Simulation(build_coordinator(config, plan, START), peers, environment)
     return [fields["loss"] for fields in simulation.run().fields("step")]
 
 

@@ -78,6 +78,52 @@ def test_machines_of_a_trace_that_come_back_join_the_run(tmp_path):
     assert (tmp_path / "out" / "faults.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_schedule_of_a_step_is_printed_as_a_grid(tmp_path):
+    """First the schedule of each pipeline by itself, then a simulated step, which has the updates too."""
+    done = call("simulate.py", *SMALL, "--grid", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "stage 0   0F0 0F1   . 0B0 0F2 0B1 0F3 0B2   . 0B3\n" in done.stdout
+    assert done.stdout.count("no deadlock, 10 ticks\n") == 2
+    simulated = done.stdout.partition("as simulated, in the order of each peer:\n")[2].splitlines()
+    assert [line.split()[0] for line in simulated] == ["p0", "p1", "p2", "p3"]
+    assert simulated[0].split()[1:4] == ["0F0", "0F1", "0B0"] and simulated[0].endswith(" 0U")
+    again = call("simulate.py", f"--orders={tmp_path}/orders.txt")
+    assert again.returncode == 0 and done.stdout.startswith(again.stdout)
+
+
+def test_a_wiring_without_a_schedule_prints_the_simulated_step_alone(tmp_path):
+    (tmp_path / "swarm.py").write_text(
+        "from ml_collections import ConfigDict\n\n"
+        "def get_config():\n"
+        "    plan = dict(stages=2, pipelines=1, microbatches=2)\n"
+        "    return ConfigDict(dict(model=dict(preset='debug'), plan=plan, wiring=dict(kind='swarm')))\n"
+    )
+    done = call("simulate.py", f"--config={tmp_path}/swarm.py", "--flops=1e9", "--grid")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("step 1 as simulated") and "1B1" in done.stdout
+
+
+def test_orders_that_deadlock_are_shown_and_bad_ones_refused(tmp_path):
+    orders = tmp_path / "orders.txt"
+    orders.write_text("0F0 0B0 0F1 0B1\n1F1 1F0 1B0 1B1\n")
+    done = call("simulate.py", f"--orders={orders}")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[1:] == [
+        "stage 0   0F0   0B0 waits for 1B0",
+        "stage 1     .   1F1 waits for 0F1",
+        "deadlocks after 1 ticks: 0B0 waits for 1B0; 1F1 waits for 0F1",
+    ]
+    for text, line in (
+        ("0F0 0B0\n1F0\n", "pipeline 0: stage 1: B of [], expected each of [0] once"),
+        ("0F0 0B0 oops\n", "orders.txt: line 1: work: got 'oops'"),
+        ("\n", "is empty, expected a line per stage"),
+    ):
+        orders.write_text(text)
+        done = call("simulate.py", f"--orders={orders}")
+        assert done.returncode == 2 and line in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "cannot be read" in call("simulate.py", f"--orders={tmp_path}/none.txt").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -1,4 +1,4 @@
-"""Newcomers in a simulation: where they sit, what their state costs on the links, and who a later crash takes."""
+"""Newcomers in a simulation: where they run, what their state costs on the links, and whom a later crash hits."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.sim.arrivals import state_words
-from jaxdt.sim.fault_report import endure, summary
+from jaxdt.sim.fault_report import run_with_faults, summary
 from jaxdt.sim.faults import CRASH, JOIN, Fault
 from jaxdt.sim.scenario import Scenario
 from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan
@@ -31,13 +31,13 @@ def scenario(slow_device=None):
 
 
 def test_a_newcomer_computes_once_its_state_has_crossed_the_links():
-    one = scenario()
-    lost_stage = one.plan.seat(4)[0]
-    outcome = endure(one, N_STEPS, GOES_AND_COMES)
+    small = scenario()
+    lost_stage = small.plan.seat(4)[0]
+    outcome = run_with_faults(small, N_STEPS, GOES_AND_COMES)
     assert {stop.reason for peer, stop in outcome.stopped.items() if peer != 4} == {f"done: {N_STEPS} steps"}
     (download,) = outcome.fields("download")
-    n_bytes = 4 * state_words(one.config, one.plan, lost_stage)
-    assert download["bytes"] == n_bytes == 4 * 3 * MODEL.stage_params(*one.plan.stages[lost_stage])
+    n_bytes = 4 * state_words(small.config, small.plan, lost_stage)
+    assert download["bytes"] == n_bytes == 4 * 3 * MODEL.stage_params(*small.plan.stages[lost_stage])
     one_slice_s = (n_bytes + 4) * 8 / (GBPS * 1e9)  # with its checksum
     assert download["seconds"] == pytest.approx(one_slice_s + 2 * LATENCY_S)
     assert max(view["view"] for view in outcome.fields("view")) == 3
@@ -48,22 +48,22 @@ def test_a_newcomer_is_as_fast_as_its_machine():
     last_s = {}
     for machine in (0, 4):
         faults = [Fault(1.0, CRASH, 4), Fault(1.0, CRASH, 0), Fault(4.0, JOIN, 0, others=(machine,))]
-        last_s[machine] = endure(scenario(slow_device=4), N_STEPS, faults).fields("step")[-1]["step_s"]
+        last_s[machine] = run_with_faults(scenario(slow_device=4), N_STEPS, faults).fields("step")[-1]["step_s"]
     assert last_s[0] < last_s[4]
 
 
-def test_a_crash_takes_who_came_under_a_passing_name():
-    calm = endure(scenario(), N_STEPS)
-    outcome = endure(
+def test_a_crash_hits_the_newcomer_with_a_temporary_number():
+    undisturbed = run_with_faults(scenario(), N_STEPS)
+    outcome = run_with_faults(
         scenario(), N_STEPS, [*GOES_AND_COMES, Fault(8.0, CRASH, TEMPORARY_IDS), Fault(8.0, CRASH, TEMPORARY_IDS + 9)]
     )
     assert [fields["peer"] for fields in outcome.fields("lost")] == [4, 6]
     assert outcome.stopped[6].reason == "crashed"
-    assert summary(calm, outcome)[-1].endswith(f"code 0, done: {N_STEPS} steps")
+    assert summary(undisturbed, outcome)[-1].endswith(f"code 0, done: {N_STEPS} steps")
 
 
 def test_equal_faults_give_an_equal_run():
-    runs = [endure(scenario(), N_STEPS, GOES_AND_COMES) for _ in range(2)]
+    runs = [run_with_faults(scenario(), N_STEPS, GOES_AND_COMES) for _ in range(2)]
     assert runs[0].reports == runs[1].reports
 
 
@@ -74,5 +74,5 @@ def test_equal_faults_give_an_equal_run():
         (Fault(2.0, CRASH, TEMPORARY_IDS + 3), "2.000 s: crash newcomer 3"),
     ],
 )
-def test_a_newcomer_has_a_name_in_print(fault, text):
+def test_a_newcomer_is_printed_by_its_number(fault, text):
     assert str(fault) == text

@@ -1,4 +1,4 @@
-"""Faults of the simulator: what a machine hears of them, and how they are drawn."""
+"""Faults of the simulator: the events that they cause, and how they are drawn."""
 
 import json
 
@@ -43,7 +43,7 @@ from jaxdt.sim.faults import (
     draw,
     spares_every_stage,
 )
-from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
@@ -54,7 +54,7 @@ ONE_SECOND_BYTES = 125_000_000  # at 1 Gbit/s
 
 
 class Talker:
-    """Does the actions of its script at their times, and writes down what it hears."""
+    """Does the actions of its script at their times, and writes down the events that it hears."""
 
     def __init__(self, script=()):
         self.script, self.heard = dict(script), []
@@ -69,21 +69,21 @@ class Talker:
         return []
 
 
-def tell(number, dst=1):
+def heartbeat(number, dst=1):
     return Send(dst, Heartbeat(number, {}), header=Header("r", 0, 0, 0))
 
 
-def show(number, n_bytes=0, dst=1):
+def activation(number, n_bytes=0, dst=1):
     return Send(dst, Boundary(Key("act", 0, 1, number)), n_bytes, header=Header("r", 0, 0, 0))
 
 
 def play(faults, script, until_s=100.0):
-    """What peers 0, which does the script, and 1 hear."""
+    """The events that peer 0, which does the script, and peer 1 hear."""
     talkers = {0: Talker(script), 1: Talker(), COORDINATOR: Talker()}
     seconds = {kind: 1.0 for kind in "FBEGU"}
-    seats = {peer: SimPeer(talkers[peer], NoTensors(1), f"h{peer}", seconds) for peer in (0, 1)}
-    link = lambda src, dst: Link(LATENCY_S, 1.0)  # noqa: E731
-    simulation = Simulation(talkers[COORDINATOR], seats, link, {"h0": 1, "h1": 1}, faults=faults)
+    peers = {peer: SimPeer(talkers[peer], NoTensors(1), f"h{peer}", seconds) for peer in (0, 1)}
+    environment = Environment(lambda src, dst: Link(LATENCY_S, 1.0), cores={"h0": 1, "h1": 1})
+    simulation = Simulation(talkers[COORDINATOR], peers, environment, faults)
     try:
         simulation.run(until_s)
     except RuntimeError as error:
@@ -97,17 +97,17 @@ def numbers(heard):
     return [(now_s, body.count if isinstance(body, Heartbeat) else body.key.microbatch) for now_s, body in bodies]
 
 
-STEADY = {float(at): [tell(at), show(at)] for at in range(10)}
+STEADY = {float(at): [heartbeat(at), activation(at)] for at in range(10)}
 
 
-# --------------------------------------------------------------------------------------------------------- one by one
+# ------------------------------------------------------------------------------------------------------ single faults
 
 
 def test_a_cut_makes_messages_late_and_leaves_them_in_order():
     _, heard = play([Fault(2.5, CUT, 0, 4.0, others=(1,))], STEADY)
     late = lambda at: 6.5 if 2.5 <= at + LATENCY_S < 6.5 else at + LATENCY_S  # noqa: E731
     for kind in (Heartbeat, Boundary):
-        assert numbers([one for one in heard if isinstance(one[1], kind)]) == [(late(at), at) for at in range(10)]
+        assert numbers([item for item in heard if isinstance(item[1], kind)]) == [(late(at), at) for at in range(10)]
     assert not [event for _, event in heard if isinstance(event, LinkChanged)], "shorter than breaks_s"
 
 
@@ -117,8 +117,8 @@ def test_both_ends_see_a_long_cut_break_and_heal():
     assert silent == [(3.0, LinkChanged(1, False, CUT)), (6.0, LinkChanged(1, True))]
 
 
-def test_who_dials_over_a_link_that_is_seen_to_be_cut_learns_of_it_unless_it_heals_meanwhile():
-    """Else it would believe for ever that a link is down which is not."""
+def test_a_peer_that_dials_over_a_link_that_is_seen_to_be_cut_learns_of_it_unless_it_heals_meanwhile():
+    """Otherwise it would believe for ever that a link is down which has healed."""
     cut = Fault(1.0, CUT, 0, 1.5, others=(1,), breaks_s=0.25)
     dials, _ = play([cut], {at: [Connect(1, "")] for at in (1.125, 2.0, 2.4375)})
     down = [now_s for now_s, event in dials if event == LinkChanged(1, False, CUT)]
@@ -127,12 +127,12 @@ def test_who_dials_over_a_link_that_is_seen_to_be_cut_learns_of_it_unless_it_hea
 
 def test_overlapping_cuts_last_until_the_last_is_healed():
     faults = [Fault(0.5, CUT, 0, 2.0, others=(1,)), Fault(1.0, CUT, 1, 4.0, others=(0,))]
-    assert numbers(play(faults, {1.0: [tell(7)]})[1]) == [(5.0, 7)]
+    assert numbers(play(faults, {1.0: [heartbeat(7)]})[1]) == [(5.0, 7)]
 
 
 @pytest.mark.parametrize(("lane", "late"), [("", {Heartbeat, Boundary}), (CONTROL, {Heartbeat}), (DATA, {Boundary})])
 def test_one_lane_may_stand_still_one_way(lane, late):
-    script = {1.0: [tell(0), show(0)]}
+    script = {1.0: [heartbeat(0), activation(0)]}
     _, heard = play([Fault(0.5, CLOG, 0, 3.0, others=(1,), factor=0.0, lane=lane)], script)
     assert {type(body) for now_s, body in heard if now_s == 3.5} == late
     _, heard = play([Fault(0.5, CLOG, 1, 3.0, others=(0,), factor=0.0, lane=lane)], script)
@@ -140,7 +140,7 @@ def test_one_lane_may_stand_still_one_way(lane, late):
 
 
 def test_a_clogged_link_has_less_bandwidth_while_it_is_clogged():
-    script = {at: [show(0, ONE_SECOND_BYTES)] for at in (1.0, 20.0)}
+    script = {at: [activation(0, ONE_SECOND_BYTES)] for at in (1.0, 20.0)}
     _, heard = play([Fault(0.5, CLOG, 0, 3.0, others=(1,), factor=0.25)], script)
     assert [now_s for now_s, _ in heard] == pytest.approx([1.0 + 4.0 + LATENCY_S, 20.0 + 1.0 + LATENCY_S])
 
@@ -151,29 +151,29 @@ def test_work_that_begins_on_a_slow_device_takes_longer():
     assert [event.seconds for _, event in heard] == pytest.approx([1.0, 10.0, 1.0])
 
 
-def test_what_a_crashed_process_sent_arrives_and_what_a_machine_sent_that_lost_power_does_not():
-    script = {1.0: [tell(1)], 2.0: [tell(2)]}
+def test_messages_of_a_crashed_process_arrive_and_those_of_a_machine_that_lost_power_do_not():
+    script = {1.0: [heartbeat(1)], 2.0: [heartbeat(2)]}
     crash, power_off = (play([Fault(1.125, kind, 0)], script)[1] for kind in (CRASH, POWER_OFF))
     assert crash == [(1.125 + CRASH_SEEN_S, LinkChanged(0, False, "crashed")), (1.25, Heartbeat(1, {}))]
     assert power_off == [(1.125 + DEAD_LINK_S, LinkChanged(0, False, "crashed"))]
 
 
-def test_nobody_resends_what_a_cut_held_when_its_sender_crashed():
+def test_messages_that_a_cut_holds_are_lost_when_their_sender_crashes():
     faults = [Fault(0.5, CUT, 0, 5.0, others=(1,)), Fault(3.0, CRASH, 0)]
-    assert numbers(play(faults, {1.0: [tell(1)]})[1]) == []
+    assert numbers(play(faults, {1.0: [heartbeat(1)]})[1]) == []
 
 
-def test_who_wakes_up_hears_what_came_before_what_became_due():
+def test_a_peer_that_wakes_up_hears_messages_before_timers():
     class Order(Talker):
         def handle(self, now_s, event):
             self.heard.append(event)
             return super().handle(now_s, event)
 
-    talkers = {0: Order({1.0: []}), 1: Talker({1.5: [tell(1, 0)]}), COORDINATOR: Talker()}
-    seats = {peer: SimPeer(talkers[peer], NoTensors(1), "h", {}) for peer in (0, 1)}
-    pause = [Fault(0.5, PAUSE, 0, 3.0)]
+    talkers = {0: Order({1.0: []}), 1: Talker({1.5: [heartbeat(1, 0)]}), COORDINATOR: Talker()}
+    peers = {peer: SimPeer(talkers[peer], NoTensors(1), "h", {}) for peer in (0, 1)}
+    environment = Environment(lambda src, dst: Link(), cores={"h": 2})
     with pytest.raises(RuntimeError, match="nothing left"):
-        Simulation(talkers[COORDINATOR], seats, lambda src, dst: Link(), {"h": 2}, faults=pause).run()
+        Simulation(talkers[COORDINATOR], peers, environment, [Fault(0.5, PAUSE, 0, 3.0)]).run()
     kinds = [type(event) for event in talkers[0].heard if not isinstance(event, tuple)]
     assert kinds.index(Received) < kinds.index(Woke)
 
@@ -181,7 +181,8 @@ def test_who_wakes_up_hears_what_came_before_what_became_due():
 @pytest.mark.parametrize("kind", [DUPLICATE, REORDER])
 def test_only_harmless_messages_come_twice_or_out_of_order(kind):
     script = {
-        0.1 * at: [tell(at), show(at), Send(1, Inventory(at, (), ()), header=Header("r", 0, 0, 0))] for at in range(50)
+        0.1 * at: [heartbeat(at), activation(at), Send(1, Inventory(at, (), ()), header=Header("r", 0, 0, 0))]
+        for at in range(50)
     }
     _, heard = play([Fault(0.0, kind, 0, 60.0, others=(1,))], script)
     beats = [body.count for _, body in heard if isinstance(body, Heartbeat)]
@@ -196,7 +197,7 @@ def test_a_fault_that_the_simulator_cannot_do_is_refused():
         play([Fault(1.0, "melt", 0)], STEADY)
 
 
-# ---------------------------------------------------------------------------------------------------------------- dice
+# ------------------------------------------------------------------------------------------------------ random faults
 
 STAGES = ((0, 1, 2), (3, 4))
 

@@ -17,13 +17,13 @@ N_SEEDS = 300
 
 
 @pytest.mark.parametrize("low", range(0, N_SEEDS, 50))
-def test_invariants_hold_whatever_befalls_a_run(low):
+def test_invariants_hold_under_all_faults(low):
     found = {seed: line for seed in range(low, low + 50) if (line := finding(draw_case(seed)))}
     assert not found
 
 
 def test_the_seeds_draw_all_kinds_and_both_ends():
-    """Else the fuzzer would look at less than it says."""
+    """Otherwise the fuzzer would check less than it claims."""
     cases = [draw_case(seed) for seed in range(N_SEEDS)]
     assert {fault.kind for case in cases for fault in case.faults} == {*DRAWERS, JOIN, RESTART, LEAVE}
     fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
@@ -34,7 +34,7 @@ def test_the_seeds_draw_all_kinds_and_both_ends():
 def test_equal_seeds_play_equally():
     def events(seed):
         lines = []
-        play(draw_case(seed), observer=lambda *what: lines.append(str(what)))
+        play(draw_case(seed), observer=lambda *observed: lines.append(str(observed)))
         return lines
 
     seed = next(seed for seed in range(N_SEEDS) if len(draw_case(seed).faults) == 4)

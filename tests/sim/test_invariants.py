@@ -1,6 +1,6 @@
-"""The invariants themselves: each breaks where it should, and says when, which and who in one line.
+"""The invariants themselves: each breaks where it should, and reports its time, number and machine in one line.
 
-The mutants show (1), (2), (3), (6) and (7) in whole runs; here is what takes less than a run."""
+The mutants break (1), (2), (3), (6) and (7) in whole runs; these tests need less than a run."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
-from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
+from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.sizes import Group
 from jaxdt.spec.work import Work
@@ -34,19 +34,19 @@ def record(step):
     return Record(step, (Round(step, "stage0", 1),), 1.0, 1, "apply")
 
 
-def coordinator(*values, must_last=True):
-    """Invariants of a run without peers, for which these have been made durable."""
-    one = Invariants({}, must_last)
+def coordinator(*values, plan_survives=True):
+    """Invariants of a run without peers, for which these values have been made durable."""
+    invariants = Invariants({}, plan_survives)
     for value in values:
-        durable(one, value)
-    return one
+        durable(invariants, value)
+    return invariants
 
 
-def durable(one, value, now_s=1.0):
+def durable(invariants, value, now_s=1.0):
     name = "view" if isinstance(value, View) else "records"
     written = serialize.write(value if isinstance(value, View) else (value,))
-    one(now_s, COORDINATOR, None, [Persist(name, written)])
-    one(now_s, COORDINATOR, Persisted(name), [])
+    invariants(now_s, COORDINATOR, None, [Persist(name, written)])
+    invariants(now_s, COORDINATOR, Persisted(name), [])
 
 
 EMPTY = View(1, 1, 0, (), (1, 1), 0)
@@ -66,9 +66,9 @@ def test_a_view_says_how_many_steps_are_durable():
         durable(coordinator(EMPTY), later)
 
 
-@pytest.mark.parametrize(("must_last", "views"), [(False, [EMPTY]), (True, [])])
-def test_a_run_may_end_if_a_stage_may_be_lost_or_before_it_began(must_last, views):
-    coordinator(*views, must_last=must_last)(2.0, COORDINATOR, None, [Stop(3, "a peer was lost")])
+@pytest.mark.parametrize(("plan_survives", "views"), [(False, [EMPTY]), (True, [])])
+def test_a_run_may_end_if_a_stage_may_be_lost_or_before_it_began(plan_survives, views):
+    coordinator(*views, plan_survives=plan_survives)(2.0, COORDINATOR, None, [Stop(3, "a peer was lost")])
 
 
 def test_a_run_that_ends_or_goes_back_without_need_is_found():
@@ -77,19 +77,19 @@ def test_a_run_that_ends_or_goes_back_without_need_is_found():
     back = View(2, 1, 1, (), (1, 1), 0, rolled_back=True)
     with pytest.raises(InvariantBroken, match=r"\(5\) coordinator: rolls back to 0 steps"):
         durable(coordinator(EMPTY, record(0)), back)
-    spoilt = coordinator(EMPTY, record(0))
-    spoilt.may_end()
-    durable(spoilt, back)
-    durable(spoilt, record(0))
+    nonfinite = coordinator(EMPTY, record(0))
+    nonfinite.allow_end()
+    durable(nonfinite, back)
+    durable(nonfinite, record(0))
 
 
 def test_what_is_not_durable_is_not_announced():
-    one = coordinator(EMPTY, record(0))
-    one(2.0, COORDINATOR, None, [Send(0, Committed(record(0))), Send(0, EMPTY)])
+    invariants = coordinator(EMPTY, record(0))
+    invariants(2.0, COORDINATOR, None, [Send(0, Committed(record(0))), Send(0, EMPTY)])
     with pytest.raises(InvariantBroken, match=r"\(2\) coordinator: announces step 1 before its record is durable"):
-        one(2.0, COORDINATOR, None, [Send(0, Committed(record(1)))])
+        invariants(2.0, COORDINATOR, None, [Send(0, Committed(record(1)))])
     with pytest.raises(InvariantBroken, match=r"\(2\) coordinator: announces view 2 before it is durable"):
-        one(2.0, COORDINATOR, None, [Send(0, View(2, 1, 0, (), (1, 1), 1))])
+        invariants(2.0, COORDINATOR, None, [Send(0, View(2, 1, 0, (), (1, 1), 1))])
 
 
 def test_a_run_that_is_not_over_in_time_is_found():
@@ -98,69 +98,70 @@ def test_a_run_that_is_not_over_in_time_is_found():
     coordinator(EMPTY, record(0)).ended({COORDINATOR: Stop(0, "done")}, [0], 1)
 
 
-# ------------------------------------------------------------------------------------------------------------ contents
+# ---------------------------------------------------------------------------------------------------- symbolic tensors
 
 
 class Found(Exception):
     pass
 
 
-def contents(peer=1, n_microbatches=2):
+def symbolic_tensors(peer=1, n_microbatches=2):
     """The last of two stages."""
 
-    def broken(which, who, what):
-        raise Found(f"({which}) {who}: {what}")
+    def broken(invariant, peer, problem):
+        raise Found(f"({invariant}) {peer}: {problem}")
 
-    return SymbolicTensors(peer, 1, 2, n_microbatches, (GROUP,), broken, lambda peer, step, rounds: None)
+    layout = StageLayout(stage=1, n_stages=2, n_microbatches=n_microbatches, groups=(GROUP,))
+    return SymbolicTensors(peer, layout, Checks(broken, applied=lambda peer, step, rounds: None))
 
 
-def backward(one, microbatch, generation=0):
-    one.put(Boundary(Key("act", 0, 1, microbatch)), 0, generation)
-    one.run(Work(1, "B", microbatch, one.peer, 0), 0.0)
+def backward(tensors, microbatch, generation=0):
+    tensors.put(Boundary(Key("act", 0, 1, microbatch)), 0, generation)
+    tensors.run(Work(1, "B", microbatch, tensors.peer, 0), 0.0)
 
 
 def test_a_sum_counts_each_microbatch_once():
-    mine, theirs = contents(1), contents(3)
-    backward(mine, 0)
-    backward(theirs, 1)
-    for one in (mine, theirs):
-        one.run(Work(1, "G", None, one.peer, 0), 0.0)
+    own, other = symbolic_tensors(1), symbolic_tensors(3)
+    backward(own, 0)
+    backward(other, 1)
+    for tensors in (own, other):
+        tensors.run(Work(1, "G", None, tensors.peer, 0), 0.0)
     part = Shard(SliceKey(ROUND, 0, 10, 3), (), 1)
-    mine.put(part, 3, theirs.take(part))
-    mine.sum(SliceKey(ROUND, 0, 10), (1, 3))
-    assert mine.holds(ROUND) and not theirs.holds(ROUND)
-    assert counted_twice({1: mine, 3: theirs}, 0) is None
-    backward(theirs, 0)
-    theirs.run(Work(1, "G", None, 3, 0), 0.0)
-    assert counted_twice({1: mine, 3: theirs}, 0) == ((0, 0, 1, 0), (1, 3))
-    mine.put(part, 3, theirs.take(part))
+    own.put(part, 3, other.take(part))
+    own.sum(SliceKey(ROUND, 0, 10), (1, 3))
+    assert own.holds(ROUND) and not other.holds(ROUND)
+    assert counted_twice({1: own, 3: other}, 0) is None
+    backward(other, 0)
+    other.run(Work(1, "G", None, 3, 0), 0.0)
+    assert counted_twice({1: own, 3: other}, 0) == ((0, 0, 1, 0), (1, 3))
+    own.put(part, 3, other.take(part))
     with pytest.raises(Found, match=r"\(1\) 1: Round\(.*counts {\(0, 0, 1, 0\): 2}"):
-        mine.sum(SliceKey(ROUND, 0, 10), (1, 3))
+        own.sum(SliceKey(ROUND, 0, 10), (1, 3))
 
 
 def test_an_update_wants_all_slices_of_one_round():
-    one = contents()
+    tensors = symbolic_tensors()
     body = Reduced(SliceKey(ROUND, 0, 6), (), 1, 0, 1.0)
-    one.put(body, 3, {})
+    tensors.put(body, 3, {})
     with pytest.raises(Found, match="the whole sum of Round"):
-        one.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
-    one.put(Reduced(SliceKey(ROUND, 6, 10), (), 1, 0, 1.0), 3, {})
-    one.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
-    assert one.version == 1
+        tensors.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
+    tensors.put(Reduced(SliceKey(ROUND, 6, 10), (), 1, 0, 1.0), 3, {})
+    tensors.run(Work(1, "U", None, 1, 0), 1.0, (ROUND,))
+    assert tensors.version == 1
 
 
-def test_tensors_are_used_once_with_their_own_version_and_lineage():
-    one = contents()
+def test_tensors_are_used_once_with_their_own_version_and_generation():
+    tensors = symbolic_tensors()
     with pytest.raises(Found, match="wants a tensor that it does not hold: Key"):
-        one.run(Work(1, "B", 0, 1, 0), 0.0)
+        tensors.run(Work(1, "B", 0, 1, 0), 0.0)
     with pytest.raises(Found, match=r"1:1B0@p1 is computed with one of the versions \[0\]"):
-        one.run(Work(1, "B", 0, 1, 1), 0.0)
+        tensors.run(Work(1, "B", 0, 1, 1), 0.0)
     with pytest.raises(Found, match="in generation 0 uses .* of generation 1"):
-        backward(one, 0, generation=1)
+        backward(tensors, 0, generation=1)
 
 
-def test_what_comes_for_a_void_round_is_not_kept():
-    one = contents()
-    one.forget(ROUND)
-    one.put(Reduced(SliceKey(ROUND, 0, 10), (), 1, 0, 1.0), 3, {})
-    assert not one.holds(ROUND)
+def test_tensors_of_a_void_round_are_dropped():
+    tensors = symbolic_tensors()
+    tensors.forget(ROUND)
+    tensors.put(Reduced(SliceKey(ROUND, 0, 10), (), 1, 0, 1.0), 3, {})
+    assert not tensors.holds(ROUND)

@@ -14,13 +14,15 @@ from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.hosts import SimulatedHost
 from jaxdt.sim.links import SimulatedLink
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s, simulate
-from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as run_config
 from jaxdt.spec.config import default_plan
 from jaxdt.spec.network import Link, uniform
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import sync_groups
+
+START = RunStart("r")
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 
@@ -115,8 +117,8 @@ def test_the_exchange_of_two_replicas_is_two_halves_each_way():
 
 
 def test_small_slices_let_the_two_halves_overlap():
-    """A whole shard comes, latency included, before its sum can leave. In slices the first sums are ready while the
-    own shards still leave, so a link is busy from the start with all of the vector, and one latency is left."""
+    """A whole shard arrives, latency included, before its sum can leave. In slices the first sums are ready while a
+    peer's own shards still leave, so a link is busy from the start with the whole vector, and one latency remains."""
     link = lambda src, dst: Link() if COORDINATOR in (src, dst) else Link(0.5, 1e-4)  # noqa: E731
     config = make_config(1, pipelines=2, microbatches=2, slice_bytes=64)
     (group,) = sync_groups(config, default_plan(config))
@@ -149,7 +151,7 @@ def test_more_in_flight_hides_latency():
 
 
 class Clock:
-    """A heap of one's own."""
+    """An event queue that sorts its callbacks by time."""
 
     def __init__(self):
         self.waiting, self.order = [], itertools.count()
@@ -254,7 +256,7 @@ def handling(plan):
 
 
 def test_a_message_is_handled_at_both_ends_of_its_link():
-    """One after another: an activation, its gradient, the word to the coordinator and the one back."""
+    """Four messages one after another: an activation, its gradient, one to the coordinator and its answer."""
     config = make_config(2)
     seconds = handling(default_plan(config))
     assert step_s(config, seconds=seconds, n_cores=16) == pytest.approx(2 * (F_S + B_S) + 8 * HANDLED_S)
@@ -297,9 +299,9 @@ MILLISECONDS = st.lists(st.integers(0, 3000), min_size=25, max_size=25)
 @settings(DETERMINISTIC, max_examples=25)
 @given(SPEEDS, MILLISECONDS, st.integers(0, 3), st.integers(0, 24), st.sampled_from([1, 2, 4]), SCHEDULE)
 def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, device, pair, stages, schedule):
-    """Each follows its order whatever comes first, so times are maxima and sums of what may only shrink. It holds for
-    devices and links of one's own: where peers share cores or an access line, something that comes earlier may compete
-    with what everybody waits for, and a step can be some tenths of a percent longer."""
+    """Each stage follows its order whatever arrives first, so times are maxima and sums of values that may only shrink.
+    This holds for peers with devices and links of their own. Where peers share cores or an access line, something that
+    comes earlier may compete with what all others wait for, and a step can be some tenths of a percent longer."""
     config = make_config(stages, pipelines=4 // stages, microbatches=4, steps=3, slice_bytes=256, schedule=schedule)
     plan = default_plan(config)
 
@@ -321,7 +323,7 @@ def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, d
 
 
 class Crashing:
-    """A machine that is gone from crash_s on: it answers nothing any more, and the driver forgets it."""
+    """A machine that stops at crash_s: it answers nothing any more, and the driver forgets it."""
 
     def __init__(self, machine, crash_s):
         self.machine, self.crash_s = machine, crash_s
@@ -347,20 +349,20 @@ def run_with_a_crash(victim, crash_s):
     """Two stages by two pipelines, eight steps of about 15 s; `victim` may be the coordinator."""
     config = make_config(2, pipelines=2, microbatches=6, steps=8, net=dict(heartbeat_s=1.0, deadline_floor_s=6.0))
     plan = default_plan(config)
-    machines = {peer: build_peer(config, plan, peer, RunStart("r")) for peer in plan.peers}
-    machines[COORDINATOR] = build_coordinator(config, plan, RunStart("r"))
+    machines = {peer: build_peer(config, plan, peer, START) for peer in plan.peers}
+    machines[COORDINATOR] = build_coordinator(config, plan, START)
     watched = {peer: Watched(machine) for peer, machine in machines.items()}
     driven = watched | {victim: Crashing(watched[victim], crash_s)}
     how = conditions(plan)
-    seats = {p: SimPeer(driven[p], NoTensors(1), how.host_of[p], how.seconds[p]) for p in plan.peers}
-    link = lambda src, dst: Link(0.3)  # noqa: E731
-    return Simulation(driven[COORDINATOR], seats, link, how.cores, 0.2).run(), watched
+    peers = {p: SimPeer(driven[p], NoTensors(1), how.host_of[p], how.seconds[p]) for p in plan.peers}
+    environment = Environment(lambda src, dst: Link(0.3), how.cores, persist_s=0.2)
+    return Simulation(driven[COORDINATOR], peers, environment).run(), watched
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("crash_s", [0.1, 5.0, 16.7, 17.2, 17.9, 18.3, 40.0])
 def test_a_crash_is_made_good_and_no_step_is_half_applied(victim, crash_s):
-    """The pipeline borrows the other one's replica; every step is applied by all who are there, once."""
+    """The pipeline borrows the replica of the other one, and all peers that are left apply each step once."""
     outcome, watched = run_with_a_crash(victim, crash_s)
     others = {peer for peer in outcome.stopped if peer != victim}
     assert {outcome.stopped[peer].code for peer in others} == {0}
@@ -386,17 +388,18 @@ def test_a_simulation_in_which_nothing_can_happen_says_so():
         def handle(self, now_s, event):
             return []
 
-    seats = {0: SimPeer(Silent(), NoTensors(1), "h", {})}
+    peers = {0: SimPeer(Silent(), NoTensors(1), "h", {})}
     with pytest.raises(RuntimeError, match="nothing left to happen at 0.0 s"):
-        Simulation(Silent(), seats, lambda src, dst: Link(), {"h": 1}).run()
+        Simulation(Silent(), peers, Environment(lambda src, dst: Link(), cores={"h": 1})).run()
 
 
 def test_a_simulation_can_be_cut_short():
     config = make_config(1, steps=100)
     plan = default_plan(config)
     how = conditions(plan)
-    seats = {0: SimPeer(build_peer(config, plan, 0, RunStart("r")), NoTensors(1), "h0", how.seconds[0])}
-    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), seats, how.link, how.cores).run(until_s=30.0)
+    peers = {0: SimPeer(build_peer(config, plan, 0, START), NoTensors(1), "h0", how.seconds[0])}
+    environment = Environment(how.link, how.cores)
+    outcome = Simulation(build_coordinator(config, plan, START), peers, environment).run(until_s=30.0)
     assert len(outcome.fields("step")) == 10 and not outcome.stopped
 
 
@@ -423,24 +426,25 @@ class Diverging(NoTensors):
     ],
 )
 def test_a_gradient_that_is_not_finite(policy, code, verdicts, restored):
-    """Whatever the config says of it, all peers do the same; with two replicas the sums are compared between them."""
+    """All peers do what the config says; with two replicas the sums are compared between them."""
     config = make_config(2, pipelines=2, microbatches=4, steps=3, on_nonfinite=policy)
     plan = default_plan(config)
-    how, tensors = conditions(plan), {peer: Diverging() for peer in plan.peers}
-    seats = {
-        p: SimPeer(build_peer(config, plan, p, RunStart("r")), tensors[p], how.host_of[p], how.seconds[p])
-        for p in plan.peers
+    how = conditions(plan)
+    tensors = {peer: Diverging() for peer in plan.peers}
+    peers = {
+        p: SimPeer(build_peer(config, plan, p, START), tensors[p], how.host_of[p], how.seconds[p]) for p in plan.peers
     }
-    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), seats, how.link, how.cores).run()
+    environment = Environment(how.link, how.cores)
+    outcome = Simulation(build_coordinator(config, plan, START), peers, environment).run()
     assert {stop.code for stop in outcome.stopped.values()} == {code}
     assert [fields["verdict"] for fields in outcome.fields("step")] == verdicts
-    assert all(one.restored == restored for one in tensors.values())
+    assert all(diverging.restored == restored for diverging in tensors.values())
 
 
 # --------------------------------------------------------------------------------------------------------- conditions
 
 
-def test_device_links_seat_the_coordinator_beside_a_device():
+def test_device_links_put_the_coordinator_beside_a_device():
     network = uniform(3, 0.1, 2.0)
     link = device_links(network, coordinator_device=1)
     assert link(0, 2) == Link(0.1, 2.0)

@@ -1,4 +1,4 @@
-"""Around the simulator's clock: link options, the parts of a step, determinism between runs and versions of Python."""
+"""Link options, the parts of a step, and determinism between runs and versions of Python."""
 
 import ast
 import hashlib
@@ -17,7 +17,7 @@ from jaxdt.sim.link_table import LinkOptions, LinkTable
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes, pairs
-from jaxdt.sim.time_breakdown import account
+from jaxdt.sim.time_breakdown import break_down_step
 from jaxdt.spec.config import PlanConfig, RunConfig, SyncConfig, default_plan
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
@@ -44,16 +44,16 @@ def apart(n, latency_s=0.01, gbps=0.01):
     return replace(network, devices=tuple(replace(device, host="") for device in network.devices))
 
 
-# ---------------------------------------------------------------------------------------------------------- calendar
+# -------------------------------------------------------------------------------------------------------- event queue
 
 
-def test_what_is_asked_for_during_an_instant_takes_part_in_it():
-    calendar, seen = EventQueue(), []
-    calendar.at(2.0, lambda: seen.append("late"))
-    calendar.at(1.0, lambda: (seen.append("a"), calendar.at(1.0, lambda: seen.append("c"))))
-    calendar.at(1.0, lambda: seen.append("b"))
-    while calendar:
-        calendar.happen()
+def test_a_callback_registered_during_an_instant_runs_in_it():
+    queue, seen = EventQueue(), []
+    queue.at(2.0, lambda: seen.append("late"))
+    queue.at(1.0, lambda: (seen.append("a"), queue.at(1.0, lambda: seen.append("c"))))
+    queue.at(1.0, lambda: seen.append("b"))
+    while queue:
+        queue.run_next()
     assert seen == ["a", "b", "c", "late"]
 
 
@@ -62,15 +62,15 @@ def test_what_is_asked_for_during_an_instant_takes_part_in_it():
 
 def deliveries(offers, link, options=None, host_of=None):
     """{name: when}; offers are (name, when, src, dst, bytes)."""
-    calendar, got, clock = EventQueue(), {}, [0.0]
-    lines = LinkTable(lambda src, dst: link, calendar.at, host_of or {}, options or LinkOptions())
+    queue, got, clock = EventQueue(), {}, [0.0]
+    links = LinkTable(lambda src, dst: link, queue.at, host_of or {}, options or LinkOptions())
     for name, when_s, src, dst, n_bytes in offers:
         arrived = lambda name=name: got.setdefault(name, clock[0])  # noqa: E731
-        offer = lambda s=src, d=dst, t=when_s, n=n_bytes, f=arrived: lines.line(s, d).carry(t, n, 0, f)  # noqa: E731
-        calendar.at(when_s, offer)
-    while calendar:
-        clock[0] = calendar.next_s()
-        calendar.happen()
+        offer = lambda s=src, d=dst, t=when_s, n=n_bytes, f=arrived: links.link(s, d).carry(t, n, 0, f)  # noqa: E731
+        queue.at(when_s, offer)
+    while queue:
+        clock[0] = queue.next_s()
+        queue.run_next()
     return got
 
 
@@ -132,7 +132,7 @@ def test_a_connection_that_was_idle_starts_slowly_again():
 
 
 def test_parts_add_up_and_each_is_what_its_cause_costs():
-    result = account(scenario(), 2)
+    result = break_down_step(scenario(), 2)
     parts = result.parts
     outcome = simulate(scenario().quiet(3), scenario().plan, scenario().conditions())
     assert result.step_s == pytest.approx(outcome.fields("step")[2]["step_s"])
@@ -143,27 +143,27 @@ def test_parts_add_up_and_each_is_what_its_cause_costs():
 
 def test_without_a_network_there_is_compute_and_bubble_only():
     """One stage and no replicas: all compute. Two equal stages: a bubble of 1 / (M + 1) of the pipeline's time."""
-    alone = account(scenario(1, 1, 8, apart(1), persist_s=0.0), 2).parts
+    alone = break_down_step(scenario(1, 1, 8, apart(1), persist_s=0.0), 2).parts
     assert alone.step_s == pytest.approx(alone.compute_s)
-    two = account(scenario(2, 1, 8, apart(2, 0.0, 1e9), persist_s=0.0), 2).parts
+    two = break_down_step(scenario(2, 1, 8, apart(2, 0.0, 1e9), persist_s=0.0), 2).parts
     assert two.bubble_s > 0 and two.transfer_s == pytest.approx(0, abs=1e-6)
     assert two.sync_s == two.commit_s == pytest.approx(0, abs=1e-9)
 
 
 def test_bytes_per_link_are_boundaries_and_shards():
     """8 microbatches of 16 x 32 floats, 4 a pipeline; each member sends its peer half of the vector, twice."""
-    one = scenario()
-    result = account(one, 2)
+    small = scenario()
+    result = break_down_step(small, 2)
     assert result.n_bytes[0, 1] == 4 * 16 * 32 * 4
-    (lo, hi), row = one.plan.stages[0], one.plan.placement[0]
-    assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * one.config.model.stage_params(lo, hi), rel=1e-3)
+    (lo, hi), row = small.plan.stages[0], small.plan.placement[0]
+    assert result.n_bytes[row[0], row[1]] == pytest.approx(4 * small.config.model.stage_params(lo, hi), rel=1e-3)
 
 
 @settings(derandomize=True, deadline=None, max_examples=10)
 @given(st.sampled_from(["bandwidth_gbps", "latency_ms"]), st.floats(0.05, 50), st.floats(1.1, 10))
 def test_sweeps_over_better_links_never_cost_more(name, value, factor):
     better, worse = (value * factor, value) if name == "bandwidth_gbps" else (value, value * factor)
-    steps = [account(SWEEPS[name](scenario(), at), 1).step_s for at in (better, worse)]
+    steps = [break_down_step(SWEEPS[name](scenario(), at), 1).step_s for at in (better, worse)]
     assert steps[0] <= steps[1] + 1e-9
 
 
@@ -180,10 +180,10 @@ def test_links_inside_a_host_are_left_alone():
 
 
 def test_memory_counts_what_is_in_flight():
-    one = scenario(microbatches=400)
-    deep = replace(one, plan=replace(one.plan, schedule="gpipe"))
-    assert memory_bytes(deep)[0] > memory_bytes(one)[0]
-    assert set(memory_bytes(one)) == set(one.plan.peers)
+    small = scenario(microbatches=400)
+    deep = replace(small, plan=replace(small.plan, schedule="gpipe"))
+    assert memory_bytes(deep)[0] > memory_bytes(small)[0]
+    assert set(memory_bytes(small)) == set(small.plan.peers)
 
 
 def test_a_plan_over_missing_links_or_devices_is_refused():
@@ -204,16 +204,16 @@ DIGEST = "44f37b0969de4dec6534248d00f478099b204112b48b6b0f99d5db0bdd7ba798"
 
 def digest_of_a_run() -> str:
     options = LinkOptions(Jitter(0.02, seed=3), Ramp(), {"device0": (0.005, 0.005)})
-    one = scenario(stages=2, pipelines=3, microbatches=11, network=apart(6), options=options)
+    small = scenario(stages=2, pipelines=3, microbatches=11, network=apart(6), options=options)
     lines = []
-    config = replace(one.quiet(4), train=replace(one.quiet(4).train, eval_every_steps=2))
-    simulate(config, one.plan, one.conditions(), Trace(lines.append))
+    config = replace(small.quiet(4), train=replace(small.quiet(4).train, eval_every_steps=2))
+    simulate(config, small.plan, small.conditions(), Trace(lines.append))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_the_trace_is_the_same_in_every_run_and_on_every_python():
     """The committed digest was made on 3.11 and 3.12. A change of a model or a machine changes it: look at the trace
-    before and after, then commit the new one."""
+    before and after, then commit the new small."""
     assert digest_of_a_run() == digest_of_a_run() == DIGEST
 
 

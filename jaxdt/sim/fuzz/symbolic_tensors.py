@@ -1,13 +1,14 @@
-"""Tensors of a simulation that hold no numbers, but what they are made of: which microbatches, and with which version.
+"""Tensors of a simulation that hold no numbers: each names the microbatches and the version that it is made of.
 
-So a run without arithmetic still shows whether an update counts each microbatch once: the accumulator is a count of
-microbatches, a slice too, a sum adds the counts, and an update looks at them. Tensors come and go as in the runtime's
-store; to want one that is not there is an error, as it is there.
+So a run without arithmetic still shows whether an update counts each microbatch once. An accumulator and a slice are
+counts of microbatches, and a sum adds and checks the counts. Tensors come and go as in the runtime's store, and it is
+an error to use one that is not there, as it is in that store.
 """
 
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from jaxdt.protocol.events import Boundary, Key, Message, Round, SliceKey, State, StateKey
 from jaxdt.protocol.message import tensor_key
@@ -16,42 +17,50 @@ from jaxdt.spec.sizes import Group
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, REGENERATE, Work
 
 EXACT_COVER = 1
-N_WORDS = 1000  # of a state: a few slices
+N_WORDS = 1000  # 4-byte words of a state: a few slices
 NO_STATE = -1  # the version of a newcomer
 
-Broken = Callable[[int, int, str], None]
-Applied = Callable[[int, int, frozenset[Round]], None]
+
+@dataclass(frozen=True)
+class StageLayout:
+    """The stage of a peer: its index, the number of stages and of microbatches of a step, the groups that it syncs
+    with, and the delay of its updates."""
+
+    stage: int
+    n_stages: int
+    n_microbatches: int
+    groups: tuple[Group, ...]
+    delay: Delay = NO_DELAY
+
+
+@dataclass(frozen=True)
+class Checks:
+    """`broken(invariant, peer, problem)` is called when an invariant does not hold, `applied(peer, step, rounds)` at
+    every update. `is_nonfinite(generation, step)`: whether the gradient of a step is not finite."""
+
+    broken: Callable[[int, int, str], None]
+    applied: Callable[[int, int, frozenset[Round]], None]
+    is_nonfinite: Callable[[int, int], bool] = lambda generation, step: False
 
 
 class SymbolicTensors:
-    """What one peer of `stage` holds. `groups` are those of its stage; `broken(which, peer, what)` is called when an
-    invariant does not hold, `applied(peer, step, rounds)` with every update. `spoilt(generation, step)` says whether
-    the gradient of a step is not finite; `version` is the one it starts with."""
+    """The tensors of one peer, which starts with `version`."""
 
-    def __init__(
-        self,
-        peer: int,
-        stage: int,
-        n_stages: int,
-        n_microbatches: int,
-        groups: tuple[Group, ...],
-        broken: Broken,
-        applied: Applied,
-        spoilt: Callable[[int, int], bool] = lambda generation, step: False,
-        version: int = 0,
-        delay: Delay = NO_DELAY,
-    ):
-        self._delay = delay
-        self.peer, self.stage, self._last = peer, stage, stage == n_stages - 1
-        self.version, self.generation = version, 0
+    def __init__(self, peer: int, layout: StageLayout, checks: Checks, version: int = 0):
+        self.peer = peer
+        self.stage = layout.stage
+        self.version = version
+        self.generation = 0
         self.n_words = N_WORDS
-        self.accumulators: dict[int, Counter] = {}
-        self._groups = {group.name: group for group in groups}
-        self._n_microbatches = n_microbatches
-        self._broken, self._applied, self._spoilt = broken, applied, spoilt
+        self.accumulators: dict[int, Counter] = {}  # by step
+        self._is_last = layout.stage == layout.n_stages - 1
+        self._delay = layout.delay
+        self._groups = {group.name: group for group in layout.groups}
+        self._n_microbatches = layout.n_microbatches
+        self._checks = checks
         self._boundaries: dict[Key, int] = {}  # the generation in which they were computed
-        self._residuals: dict[Key, int] = {}
-        self._own: dict[Round, Counter] = {}
+        self._residuals: dict[Key, int] = {}  # likewise
+        self._gathered: dict[Round, Counter] = {}  # the peer's own gradient
         self._slices: dict[SliceKey, Counter] = {}
         self._void: set[Round] = set()
         self._fetched: dict[int, int] = {}  # word -> version
@@ -59,13 +68,13 @@ class SymbolicTensors:
     # ------------------------------------------------------------------------------------------------------- compute
 
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
-        """Do the Work; the values of its Ran, one sample of loss 1 for each microbatch."""
+        """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
         step = work.step
         held = range(self.version - self._delay.steps, self.version + 1)
         if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self.version_for(step) not in held:
-            self._broken(EXACT_COVER, self.peer, f"{work} is computed with one of the versions {list(held)}")
+            self._cover_broken(f"{work} is computed with one of the versions {list(held)}")
         if work.kind == GATHER:
-            self._own |= dict.fromkeys(rounds, Counter(self.accumulators.get(step, ())))
+            self._gathered |= dict.fromkeys(rounds, Counter(self.accumulators.get(step, ())))
         elif work.kind == FORWARD:
             self._forward(work)
         elif work.kind == EVALUATE:
@@ -75,14 +84,16 @@ class SymbolicTensors:
         else:
             self._update(step, rounds)
         counts = work.kind in (BACKWARD, EVALUATE)
-        return ({"n_samples": 1} | ({"loss_sum": 1.0} if self._last else {})) if counts else {}
+        if not counts:
+            return {}
+        return {"n_samples": 1, "loss_sum": 1.0} if self._is_last else {"n_samples": 1}
 
     def version_for(self, step: int) -> int:
         """The version that a step is computed with."""
         return self._delay.version_of(step)
 
     def _forward(self, work: Work) -> None:
-        if not self._last:
+        if not self._is_last:
             self._take_input("act", work)
             self._residuals[_key("act", work)] = self._boundaries[_key("act", work, 1)] = self.generation
 
@@ -91,7 +102,7 @@ class SymbolicTensors:
         self._boundaries[_key("eval", work, 1)] = self.generation
 
     def _backward(self, work: Work) -> None:
-        if self._last:
+        if self._is_last:
             self._take_input("act", work)
         else:
             self._use(self._boundaries, _key("grad", work, 1), work)
@@ -105,27 +116,25 @@ class SymbolicTensors:
         if self.stage > 0:
             self._use(self._boundaries, _key(kind, work), work)
 
-    def _use(self, kept: dict[Key, int], key: Key, work: Work) -> None:
-        if key not in kept:
+    def _use(self, stored: dict[Key, int], key: Key, work: Work) -> None:
+        if key not in stored:
             self._missing(f"{key} for {work}")
-        generation = kept.pop(key)
+        generation = stored.pop(key)
         if generation != self.generation:
-            self._broken(
-                EXACT_COVER, self.peer, f"{work} in generation {self.generation} uses {key} of generation {generation}"
-            )
+            self._cover_broken(f"{work} in generation {self.generation} uses {key} of generation {generation}")
 
     def _update(self, step: int, rounds: tuple[Round, ...]) -> None:
-        """What each slice of the sums holds was looked at when it was added up. None: the record says skip."""
+        """`sum` has checked what each slice holds. Without rounds the record says to skip the step."""
         if rounds and {(step, name) for name in self._groups} != {(round.step, round.group) for round in rounds}:
-            self._broken(EXACT_COVER, self.peer, f"updates with {rounds}, has the groups {sorted(self._groups)}")
+            self._cover_broken(f"updates with {rounds}, has the groups {sorted(self._groups)}")
         for round in rounds:
             if not self.holds(round):
                 self._missing(f"the whole sum of {round}")
-        self._applied(self.peer, step, frozenset(rounds))
+        self._checks.applied(self.peer, step, frozenset(rounds))
         self.version = step + 1
 
     def holds(self, round: Round) -> bool:
-        """Whether the whole result of a round is here."""
+        """Whether this peer holds the whole result of a round."""
         held = sum(key.hi - key.lo for key in self._slices if key.src is None and key.round == round)
         return held == self._groups[round.group].n_elements
 
@@ -165,18 +174,18 @@ class SymbolicTensors:
         for member in members:
             total.update(self._own_part(key) if member == self.peer else self._part(key, member))
         stages = self._groups[key.round.group].stages
-        mark = (self.generation, self._delay.version_of(key.round.step))
-        expected = {(*mark, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
+        provenance = (self.generation, self._delay.version_of(key.round.step))
+        expected = {(*provenance, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
         if total != expected:
             wrong = {item: n for item, n in total.items() if n != expected.get(item, 0)}
-            self._broken(EXACT_COVER, self.peer, f"{key.round} counts {wrong} and lacks {set(expected) - set(total)}")
+            self._cover_broken(f"{key.round} counts {wrong} and lacks {set(expected) - set(total)}")
         self._slices[key] = total
-        norm = float("nan") if self._spoilt(self.generation, key.round.step) else 1.0
+        norm = float("nan") if self._checks.is_nonfinite(self.generation, key.round.step) else 1.0
         return zlib.crc32(repr(sorted(total.items())).encode()), norm
 
     def forget(self, round: Round) -> None:
         self._void.add(round)
-        self._own.pop(round, None)
+        self._gathered.pop(round, None)
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
@@ -184,19 +193,19 @@ class SymbolicTensors:
         self._boundaries.pop(key, None)
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
-        for old in [kept for kept in self.accumulators if kept <= step]:
-            del self.accumulators[old]
-        for kept in (self._residuals, self._boundaries):
-            for key in [key for key in kept if key.step <= step]:
-                del kept[key]
+        for freed in [other for other in self.accumulators if other <= step]:
+            del self.accumulators[freed]
+        for by_key in (self._residuals, self._boundaries):
+            for key in [key for key in by_key if key.step <= step]:
+                del by_key[key]
         for last in rounds:
-            for round in {key.round for key in self._slices} | self._own.keys():
+            earlier = {key.round for key in self._slices} | self._gathered.keys()
+            for round in {last, *earlier}:
                 if round.group == last.group and round <= last:
                     self.forget(round)
-            self._void.add(last)
 
     def write_checkpoint(self, version: int) -> None:
-        """Nothing of it is read but the version."""
+        """Only the version of a checkpoint is ever read."""
 
     def restore(self, version: int, generation: int) -> None:
         self.version, self.generation = version, generation
@@ -204,7 +213,7 @@ class SymbolicTensors:
         self._residuals.clear()
 
     def install(self, version: int, generation: int) -> None:
-        """The fetched words must be all of them, of that version."""
+        """All words of the state must have been fetched, and all of that version."""
         versions = set(self._fetched.values())
         if len(self._fetched) != self.n_words or versions != {version}:
             self._missing(f"a whole state, has {len(self._fetched)} words of versions {sorted(versions)}")
@@ -212,9 +221,9 @@ class SymbolicTensors:
         self._fetched.clear()
 
     def _own_part(self, key: SliceKey) -> Counter:
-        if key.round not in self._own:
+        if key.round not in self._gathered:
             self._missing(f"its own part of {key}")
-        return self._own[key.round]
+        return self._gathered[key.round]
 
     def _part(self, key: SliceKey, member: int) -> Counter:
         part = SliceKey(key.round, key.lo, key.hi, member)
@@ -223,7 +232,10 @@ class SymbolicTensors:
         return self._slices.pop(part)
 
     def _missing(self, what: str) -> None:
-        self._broken(EXACT_COVER, self.peer, f"wants a tensor that it does not hold: {what}")
+        self._cover_broken(f"wants a tensor that it does not hold: {what}")
+
+    def _cover_broken(self, problem: str) -> None:
+        self._checks.broken(EXACT_COVER, self.peer, problem)
 
 
 def _key(kind: str, work: Work, offset: int = 0) -> Key:
@@ -231,10 +243,10 @@ def _key(kind: str, work: Work, offset: int = 0) -> Key:
 
 
 def counted_twice(holders: Mapping[int, SymbolicTensors], step: int) -> tuple[tuple, tuple[int, ...]] | None:
-    """A microbatch that several of `holders` have in their accumulators, and who they are."""
+    """A microbatch that two of `holders` have in their accumulators, and these two peers; None if there is none."""
     found: dict[tuple, int] = {}
-    for peer, contents in sorted(holders.items()):
-        for item in contents.accumulators.get(step, ()):
+    for peer, tensors in sorted(holders.items()):
+        for item in tensors.accumulators.get(step, ()):
             if item in found:
                 return item, (found[item], peer)
             found[item] = peer

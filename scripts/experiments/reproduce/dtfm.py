@@ -11,7 +11,6 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from experiments.reproduce.dtfm_cost import cost_table, placements  # noqa: E402
 from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from jaxdt.spec.work import BACKWARD, FORWARD  # noqa: E402
 
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate  # noqa: E402
 from jaxdt.sim.scenario import Scenario, without  # noqa: E402
@@ -22,6 +21,7 @@ from jaxdt.spec.network import Network  # noqa: E402
 from jaxdt.spec.plan import Plan, even_shares, ranges  # noqa: E402
 from jaxdt.spec.profile import from_flops  # noqa: E402
 from jaxdt.spec.sizes import boundary_bytes  # noqa: E402
+from jaxdt.spec.work import BACKWARD, FORWARD  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[3] / "configs" / "networks"
 CASES = {  # name: file, and (inside, across) bandwidths in Gb/s of the paper's text where the file has others
@@ -87,7 +87,7 @@ def simulated_s(network: Network, n_layers: int, placement, overlap: bool, share
     scenario = Scenario(config, plan, profile, network)
     conditions = scenario.conditions()
     if not overlap:
-        conditions = without(replace(conditions, seconds=blocking(scenario, conditions)), "transfer")
+        conditions = without(replace(conditions, seconds=blocking(scenario, conditions)), ("transfer",))
     outcome = simulate(scenario.quiet(WARM_UP_STEPS + 1), plan, conditions)
     return outcome.fields("step")[WARM_UP_STEPS]["step_s"]
 

@@ -10,11 +10,13 @@ from jaxdt.build import RunStart, build_coordinator, build_peer, window
 from jaxdt.protocol.events import Boundary
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
-from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.spec import config as run_config
 from jaxdt.spec.memory import residual_bytes, state_bytes, update_bytes
 from jaxdt.spec.network import Link
 from jaxdt.spec.work import BACKWARD, FORWARD
+
+START = RunStart("r")
 
 MICROBATCH, SHARE = 2, 6
 MODEL = dict(preset="debug", n_layers=3, d_model=64, n_heads=4, d_ff=256, seq_len=64, vocab_size=64)
@@ -69,14 +71,13 @@ def run(config):
     plan = run_config.default_plan(config)
     functions = [stage_functions(config, plan, stage) for stage in range(plan.n_stages)]
     stores = {peer: Watched(config, plan, peer, Tokens(), functions[plan.seat(peer)[0]]) for peer in plan.peers}
-    seats = {
-        peer: SimPeer(build_peer(config, plan, peer, RunStart("r")), store, f"h{peer}", dict.fromkeys(KINDS, 1.0))
+    peers = {
+        peer: SimPeer(build_peer(config, plan, peer, START), store, f"h{peer}", dict.fromkeys(KINDS, 1.0))
         for peer, store in stores.items()
     }
     link = lambda src, dst: Link(0.1, 1.0)  # noqa: E731
-    Simulation(
-        build_coordinator(config, plan, RunStart("r")), seats, link, {seat.host: 1 for seat in seats.values()}
-    ).run()
+    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
+    Simulation(build_coordinator(config, plan, START), peers, environment).run()
     return plan, [stores[row[0]] for row in plan.placement]
 
 
