@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
-from jaxdt.membership import coordinator
+from jaxdt.membership import commit
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.protocol import participants
 from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
@@ -41,7 +42,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import tensor_key
 from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, GROWS, PREFIX, PROGRESS, SPARED
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
-from jaxdt.sync import exchange, rounds
+from jaxdt.sync import rounds
 
 
 class Mutant:
@@ -228,9 +229,9 @@ def redoes_with_the_latest(peer, machine, tensors):
 
 def forgets_its_views(peer, machine, tensors):
     """A coordinator that is started again begins with nothing."""
-    return (
-        Coordinator(machine.config, TwoPhaseCommit(machine.config)) if peer == COORDINATOR and machine.view else machine
-    )
+    if peer != COORDINATOR or not machine.view:
+        return machine
+    return Coordinator(machine.config, TwoPhaseCommit(machine.config))
 
 
 def unchanged(peer, machine, tensors):
@@ -238,18 +239,22 @@ def unchanged(peer, machine, tensors):
 
 
 def one_record() -> AbstractContextManager:
-    return mock.patch.object(coordinator, "KEPT_RECORDS", 1)
+    return mock.patch.object(commit, "KEPT_RECORDS", 1)
 
 
 def no_cover_check() -> AbstractContextManager:
-    return mock.patch.object(exchange, "cover_problem", lambda *sets: "")
+    return mock.patch.object(participants, "cover_problem", lambda *sets: "")
 
 
 @contextmanager
 def rounds_without_view():
     """All rounds of a step and group have the same name, whichever members they have."""
-    same = lambda group, view, step: Round(step, group.name, 1)  # noqa: E731
-    with mock.patch.object(exchange, "round_of", same), mock.patch.object(rounds, "round_of", same):
+    original = rounds.round_in_view
+
+    def same(group, view, step, n_microbatches):
+        return replace(original(group, view, step, n_microbatches), round=Round(step, group.name, 1))
+
+    with mock.patch.object(rounds, "round_in_view", same):
         yield
 
 

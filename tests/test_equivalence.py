@@ -333,7 +333,7 @@ def test_a_crashed_peer_that_is_started_again_joins(functions_of, one_process):
 
 def test_who_was_paused_comes_back(functions_of, one_process):
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, PAUSE, 1, 60.0)])
-    assert outcome.stopped[1].code == 0 and outcome.fields("outside")
+    assert outcome.stopped[1].code == 0 and outcome.fields("evicted")
 
 
 def test_a_coordinator_that_is_started_again_goes_on(functions_of, one_process):
@@ -388,4 +388,4 @@ def test_peers_that_change_stages_at_random_change_nothing(seed, functions_of, o
     balance = RandomMoves(seed, every_s=60.0)
     how = dict(faults=[*faults, Fault(100.0, JOIN, 0)], balance=balance)
     outcome = assert_same_training(config, functions_of, one_process, **how)
-    assert len(outcome.fields("moves")) > 3
+    assert len(outcome.fields("moving")) > 3

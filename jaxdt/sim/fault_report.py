@@ -61,7 +61,7 @@ def summary(undisturbed: Outcome, disturbed: Outcome) -> list[str]:
 
 REPORT_LINES: dict[str, Callable[[int, dict], str]] = {
     "lost": lambda peer, fields: fields["reason"],
-    "asked": lambda peer, fields: f"peer {fields['peer']} comes, for stage {fields['stage']}",
+    "join_request": lambda peer, fields: f"peer {fields['peer']} comes, for stage {fields['stage']}",
     "download": lambda peer, fields: (
         f"peer {peer} has the state of step {fields['version']}: {fields['bytes'] / 1e6:.3f} MB "
         f"in {fields['seconds']:.3f} s"

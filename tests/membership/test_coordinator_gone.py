@@ -153,7 +153,7 @@ def test_who_was_put_out_lately_is_known_and_who_was_long_ago_may_ask_again():
     late, early = told[-1], told[0]
     reach, answer = run.say(late.peer, Heartbeat(9, {}))
     assert reach == Connect(late.peer, f"n{late.peer}:1") and type(answer.body) is View
-    assert reports(run.greet(late), "hello")
+    assert reports(run.greet(late), "connected")
     reasons = reports(actions := run.greet(early), "refused")
     assert reasons == [{"reason": f"peer {early.peer}: is not known any more, and may join again as a newcomer"}]
     assert sent(actions, Ended) == {early.peer: Ended(2, reasons[0]["reason"])}
@@ -177,7 +177,7 @@ def test_a_peer_of_the_plan_is_known_for_ever():
         run.ask(name)
         run.tick(ASKED_S + 1.0)
     assert 3 in run.machine.roster.stage_of
-    assert reports(run.say(3, Hello(3, 1, "f", "h3:1")), "hello")
+    assert reports(run.say(3, Hello(3, 1, "f", "h3:1")), "connected")
 
 
 def test_who_asked_and_did_not_come_is_not_expected_for_ever():
@@ -196,7 +196,7 @@ def test_the_last_of_a_stage_that_is_missed_is_not_forgotten():
     run.lose(0)
     assert run.machine.roster.missing == {0}
     run.tick(ASKED_S)
-    assert reports(run.actions, "back") == [{"peer": 0}]
+    assert reports(run.actions, "returned") == [{"peer": 0}]
 
 
 def test_a_member_keeps_no_connection_of_one_that_is_not_in_its_view():
@@ -213,7 +213,7 @@ def test_a_router_remembers_the_last_that_were_banned():
         queue.ban(peer)
     assert (
         set(queue._priority)
-        == set(queue._measured)
+        == set(queue._estimates)
         == set(queue._last_choice)
         == set(range(BANNED_MAX, 2 * BANNED_MAX))
     )

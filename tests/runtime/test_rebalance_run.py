@@ -101,7 +101,7 @@ def test_nobody_is_lost_by_moving_and_no_stage_ever_has_nobody():
         outcome, _ = play(case)
         peers = set(case.plan.peers)
         assert outcome.stopped[COORDINATOR].code == 0 and set(outcome.stopped) == peers | {COORDINATOR}
-        n_moves += len(outcome.fields("moves"))
+        n_moves += len(outcome.fields("moving"))
         for view in views_of(outcome):
             assert set(view["members"]) <= peers
             working = {stage for peer, stage in view["members"].items() if peer not in view["joining"]}
@@ -125,7 +125,7 @@ def test_a_newcomer_that_asked_before_a_loss_was_noticed_is_sent_to_the_stage_th
     lost = case.plan.placement[1][1:]
     faults = (Fault(2.0, JOIN, 0), *(Fault(1.9, POWER_OFF, peer) for peer in lost))
     outcome, _ = play(replace(case, faults=faults))
-    asked, *_ = outcome.fields("asked")
+    asked, *_ = outcome.fields("join_request")
     assert outcome.stopped[COORDINATOR].code == 0 and asked["stage"] == 0
     assert views_of(outcome)[-1]["members"][asked["peer"]] == 1
 

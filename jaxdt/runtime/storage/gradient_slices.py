@@ -12,7 +12,7 @@ import numpy as np
 from jaxdt.protocol.events import Round, SliceKey
 from jaxdt.runtime.net.buffer import aligned_empty
 
-OVER_MAX = 1000  # rounds of which late parts are turned away
+VOID_MAX = 1000  # rounds whose late parts are turned away
 
 
 class Slices:
@@ -22,7 +22,7 @@ class Slices:
         self._peer = peer
         self._own: dict[Round, np.ndarray] = {}
         self._slices: dict[SliceKey, np.ndarray] = {}
-        self._over: dict[Round, None] = {}  # the last rounds that were forgotten, in this order
+        self._void: dict[Round, None] = {}  # the last rounds that were given up, in this order
 
     def offer(self, round: Round, vector: np.ndarray) -> None:
         """This peer's contribution to a round."""
@@ -33,8 +33,8 @@ class Slices:
         return self._own_part(key) if key.src is not None else self._slices[key]
 
     def put(self, key: SliceKey, part: np.ndarray) -> None:
-        """Keep a part that came, unless its round is over."""
-        if key.round not in self._over:
+        """Keep a part that came, unless its round is void."""
+        if key.round not in self._void:
             self._slices[key] = part
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
@@ -64,21 +64,26 @@ class Slices:
         return np.concatenate([self._slices[key] for key in keys], out=out)
 
     def forget(self, round: Round) -> None:
-        """A round is void or over: forget what came for it, and what still comes."""
-        self._over[round] = None
-        if len(self._over) > OVER_MAX:
-            del self._over[next(iter(self._over))]
+        """A round is void: forget what came for it, and what still comes."""
+        self._void[round] = None
+        if len(self._void) > VOID_MAX:
+            del self._void[next(iter(self._void))]
         self._own.pop(round, None)
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
     def free(self, rounds: Iterable[Round]) -> None:
         """Forget rounds that are over. The rounds of a group end in order, so what is left of earlier ones goes too."""
-        for last in rounds:
-            known = {key.round for key in self._slices} | self._own.keys()
-            earlier = {round for round in known if round.group == last.group and round < last}
-            for round in sorted({last} | earlier):
-                self.forget(round)
+        last = {round.group: round for round in sorted(rounds)}
+
+        def is_over(round: Round) -> bool:
+            return round.group in last and round <= last[round.group]
+
+        for by_round in (self._void, self._own):
+            for round in [round for round in by_round if is_over(round)]:
+                del by_round[round]
+        for key in [key for key in self._slices if is_over(key.round)]:
+            del self._slices[key]
 
     def _own_part(self, key: SliceKey) -> np.ndarray:
         return self._own[key.round][key.lo : key.hi]

@@ -267,7 +267,7 @@ class Store:
         self._boundaries.pop(key, None)
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
-        """Forget the boundary tensors and accumulators of a step and of earlier ones, and all of rounds that are over."""
+        """Forget boundary tensors and accumulators of a step and of earlier ones, and all of rounds that are over."""
         for old in [kept for kept in self._accumulators if kept <= step]:
             del self._accumulators[old]
         for kept in (self._residuals, self._boundaries):

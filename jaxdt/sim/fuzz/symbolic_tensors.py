@@ -198,11 +198,11 @@ class SymbolicTensors:
         for by_key in (self._residuals, self._boundaries):
             for key in [key for key in by_key if key.step <= step]:
                 del by_key[key]
-        for last in rounds:
-            earlier = {key.round for key in self._slices} | self._gathered.keys()
-            for round in {last, *earlier}:
-                if round.group == last.group and round <= last:
-                    self.forget(round)
+        last = {round.group: round for round in sorted(rounds)}
+        is_over = lambda round: round.group in last and round <= last[round.group]  # noqa: E731
+        self._void = {round for round in self._void if not is_over(round)}
+        self._gathered = {round: own for round, own in self._gathered.items() if not is_over(round)}
+        self._slices = {key: part for key, part in self._slices.items() if not is_over(key.round)}
 
     def write_checkpoint(self, version: int) -> None:
         """Only the version of a checkpoint is ever read."""
