@@ -1,11 +1,11 @@
-"""The compiler decorator and the random numbers of compiled loops."""
+"""What every compiled loop uses: the decorator that compiles it, and its random numbers."""
 
 import numba
 import numpy as np
 
 
 def compiled(function):
-    """numba.njit without the interpreter lock; kept on disk, or in memory where no directory can be written."""
+    """numba.njit without the interpreter lock; the result is cached on disk if some directory can be written."""
     try:
         return numba.njit(function, cache=True, nogil=True)
     except RuntimeError:  # numba found no writable place for its cache

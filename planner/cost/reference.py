@@ -1,4 +1,7 @@
-"""The cost of a placement straight from a network and two sizes, in plain Python: shares no code with the search."""
+"""The reference cost: a placement's Eq. 1-4 straight from a network and two sizes, in plain Python.
+
+It checks what solvers claim, so it shares no code with them and takes the means of both directions itself.
+"""
 
 import math
 from dataclasses import dataclass
