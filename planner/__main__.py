@@ -63,7 +63,7 @@ def _sizes(command: argparse.ArgumentParser):
         "--layers", type=int, help="layers to cut when sizes are given in bytes (default: 24, or --stages if more)"
     )
     command.add_argument(
-        "--microbatches", type=int, help="of a step when sizes are given in bytes (default: 8 a pipeline)"
+        "--microbatches", type=int, help="microbatches of a step when sizes are given in bytes (default: 8 a pipeline)"
     )
     command.add_argument("--model", help="a preset such as gpt3_1p3b, instead of byte counts")
     command.add_argument("--global_batch", type=int, default=1024, help="sequences of a step")

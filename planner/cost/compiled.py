@@ -8,7 +8,7 @@ def compiled(function):
     """numba.njit without the interpreter lock; the result is cached on disk if some directory can be written."""
     try:
         return numba.njit(function, cache=True, nogil=True)
-    except RuntimeError:  # numba found no writable place for its cache
+    except RuntimeError:  # numba has no writable place for its cache
         return numba.njit(function, nogil=True)
 
 

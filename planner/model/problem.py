@@ -70,14 +70,14 @@ def problem_of(network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: fl
 
 
 def placement_terms(problem: Problem, placement: np.ndarray) -> tuple[float, float]:
-    """(DATAP, PIPELINEP) of a placement [S, P] as it stands: order and matchings given."""
+    """(DATAP, PIPELINEP) of a placement [S, P] with its own stage order and matchings."""
     exchanges = problem.dp_s[placement[:, :, None], placement[:, None, :]].sum(axis=2)
     hops = problem.pp_s[placement[:-1], placement[1:]]
     return float(exchanges.max()), float(hops.max(axis=1).sum())
 
 
 def placement_s(problem: Problem, placement: np.ndarray) -> float:
-    """COMM-COST of a placement [S, P] as it stands."""
+    """COMM-COST of a placement [S, P] with its own stage order and matchings."""
     return sum(placement_terms(problem, placement))
 
 

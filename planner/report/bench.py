@@ -11,7 +11,7 @@ from planner.cost.reference import cost_of
 from planner.model.problem import placement_s, problem_of
 from planner.model.result import Solution
 from planner.search import layouts
-from planner.search.base import SOLVERS
+from planner.search.base import check_solver
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.solve import solve
 
@@ -90,8 +90,7 @@ def draw(rows: list[BenchRow], limit_s: float, out: Path):
 def run(flags: Namespace) -> int:
     solvers = flags.solvers.split(",")
     for solver in solvers:
-        if solver not in SOLVERS:
-            raise BadInput(f"--solvers: got {solver!r}, expected some of {', '.join(SOLVERS)}")
+        check_solver("solvers", solver)
     rows = []
     for path in flags.networks:
         for solver in solvers:

@@ -68,7 +68,7 @@ def cost_scale_s(problem: Problem, best_s: float) -> float:
 # ---------------------------------------------------------------------------------------------------------- COMM-COST
 
 
-class State(NamedTuple):
+class PlacementState(NamedTuple):
     """A placement and the terms of its cost: match[s] [P] and hop_s[s] belong to the hop from stage s to s + 1 (the
     last row is unused), sums[s] [P] are the exchanges of each device, and stage_s[s] is the largest of them."""
 
@@ -240,9 +240,11 @@ def anneal(devices, place, best, rng, cooling, shares):
     seconds."""
     S, P = place.shape
     scratch = matching_scratch(P)
-    state = State(place, np.empty((S, P), np.int64), np.zeros((S, P)), np.zeros(S), np.zeros(S))
+    state = PlacementState(place, np.empty((S, P), np.int64), np.zeros((S, P)), np.zeros(S), np.zeros(S))
     cost = start_state(devices, state, scratch)
-    trial = State(place.copy(), state.match.copy(), state.sums.copy(), state.stage_s.copy(), state.hop_s.copy())
+    trial = PlacementState(
+        place.copy(), state.match.copy(), state.sums.copy(), state.stage_s.copy(), state.hop_s.copy()
+    )
     changed = np.full(S, UNCHANGED, np.int64)
     best_cost = cost
     best[:] = place

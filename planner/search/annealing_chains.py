@@ -65,7 +65,7 @@ def draw_settings(rng: np.random.Generator, n_pipelines: int) -> ChainSettings:
 
 
 @dataclass(eq=False)
-class Chain:
+class RunningChain:
     """A chain while it runs. It gets `budget_frac` of the thread's budget, of which start_frac was spent before it.
     done_frac is the part of its own budget that is spent, step_frac what its last slice took of that."""
 
@@ -175,12 +175,12 @@ class ChainSequence:
             return self.n_moves / self.max_moves
         return self.incumbent.elapsed_s / self.incumbent.budget.time_s
 
-    def _new_chain(self, budget_frac: float) -> Chain:
+    def _new_chain(self, budget_frac: float) -> RunningChain:
         settings = draw_settings(self.rng, self.problem.n_pipelines)
         start_frac = self._spent_frac
         scale_s = cost_scale_s(self.problem, self.elites[0][0] if self.elites else np.inf)
         place = self._start(settings)
-        return Chain(
+        return RunningChain(
             settings=settings,
             scale_s=scale_s,
             place=place,

@@ -21,7 +21,7 @@ from planner.search.anneal import (
     cost_scale_s,
     devices_of,
 )
-from planner.search.base import Solver
+from planner.search.base import SolverEntry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Offspring, best_child, groups_of
 from planner.search.incumbent import Incumbent
 
@@ -161,10 +161,4 @@ def _random_member(
     return refinement.refine(groups)
 
 
-def kernighan_lin(problem: Problem, incumbent: Incumbent, seed: int):
-    """The algorithm with Kernighan and Lin's gain and without refinement."""
-    evolve(problem, incumbent, seed, KERNIGHAN_LIN_GAIN)
-
-
-EVOLVE = Solver(evolve)
-KERNIGHAN_LIN = Solver(kernighan_lin)
+ENTRY = SolverEntry(evolve)

@@ -15,7 +15,7 @@ import numpy as np
 from planner.cost.communication import held_karp, hop_s, matching_scratch
 from planner.cost.compiled import compiled
 from planner.model.problem import Problem
-from planner.search.base import Solver
+from planner.search.base import SolverEntry
 from planner.search.incumbent import PROOF_GAP_S, Incumbent
 
 MAX_DEVICES = 16
@@ -186,4 +186,4 @@ def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
     return best_s
 
 
-EXACT = Solver(enumerate_all, max_devices=MAX_DEVICES, starts_from_layouts=True)
+ENTRY = SolverEntry(enumerate_all, max_devices=MAX_DEVICES, starts_from_layouts=True)

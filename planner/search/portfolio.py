@@ -13,7 +13,7 @@ import numpy as np
 from planner.cost.communication import EXACT_PATH_STAGES
 from planner.model.problem import Problem
 from planner.search.annealing_chains import ChainSequence, chain_sequences, in_threads
-from planner.search.base import Solver
+from planner.search.base import SolverEntry
 from planner.search.device_types import Types
 from planner.search.evolve import evolve
 from planner.search.exact import MAX_DEVICES, in_background, prove_by_enumeration
@@ -104,4 +104,4 @@ def _prove(
         prove_with_efforts(problem, types, incumbent, seed, affordable(incumbent, EFFORTS), proof_left_s)
 
 
-AUTO = Solver(run_portfolio, starts_from_layouts=True)
+ENTRY = SolverEntry(run_portfolio, starts_from_layouts=True)

@@ -5,7 +5,7 @@ import numpy as np
 from planner.cost.communication import partition_s
 from planner.cost.placement import placement_of
 from planner.model.problem import Problem, placement_s
-from planner.search.base import Solver
+from planner.search.base import SolverEntry
 from planner.search.incumbent import Incumbent
 
 
@@ -20,4 +20,4 @@ def random_search(problem: Problem, incumbent: Incumbent, seed: int):
         incumbent.count(1)
 
 
-RANDOM = Solver(random_search)
+ENTRY = SolverEntry(random_search)

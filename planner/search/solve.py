@@ -6,14 +6,14 @@ from planner.cost.placement import match_pipelines, placement_of
 from planner.model.problem import Problem, placement_s
 from planner.model.result import Solution
 from planner.search import layouts
-from planner.search.base import solver_of
+from planner.search.base import solver_entry
 from planner.search.incumbent import PROOF_GAP_S, Incumbent
 
 
 def solve(problem: Problem, incumbent: Incumbent, solver: str, seed: int) -> Solution:
     """Run a solver until the incumbent is done, and emit its best plan with matchings (and, if shorter, the stage
     order) by OR-Tools. There always is a plan: the block layout if the solver had no time for its first."""
-    entry = solver_of(solver)
+    entry = solver_entry(solver)
     if entry.max_devices is not None and problem.n_devices > entry.max_devices:
         raise BadInput(
             f"--solver: {solver} is for at most {entry.max_devices} devices, got {problem.n_devices}; use auto"

@@ -17,7 +17,7 @@ from planner.cost.bounds import datap_floor_s, pipelinep_floor_s
 from planner.cost.placement import match_pipelines
 from planner.model.problem import MICROSECONDS, MISSING_S, Problem, placement_s
 from planner.search.annealing_chains import chain_sequences, in_threads
-from planner.search.base import Solver
+from planner.search.base import SolverEntry
 from planner.search.device_types import Types, interchangeable, near_equal, types_of
 from planner.search.incumbent import PROOF_GAP_S, Incumbent
 
@@ -279,4 +279,4 @@ def search_types(problem: Problem, incumbent: Incumbent, seed: int):
             chains[0].run(starts)
 
 
-TYPES = Solver(search_types, starts_from_layouts=True)
+ENTRY = SolverEntry(search_types, starts_from_layouts=True)

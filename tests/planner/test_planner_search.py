@@ -16,7 +16,7 @@ from planner.cost.compiled import generator
 from planner.cost.placement import match_pipelines
 from planner.model.problem import placement_s, problem_of
 from planner.search.anneal import Cooling, MoveShares, Softness, anneal, anneal_softened, devices_of
-from planner.search.base import SOLVERS, Solver, solver_of
+from planner.search.base import SOLVERS, SolverEntry, solver_entry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, cross, groups_of, improve_pass, repair
 from planner.search.device_types import interchangeable, near_equal, types_of
 from planner.search.evolve import relabelled
@@ -200,7 +200,7 @@ def test_local_optima_do_not_depend_on_which_thread_came_first():
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_every_entry_of_the_table_is_a_solver(name):
-    assert isinstance(solver_of(name), Solver)
+    assert isinstance(solver_entry(name), SolverEntry)
 
 
 def test_a_solver_refuses_more_devices_than_it_is_for():
@@ -214,11 +214,11 @@ def offer_in_order(problem, incumbent, seed):
     incumbent.offer(groups, placement_s(problem, groups))
 
 
-TOY = Solver(offer_in_order)
+ENTRY = SolverEntry(offer_in_order)
 
 
 def test_a_new_solver_is_one_entry_of_the_table(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(SOLVERS, "toy", f"{__name__}:TOY")
+    monkeypatch.setitem(SOLVERS, "toy", __name__)
     sizes = ["--stages", "2", "--pipelines", "2", "--c_dp_bytes", "1e6", "--c_pp_bytes", "1e6"]
     out = tmp_path / "plan.json"
     network = str(NETWORKS / "four_cities.json")
