@@ -2,7 +2,11 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +39,7 @@ from planner.model.generate import generate
 from planner.model.problem import MISSING_S, placement_s, placement_terms, problem_of
 from planner.search import layouts
 
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK = {
     "dtfm_case1_datacenter": (2.9120, 0.5278),
     "dtfm_case2_spot": (7.2800, 42.2239),
@@ -204,3 +209,29 @@ def test_a_missing_direction_is_no_link():
     assert cost_of(network, [[0, 2], [1, 3]], 1e6, 1e6).total_s == math.inf
     assert cost_of(network, [[0, 1], [2, 3]], 1e6, 1e6).datap_s == math.inf
     assert cost_of(network, [[0, 2], [3, 1]], 1e6, 1e6).total_s < math.inf
+
+
+KERNEL = """
+from typing import NamedTuple
+from planner.cost.compiled import compiled
+
+class NAME(NamedTuple):
+    value: float
+
+@compiled
+def double(argument):
+    return 2 * argument.value
+
+print(double(NAME(21.0)))
+"""
+
+
+def test_a_cache_from_before_a_type_was_renamed_is_dropped(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    for name in ("Before", "After"):
+        (tmp_path / "kernel.py").write_text(KERNEL.replace("NAME", name))
+        command = [sys.executable, "-c", "import kernel"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "42.0\n"
+    assert list((tmp_path / "cache").rglob("*.nbi"))
