@@ -1,17 +1,31 @@
-"""Command line of the planner: solve, explain, plot, compare, network, bench. `python -m planner COMMAND --help`."""
+"""Command line of the planner: solve, explain, plot, compare, network, bench. `python -m planner COMMAND --help`.
+
+The flags are here, so that --help imports little; the module of a command is imported when the command runs.
+"""
 
 import argparse
 import importlib
 import sys
 
 from jaxdt.spec.errors import BadInput
+from planner.search.base import SOLVERS
 
-OBJECTIVES = ("comm_cost", "step_time")
-SOLVERS = ("auto", "evolve", "types", "exact", "kl", "random")
+# module with run(flags)
+OBJECTIVES = {
+    "comm_cost": "planner.commands.solve_cost",
+    "step_time": "planner.commands.solve_step",
+}
+COMMANDS = {
+    "explain": "planner.report.explain",
+    "plot": "planner.report.plot",
+    "compare": "planner.report.compare",
+    "network": "planner.commands.network",
+    "bench": "planner.report.bench",
+}
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m planner", description="Who should hold what on this network?")
+    top = argparse.ArgumentParser(prog="python -m planner", description="Decide which device holds which stage.")
     commands = top.add_subparsers(dest="command", required=True)
     _solve(commands.add_parser("solve", help="find a plan and say how far from the best possible it is"))
     explain = commands.add_parser("explain", help="say in words what a plan's cost comes from and what would help")
@@ -25,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (explain, plot, compare):
         command.add_argument("--network", help="network file, where it is not the one that the plan names")
     _network(commands.add_parser("network", help="generate a network, or import measurements"))
-    _bench(commands.add_parser("bench", help="all solvers over networks: a table and cost against time"))
+    _bench(commands.add_parser("bench", help="several solvers over networks: a table and cost against time"))
     return top
 
 
@@ -49,7 +63,7 @@ def _sizes(command: argparse.ArgumentParser):
         "--layers", type=int, help="layers to cut when sizes are given in bytes (default: 24, or --stages if more)"
     )
     command.add_argument(
-        "--microbatches", type=int, help="of a step when sizes are given in bytes (default: 8 a pipeline)"
+        "--microbatches", type=int, help="microbatches of a step when sizes are given in bytes (default: 8 a pipeline)"
     )
     command.add_argument("--model", help="a preset such as gpt3_1p3b, instead of byte counts")
     command.add_argument("--global_batch", type=int, default=1024, help="sequences of a step")
@@ -76,15 +90,15 @@ def _count(text: str) -> int | str:
 
 
 def _network(network: argparse.ArgumentParser):
-    ways = network.add_subparsers(dest="way", required=True)
-    generate = ways.add_parser("generate", help="a network from a seed")
+    sources = network.add_subparsers(dest="source", required=True)
+    generate = sources.add_parser("generate", help="a network from a seed")
     generate.add_argument("--kind", required=True, help="homogeneous, datacenter, spot, multi_dc, regional, ...")
     generate.add_argument("--devices", type=int, required=True)
     generate.add_argument("--seed", type=int, default=0)
-    measured = ways.add_parser("import", help="rows of src,dst,latency_ms,bandwidth_gbps with a header line")
+    measured = sources.add_parser("import", help="rows of src,dst,latency_ms,bandwidth_gbps with a header line")
     measured.add_argument("--csv", required=True)
-    for way in (generate, measured):
-        way.add_argument("--out", required=True, help="where to write network.json")
+    for source in (generate, measured):
+        source.add_argument("--out", required=True, help="where to write network.json")
 
 
 def _bench(bench: argparse.ArgumentParser):
@@ -101,22 +115,21 @@ def _bench(bench: argparse.ArgumentParser):
     bench.add_argument("--out", required=True, help="folder for bench.md and bench.png")
 
 
-MODULES = {
-    "solve": "planner.commands.solve",
-    "explain": "planner.report.explain",
-    "plot": "planner.report.plot",
-    "compare": "planner.report.compare",
-    "network": "planner.model.network_io",
-    "bench": "planner.report.bench",
-}
+def module_of(flags: argparse.Namespace) -> str:
+    """The module that runs a command. `solve` goes by its objective; only step_time compares shapes."""
+    if flags.command != "solve":
+        return COMMANDS[flags.command]
+    if "auto" in (flags.stages, flags.pipelines):
+        return OBJECTIVES["step_time"]
+    return OBJECTIVES[flags.objective or "comm_cost"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; what is wrong with the input is one line and exit code 2. An interrupted search ends with its
-    best plan and code 0, anything else that is interrupted with 130."""
+    """Run one command, and return its exit code. Bad input gives one line and code 2. An interrupted search ends with
+    its best plan and code 0; any other interrupted command ends with 130."""
     flags = parser().parse_args(arguments)
     try:
-        return importlib.import_module(MODULES[flags.command]).run(flags)
+        return importlib.import_module(module_of(flags)).run(flags)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

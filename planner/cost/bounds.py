@@ -1,4 +1,4 @@
-"""Lower bounds that hold for every placement, without a solver (specs: DT-FM Sec. 8, item 7, and stronger)."""
+"""Lower bounds of Eq. 1-4 that hold for every placement and need no solver."""
 
 import numpy as np
 
@@ -16,19 +16,22 @@ def pipelinep_floor_s(problem: Problem) -> float:
     """The hops of cost <= t cut the P pipelines into paths that cover all devices over links <= t. A connected part
     of m devices needs at least ceil(m / S) paths, and at least m - (sum of min(degree, 2)) / 2. With p paths in all,
     ceil(p / P) - 1 hops cost more than t; summed over t this bounds PIPELINEP from below."""
-    total_s, before_s, dear_hops = 0.0, 0.0, problem.n_stages - 1
-    for limit_s, paths in _paths_by_threshold(problem.pp_s, problem.n_stages):
-        total_s += dear_hops * (limit_s - before_s)
-        before_s = limit_s
-        dear_hops = -(-paths // problem.n_pipelines) - 1
-        if dear_hops <= 0:
+    total_s = 0.0
+    previous_s = 0.0
+    n_dearer_hops = problem.n_stages - 1
+    for limit_s, n_paths in _paths_by_threshold(problem.pp_s, problem.n_stages):
+        total_s += n_dearer_hops * (limit_s - previous_s)
+        previous_s = limit_s
+        n_dearer_hops = -(-n_paths // problem.n_pipelines) - 1
+        if n_dearer_hops <= 0:
             break
     return total_s
 
 
 def _paths_by_threshold(pp_s: np.ndarray, n_stages: int):
-    """(threshold, least number of paths over links <= threshold), where links of a minimum spanning tree and every
-    device's two cheapest ones come in: nothing else changes parts or capped degrees."""
+    """(threshold, least number of paths over links <= threshold) for every threshold that matters: the weights of a
+    minimum spanning tree and of every device's two cheapest links. No other weight changes the connected parts or
+    the degrees, which count up to two."""
     n = len(pp_s)
     low = np.sort(pp_s + np.diag(np.full(n, np.inf)), axis=1)[:, :2]
     tree = _spanning_tree(pp_s)
@@ -41,8 +44,8 @@ def _paths_by_threshold(pp_s: np.ndarray, n_stages: int):
             part[part == part[a]] = part[b]
         sizes = np.bincount(part, minlength=n)
         halves = np.bincount(part, weights=(low <= limit_s).sum(axis=1), minlength=n)
-        paths = np.maximum(-(-sizes // n_stages), sizes - np.floor(halves / 2).astype(int))
-        yield float(limit_s), int(paths.sum())
+        n_paths = np.maximum(-(-sizes // n_stages), sizes - np.floor(halves / 2).astype(int))
+        yield float(limit_s), int(n_paths.sum())
 
 
 def _spanning_tree(weights: np.ndarray) -> list[tuple[float, int, int]]:
@@ -50,16 +53,19 @@ def _spanning_tree(weights: np.ndarray) -> list[tuple[float, int, int]]:
     n = len(weights)
     outside = np.ones(n, dtype=bool)
     outside[0] = False
-    low, near = weights[0].copy(), np.zeros(n, dtype=int)
+    low = weights[0].copy()
+    near = np.zeros(n, dtype=int)
     links = []
     for _ in range(n - 1):
         new = int(np.argmin(np.where(outside, low, np.inf)))
         links.append((float(low[new]), int(near[new]), new))
         outside[new] = False
         closer = weights[new] < low
-        low[closer], near[closer] = weights[new][closer], new
+        low[closer] = weights[new][closer]
+        near[closer] = new
     return sorted(links)
 
 
 def floor_s(problem: Problem) -> float:
+    """A lower bound of COMM-COST."""
     return datap_floor_s(problem) + pipelinep_floor_s(problem)

@@ -1,21 +1,142 @@
-"""Compiled cost of a partition (DT-FM Eq. 1-4): best matchings, best stage order."""
+"""The compiled cost of a partition (DT-FM Eq. 1-4): best matchings, best stage order.
+
+A partition is groups [S, P] of device indices. S stages, P pipelines, N = S * P devices; dp and pp are the matrices
+dp_s and pp_s [N, N] of a Problem.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.cost.compiled import compiled
-from planner.cost.matching import improve, lower_bound
-from planner.search.anneal import sum_exchanges
 
 EXACT_PATH_STAGES = 12
 
+# ------------------------------------------------------------------------------------- Eq. 2: exchange inside a stage
+
 
 @compiled
-def hop_s(pp, left, right, work, match):
-    """edge(j, k) of Eq. 3 for two stages' devices [P]; `match` receives the matching left slot -> right slot."""
+def sum_exchanges(dp, row, sums):
+    """DATAP(C_j) of Eq. 2 for the devices in row [P]; `sums` receives each device's part."""
+    worst = 0.0
+    for a in range(row.shape[0]):
+        sums[a] = 0.0
+        for b in range(row.shape[0]):
+            sums[a] += dp[row[a], row[b]]
+        worst = max(worst, sums[a])
+    return worst
+
+
+@compiled
+def datap_s(dp, groups):
+    """DATAP of Eq. 2 for groups [S, P]."""
+    worst = 0.0
+    sums = np.empty(groups.shape[1])
+    for s in range(groups.shape[0]):
+        worst = max(worst, sum_exchanges(dp, groups[s], sums))
+    return worst
+
+
+# ------------------------------------------------------------------------ Eq. 3: bottleneck matching of two stages
+
+
+class MatchingScratch(NamedTuple):
+    """Arrays int64 [P] that matchings overwrite: the matching of `hop_s`; the one that `improve_matching` tries and its
+    inverse; of a breadth-first search the columns seen, the queue of rows, and the row that led to each column."""
+
+    match: np.ndarray
+    trial: np.ndarray
+    inverse: np.ndarray
+    seen: np.ndarray
+    queue: np.ndarray
+    parent: np.ndarray
+
+
+@compiled
+def matching_scratch(n):
+    rows = np.empty((6, n), np.int64)
+    return MatchingScratch(rows[0], rows[1], rows[2], rows[3], rows[4], rows[5])
+
+
+@compiled
+def matching_floor(pp, left, right):
+    """A lower bound: every device is matched, so no matching beats the largest of all row and column minima."""
+    best = 0.0
+    for a in range(left.shape[0]):
+        low_row = pp[left[a], right[0]]
+        low_col = pp[left[0], right[a]]
+        for b in range(1, left.shape[0]):
+            low_row = min(low_row, pp[left[a], right[b]])
+            low_col = min(low_col, pp[left[b], right[a]])
+        best = max(best, low_row, low_col)
+    return best
+
+
+@compiled
+def _augment(pp, left, right, limit, start, scratch):
+    """Give row `start` a partner over weights < limit by one alternating path (breadth first); false if none."""
+    _, match, inverse, seen, queue, parent = scratch
+    for b in range(left.shape[0]):
+        seen[b] = 0
+    queue[0] = start
+    head = 0
+    tail = 1
+    while head < tail:
+        a = queue[head]
+        head += 1
+        for b in range(left.shape[0]):
+            if seen[b] or pp[left[a], right[b]] >= limit:
+                continue
+            seen[b] = 1
+            parent[b] = a
+            if inverse[b] < 0:
+                while True:
+                    a = parent[b]
+                    previous = match[a]
+                    match[a] = b
+                    inverse[b] = a
+                    if a == start:
+                        return True
+                    b = previous
+            queue[tail] = inverse[b]
+            tail += 1
+    return False
+
+
+@compiled
+def improve_matching(pp, left, right, match, floor, scratch):
+    """Lower the bottleneck of the perfect matching `match` (row -> column) to the optimum, or to `floor`, a known
+    lower bound. Returns the bottleneck; `match` attains it."""
     n = left.shape[0]
+    trial = scratch.trial
+    inverse = scratch.inverse
+    worst = 0.0
     for a in range(n):
-        match[a] = a
-    return improve(pp, left, right, n, match, lower_bound(pp, left, right, n), work)
+        worst = max(worst, pp[left[a], right[match[a]]])
+    while worst > floor:
+        for a in range(n):
+            trial[a] = match[a]
+            inverse[match[a]] = a
+        for a in range(n):
+            if pp[left[a], right[trial[a]]] >= worst:
+                inverse[trial[a]] = -1
+                trial[a] = -1
+        for a in range(n):
+            if trial[a] < 0 and not _augment(pp, left, right, worst, a, scratch):
+                return worst
+        worst = 0.0
+        for a in range(n):
+            match[a] = trial[a]
+            worst = max(worst, pp[left[a], right[match[a]]])
+    return worst
+
+
+@compiled
+def hop_s(pp, left, right, scratch):
+    """edge(j, k) of Eq. 3 for two stages' devices [P]."""
+    for a in range(left.shape[0]):
+        scratch.match[a] = a
+    return improve_matching(pp, left, right, scratch.match, matching_floor(pp, left, right), scratch)
 
 
 @compiled
@@ -23,12 +144,14 @@ def hop_matrix(pp, groups):
     """edge(j, k) for all pairs of groups [S, P] -> [S, S]."""
     S, P = groups.shape
     edge = np.zeros((S, S))
-    work = np.empty((5, P), np.int64)
-    match = np.empty(P, np.int64)
+    scratch = matching_scratch(P)
     for j in range(S):
         for k in range(j):
-            edge[j, k] = edge[k, j] = hop_s(pp, groups[j], groups[k], work, match)
+            edge[j, k] = edge[k, j] = hop_s(pp, groups[j], groups[k], scratch)
     return edge
+
+
+# ------------------------------------------------------------------------------------------ Eq. 4: order of the stages
 
 
 @compiled
@@ -36,7 +159,7 @@ def held_karp(edge, order):
     """Shortest open path through all S vertices (Eq. 4), exact in O(S^2 2^S); `order` [S] receives it."""
     S = edge.shape[0]
     best = np.full((1 << S, S), np.inf)
-    came = np.full((1 << S, S), -1, np.int64)
+    previous = np.full((1 << S, S), -1, np.int64)
     for k in range(S):
         best[1 << k, k] = 0.0
     for used in range(1, 1 << S):
@@ -48,13 +171,13 @@ def held_karp(edge, order):
                     cost = best[used, k] + edge[k, j]
                     if cost < best[used | 1 << j, j]:
                         best[used | 1 << j, j] = cost
-                        came[used | 1 << j, j] = k
+                        previous[used | 1 << j, j] = k
     used = (1 << S) - 1
     last = np.argmin(best[used])
     total = best[used, last]
     for s in range(S - 1, -1, -1):
         order[s] = last
-        last, used = came[used, last], used & ~(1 << last)
+        last, used = previous[used, last], used & ~(1 << last)
     return total
 
 
@@ -73,16 +196,16 @@ def short_path(edge, order):
     best = np.inf
     trial = np.empty(S, np.int64)
     for start in range(S):
-        left = np.ones(S, np.bool_)
+        unused = np.ones(S, np.bool_)
         trial[0] = start
-        left[start] = False
+        unused[start] = False
         for s in range(1, S):
             nearest = -1
             for j in range(S):
-                if left[j] and (nearest < 0 or edge[trial[s - 1], j] < edge[trial[s - 1], nearest]):
+                if unused[j] and (nearest < 0 or edge[trial[s - 1], j] < edge[trial[s - 1], nearest]):
                     nearest = j
             trial[s] = nearest
-            left[nearest] = False
+            unused[nearest] = False
         total = path_s(edge, trial)
         if total < best:
             best = total
@@ -120,24 +243,14 @@ def _rearrange(order, trial, i, j, reverse):
 
 @compiled
 def best_path(edge, order):
-    """Path of Eq. 4: exact up to 12 stages, a good one beyond."""
+    """Path of Eq. 4: exact up to EXACT_PATH_STAGES, a good one beyond."""
     if edge.shape[0] <= EXACT_PATH_STAGES:
         return held_karp(edge, order)
     return short_path(edge, order)
 
 
 @compiled
-def datap_s(dp, groups):
-    """DATAP of Eq. 2 for groups [S, P]."""
-    worst = 0.0
-    sums = np.empty(groups.shape[1])
-    for s in range(groups.shape[0]):
-        worst = max(worst, sum_exchanges(dp, groups[s], sums))
-    return worst
-
-
-@compiled
 def partition_s(dp, pp, groups):
-    """COMM-COST of Eq. 1 for groups [S, P] under their best order and matchings (order exact to 12 stages)."""
+    """COMM-COST of Eq. 1 for groups [S, P] under their best order and matchings."""
     order = np.empty(groups.shape[0], np.int64)
     return datap_s(dp, groups) + best_path(hop_matrix(pp, groups), order)

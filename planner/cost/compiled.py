@@ -1,15 +1,26 @@
-"""The compiler decorator and the random numbers of compiled loops."""
+"""What every compiled loop uses: the decorator that compiles it, and its random numbers."""
 
 import numba
 import numpy as np
 
 
 def compiled(function):
-    """numba.njit without the interpreter lock; kept on disk, or in memory where no directory can be written."""
+    """numba.njit without the interpreter lock; the result is cached on disk if some directory can be written."""
     try:
-        return numba.njit(function, cache=True, nogil=True)
-    except RuntimeError:  # numba found no writable place for its cache
+        dispatcher = numba.njit(function, cache=True, nogil=True)
+    except RuntimeError:  # numba has no writable place for its cache
         return numba.njit(function, nogil=True)
+    _drop_unreadable_cache(dispatcher._cache)
+    return dispatcher
+
+
+def _drop_unreadable_cache(cache):
+    """Empty a cache whose types no longer exist. numba reads the types before it looks whether the source has changed,
+    so a NamedTuple that was renamed since would fail the first call."""
+    try:
+        cache._cache_file._load_index()
+    except (AttributeError, ImportError):
+        cache.flush()
 
 
 def generator(seed: int) -> np.ndarray:

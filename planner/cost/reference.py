@@ -1,6 +1,10 @@
-"""The cost of a placement straight from a network and two sizes, in plain Python: shares no code with the search."""
+"""The reference cost: a placement's Eq. 1-4 straight from a network and two sizes, in plain Python.
+
+It checks what solvers claim, so it shares no code with them and takes the means of both directions itself.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdt.spec.network import Network
@@ -21,15 +25,16 @@ class Cost:
 
 def pair_s(network: Network, a: int, b: int, n_bytes: float) -> float:
     """2 (alpha + n_bytes / beta), alpha and beta means of both directions; infinite without a link either way."""
-    there, back = network.link(a, b), network.link(b, a)
-    if min(there.bandwidth_gbps, back.bandwidth_gbps) == 0:
+    forth = network.link(a, b)
+    back = network.link(b, a)
+    if min(forth.bandwidth_gbps, back.bandwidth_gbps) == 0:
         return math.inf
-    beta = (there.bandwidth_gbps + back.bandwidth_gbps) / 2 * 1e9 / 8
-    return (there.latency_s + back.latency_s) + 2 * n_bytes / beta
+    beta = (forth.bandwidth_gbps + back.bandwidth_gbps) / 2 * 1e9 / 8
+    return (forth.latency_s + back.latency_s) + 2 * n_bytes / beta
 
 
-def cost_of(network: Network, placement: list[list[int]], c_dp_bytes: float, c_pp_bytes: float) -> Cost:
-    """Cost of placement[stage][pipeline] as it stands: order and matchings given (Eq. 2-4)."""
+def cost_of(network: Network, placement: Sequence[Sequence[int]], c_dp_bytes: float, c_pp_bytes: float) -> Cost:
+    """Cost of placement[stage][pipeline] with its own stage order and its own pairs in each hop (Eq. 2-4)."""
     shard_bytes = c_dp_bytes / len(placement[0])
     loads = []
     for s, row in enumerate(placement):
@@ -41,11 +46,11 @@ def cost_of(network: Network, placement: list[list[int]], c_dp_bytes: float, c_p
         hops.append(max(pairs, key=lambda pair: pair[0]))
     pipelinep_s = sum(hop[0] for hop in hops)
     return Cost(
-        datap_s + pipelinep_s,
-        datap_s,
-        pipelinep_s,
-        slowest_stage,
-        slowest_device,
-        tuple(hop[0] for hop in hops),
-        tuple(hop[1] for hop in hops),
+        total_s=datap_s + pipelinep_s,
+        datap_s=datap_s,
+        pipelinep_s=pipelinep_s,
+        slowest_stage=slowest_stage,
+        slowest_device=slowest_device,
+        hop_s=tuple(hop[0] for hop in hops),
+        slowest_pair=tuple(hop[1] for hop in hops),
     )

@@ -1,7 +1,7 @@
 """The instance that solvers see: symmetric matrices of seconds for Eq. 2 and Eq. 3, from a network and two sizes.
 
-alpha and beta are means of both directions, as in the paper (specs: DT-FM Sec. 2). A link with zero bandwidth in
-either direction is missing; solvers see it as MISSING_S seconds, far above anything real, and so avoid it.
+alpha (latency) and beta (bandwidth) are means of both directions, as in the DT-FM paper, Sec. 3. A link with zero
+bandwidth in either direction is missing; solvers see it as MISSING_S seconds, far above anything real, and so avoid it.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,15 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 
 MISSING_S = 1e6
+MICROSECONDS = 1_000_000  # per second: integer solvers count whole microseconds
 ASYMMETRY_WARNED = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """S stages x P pipelines on N = S * P devices. dp_s[d, e] is one device's part of DATAP for one partner and
-    pp_s[d, e] the cost of one pair of a hop, both float64 [N, N] with the factor 2 inside and a zero diagonal."""
+    """S stages x P pipelines on N = S * P devices. dp_s[d, e] is what device d adds to DATAP by its exchange with e,
+    and pp_s[d, e] the cost of that pair in a hop. Both are float64 [N, N] seconds, with the factor 2 of the equations
+    included and a zero diagonal."""
 
     n_stages: int
     n_pipelines: int
@@ -68,24 +70,24 @@ def problem_of(network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: fl
 
 
 def placement_terms(problem: Problem, placement: np.ndarray) -> tuple[float, float]:
-    """(DATAP, PIPELINEP) of a placement [S, P] as it stands: order and matchings given."""
+    """(DATAP, PIPELINEP) of a placement [S, P] with its own stage order and matchings."""
     exchanges = problem.dp_s[placement[:, :, None], placement[:, None, :]].sum(axis=2)
     hops = problem.pp_s[placement[:-1], placement[1:]]
     return float(exchanges.max()), float(hops.max(axis=1).sum())
 
 
 def placement_s(problem: Problem, placement: np.ndarray) -> float:
-    """COMM-COST of a placement [S, P] as it stands."""
+    """COMM-COST of a placement [S, P] with its own stage order and matchings."""
     return sum(placement_terms(problem, placement))
 
 
 def asymmetric_links(network: Network) -> list[str]:
-    """Text for every pair whose two directions differ by more than ASYMMETRY_WARNED times (one line per pair)."""
-    found = []
+    """One line of text for every pair whose two directions differ by more than ASYMMETRY_WARNED times."""
+    lines = []
     for field, unit in (("latency_s", "s"), ("bandwidth_gbps", "Gb/s")):
         values = np.array(getattr(network, field))
         low, high = np.minimum(values, values.T), np.maximum(values, values.T)
         for i, j in zip(*np.nonzero(np.triu(high > ASYMMETRY_WARNED * low, 1)), strict=True):
             pair = f"{network.devices[i].name} and {network.devices[j].name}"
-            found.append(f"{field} between {pair}: {values[i, j]:g} and {values[j, i]:g} {unit}")
-    return found
+            lines.append(f"{field} between {pair}: {values[i, j]:g} and {values[j, i]:g} {unit}")
+    return lines

@@ -1,1 +1,5 @@
-"""What the planner prints and draws."""
+"""What is printed, drawn and read back: plan.json, tables, `explain`, `compare`, `plot` and `bench`.
+
+A module with run(flags) is a command of `python -m planner`. May import planner.search and what is below it; reading
+and explaining a plan needs neither numba nor OR-Tools, and so stays out of the search.
+"""

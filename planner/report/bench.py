@@ -9,14 +9,16 @@ from jaxdt.spec import network as networks
 from jaxdt.spec.errors import BadInput
 from planner.cost.reference import cost_of
 from planner.model.problem import placement_s, problem_of
+from planner.model.result import Solution
 from planner.search import layouts
-from planner.search.incumbent import Board, Limits
-from planner.search.portfolio import SOLVERS, Solution, solve
+from planner.search.base import check_solver
+from planner.search.incumbent import Budget, Incumbent
+from planner.search.solve import solve
 
 
 @dataclass(frozen=True)
-class Row:
-    """One solver on one network; total_s is recomputed from the network."""
+class BenchRow:
+    """One solver on one network; total_s is the reference cost, block_s that of the block layout."""
 
     network: str
     solver: str
@@ -25,18 +27,19 @@ class Row:
     solution: Solution
 
 
-def measure(path: str, solver: str, flags: Namespace) -> Row | None:
-    """None for a network of another size."""
+def measure(path: str, solver: str, flags: Namespace) -> BenchRow | None:
+    """Run one solver on one network; None for a network of another size."""
     network = networks.load(path)
     if network.n_devices != flags.stages * flags.pipelines:
         return None
     problem = problem_of(network, flags.stages, flags.pipelines, flags.c_dp_bytes, flags.c_pp_bytes)
-    solution = solve(problem, Board(Limits(flags.time_limit_s)), solver, flags.seed)
+    solution = solve(problem, Incumbent(Budget(flags.time_limit_s)), solver, flags.seed)
     total_s = cost_of(network, solution.placement.tolist(), flags.c_dp_bytes, flags.c_pp_bytes).total_s
-    return Row(network.name or Path(path).stem, solver, total_s, placement_s(problem, layouts.block(problem)), solution)
+    block_s = placement_s(problem, layouts.block(problem))
+    return BenchRow(network.name or Path(path).stem, solver, total_s, block_s, solution)
 
 
-def markdown(rows: list[Row], flags: Namespace) -> str:
+def markdown(rows: list[BenchRow], flags: Namespace) -> str:
     lines = [
         f"{flags.stages} stages x {flags.pipelines} pipelines, c_dp {flags.c_dp_bytes:.0f} B, "
         f"c_pp {flags.c_pp_bytes:.0f} B, {flags.time_limit_s:g} s a run, seed {flags.seed}; seconds by Eq. 1-4.",
@@ -45,17 +48,18 @@ def markdown(rows: list[Row], flags: Namespace) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        found = row.solution
-        gap = "proved" if found.proved else f"{row.total_s / found.bound_s - 1:.1%}" if found.bound_s > 0 else "-"
-        last_s = found.history[-1][0] if found.history else 0.0
+        solution = row.solution
+        bound_s = solution.bound_s
+        gap = "proved" if solution.proved else f"{row.total_s / bound_s - 1:.1%}" if bound_s > 0 else "-"
+        last_s = solution.history[-1][0] if solution.history else 0.0
         lines.append(
-            f"| {row.network} | {row.block_s:.3f} | {row.solver} | {row.total_s:.3f} | {found.bound_s:.3f} | {gap} | "
-            f"{last_s:.1f} | {found.time_s:.1f} | {found.evaluations:,} |"
+            f"| {row.network} | {row.block_s:.3f} | {row.solver} | {row.total_s:.3f} | {bound_s:.3f} | {gap} | "
+            f"{last_s:.1f} | {solution.time_s:.1f} | {solution.evaluations:,} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: list[Row], limit_s: float, out: Path):
+def draw(rows: list[BenchRow], limit_s: float, out: Path):
     """Best cost against time: one panel a network, one line a solver."""
     import matplotlib
 
@@ -86,8 +90,7 @@ def draw(rows: list[Row], limit_s: float, out: Path):
 def run(flags: Namespace) -> int:
     solvers = flags.solvers.split(",")
     for solver in solvers:
-        if solver not in SOLVERS:
-            raise BadInput(f"--solvers: got {solver!r}, expected some of {', '.join(SOLVERS)}")
+        check_solver("solvers", solver)
     rows = []
     for path in flags.networks:
         for solver in solvers:

@@ -5,41 +5,37 @@ from argparse import Namespace
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
-from planner.cost.reference import cost_of
-from planner.model.plan_io import read
-from planner.report.text import row
+from planner.report.plan_file import cost_plan, read
+from planner.report.tables import HEADER, row
 
 
-def moved(a: Plan, b: Plan) -> list[str]:
-    """Devices that hold another stage in b than in a; a plan and its reverse count as the same, so the order of `a`
-    that moves fewer devices is taken."""
+def moved_devices(a: Plan, b: Plan) -> list[str]:
+    """Names of the devices that hold another stage in b than in a. A plan and its reverse count as the same: the order
+    of `a` that moves fewer devices is taken."""
     stage_b = {peer: stage for stage, peers in enumerate(b.placement) for peer in peers}
-    ways = []
+    moved = []
     for order in (a.placement, a.placement[::-1]):
         stage_a = {peer: stage for stage, peers in enumerate(order) for peer in peers}
-        ways.append([d for d in sorted(stage_a | stage_b) if stage_a.get(d) != stage_b.get(d)])
-    return [b.devices[d] for d in min(ways, key=len)]
+        moved.append([d for d in sorted(stage_a | stage_b) if stage_a.get(d) != stage_b.get(d)])
+    return [b.devices[d] for d in min(moved, key=len)]
 
 
 def run(flags: Namespace) -> int:
     b = read(flags.b, flags.network)
-    a = plans.load(flags.a)
-    if a.devices != b.plan.devices:
+    plan_a = plans.load(flags.a)
+    if plan_a.devices != b.plan.devices:
         raise BadInput(f"{flags.a}: devices: expected those of {flags.b}")
-    cost_a = cost_of(b.network, a.placement, b.c_dp_bytes, b.c_pp_bytes)
-    print(f"{'seconds, Eq. 1-4':<16}{'total':>12}{'data-parallel':>16}{'pipeline':>12}")
-    print(row("a", cost_a.total_s, cost_a.datap_s, cost_a.pipelinep_s))
+    a = cost_plan(plan_a, b.network, b.c_dp_bytes, b.c_pp_bytes)
+    print(HEADER)
+    print(row("a", a.cost.total_s, a.cost.datap_s, a.cost.pipelinep_s))
     print(row("b", b.cost.total_s, b.cost.datap_s, b.cost.pipelinep_s))
-    print(
-        row(
-            "b - a",
-            b.cost.total_s - cost_a.total_s,
-            b.cost.datap_s - cost_a.datap_s,
-            b.cost.pipelinep_s - cost_a.pipelinep_s,
-        )
+    difference = (
+        b.cost.total_s - a.cost.total_s,
+        b.cost.datap_s - a.cost.datap_s,
+        b.cost.pipelinep_s - a.cost.pipelinep_s,
     )
-    names = moved(a, b.plan)
-    print(
-        f"{len(names)} of {len(b.plan.devices)} devices hold another stage" + (f": {', '.join(names)}" if names else "")
-    )
+    print(row("b - a", *difference))
+    names = moved_devices(a.plan, b.plan)
+    listed = f": {', '.join(names)}" if names else ""
+    print(f"{len(names)} of {len(b.plan.devices)} devices hold another stage{listed}")
     return 0

@@ -1,92 +1,152 @@
-"""Compiled annealing over placements (DT-FM Eq. 1-4).
+"""Compiled simulated annealing of placements, on COMM-COST (`anneal`) and on a softened cost (`anneal_softened`).
 
-The stage order is explicit (row s of `place` is stage s), so a plan's pipeline part is the sum of S-1 hop bottlenecks
-and a move changes few of them. Every hop keeps its optimal matching, which the next move starts from. Moves: swap two
-devices; swap two runs of 2-4 consecutive devices of two pipelines; swap two stages; reverse a range of stages.
-A move is dropped as soon as its cost is certain to exceed what the temperature allows.
+`anneal`: the stage order is explicit (row s of `place` is stage s), so a plan's pipeline part is the sum of S - 1 hop
+bottlenecks, and a move changes few of them. Every hop keeps its optimal matching, from which the next move starts.
+Moves: swap two devices; swap two runs of 2-4 consecutive devices of two pipelines; swap two stages; reverse a range of
+stages. A move is dropped as soon as its cost is certain to exceed what the temperature allows.
+
+`anneal_softened`: maxima hide progress. In the paper's case 2 a hop gets cheap only when all eight pipelines cross it
+inside a machine, so no single swap from a random plan gains anything. The softened cost of a hop is
+(1 - softness) * slowest pair + softness * mean pair, of an explicit matching (column p of `place` is pipeline p), and
+that of DATAP likewise over the stages. It is a start for `anneal`.
+
+S stages, P pipelines, N = S * P devices.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
+from planner.cost.communication import improve_matching, matching_floor, matching_scratch, sum_exchanges
 from planner.cost.compiled import below, compiled, unit
-from planner.cost.matching import improve, lower_bound
+from planner.model.problem import MISSING_S, Problem
+from planner.search.device_types import interchangeable
 
-NONE = -1
-ALL = -2
+UNCHANGED = -1
+ALL_SLOTS = -2
+SOFTNESS_MOVES = 1000  # moves between two updates of the softness
+
+
+class Devices(NamedTuple):
+    """What annealing knows about devices: dp and pp are the matrices dp_s and pp_s [N, N] of the Problem; devices with
+    equal type_of [N] are interchangeable, so that swapping them is no move."""
+
+    dp: np.ndarray
+    pp: np.ndarray
+    type_of: np.ndarray
+
+
+def devices_of(problem: Problem) -> Devices:
+    return Devices(problem.dp_s, problem.pp_s, interchangeable(problem))
+
+
+class Cooling(NamedTuple):
+    """Temperatures at the first and the last move, in seconds of cost, with a constant ratio between moves."""
+
+    hot_s: float
+    cold_s: float
+    n_moves: int
+
+
+class MoveShares(NamedTuple):
+    """Parts of the moves that reorder stages, and that swap runs of devices; the others swap two devices."""
+
+    reorder: float
+    runs: float
+
+
+def cost_scale_s(problem: Problem, best_s: float) -> float:
+    """The cost of which temperatures are parts: the best so far, or a typical one while the best plan still uses a
+    missing link."""
+    if 0 < best_s < MISSING_S:
+        return best_s
+    dp_s, pp_s = (m[(m > 0) & (m < MISSING_S)] for m in (problem.dp_s, problem.pp_s))
+    typical_dp_s, typical_pp_s = (float(np.median(m)) if m.size else 0.0 for m in (dp_s, pp_s))
+    return max(1e-9, problem.n_pipelines * typical_dp_s + problem.n_stages * typical_pp_s)
+
+
+# ---------------------------------------------------------------------------------------------------------- COMM-COST
+
+
+class PlacementState(NamedTuple):
+    """A placement and the terms of its cost: match[s] [P] and hop_s[s] belong to the hop from stage s to s + 1 (the
+    last row is unused), sums[s] [P] are the exchanges of each device, and stage_s[s] is the largest of them."""
+
+    place: np.ndarray
+    match: np.ndarray
+    sums: np.ndarray
+    stage_s: np.ndarray
+    hop_s: np.ndarray
 
 
 @compiled
-def sum_exchanges(dp, row, sums):
-    """DATAP(C_j) of Eq. 2 for the devices in row [P]; `sums` receives each device's part."""
-    worst = 0.0
-    for a in range(row.shape[0]):
-        sums[a] = 0.0
-        for b in range(row.shape[0]):
-            sums[a] += dp[row[a], row[b]]
-        worst = max(worst, sums[a])
-    return worst
-
-
-@compiled
-def start_state(dp, pp, place, match, sums, stage_s, hop_s, work):
-    """Fill matchings and terms of a placement; returns its cost."""
-    S, P = place.shape
+def start_state(devices, state, scratch):
+    """Fill the matchings and terms of state.place; returns its cost."""
+    S, P = state.place.shape
     for s in range(S):
-        stage_s[s] = sum_exchanges(dp, place[s], sums[s])
+        state.stage_s[s] = sum_exchanges(devices.dp, state.place[s], state.sums[s])
     for s in range(S - 1):
         for a in range(P):
-            match[s, a] = a
-        floor = lower_bound(pp, place[s], place[s + 1], P)
-        hop_s[s] = improve(pp, place[s], place[s + 1], P, match[s], floor, work)
-    return stage_s.max() + hop_s.sum()
+            state.match[s, a] = a
+        left = state.place[s]
+        right = state.place[s + 1]
+        floor = matching_floor(devices.pp, left, right)
+        state.hop_s[s] = improve_matching(devices.pp, left, right, state.match[s], floor, scratch)
+    return state.stage_s.max() + state.hop_s[: S - 1].sum()
 
 
 @compiled
-def propose(rng, place, trial, match, kind_of, changed, reorder_share, run_share):
-    """Write a random move into `trial`; changed[s] becomes the slot that changed in stage s, or ALL. False: no move."""
-    S, P = place.shape
+def _propose_order(rng, place, trial, changed, i, j):
+    """Swap stages i < j in `trial`, or reverse the range between them."""
+    P = place.shape[1]
+    if below(rng, 2) == 0:
+        for a in range(P):
+            trial[i, a], trial[j, a] = trial[j, a], trial[i, a]
+        changed[i] = changed[j] = ALL_SLOTS
+    else:
+        for s in range(i, j + 1):
+            trial[s] = place[i + j - s]
+            changed[s] = ALL_SLOTS
+
+
+@compiled
+def propose(rng, devices, state, trial, changed, shares):
+    """Write a random move into `trial` [S, P], a copy of state.place; changed[s] becomes the slot that changed in stage
+    s, or ALL_SLOTS. False: no move."""
+    S, P = trial.shape
     choice = unit(rng)
     i = below(rng, S)
     j = below(rng, S)
     if i == j:
         return False
-    if choice < reorder_share:
-        if i > j:
-            i, j = j, i
-        if below(rng, 2) == 0:
-            for a in range(P):
-                trial[i, a], trial[j, a] = trial[j, a], trial[i, a]
-            changed[i] = changed[j] = ALL
-        else:
-            for s in range(i, j + 1):
-                trial[s] = place[i + j - s]
-                changed[s] = ALL
+    if choice < shares.reorder:
+        _propose_order(rng, state.place, trial, changed, min(i, j), max(i, j))
         return True
     a = below(rng, P)
     b = below(rng, P)
     length = 1
-    if choice < reorder_share + run_share:
+    if choice < shares.reorder + shares.runs:
         length = 2 + below(rng, 3)
     if length > 1 and (i + length > S or j + length > S or abs(i - j) < length):
         return False
     moved = False
     for k in range(length):
-        left, right = place[i + k, a], place[j + k, b]
-        if kind_of[left] != kind_of[right]:
+        left, right = state.place[i + k, a], state.place[j + k, b]
+        if devices.type_of[left] != devices.type_of[right]:
             moved = True
         trial[i + k, a] = right
         trial[j + k, b] = left
         changed[i + k] = a
         changed[j + k] = b
         if k + 1 < length:
-            a = match[i + k, a]
-            b = match[j + k, b]
+            a = state.match[i + k, a]
+            b = state.match[j + k, b]
     return moved
 
 
 @compiled
-def swap_exchanges(dp, row, slot, old, sums, trial_sums):
-    """DATAP(C_j) after row[slot] has replaced the device `old`, from the sums before."""
+def _swap_exchanges(dp, row, slot, old, sums, trial_sums):
+    """DATAP(C_j) after row[slot] has replaced the device `old`, from the sums before the swap."""
     new = row[slot]
     own = 0.0
     worst = 0.0
@@ -101,7 +161,7 @@ def swap_exchanges(dp, row, slot, old, sums, trial_sums):
 
 
 @compiled
-def nearest_s(pp, device, row):
+def _nearest_s(pp, device, row):
     """The cheapest pair that a device can form with a stage."""
     low = pp[device, row[0]]
     for b in range(1, row.shape[0]):
@@ -110,96 +170,224 @@ def nearest_s(pp, device, row):
 
 
 @compiled
-def hop_floor(pp, trial, s, changed):
+def _quick_hop_floor(pp, place, s, changed):
     """A cheap lower bound of hop s: the changed devices need partners."""
     low = 0.0
     if changed[s] >= 0:
-        low = nearest_s(pp, trial[s, changed[s]], trial[s + 1])
+        low = _nearest_s(pp, place[s, changed[s]], place[s + 1])
     if changed[s + 1] >= 0:
-        low = max(low, nearest_s(pp, trial[s + 1, changed[s + 1]], trial[s]))
+        low = max(low, _nearest_s(pp, place[s + 1, changed[s + 1]], place[s]))
     return low
 
 
 @compiled
-def evaluate(dp, pp, place, trial, sums, trial_sums, trial_match, trial_stage, trial_hop, changed, allowed, work):
-    """Cost of `trial`, of which only changed stages differ; infinity as soon as it must exceed `allowed`."""
-    S, P = trial.shape
+def evaluate(devices, state, trial, changed, allowed_s, scratch):
+    """Cost of trial.place, which differs from `state` in changed stages only; infinity as soon as it must exceed
+    allowed_s. Bounds of the changed hops replace each other from the cheapest to compute up to the hop itself."""
+    dp, pp, _ = devices
+    place = trial.place
+    S = place.shape[0]
     datap = 0.0
     for s in range(S):
-        if changed[s] == ALL:
-            trial_stage[s] = sum_exchanges(dp, trial[s], trial_sums[s])
+        if changed[s] == ALL_SLOTS:
+            trial.stage_s[s] = sum_exchanges(dp, place[s], trial.sums[s])
         elif changed[s] >= 0:
             slot = changed[s]
-            trial_stage[s] = swap_exchanges(dp, trial[s], slot, place[s, slot], sums[s], trial_sums[s])
-        datap = max(datap, trial_stage[s])
+            old = state.place[s, slot]
+            trial.stage_s[s] = _swap_exchanges(dp, place[s], slot, old, state.sums[s], trial.sums[s])
+        datap = max(datap, trial.stage_s[s])
     total = datap
     for s in range(S - 1):
-        if changed[s] != NONE or changed[s + 1] != NONE:
-            trial_hop[s] = hop_floor(pp, trial, s, changed)
-        total += trial_hop[s]
-    if total > allowed:
+        if changed[s] != UNCHANGED or changed[s + 1] != UNCHANGED:
+            trial.hop_s[s] = _quick_hop_floor(pp, place, s, changed)
+        total += trial.hop_s[s]
+    if total > allowed_s:
         return np.inf
     for s in range(S - 1):
-        if changed[s] != NONE or changed[s + 1] != NONE:
-            floor = lower_bound(pp, trial[s], trial[s + 1], P)
-            total += floor - trial_hop[s]
-            trial_hop[s] = floor
-            if total > allowed:
+        if changed[s] != UNCHANGED or changed[s + 1] != UNCHANGED:
+            floor = matching_floor(pp, place[s], place[s + 1])
+            total += floor - trial.hop_s[s]
+            trial.hop_s[s] = floor
+            if total > allowed_s:
                 return np.inf
     for s in range(S - 1):
-        if changed[s] != NONE or changed[s + 1] != NONE:
-            floor = trial_hop[s]
-            trial_hop[s] = improve(pp, trial[s], trial[s + 1], P, trial_match[s], floor, work)
-            total += trial_hop[s] - floor
-            if total > allowed:
+        if changed[s] != UNCHANGED or changed[s + 1] != UNCHANGED:
+            floor = trial.hop_s[s]
+            trial.hop_s[s] = improve_matching(pp, place[s], place[s + 1], trial.match[s], floor, scratch)
+            total += trial.hop_s[s] - floor
+            if total > allowed_s:
                 return np.inf
     return total
 
 
 @compiled
-def copy_changed(changed, source, target):
-    """Copy changed stages and the hops beside them from one (place, match, sums, stage_s, hop_s) to another."""
+def _copy_changed(changed, source, target):
+    """Copy changed stages, and the hops beside them, from one state to another."""
     S = changed.shape[0]
     for s in range(S):
-        if changed[s] != NONE:
-            target[0][s] = source[0][s]
-            target[2][s] = source[2][s]
-            target[3][s] = source[3][s]
-        if s + 1 < S and (changed[s] != NONE or changed[s + 1] != NONE):
-            target[1][s] = source[1][s]
-            target[4][s] = source[4][s]
+        if changed[s] != UNCHANGED:
+            target.place[s] = source.place[s]
+            target.sums[s] = source.sums[s]
+            target.stage_s[s] = source.stage_s[s]
+        if s + 1 < S and (changed[s] != UNCHANGED or changed[s + 1] != UNCHANGED):
+            target.match[s] = source.match[s]
+            target.hop_s[s] = source.hop_s[s]
 
 
 @compiled
-def anneal(dp, pp, place, best, kind_of, rng, hot_s, cold_s, n_moves, reorder_share, run_share):
-    """Anneal `place` [S, P] in place from temperature hot_s to cold_s; `best` receives the best placement met.
-    Returns (best cost, cost of `place`) in seconds. Devices with equal kind_of are interchangeable."""
+def anneal(devices, place, best, rng, cooling, shares):
+    """Anneal `place` [S, P] in place; `best` receives the best placement met. Returns (best cost, cost of `place`) in
+    seconds."""
     S, P = place.shape
-    work = np.empty((5, P), np.int64)
-    now = (place, np.empty((S, P), np.int64), np.zeros((S, P)), np.zeros(S), np.zeros(S))
-    cost = start_state(dp, pp, now[0], now[1], now[2], now[3], now[4][: S - 1], work)
-    trial = (place.copy(), now[1].copy(), now[2].copy(), now[3].copy(), now[4].copy())
-    changed = np.full(S, NONE, np.int64)
+    scratch = matching_scratch(P)
+    state = PlacementState(place, np.empty((S, P), np.int64), np.zeros((S, P)), np.zeros(S), np.zeros(S))
+    cost = start_state(devices, state, scratch)
+    trial = PlacementState(
+        place.copy(), state.match.copy(), state.sums.copy(), state.stage_s.copy(), state.hop_s.copy()
+    )
+    changed = np.full(S, UNCHANGED, np.int64)
     best_cost = cost
     best[:] = place
-    cooling = (cold_s / hot_s) ** (1.0 / max(1, n_moves))
-    temperature = hot_s
-    for _ in range(n_moves):
-        temperature *= cooling
-        moved = propose(rng, now[0], trial[0], now[1], kind_of, changed, reorder_share, run_share)
+    ratio = (cooling.cold_s / cooling.hot_s) ** (1.0 / max(1, cooling.n_moves))
+    temperature = cooling.hot_s
+    for _ in range(cooling.n_moves):
+        temperature *= ratio
+        moved = propose(rng, devices, state, trial.place, changed, shares)
         if moved:
-            allowed = cost - temperature * np.log(1.0 - unit(rng))
-            new_cost = evaluate(
-                dp, pp, now[0], trial[0], now[2], trial[2], trial[1], trial[3], trial[4], changed, allowed, work
-            )
-            moved = new_cost <= allowed
+            allowed_s = cost - temperature * np.log(1.0 - unit(rng))
+            new_cost = evaluate(devices, state, trial, changed, allowed_s, scratch)
+            moved = new_cost <= allowed_s
         if moved:
             cost = new_cost
-            copy_changed(changed, trial, now)
+            _copy_changed(changed, trial, state)
             if cost < best_cost - 1e-12:
                 best_cost = cost
-                best[:] = now[0]
+                best[:] = state.place
         else:
-            copy_changed(changed, now, trial)
-        changed[:] = NONE
+            _copy_changed(changed, state, trial)
+        changed[:] = UNCHANGED
     return best_cost, cost
+
+
+# ------------------------------------------------------------------------------------------------------- softened cost
+
+
+class Softness(NamedTuple):
+    """The part of the means in the softened cost, at the first move and after the last."""
+
+    first: float
+    last: float
+
+
+class SoftTerms(NamedTuple):
+    """Terms of the softened cost: stage_s [S] by stage, hop_s [S] by hop (the last one is unused)."""
+
+    stage_s: np.ndarray
+    hop_s: np.ndarray
+
+
+class RunSwap(NamedTuple):
+    """Two runs of devices to exchange: `length` stages of one pipeline each; length 0 if there is nothing to do."""
+
+    stage: int
+    pipeline: int
+    other_stage: int
+    other_pipeline: int
+    length: int
+
+
+@compiled
+def _soft_hop(pp, left, right, softness):
+    worst = 0.0
+    total = 0.0
+    for p in range(left.shape[0]):
+        cost = pp[left[p], right[p]]
+        worst = max(worst, cost)
+        total += cost
+    return (1 - softness) * worst + softness * total / left.shape[0]
+
+
+@compiled
+def _soft_start(devices, place, softness, terms, sums):
+    """Fill the terms of a placement [S, P]; returns its softened cost."""
+    S = place.shape[0]
+    for s in range(S):
+        terms.stage_s[s] = sum_exchanges(devices.dp, place[s], sums)
+        if s + 1 < S:
+            terms.hop_s[s] = _soft_hop(devices.pp, place[s], place[s + 1], softness)
+    return (1 - softness) * terms.stage_s.max() + softness * terms.stage_s.mean() + terms.hop_s.sum()
+
+
+@compiled
+def _pick_runs(rng, place, type_of, run_share):
+    S, P = place.shape
+    i, j, a, b = below(rng, S), below(rng, S), below(rng, P), below(rng, P)
+    length = 1
+    if unit(rng) < run_share:
+        length = 1 + below(rng, 4)
+        if i + length > S or j + length > S or a == b or (i != j and abs(i - j) < length):
+            length = 0
+    elif type_of[place[i, a]] == type_of[place[j, b]]:
+        length = 0
+    return RunSwap(i, a, j, b, length)
+
+
+@compiled
+def _swap_runs(place, swap):
+    i, a, j, b, length = swap
+    for k in range(length):
+        place[i + k, a], place[j + k, b] = place[j + k, b], place[i + k, a]
+
+
+@compiled
+def _soft_cost(devices, place, swap, softness, terms, trial, sums):
+    """Softened cost after a swap of runs, from the terms before; those after go to `trial`."""
+    S = place.shape[0]
+    i = swap.stage
+    j = swap.other_stage
+    length = swap.length
+    worst = 0.0
+    total = 0.0
+    cost = 0.0
+    for s in range(S):
+        changed = 0 <= s - i < length or 0 <= s - j < length
+        trial.stage_s[s] = terms.stage_s[s]
+        if changed and i != j:
+            trial.stage_s[s] = sum_exchanges(devices.dp, place[s], sums)
+        worst = max(worst, trial.stage_s[s])
+        total += trial.stage_s[s]
+        if s + 1 < S:
+            trial.hop_s[s] = terms.hop_s[s]
+            if changed or 0 <= s + 1 - i < length or 0 <= s + 1 - j < length:
+                trial.hop_s[s] = _soft_hop(devices.pp, place[s], place[s + 1], softness)
+            cost += trial.hop_s[s]
+    return cost + (1 - softness) * worst + softness * total / S
+
+
+@compiled
+def anneal_softened(devices, place, rng, cooling, softness, run_share):
+    """Anneal `place` [S, P] in place while temperature and softness fall. Returns the softened cost reached."""
+    S, P = place.shape
+    terms = SoftTerms(np.zeros(S), np.zeros(S))
+    trial = SoftTerms(np.zeros(S), np.zeros(S))
+    sums = np.zeros(P)
+    ratio = (cooling.cold_s / cooling.hot_s) ** (1.0 / max(1, cooling.n_moves))
+    temperature = cooling.hot_s
+    soft = softness.first
+    cost = 0.0
+    for move in range(cooling.n_moves):
+        if move % SOFTNESS_MOVES == 0:
+            soft = softness.first + (softness.last - softness.first) * move / cooling.n_moves
+            cost = _soft_start(devices, place, soft, terms, sums)
+        temperature *= ratio
+        swap = _pick_runs(rng, place, devices.type_of, run_share)
+        if swap.length == 0:
+            continue
+        _swap_runs(place, swap)
+        new_cost = _soft_cost(devices, place, swap, soft, terms, trial, sums)
+        if new_cost <= cost - temperature * np.log(1.0 - unit(rng)):
+            cost = new_cost
+            terms, trial = trial, terms
+        else:
+            _swap_runs(place, swap)
+    return cost

@@ -1,164 +1,232 @@
-"""Annealing islands: independent chains of growing length, from random, softened and elite starts.
+"""Annealing chains of growing length, one after another in each thread, from random, softened and elite starts.
 
-An island's budget is seconds or moves. A chain is cut into slices of some ten milliseconds, between which the island
-looks at its budget; temperatures follow the part of the chain's budget that is spent.
+The budget of a thread is seconds or moves. A chain is cut into slices of some ten milliseconds, after each of which the
+thread looks at its budget. Temperatures follow the part of the chain's budget that is spent.
 """
 
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cost.compiled import generator
-from planner.model.problem import MISSING_S, Problem
-from planner.search.anneal import anneal
-from planner.search.incumbent import Board
-from planner.search.smooth import smooth
+from planner.model.problem import Problem
+from planner.search.anneal import (
+    Cooling,
+    Devices,
+    MoveShares,
+    Softness,
+    anneal,
+    anneal_softened,
+    cost_scale_s,
+    devices_of,
+)
+from planner.search.incumbent import Incumbent
 
-SLICE_MOVES, SHORTEST_SLICE = 1_300_000, 5000
+SLICE_MOVES, SHORTEST_SLICE = 1_300_000, 5000  # over the number of devices, but not below the second
+SOFTENED_MOVES = 4  # times the moves of a slice
 N_ELITES = 4
-FIRST_CHAIN, CHAIN_GROWTH, LONGEST_CHAIN = 0.02, 1.4, 0.2
+FIRST_CHAIN, CHAIN_GROWTH, LONGEST_CHAIN = 0.02, 1.4, 0.2  # lengths of chains, as parts of the thread's budget
+N_THREADS_REPRODUCIBLE = 4
+Start = tuple[float, np.ndarray]  # (cost, groups)
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One chain: temperatures as parts of the best cost, `soft_frac` of the budget on the softened cost, which starts
-    at `softness`."""
+class ChainSettings:
+    """How one chain runs: temperatures as parts of the best cost; the first `softened_frac` of its budget anneals the
+    softened cost, which starts at `softness`."""
 
     hot: float
     cold: float
-    run_share: float
-    reorder_share: float
-    soft_frac: float
+    shares: MoveShares
+    softened_frac: float
     softness: float
     from_elite: bool
 
 
-def draw_recipe(rng: np.random.Generator, n_pipelines: int) -> Recipe:
-    """Ranges that did well on 24 to 256 devices; no single setting is best on all networks."""
-    kind = rng.choice(["random", "soft", "elite"], p=[0.3, 0.35, 0.35])
-    hottest = {"random": 0.03, "soft": 0.012, "elite": 0.01}[kind]
-    return Recipe(
-        hot=hottest * float(rng.uniform(0.3, 1.0)),
-        cold=float(np.exp(rng.uniform(np.log(2e-4), np.log(1e-3)))),
-        run_share=float(rng.choice([0.2, 0.5])),
-        reorder_share=0.3 if n_pipelines <= 2 else 0.01,
-        soft_frac=0.4 if kind == "soft" else 0.0,
+def draw_settings(rng: np.random.Generator, n_pipelines: int) -> ChainSettings:
+    """Settings from ranges that did well on 24 to 256 devices; no single setting is best on all networks."""
+    start = rng.choice(["random", "softened", "elite"], p=[0.3, 0.35, 0.35])
+    hottest = {"random": 0.03, "softened": 0.012, "elite": 0.01}[start]
+    hot = hottest * float(rng.uniform(0.3, 1.0))
+    cold = float(np.exp(rng.uniform(np.log(2e-4), np.log(1e-3))))
+    run_share = float(rng.choice([0.2, 0.5]))
+    return ChainSettings(
+        hot=hot,
+        cold=cold,
+        shares=MoveShares(reorder=0.3 if n_pipelines <= 2 else 0.01, runs=run_share),
+        softened_frac=0.4 if start == "softened" else 0.0,
         softness=float(rng.choice([0.3, 1.0])),
-        from_elite=bool(kind == "elite"),
+        from_elite=bool(start == "elite"),
     )
 
 
-def cost_scale(problem: Problem, best_s: float) -> float:
-    """What temperatures are parts of: the best cost, or a typical one while the best plan still uses a missing link."""
-    if 0 < best_s < MISSING_S:
-        return best_s
-    dp_s, pp_s = (m[(m > 0) & (m < MISSING_S)] for m in (problem.dp_s, problem.pp_s))
-    typical_s = [float(np.median(m)) if m.size else 0.0 for m in (dp_s, pp_s)]
-    return max(1e-9, problem.n_pipelines * typical_s[0] + problem.n_stages * typical_s[1])
+@dataclass(eq=False)
+class RunningChain:
+    """A chain while it runs. It gets `budget_frac` of the thread's budget, of which start_frac was spent before it.
+    done_frac is the part of its own budget that is spent, step_frac what its last slice took of that."""
+
+    settings: ChainSettings
+    scale_s: float
+    place: np.ndarray
+    best: np.ndarray
+    start_frac: float
+    budget_frac: float
+    step_frac: float
+    best_s: float = np.inf
+    done_frac: float = 0.0
+
+    @property
+    def next_frac(self) -> float:
+        """Where the next slice is likely to end: it takes as long as the one before."""
+        return min(1.0, self.done_frac + max(self.step_frac, 1e-4))
+
+    @property
+    def softened(self) -> bool:
+        return self.done_frac < self.settings.softened_frac
+
+    def advance(self, spent_frac: float):
+        """End a slice, at this part of the thread's budget."""
+        done_frac = (spent_frac - self.start_frac) / self.budget_frac
+        self.step_frac = done_frac - self.done_frac
+        self.done_frac = done_frac
+
+    def cooling(self, n_moves: int) -> Cooling:
+        """Temperatures of the next slice on the true cost."""
+        settings = self.settings
+        first, last = (
+            (frac - settings.softened_frac) / (1 - settings.softened_frac) for frac in (self.done_frac, self.next_frac)
+        )
+        return self._cooling(settings.hot, min(settings.cold, settings.hot / 2), first, last, n_moves)
+
+    def softened_cooling(self, n_moves: int) -> tuple[Cooling, Softness]:
+        """Temperatures and softness of the next slice on the softened cost."""
+        settings = self.settings
+        first = self.done_frac / settings.softened_frac
+        last = min(1.0, self.next_frac / settings.softened_frac)
+        softness = Softness(settings.softness * (1 - first), settings.softness * (1 - last))
+        return self._cooling(0.4 * settings.hot, 0.04 * settings.hot, first, last, n_moves), softness
+
+    def _cooling(self, hot: float, cold: float, first: float, last: float, n_moves: int) -> Cooling:
+        """From temperature hot to cold, the part between first and last (0..1)."""
+        hot_s, cold_s = (self.scale_s * hot * (cold / hot) ** x for x in (first, last))
+        return Cooling(hot_s, cold_s, n_moves)
 
 
-class Island:
-    """One thread's search. `moves` is its whole budget of evaluations, or None when the board's clock counts."""
+class ChainSequence:
+    """The chains of one thread. `max_moves` is its whole budget, or None when the incumbent's clock counts."""
 
-    def __init__(self, problem: Problem, kind_of: np.ndarray, board: Board, seed: int, index: int, moves: int | None):
-        self.problem, self.kind_of, self.board, self.index = problem, kind_of, board, index
-        self.moves = moves
+    def __init__(
+        self,
+        problem: Problem,
+        devices: Devices,
+        incumbent: Incumbent,
+        seed: int,
+        index: int,
+        max_moves: int | None,
+    ):
+        self.problem = problem
+        self.devices = devices
+        self.incumbent = incumbent
+        self.index = index
+        self.max_moves = max_moves
         self.rng = np.random.default_rng([seed, index])
         self.bits = generator(int(self.rng.integers(2**62)))
-        self.elites: list[tuple[float, np.ndarray]] = []
-        self.spent_moves = 0
+        self.elites: list[Start] = []
+        self.n_moves = 0
         self.slice_moves = max(SHORTEST_SLICE, SLICE_MOVES // problem.n_devices)
 
-    def run(self, starts: list[tuple[float, np.ndarray]]):
-        """Search until the budget is spent; `starts` are (cost, groups) known beforehand."""
+    def run(self, starts: list[Start]):
+        """Anneal chain after chain until the budget is spent; `starts` are known beforehand."""
         self.elites = sorted(starts, key=lambda start: start[0])[:N_ELITES]
-        chain = FIRST_CHAIN
-        while not self._finished():
-            self._chain(draw_recipe(self.rng, self.problem.n_pipelines), chain)
-            chain = min(chain * CHAIN_GROWTH, LONGEST_CHAIN)
+        budget_frac = FIRST_CHAIN
+        while not self._finished:
+            chain = self._new_chain(budget_frac)
+            while chain.done_frac < 1.0 and not self._finished:
+                if chain.softened:
+                    cooling, softness = chain.softened_cooling(SOFTENED_MOVES * self.slice_moves)
+                    run_share = chain.settings.shares.runs
+                    anneal_softened(self.devices, chain.place, self.bits, cooling, softness, run_share)
+                else:
+                    cooling = chain.cooling(self.slice_moves)
+                    best = chain.place.copy()
+                    best_s, _ = anneal(self.devices, chain.place, best, self.bits, cooling, chain.settings.shares)
+                    if best_s < chain.best_s:
+                        chain.best = best
+                        chain.best_s = best_s
+                        self.incumbent.offer(best, best_s, self.index)
+                self.n_moves += cooling.n_moves
+                self.incumbent.count(cooling.n_moves)
+                chain.advance(self._spent_frac)
+            self._add_elite(chain.best, chain.best_s)
+            budget_frac = min(budget_frac * CHAIN_GROWTH, LONGEST_CHAIN)
 
+    @property
     def _finished(self) -> bool:
-        return self.board.done or self._clock() >= 1.0
+        return self.incumbent.done or self._spent_frac >= 1.0
 
-    def _clock(self) -> float:
-        """Part of the whole budget that is spent."""
-        if self.moves is not None:
-            return self.spent_moves / self.moves
-        return self.board.elapsed_s / self.board.limits.time_s
+    @property
+    def _spent_frac(self) -> float:
+        """Part of the thread's budget that is spent."""
+        if self.max_moves is not None:
+            return self.n_moves / self.max_moves
+        return self.incumbent.elapsed_s / self.incumbent.budget.time_s
 
-    def _chain(self, recipe: Recipe, share: float):
-        problem = self.problem
-        start = self._clock()
-        length = min(share, max(1e-6, 1.0 - start))
-        scale_s = cost_scale(problem, self.elites[0][0] if self.elites else np.inf)
-        place = self._start(recipe)
-        best, best_s = place.copy(), np.inf
-        done = 0.0
-        step = self.slice_moves * 1e-6
-        while done < 1.0 and not self._finished():
-            ahead = min(1.0, done + max(step, 1e-4))
-            if done < recipe.soft_frac:
-                self._soften(place, recipe, done / recipe.soft_frac, min(1.0, ahead / recipe.soft_frac), scale_s)
-            else:
-                part = [(x - recipe.soft_frac) / (1 - recipe.soft_frac) for x in (done, ahead)]
-                slice_best = place.copy()
-                cost_s = self._anneal(place, slice_best, recipe, part, scale_s)
-                if cost_s < best_s:
-                    best, best_s = slice_best, cost_s
-                    self.board.offer(best, best_s, self.index)
-            before, done = done, (self._clock() - start) / length
-            step = done - before
-        self._keep(best, best_s)
+    def _new_chain(self, budget_frac: float) -> RunningChain:
+        settings = draw_settings(self.rng, self.problem.n_pipelines)
+        start_frac = self._spent_frac
+        scale_s = cost_scale_s(self.problem, self.elites[0][0] if self.elites else np.inf)
+        place = self._start(settings)
+        return RunningChain(
+            settings=settings,
+            scale_s=scale_s,
+            place=place,
+            best=place.copy(),
+            start_frac=start_frac,
+            budget_frac=min(budget_frac, max(1e-6, 1.0 - start_frac)),
+            step_frac=self.slice_moves * 1e-6,
+        )
 
-    def _start(self, recipe: Recipe) -> np.ndarray:
-        if recipe.from_elite and self.elites:
+    def _start(self, settings: ChainSettings) -> np.ndarray:
+        if settings.from_elite and self.elites:
             return self.elites[int(self.rng.integers(len(self.elites)))][1].copy()
         shape = (self.problem.n_stages, self.problem.n_pipelines)
         return self.rng.permutation(self.problem.n_devices).reshape(shape)
 
-    def _soften(self, place: np.ndarray, recipe: Recipe, part: float, ahead: float, scale_s: float):
-        hot, cold = 0.4 * recipe.hot, 0.04 * recipe.hot
-        temperature = [scale_s * hot * (cold / hot) ** x for x in (part, ahead)]
-        softness = [recipe.softness * (1 - x) for x in (part, ahead)]
-        n = 4 * self.slice_moves
-        smooth(
-            self.problem.dp_s,
-            self.problem.pp_s,
-            place,
-            self.kind_of,
-            self.bits,
-            *temperature,
-            *softness,
-            n,
-            recipe.run_share,
-        )
-        self._count(n)
-
-    def _anneal(self, place: np.ndarray, best: np.ndarray, recipe: Recipe, part: list[float], scale_s: float) -> float:
-        hot, cold = recipe.hot, min(recipe.cold, recipe.hot / 2)
-        temperature = [scale_s * hot * (cold / hot) ** x for x in part]
-        shares = recipe.reorder_share, recipe.run_share
-        cost_s, _ = anneal(
-            self.problem.dp_s,
-            self.problem.pp_s,
-            place,
-            best,
-            self.kind_of,
-            self.bits,
-            *temperature,
-            self.slice_moves,
-            *shares,
-        )
-        self._count(self.slice_moves)
-        return cost_s
-
-    def _count(self, moves: int):
-        self.spent_moves += moves
-        self.board.count(moves)
-
-    def _keep(self, groups: np.ndarray, cost_s: float):
-        """Elites have different costs: equal ones are mostly the same plan with devices of one type exchanged."""
+    def _add_elite(self, groups: np.ndarray, cost_s: float):
+        """Keep the end of a chain as a start of later ones, unless an elite has its cost: plans of equal cost are
+        mostly the same plan with devices of one type exchanged."""
         if np.isfinite(cost_s):
-            self.board.remember(groups, cost_s)
-        if all(abs(cost_s - kept_s) > 1e-9 for kept_s, _ in self.elites):
+            self.incumbent.add_local_optimum(groups, cost_s, self.index)
+        if all(abs(cost_s - elite_s) > 1e-9 for elite_s, _ in self.elites):
             self.elites = sorted([*self.elites, (cost_s, groups)], key=lambda elite: elite[0])[:N_ELITES]
+
+
+def n_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def chain_sequences(problem: Problem, incumbent: Incumbent, seed: int) -> list[ChainSequence]:
+    """One sequence for each core; under an evaluation limit a fixed number, which share the evaluations."""
+    limit = incumbent.budget.evaluations
+    n_threads = n_cores() if limit is None else N_THREADS_REPRODUCIBLE
+    max_moves = None if limit is None else max(1, limit // n_threads)
+    devices = devices_of(problem)
+    return [ChainSequence(problem, devices, incumbent, seed, index, max_moves) for index in range(n_threads)]
+
+
+@contextlib.contextmanager
+def in_threads(calls: list[Callable[[], None]]):
+    """Run each call in a thread of its own beside the body; both have ended when the context ends. An error of a call
+    is raised here."""
+    if not calls:
+        yield
+        return
+    with ThreadPoolExecutor(len(calls)) as pool:
+        tasks = [pool.submit(call) for call in calls]
+        yield
+        for task in tasks:
+            task.result()

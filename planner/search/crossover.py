@@ -1,13 +1,201 @@
-"""Compiled offspring of two partitions: five-point crossover, balance repair, local search, score."""
+"""Compiled genetic operators on balanced partitions: five-point crossover, balance repair, circular local search.
+
+A partition is a label [N] (device -> group) whose groups have equal sizes. The local search is that of DT-FM Sec. 3.4,
+with the paper's gain or Kernighan-Lin's: a cycle moves one device from group to group until the group at which it began
+gets one back, so sizes stay equal. Gains are predictions from the hop costs pp [N, N]; Eq. 1-4 score the result.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.cost.communication import partition_s
 from planner.cost.compiled import below, compiled
-from planner.search.gain import improve_pass
 
+DTFM_GAIN, KERNIGHAN_LIN_GAIN = 0, 1
 N_CUTS = 5
 MAX_PASSES = 4
+
+# ------------------------------------------------------------------------------------------------------- local search
+
+
+class Pass(NamedTuple):
+    """One pass of the local search over `label` [N]. size [S] counts the devices of each group; locked [N] devices have
+    moved and marked [S] groups were visited; `candidates` [N] is scratch; `gain_rule` is DTFM_GAIN or
+    KERNIGHAN_LIN_GAIN."""
+
+    pp: np.ndarray
+    label: np.ndarray
+    size: np.ndarray
+    locked: np.ndarray
+    marked: np.ndarray
+    candidates: np.ndarray
+    gain_rule: int
+
+
+@compiled
+def _gain(search, device, target):
+    """Predicted saving of moving a device to the group `target`, one-sided."""
+    pp = search.pp
+    label = search.label
+    total = 0.0
+    inner = 0.0
+    nearest = np.inf
+    for x in range(label.shape[0]):
+        if label[x] == target and x != device:
+            total += pp[device, x]
+        elif label[x] == label[device] and x != device:
+            inner += pp[device, x]
+            nearest = min(nearest, pp[device, x])
+    if search.gain_rule == KERNIGHAN_LIN_GAIN:
+        return total - inner
+    if nearest == np.inf or search.size[target] == 0:
+        return -np.inf
+    return total / search.size[target] - nearest
+
+
+@compiled
+def _find_candidates(search, group):
+    """Write the devices of a group that may move into search.candidates; returns their count. Under the paper's gain
+    these are both ends of the group's fastest link, else all."""
+    label = search.label
+    locked = search.locked
+    n = 0
+    if search.gain_rule == KERNIGHAN_LIN_GAIN:
+        for d in range(label.shape[0]):
+            if label[d] == group and not locked[d]:
+                search.candidates[n] = d
+                n += 1
+        return n
+    low = np.inf
+    one = -1
+    two = -1
+    for d in range(label.shape[0]):
+        if label[d] == group:
+            for x in range(d):
+                if label[x] == group and search.pp[d, x] < low:
+                    low = search.pp[d, x]
+                    one = d
+                    two = x
+    for d in (one, two):
+        if d >= 0 and not locked[d]:
+            search.candidates[n] = d
+            n += 1
+    return n
+
+
+@compiled
+def _best_move(search, group, first):
+    """(gain, device, target) of the best move out of a group, to an unmarked group or back to `first`."""
+    best = -np.inf
+    device = -1
+    goal = -1
+    for c in range(_find_candidates(search, group)):
+        for k in range(search.size.shape[0]):
+            if k != group and (not search.marked[k] or k == first):
+                gain = _gain(search, search.candidates[c], k)
+                if gain > best:
+                    best = gain
+                    device = search.candidates[c]
+                    goal = k
+    return best, device, goal
+
+
+@compiled
+def _move(search, device, target):
+    search.size[search.label[device]] -= 1
+    search.size[target] += 1
+    search.label[device] = target
+
+
+@compiled
+def _start_group(search):
+    """The unmarked group with the best move out of it; -1 if there is none."""
+    best = -np.inf
+    first = -1
+    for group in range(search.size.shape[0]):
+        if not search.marked[group]:
+            gain, device, _ = _best_move(search, group, -1)
+            if device >= 0 and gain > best:
+                best = gain
+                first = group
+    return first
+
+
+@compiled
+def _cycle(search, first):
+    """Move devices along one cycle from the group `first`, and close it after the move with the largest predicted gain.
+    Returns that gain, 0 if every move was undone."""
+    S = search.size.shape[0]
+    moved = np.empty(S + 1, np.int64)
+    origin = np.empty(S + 1, np.int64)
+    n = 0
+    n_kept = -1
+    best = 0.0
+    total = 0.0
+    group = first
+    search.marked[first] = True
+    while n <= S:
+        gain, device, target = _best_move(search, group, first)
+        if device < 0:
+            break
+        if group != first:
+            closing = _gain(search, device, first)
+            if total + closing > best:
+                best = total + closing
+                n_kept = n
+        moved[n] = device
+        origin[n] = group
+        n += 1
+        total += gain
+        _move(search, device, target)
+        search.locked[device] = True
+        search.marked[target] = True
+        group = target
+        if group == first:
+            break
+    for t in range(n - 1, n_kept, -1):
+        _move(search, moved[t], origin[t])
+    if n_kept >= 0:
+        _move(search, moved[n_kept], first)
+    return best
+
+
+@compiled
+def improve_pass(pp, label, n_groups, gain_rule):
+    """One pass of at most n_groups cycles over `label` [N], in place; the prefix of cycles with the largest predicted
+    gain stays. Returns that gain."""
+    n = label.shape[0]
+    size = np.zeros(n_groups, np.int64)
+    for d in range(n):
+        size[label[d]] += 1
+    locked = np.zeros(n, np.bool_)
+    marked = np.zeros(n_groups, np.bool_)
+    search = Pass(pp, label, size, locked, marked, np.empty(n, np.int64), gain_rule)
+    best_label = label.copy()
+    best = 0.0
+    total = 0.0
+    for _ in range(n_groups):
+        first = _start_group(search)
+        if first < 0:
+            break
+        total += _cycle(search, first)
+        if total > best + 1e-12:
+            best = total
+            best_label[:] = label
+    label[:] = best_label
+    return best
+
+
+# ---------------------------------------------------------------------------------------------------------- offspring
+
+
+class Offspring(NamedTuple):
+    """How many groups a child has, how many children two parents get, and the gain rule of their local search."""
+
+    n_groups: int
+    n_children: int
+    gain_rule: int
 
 
 @compiled
@@ -62,22 +250,24 @@ def groups_of(label, n_groups):
 
 
 @compiled
-def breed(dp, pp, one, two, n_groups, n_children, rule, rng, best_label):
-    """Best of n_children offspring of two parents' labels, each kept before or after local search, whichever costs
+def best_child(dp, pp, parents, offspring, rng, best_label):
+    """The cheapest child of two parents' labels [2, N], each child before or after its local search, whichever costs
     less. `best_label` [N] receives it. Returns its cost by Eq. 1-4."""
+    n_groups = offspring.n_groups
     best = np.inf
-    for _ in range(n_children):
-        child = cross(one, two, rng)
+    for _ in range(offspring.n_children):
+        child = cross(parents[0], parents[1], rng)
         repair(child, n_groups, rng)
         cost = partition_s(dp, pp, groups_of(child, n_groups))
         for _ in range(MAX_PASSES):
             trial = child.copy()
-            if improve_pass(pp, trial, n_groups, rule) <= 0:
+            if improve_pass(pp, trial, n_groups, offspring.gain_rule) <= 0:
                 break
             trial_cost = partition_s(dp, pp, groups_of(trial, n_groups))
             if trial_cost >= cost:
                 break
-            child, cost = trial, trial_cost
+            child = trial
+            cost = trial_cost
         if cost < best:
             best = cost
             best_label[:] = child

@@ -1,37 +1,43 @@
-"""The paper's hybrid genetic algorithm (Sec. 3.4), also with Kernighan-Lin's gain as its baseline, and random search.
+"""The genetic algorithm of DT-FM Sec. 3.4, with the paper's gain (`evolve`) or Kernighan-Lin's (`kl`, the baseline).
 
-Compiled code screens offspring; what enters the population has been matched and routed by OR-Tools. The gains of the
-local search are predictions; `evolve` therefore lets the best child of a brood settle by swaps that Eq. 1-4 score, and
-settles every second newcomer on the softened cost first. `kl` is the baseline and does neither.
+Compiled code screens children; what enters the population has been matched and routed by OR-Tools. The gains of the
+local search are predictions. `evolve` therefore refines the best child of two parents by swaps that Eq. 1-4 score, and
+every second random member on the softened cost before that. `kl` does neither.
 """
 
 import numpy as np
 from ortools.graph.python import linear_sum_assignment
 
-from planner.cost.communication import best_path, hop_matrix, partition_s
+from planner.cost.communication import best_path, hop_matrix
 from planner.cost.compiled import generator
-from planner.cost.ortools import placement_of
+from planner.cost.placement import placement_of
 from planner.model.problem import Problem, placement_s
-from planner.search.anneal import anneal
-from planner.search.annealing_chains import cost_scale
-from planner.search.cluster import interchangeable
-from planner.search.crossover import breed, groups_of
-from planner.search.gain import DTFM, KERNIGHAN_LIN
-from planner.search.incumbent import Board
-from planner.search.smooth import smooth
+from planner.search.anneal import (
+    Cooling,
+    MoveShares,
+    Softness,
+    anneal,
+    anneal_softened,
+    cost_scale_s,
+    devices_of,
+)
+from planner.search.base import SolverEntry
+from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Offspring, best_child, groups_of
+from planner.search.incumbent import Incumbent
 
-POPULATION = {DTFM: 24, KERNIGHAN_LIN: 64}
-CHILDREN = 16
-STALE_BROODS = {DTFM: 80, KERNIGHAN_LIN: 400}
+POPULATION = {DTFM_GAIN: 24, KERNIGHAN_LIN_GAIN: 64}
+STALE_LIMIT = {DTFM_GAIN: 80, KERNIGHAN_LIN_GAIN: 400}  # crossovers without a new member before a restart
+N_CHILDREN = 16
 EQUAL_S = 1e-9
-SETTLE_MOVES = 2_500_000  # over the number of devices: some 50 ms at any size
-SOFT_MOVES = 4
-SETTLE_HEAT, SETTLE_COLD, SOFT_HEAT, SOFT_COLD = 0.004, 2e-4, 0.004, 4e-4  # temperatures, parts of the best cost
-SETTLE_REORDER, SETTLE_RUNS = 0.01, 0.3
+REFINE_MOVES = 2_500_000  # over the number of devices: some 50 ms at any size
+SOFTENED_MOVES = 4  # times the moves of a refinement
+REFINE_HOT, REFINE_COLD = 0.004, 2e-4  # temperatures, as parts of the best cost
+SOFTENED_HOT, SOFTENED_COLD = 0.004, 4e-4
+REFINE_SHARES = MoveShares(reorder=0.01, runs=0.3)
 
 
-def renamed(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
-    """Label `two` with its groups renamed to overlap the groups of `one` most (an assignment problem)."""
+def relabelled(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
+    """Label `two` with its groups renamed so that they overlap the groups of `one` most (an assignment problem)."""
     overlap = np.zeros((n_groups, n_groups), np.int64)
     np.add.at(overlap, (two, one), 1)
     solver = linear_sum_assignment.SimpleLinearSumAssignment()
@@ -43,124 +49,116 @@ def renamed(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
 
 
 class Population:
-    """Labels [N] with the cost of their matched and routed placements."""
+    """Labels [N] with the cost of their matched and routed placements, best first."""
 
-    def __init__(self, problem: Problem, board: Board, size: int):
-        self.problem, self.board, self.size = problem, board, size
+    def __init__(self, problem: Problem, incumbent: Incumbent, size: int):
+        self.problem = problem
+        self.incumbent = incumbent
+        self.size = size
         self.members: list[tuple[float, np.ndarray]] = []
 
-    def enter(self, groups: np.ndarray) -> bool:
+    @property
+    def full(self) -> bool:
+        return len(self.members) >= self.size
+
+    def insert(self, groups: np.ndarray) -> bool:
         """Match and route a partition, and put it in place of the worst member; false if it is not better."""
         placement = placement_of(self.problem, groups)
         cost_s = placement_s(self.problem, placement)
-        self.board.offer(placement, cost_s)
-        if not self.wants(cost_s):
+        self.incumbent.offer(placement, cost_s)
+        if not self.accepts(cost_s):
             return False
         label = np.empty(placement.size, np.int64)
         label[placement] = np.arange(len(placement))[:, None]
         self.members = sorted([*self.members, (cost_s, label)], key=lambda member: member[0])[: self.size]
         return True
 
-    def wants(self, cost_s: float) -> bool:
-        if len(self.members) < self.size:
+    def accepts(self, cost_s: float) -> bool:
+        if not self.full:
             return True
-        return cost_s < self.members[-1][0] and all(abs(cost_s - kept_s) > EQUAL_S for kept_s, _ in self.members)
+        return cost_s < self.members[-1][0] and all(abs(cost_s - other_s) > EQUAL_S for other_s, _ in self.members)
+
+    def parents(self, rng: np.random.Generator) -> np.ndarray:
+        """Labels [2, N] of two random members, the second with the group names of the first."""
+        i, j = rng.choice(len(self.members), 2, replace=False)
+        one = self.members[i][1]
+        return np.stack([one, relabelled(one, self.members[j][1], self.problem.n_stages)])
 
 
-class Settling:
-    """Swaps scored by Eq. 1-4 on whole plans, from a low temperature down."""
+class Refinement:
+    """Annealing of whole plans from a low temperature down, counted as evaluations."""
 
-    def __init__(self, problem: Problem, board: Board, bits: np.ndarray):
-        self.problem, self.board, self.bits = problem, board, bits
-        self.kind_of = interchangeable(problem)
-        self.n_moves = SETTLE_MOVES // problem.n_devices
+    def __init__(self, problem: Problem, incumbent: Incumbent, bits: np.ndarray):
+        self.problem = problem
+        self.incumbent = incumbent
+        self.bits = bits
+        self.devices = devices_of(problem)
+        self.n_moves = REFINE_MOVES // problem.n_devices
 
-    def settle(self, groups: np.ndarray) -> np.ndarray:
+    def refine(self, groups: np.ndarray) -> np.ndarray:
         """The best groups met on the way, in path order [S, P]."""
-        problem = self.problem
-        order = np.empty(problem.n_stages, np.int64)
-        best_path(hop_matrix(problem.pp_s, groups), order)
+        order = np.empty(self.problem.n_stages, np.int64)
+        best_path(hop_matrix(self.problem.pp_s, groups), order)
         place = np.ascontiguousarray(groups[order])
         best = place.copy()
-        hot_s, cold_s = (cost_scale(problem, self.board.best_s) * heat for heat in (SETTLE_HEAT, SETTLE_COLD))
-        n_moves = self._count(self.n_moves)
-        shares = SETTLE_REORDER, SETTLE_RUNS
-        anneal(problem.dp_s, problem.pp_s, place, best, self.kind_of, self.bits, hot_s, cold_s, n_moves, *shares)
+        cooling = self._cooling(REFINE_HOT, REFINE_COLD, self.n_moves)
+        anneal(self.devices, place, best, self.bits, cooling, REFINE_SHARES)
         return best
 
-    def soften(self, groups: np.ndarray):
-        """Settle `groups` in place on the softened cost, which ends as the true one."""
-        problem = self.problem
-        hot_s, cold_s = (cost_scale(problem, self.board.best_s) * heat for heat in (SOFT_HEAT, SOFT_COLD))
-        n_moves = self._count(SOFT_MOVES * self.n_moves)
-        ends = hot_s, cold_s, 1.0, 0.0
-        smooth(problem.dp_s, problem.pp_s, groups, self.kind_of, self.bits, *ends, n_moves, SETTLE_RUNS)
+    def refine_softened(self, groups: np.ndarray):
+        """Refine `groups` in place on the softened cost, which ends as the true one."""
+        cooling = self._cooling(SOFTENED_HOT, SOFTENED_COLD, SOFTENED_MOVES * self.n_moves)
+        anneal_softened(self.devices, groups, self.bits, cooling, Softness(1.0, 0.0), REFINE_SHARES.runs)
 
-    def _count(self, n_moves: int) -> int:
-        """At most as many moves as evaluations are left, counted as such."""
-        limit = self.board.limits.evaluations
-        allowed = n_moves if limit is None else max(1, min(n_moves, limit - self.board.evaluations))
-        self.board.count(allowed)
-        return allowed
+    def _cooling(self, hot: float, cold: float, n_moves: int) -> Cooling:
+        """A cooling with at most as many moves as evaluations are left; they are counted."""
+        scale_s = cost_scale_s(self.problem, self.incumbent.best_s)
+        limit = self.incumbent.budget.evaluations
+        allowed = n_moves if limit is None else max(1, min(n_moves, limit - self.incumbent.evaluations))
+        self.incumbent.count(allowed)
+        return Cooling(scale_s * hot, scale_s * cold, allowed)
 
 
-def evolve(problem: Problem, board: Board, seed: int, rule: int = DTFM, until_s: float = np.inf):
-    """Run until the board is done, until_s has come or the evaluations are spent. A population that yields nothing
-    new for a number of broods starts again from its best member."""
-    rng, bits = np.random.default_rng(seed), generator(seed)
-    n_groups = problem.n_stages
-    population = Population(problem, board, POPULATION[rule])
-    settling = Settling(problem, board, bits) if rule == DTFM else None
-    best = np.empty(problem.n_devices, np.int64)
-    stale = newcomers = 0
-    while not _spent(board) and board.elapsed_s < until_s:
-        if len(population.members) < population.size:
-            population.enter(_newcomer(problem, rng, settling, newcomers % 2 == 1))
-            newcomers += 1
-            board.count(1)
-            continue
-        i, j = rng.choice(len(population.members), 2, replace=False)
-        one, two = population.members[i][1], population.members[j][1]
-        two = renamed(one, two, n_groups)
-        cost_s = breed(problem.dp_s, problem.pp_s, one, two, n_groups, CHILDREN, rule, bits, best)
-        board.count(CHILDREN)
-        child = groups_of(best, n_groups)
-        if settling is not None:
-            child = settling.settle(child)
-        stale += 1
-        if (settling is not None or population.wants(cost_s)) and population.enter(child):
-            stale = 0
-        if stale == STALE_BROODS[rule]:
-            del population.members[1:]
-            stale = 0
-
-
-def _newcomer(problem: Problem, rng: np.random.Generator, settling: Settling | None, soft: bool) -> np.ndarray:
-    groups = rng.permutation(problem.n_devices).reshape(problem.n_stages, problem.n_pipelines)
-    if settling is None:
-        return groups
-    if soft:
-        settling.soften(groups)
-    return settling.settle(groups)
-
-
-def kernighan_lin(problem: Problem, board: Board, seed: int):
-    """The same search with Kernighan and Lin's gain."""
-    evolve(problem, board, seed, KERNIGHAN_LIN)
-
-
-def random_search(problem: Problem, board: Board, seed: int):
-    """Random partitions, each with its best order and matchings."""
+def evolve(problem: Problem, incumbent: Incumbent, seed: int, gain_rule: int = DTFM_GAIN, until_s: float = np.inf):
+    """Fill the population with random members, then cross over, until the incumbent's budget is spent or its clock
+    shows until_s. A population that gains no member for STALE_LIMIT crossovers starts again from its best one."""
     rng = np.random.default_rng(seed)
-    shape = problem.n_stages, problem.n_pipelines
-    while not _spent(board):
-        groups = rng.permutation(problem.n_devices).reshape(shape)
-        if partition_s(problem.dp_s, problem.pp_s, groups) < board.best_s:
-            placement = placement_of(problem, groups)
-            board.offer(placement, placement_s(problem, placement))
-        board.count(1)
+    bits = generator(seed)
+    offspring = Offspring(problem.n_stages, N_CHILDREN, gain_rule)
+    population = Population(problem, incumbent, POPULATION[gain_rule])
+    refinement = Refinement(problem, incumbent, bits) if gain_rule == DTFM_GAIN else None
+    best_label = np.empty(problem.n_devices, np.int64)
+    n_stale = 0
+    n_random = 0
+    while not incumbent.spent and incumbent.elapsed_s < until_s:
+        if not population.full:
+            population.insert(_random_member(problem, rng, refinement, n_random % 2 == 1))
+            n_random += 1
+            incumbent.count(1)
+            continue
+        parents = population.parents(rng)
+        cost_s = best_child(problem.dp_s, problem.pp_s, parents, offspring, bits, best_label)
+        incumbent.count(N_CHILDREN)
+        child = groups_of(best_label, problem.n_stages)
+        if refinement is not None:
+            child = refinement.refine(child)
+        n_stale += 1
+        if (refinement is not None or population.accepts(cost_s)) and population.insert(child):
+            n_stale = 0
+        if n_stale == STALE_LIMIT[gain_rule]:
+            del population.members[1:]
+            n_stale = 0
 
 
-def _spent(board: Board) -> bool:
-    limit = board.limits.evaluations
-    return board.done or (limit is not None and board.evaluations >= limit)
+def _random_member(
+    problem: Problem, rng: np.random.Generator, refinement: Refinement | None, softened: bool
+) -> np.ndarray:
+    groups = rng.permutation(problem.n_devices).reshape(problem.n_stages, problem.n_pipelines)
+    if refinement is None:
+        return groups
+    if softened:
+        refinement.refine_softened(groups)
+    return refinement.refine(groups)
+
+
+ENTRY = SolverEntry(evolve)

@@ -4,22 +4,27 @@
 lowest free device) and dropped when DATAP so far plus a bound of the path reaches the best cost.
 """
 
+import contextlib
 import itertools
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from planner.cost.communication import held_karp, hop_s
+from planner.cost.communication import held_karp, hop_s, matching_scratch
 from planner.cost.compiled import compiled
 from planner.model.problem import Problem
+from planner.search.base import SolverEntry
+from planner.search.incumbent import PROOF_GAP_S, Incumbent
 
 MAX_DEVICES = 16
-TABLE_GROUPS = 2000
+MAX_TABLE_GROUPS = 2000
 ROUNDING_S = 1e-9
+LAST_WAIT_S = 1.0
 
 
-@dataclass(frozen=True, eq=False)
-class Groups:
+class Groups(NamedTuple):
     """All subsets of P devices as bit masks, sorted by (lowest device, datap_s); those whose lowest device is d are
     first[d] .. first[d + 1] - 1."""
 
@@ -38,17 +43,51 @@ def all_groups(problem: Problem) -> Groups:
 
 
 def prove(problem: Problem, placement: np.ndarray, best_s: float) -> tuple[np.ndarray, float]:
-    """The optimal partition in path order [S, P] and its cost, given a plan and its cost; for up to 16 devices."""
+    """The optimal partition in path order [S, P] and its cost, given a plan and its cost; for up to MAX_DEVICES."""
     groups = all_groups(problem)
     n_groups = len(groups.masks)
-    table = np.full((n_groups, n_groups) if n_groups <= TABLE_GROUPS else (0, 0), np.nan)
+    hop_table = np.full((n_groups, n_groups) if n_groups <= MAX_TABLE_GROUPS else (0, 0), np.nan)
     best = np.array(placement, dtype=np.int64)
     off_diagonal = problem.pp_s[~np.eye(problem.n_devices, dtype=bool)]
     cheapest_hop_s = float(off_diagonal.min()) if problem.n_devices > 1 else 0.0
-    found_s = enumerate_partitions(
-        problem.pp_s, groups.masks, groups.datap_s, groups.first, cheapest_hop_s, best_s, best, table
-    )
-    return best, found_s
+    optimum_s = enumerate_partitions(problem.pp_s, groups, cheapest_hop_s, best_s, best, hop_table)
+    return best, optimum_s
+
+
+def prove_by_enumeration(problem: Problem, incumbent: Incumbent):
+    """Prove the optimum of up to MAX_DEVICES devices, from the incumbent's best plan."""
+    groups, cost_s = prove(problem, incumbent.best, incumbent.best_s)
+    incumbent.offer(groups, cost_s)
+    incumbent.raise_bound(cost_s - PROOF_GAP_S / 10)
+
+
+@contextlib.contextmanager
+def in_background(call: Callable[[], None], incumbent: Incumbent):
+    """Run a call in a thread while the body runs, and stop the incumbent after the body; an error of the call is raised
+    here. A running enumeration cannot be stopped, so this waits LAST_WAIT_S for the thread and no longer."""
+    errors = []
+
+    def call_and_catch():
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call_and_catch, daemon=True)
+    thread.start()
+    yield thread
+    incumbent.stop()
+    thread.join(LAST_WAIT_S)
+    if errors:
+        raise errors[0]
+
+
+def enumerate_all(problem: Problem, incumbent: Incumbent, seed: int):
+    """The solver: enumeration in a thread, so that the search can be interrupted."""
+    del seed
+    with in_background(lambda: prove_by_enumeration(problem, incumbent), incumbent) as thread:
+        while thread.is_alive() and not incumbent.interrupted:
+            thread.join(0.02)
 
 
 @compiled
@@ -89,18 +128,25 @@ def _path_floor(edge):
 
 
 @compiled
-def _hop(pp, table, g, h, left, right, work, match):
-    if table.shape[0] == 0:
-        return hop_s(pp, left, right, work, match)
-    if np.isnan(table[g, h]):
-        table[g, h] = hop_s(pp, left, right, work, match)
-    return table[g, h]
+def _fill_edges(pp, edge, rows, pick, depth, hop_table, scratch):
+    """Hops between the group at `depth` of a partition and those before it, into edge [S, S]; from the table if there
+    is one, where NaN stands for unknown."""
+    g = pick[depth]
+    for d in range(depth):
+        if hop_table.shape[0] == 0:
+            hop = hop_s(pp, rows[d], rows[depth], scratch)
+        else:
+            if np.isnan(hop_table[pick[d], g]):
+                hop_table[pick[d], g] = hop_s(pp, rows[d], rows[depth], scratch)
+            hop = hop_table[pick[d], g]
+        edge[d, depth] = hop
+        edge[depth, d] = hop
 
 
 @compiled
-def enumerate_partitions(pp, masks, group_datap, first, cheapest_hop, best_s, best, table):
-    """Lower best_s, and write the groups of a better partition in path order into `best` [S, P]. table [G, G] (or
-    [0, 0]) keeps hops, NaN where unknown. Returns best_s: no partition costs less by more than rounding."""
+def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
+    """Lower best_s, and write the groups of a better partition in path order into `best` [S, P]. hop_table [G, G] keeps
+    hops between groups; [0, 0] switches it off. Returns best_s: no partition costs less by more than rounding."""
     S, P = best.shape
     full = (1 << (S * P)) - 1
     pick = np.full(S, -1, np.int64)
@@ -109,28 +155,26 @@ def enumerate_partitions(pp, masks, group_datap, first, cheapest_hop, best_s, be
     rows = np.empty((S, P), np.int64)
     edge = np.zeros((S, S))
     order = np.empty(S, np.int64)
-    work = np.empty((5, P), np.int64)
-    match = np.empty(P, np.int64)
-    path_least = (S - 1) * cheapest_hop
+    scratch = matching_scratch(P)
+    path_floor_s = (S - 1) * cheapest_hop_s
     depth = 0
     while depth >= 0:
         lowest = 0
         while used[depth] >> lowest & 1:
             lowest += 1
-        g = pick[depth] + 1 if pick[depth] >= 0 else first[lowest]
-        while g < first[lowest + 1] and masks[g] & used[depth] != 0:
+        g = pick[depth] + 1 if pick[depth] >= 0 else groups.first[lowest]
+        end = groups.first[lowest + 1]
+        while g < end and groups.masks[g] & used[depth] != 0:
             g += 1
-        if g == first[lowest + 1] or max(datap[depth], group_datap[g]) + path_least >= best_s - ROUNDING_S:
+        if g == end or max(datap[depth], groups.datap_s[g]) + path_floor_s >= best_s - ROUNDING_S:
             pick[depth] = -1
             depth -= 1
             continue
         pick[depth] = g
-        _members(masks[g], rows[depth])
-        for d in range(depth):
-            edge[d, depth] = _hop(pp, table, pick[d], g, rows[d], rows[depth], work, match)
-            edge[depth, d] = edge[d, depth]
-        used[depth + 1] = used[depth] | masks[g]
-        datap[depth + 1] = max(datap[depth], group_datap[g])
+        _members(groups.masks[g], rows[depth])
+        _fill_edges(pp, edge, rows, pick, depth, hop_table, scratch)
+        used[depth + 1] = used[depth] | groups.masks[g]
+        datap[depth + 1] = max(datap[depth], groups.datap_s[g])
         if used[depth + 1] != full:
             depth += 1
         elif datap[S] + _path_floor(edge) < best_s - ROUNDING_S:
@@ -140,3 +184,6 @@ def enumerate_partitions(pp, masks, group_datap, first, cheapest_hop, best_s, be
                 for s in range(S):
                     best[s] = rows[order[s]]
     return best_s
+
+
+ENTRY = SolverEntry(enumerate_all, max_devices=MAX_DEVICES, starts_from_layouts=True)

@@ -1,18 +1,19 @@
-"""What solvers share while they run: the best plan and bound so far, the counters, and when to stop."""
+"""The incumbent, which solvers share while they run: the best plan and bound so far, the counters, and when to stop."""
 
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 PROOF_GAP_S = 1e-3
-N_REMEMBERED = 6
+N_LOCAL_OPTIMA = 6
 
 
 @dataclass(frozen=True)
-class Limits:
+class Budget:
     """Stop after time_s seconds (None: never) or after `evaluations` plans scored (None: any). With an evaluation
     limit, the work is cut into parts that do not depend on the clock or the number of cores."""
 
@@ -21,23 +22,24 @@ class Limits:
 
 
 @dataclass(eq=False)
-class Board:
-    """Thread-safe. A plan is groups [S, P] in stage order. Of equal costs the one from the lowest source wins, so that
-    the result does not depend on which thread came first. `others` are the ends of independent searches, best first.
-    `part` is the board of a search inside this one, while it runs."""
+class Incumbent:
+    """The best plan so far, as groups [S, P] in stage order, and the state of the search for better ones. Thread-safe.
 
-    limits: Limits
+    Of equal costs the plan from the lowest source wins, so that the result does not depend on which thread came first.
+    `inner` is the incumbent of a search inside this one, while that runs."""
+
+    budget: Budget
     started_s: float = field(default_factory=time.monotonic)
     best: np.ndarray | None = None
     best_s: float = np.inf
     bound_s: float = 0.0
     evaluations: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)
-    others: list[tuple[float, np.ndarray]] = field(default_factory=list)
-    part: "Board | None" = None
+    inner: "Incumbent | None" = None
     _source: int = 0
-    _stop: bool = False
-    _calls: list = field(default_factory=list)
+    _local_optima: list[tuple[float, int, np.ndarray]] = field(default_factory=list)
+    _stopped: bool = False
+    _stop_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -47,39 +49,50 @@ class Board:
     @property
     def left_s(self) -> float:
         """Seconds left; infinite without a time limit."""
-        return np.inf if self.limits.time_s is None else self.limits.time_s - self.elapsed_s
+        return np.inf if self.budget.time_s is None else self.budget.time_s - self.elapsed_s
 
     @property
     def proved(self) -> bool:
         return self.best_s - self.bound_s <= PROOF_GAP_S
 
+    @property
+    def starts(self) -> list[tuple[float, np.ndarray]]:
+        """The best (cost, groups), if there is one, as a list from which a search may start."""
+        return [] if self.best is None else [(self.best_s, self.best)]
+
     def stop(self):
-        """Ask all solvers to end; those that cannot look at `done` are called."""
-        self._stop = True
+        """Ask all solvers to end. Code that cannot look at `done` is called back (`on_stop`)."""
+        self._stopped = True
         with self._lock:
-            for call in self._calls:
-                call()
+            for callback in self._stop_callbacks:
+                callback()
 
     @contextlib.contextmanager
-    def calling(self, call):
-        """While inside, `stop` calls call()."""
+    def on_stop(self, callback: Callable[[], None]):
+        """Inside this context, `stop` calls callback()."""
         with self._lock:
-            self._calls.append(call)
+            self._stop_callbacks.append(callback)
         try:
             yield
         finally:
             with self._lock:
-                self._calls.remove(call)
+                self._stop_callbacks.remove(callback)
 
     @property
     def interrupted(self) -> bool:
-        return self._stop or self.left_s <= 0
+        """Time is up, or somebody asked to stop."""
+        return self._stopped or self.left_s <= 0
 
     @property
     def done(self) -> bool:
-        """Time is up, somebody asked to stop, or the best plan is proved. Under an evaluation limit a proof does not
-        stop the others: when it comes depends on the clock."""
-        return self.interrupted or (self.limits.evaluations is None and self.proved)
+        """Interrupted, or the best plan is proved. Under an evaluation limit a proof does not stop other searches,
+        because the moment at which it comes depends on the clock."""
+        return self.interrupted or (self.budget.evaluations is None and self.proved)
+
+    @property
+    def spent(self) -> bool:
+        """Done, or the evaluations are used up."""
+        return self.done or (self.budget.evaluations is not None and self.evaluations >= self.budget.evaluations)
 
     def offer(self, groups: np.ndarray, cost_s: float, source: int = 0):
         """Report a plan of the given cost."""
@@ -87,14 +100,22 @@ class Board:
             if (cost_s, source) < (self.best_s, self._source if self.best is not None else source + 1):
                 if cost_s < self.best_s:
                     self.history.append((self.elapsed_s, cost_s))
-                self.best, self.best_s, self._source = np.array(groups), cost_s, source
+                self.best = np.array(groups)
+                self.best_s = cost_s
+                self._source = source
 
-    def remember(self, groups: np.ndarray, cost_s: float):
-        """Report where a search ended: a good plan unlike the others."""
+    def add_local_optimum(self, groups: np.ndarray, cost_s: float, source: int):
+        """Report where a search ended."""
         with self._lock:
-            if all(abs(cost_s - kept_s) > PROOF_GAP_S for kept_s, _ in self.others):
-                found = sorted([*self.others, (cost_s, np.array(groups))], key=lambda other: other[0])
-                self.others = found[:N_REMEMBERED]
+            self._local_optima.append((cost_s, source, np.array(groups)))
+
+    def local_optima(self) -> list[tuple[float, np.ndarray]]:
+        """The best few ends of searches that differ in cost, best first."""
+        distinct: list[tuple[float, np.ndarray]] = []
+        for cost_s, _, groups in sorted(self._local_optima, key=lambda optimum: optimum[:2]):
+            if all(abs(cost_s - other_s) > PROOF_GAP_S for other_s, _ in distinct):
+                distinct.append((cost_s, groups))
+        return distinct[:N_LOCAL_OPTIMA]
 
     def count(self, evaluations: int):
         with self._lock:

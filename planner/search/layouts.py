@@ -1,4 +1,4 @@
-"""Plans that need no search: blocks of consecutive devices, and random ones for comparison."""
+"""Placements [S, P] that need no search: runs of consecutive devices, and random ones for comparison."""
 
 import numpy as np
 
@@ -8,17 +8,18 @@ N_RANDOM = 100
 
 
 def block(problem: Problem) -> np.ndarray:
-    """placement[s][p] = S p + s: pipeline p on the p-th run of devices, so inside a region where files list regions."""
+    """placement[s][p] = S p + s: pipeline p takes the p-th run of devices. Network files list devices by region, so a
+    pipeline mostly stays inside one."""
     return np.arange(problem.n_devices).reshape(problem.n_pipelines, problem.n_stages).T.copy()
 
 
 def rows(problem: Problem) -> np.ndarray:
-    """placement[s][p] = P s + p: stage s on the s-th run of devices."""
+    """placement[s][p] = P s + p: stage s takes the s-th run of devices."""
     return np.arange(problem.n_devices).reshape(problem.n_stages, problem.n_pipelines)
 
 
 def mean_random(problem: Problem, seed: int) -> tuple[float, float, float]:
-    """Mean (total, data-parallel, pipeline) cost of random placements as they stand."""
+    """Mean (total, data-parallel, pipeline) cost of random placements, without improving their order or matchings."""
     rng = np.random.default_rng(seed)
     shape = problem.n_stages, problem.n_pipelines
     terms = [placement_terms(problem, rng.permutation(problem.n_devices).reshape(shape)) for _ in range(N_RANDOM)]

@@ -1,19 +1,32 @@
-"""CP-SAT over device types: integer counts per (type, stage), flows between neighbouring stages.
+"""CP-SAT over device types, for proofs, bounds and plans: integer counts per (type, stage), flows between stages.
 
 The stage order is the path of Eq. 4 and the flows are its matchings, so one model holds all of Eq. 1-4. Costs are
 rounded down to microseconds: the model's bound is a bound for every placement (and for devices, when types pool the
-cheapest pairs); a solution is re-costed from its devices.
+cheapest pairs). The cost of a solution is computed again from its devices.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.search.cluster import Types
+from planner.cost.bounds import datap_floor_s, pipelinep_floor_s
+from planner.cost.placement import match_pipelines
+from planner.model.problem import MICROSECONDS, MISSING_S, Problem, placement_s
+from planner.search.annealing_chains import chain_sequences, in_threads
+from planner.search.base import SolverEntry
+from planner.search.device_types import Types, interchangeable, near_equal, types_of
+from planner.search.incumbent import PROOF_GAP_S, Incumbent
 
-PER_SECOND = 1_000_000
 SLACK_S = 1e-3  # the model rounds every exchange down, the floors come from exact costs
+MAX_TYPES = 24
+MAX_CLUSTERS = 12  # types in the coarse problems that give bounds
+MAX_UNSOLVED = 2
+WORK_PER_EVALUATION = 1e-6
+START_CLUSTERS, START_WORK, START_TIME_FRAC = 8, 30.0, 0.3  # of the coarse problem that gives a plan
 
 
 @dataclass(frozen=True)
@@ -29,15 +42,18 @@ class TypesModel:
     """Data, variables, constraints and objective of one instance; `solve` may be called with several limits."""
 
     def __init__(self, types: Types, n_stages: int, n_pipelines: int):
-        self.types, self.n_stages, self.n_pipelines = types, n_stages, n_pipelines
-        self.dp = np.floor(types.dp_s * PER_SECOND).astype(np.int64)
-        self.pp = np.floor(types.pp_s * PER_SECOND).astype(np.int64)
+        self.types = types
+        self.n_stages = n_stages
+        self.n_pipelines = n_pipelines
+        self.dp = np.floor(types.dp_s * MICROSECONDS).astype(np.int64)
+        self.pp = np.floor(types.pp_s * MICROSECONDS).astype(np.int64)
         self.model = cp_model.CpModel()
         self._add_counts()
         self.datap = self._add_datap()
         self.pipelinep = sum(self._add_hop(s) for s in range(n_stages - 1))
         self.model.minimize(self.datap + self.pipelinep)
-        self.on_plan = self.on_bound = None
+        self.on_plan: Callable[[np.ndarray], None] | None = None
+        self.on_bound: Callable[[float], None] | None = None
 
     def floors(self, datap_s: float, pipelinep_s: float):
         """Add known lower bounds of both terms."""
@@ -49,7 +65,8 @@ class TypesModel:
         self.model.add(self.datap + self.pipelinep <= _whole(cost_s))
 
     def _add_counts(self):
-        """n[k][s]: stages are full, types are used up; a path and its reverse cost the same, so one is enough."""
+        """n[k][s] devices of type k in stage s: stages are full, and all devices of a type are used. A path and its
+        reverse cost the same, so one of them is enough."""
         new = self.model.new_int_var
         stages = range(self.n_stages)
         self.n = [
@@ -101,16 +118,16 @@ class TypesModel:
         return sum(step * b for step, b in zip(steps, above, strict=True))
 
     def solve(self, solver: cp_model.CpSolver) -> TypesResult:
-        """Solve with the solver's limits. on_plan(counts) and on_bound(bound_s), where set, are called on the way.
-        No plan under `cost_at_most` counts as proved, with an infinite bound."""
+        """Solve within the solver's limits. on_plan(counts) and on_bound(bound_s), where set, are called on the way.
+        If there is no plan under `cost_at_most`, the result is proved and its bound infinite."""
         if self.on_bound:
-            solver.best_bound_callback = lambda bound: self.on_bound(bound / PER_SECOND)
-        status = solver.solve(self.model, _Watch(self))
+            solver.best_bound_callback = lambda bound: self.on_bound(bound / MICROSECONDS)
+        status = solver.solve(self.model, _PlanCallback(self))
         if status == cp_model.INFEASIBLE:
             return TypesResult(None, np.inf, True)
         if status == cp_model.MODEL_INVALID:
             raise RuntimeError(f"CP-SAT refuses the types model: {self.model.validate()}")
-        bound_s = max(0.0, solver.best_objective_bound / PER_SECOND)
+        bound_s = max(0.0, solver.best_objective_bound / MICROSECONDS)
         if status == cp_model.UNKNOWN:
             return TypesResult(None, bound_s, False)
         return TypesResult(self.counts(solver.value), bound_s, status == cp_model.OPTIMAL)
@@ -120,15 +137,146 @@ class TypesModel:
         return np.array([[value(variable) for variable in row] for row in self.n])
 
 
-class _Watch(cp_model.CpSolverSolutionCallback):
-    def __init__(self, model: TypesModel):
+class _PlanCallback(cp_model.CpSolverSolutionCallback):
+    def __init__(self, types_model: TypesModel):
         super().__init__()
-        self.of = model
+        self.types_model = types_model
 
     def on_solution_callback(self):
-        if self.of.on_plan:
-            self.of.on_plan(self.of.counts(self.value))
+        if self.types_model.on_plan:
+            self.types_model.on_plan(self.types_model.counts(self.value))
 
 
 def _whole(seconds: float) -> int:
-    return int(np.floor(seconds * PER_SECOND))
+    return int(np.floor(seconds * MICROSECONDS))
+
+
+# ----------------------------------------------------------------------------------------------- proofs and the solver
+
+
+class Effort(NamedTuple):
+    """One call of CP-SAT: with linear relaxations or without, and at most this deterministic work (some seconds of one
+    core). Without relaxations it proves small integer models far sooner; with them it bounds coarse ones far better."""
+
+    linear: bool
+    work: float
+
+
+QUICK_EFFORTS = [Effort(True, 1.0), Effort(False, 3.5)]
+EFFORTS = [Effort(linear, work) for work in (4.0, 16.0, 64.0, 256.0, 1024.0) for linear in (False, True)]
+
+
+def cp_sat(time_s: float, effort: Effort, seed: int) -> cp_model.CpSolver:
+    """A one-thread solver, limited by the clock and by deterministic work."""
+    solver = cp_model.CpSolver()
+    solver.parameters.random_seed = seed % 2**31
+    solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # its own handler would leave Ctrl-C killing the process
+    solver.parameters.linearization_level = 1 if effort.linear else 0
+    solver.parameters.max_deterministic_time = effort.work
+    if np.isfinite(time_s):
+        solver.parameters.max_time_in_seconds = max(0.01, time_s)
+    return solver
+
+
+def max_work(incumbent: Incumbent) -> float:
+    """Deterministic work of one call of CP-SAT that an evaluation limit allows."""
+    limit = incumbent.budget.evaluations
+    return np.inf if limit is None else limit * WORK_PER_EVALUATION
+
+
+def affordable(incumbent: Incumbent, efforts: list[Effort]) -> list[Effort]:
+    return [effort for effort in efforts if effort.work <= max_work(incumbent)]
+
+
+def exact_types(problem: Problem) -> Types | None:
+    """Types of interchangeable devices, or None where there are too many for CP-SAT."""
+    label = interchangeable(problem)
+    if label.max() >= MAX_TYPES:
+        return None
+    return types_of(problem, label)
+
+
+def groups_from(types: Types, counts: np.ndarray) -> np.ndarray:
+    """Groups [S, P] with counts[k][s] devices of type k in stage s."""
+    stages = [[] for _ in range(counts.shape[1])]
+    for members, row in zip(types.members, counts, strict=True):
+        ends = np.cumsum(row)
+        for s, stage in enumerate(stages):
+            stage += members[ends[s] - row[s] : ends[s]]
+    return np.array(stages)
+
+
+def offer_counts(problem: Problem, types: Types, incumbent: Incumbent, counts: np.ndarray):
+    """Offer the placement of counts [K, S] at the cost of its devices."""
+    placement = match_pipelines(problem, groups_from(types, counts))
+    incumbent.offer(placement, placement_s(problem, placement))
+
+
+def prove_types(problem: Problem, types: Types, incumbent: Incumbent, solver: cp_model.CpSolver) -> bool:
+    """Look for a plan that beats the incumbent by more than rounding; none means proof. With types that are not exact,
+    costs must be pooled by np.min: then only the bound counts. Returns whether the model was solved."""
+    model = TypesModel(types, problem.n_stages, problem.n_pipelines)
+    below_s = np.inf
+    if incumbent.best_s < MISSING_S:
+        below_s = incumbent.best_s - PROOF_GAP_S / 10
+        model.cost_at_most(below_s)
+    if types.exact:
+        model.floors(datap_floor_s(problem), pipelinep_floor_s(problem))
+        model.on_plan = lambda counts: offer_counts(problem, types, incumbent, counts)
+    model.on_bound = lambda bound_s: incumbent.raise_bound(min(bound_s, below_s))
+    with incumbent.on_stop(solver.stop_search):
+        result = model.solve(solver)
+    model.on_bound(result.bound_s)
+    return result.proved
+
+
+def prove_with_efforts(
+    problem: Problem,
+    types: Types,
+    incumbent: Incumbent,
+    seed: int,
+    efforts: list[Effort],
+    left_s: Callable[[], float],
+):
+    """Proofs with growing work, each against the plan that is best by then, while left_s() says that there is time.
+    They alternate between linear relaxations and none, because neither is faster on all networks."""
+    for effort in efforts:
+        if incumbent.done or left_s() <= 0:
+            return
+        prove_types(problem, types, incumbent, cp_sat(left_s(), effort, seed))
+
+
+def bound_by_clusters(problem: Problem, incumbent: Incumbent, left_s: Callable[[], float], work: float, seed: int):
+    """Bounds from coarser problems: k clusters of devices whose links are as good as the best of their pairs, for
+    k = 2, 3, ... until MAX_UNSOLVED of them are not solved with this work, or left_s() says that time is up."""
+    n_unsolved = 0
+    for label in near_equal(problem, MAX_CLUSTERS)[1:]:
+        if left_s() <= 0 or incumbent.done or n_unsolved == MAX_UNSOLVED:
+            return
+        solver = cp_sat(left_s(), Effort(True, work), seed)
+        n_unsolved += not prove_types(problem, types_of(problem, label, np.min), incumbent, solver)
+
+
+def search_types(problem: Problem, incumbent: Incumbent, seed: int):
+    """The solver. Where all links differ it plans clusters, and then lets annealing swap their devices."""
+    types = exact_types(problem)
+    if types is not None:
+        efforts = affordable(incumbent, [*QUICK_EFFORTS, *EFFORTS])
+        prove_with_efforts(problem, types, incumbent, seed, efforts, lambda: incumbent.left_s)
+        return
+    types = types_of(problem, near_equal(problem, START_CLUSTERS)[-1], np.mean)
+    solver = cp_sat(START_TIME_FRAC * incumbent.left_s, Effort(True, START_WORK), seed)
+    model = TypesModel(types, problem.n_stages, problem.n_pipelines)
+    with incumbent.on_stop(solver.stop_search):
+        result = model.solve(solver)
+    if result.counts is not None:
+        offer_counts(problem, types, incumbent, result.counts)
+    if not incumbent.done:
+        starts = incumbent.starts
+        chains = chain_sequences(problem, incumbent, seed)
+        with in_threads([functools.partial(chain.run, starts) for chain in chains[1:]]):
+            chains[0].run(starts)
+
+
+ENTRY = SolverEntry(search_types, starts_from_layouts=True)

@@ -1,241 +1,309 @@
-"""Compiled estimate of a step's seconds, and annealing on it.
+"""A compiled estimate of a step's seconds, and annealing on it.
 
-The recurrence follows what the machines do under the simulator: each peer in the order of 1F1B with its depth, links
-FIFO, the exchange on links of its own, the commit's round trip. Pipelines are timed one by one, so a swap of two
-devices costs two of them. Differences to the simulator are in the exchange only, whose slices are not followed.
-"""
+The recurrence follows what the machines do under the simulator: each peer runs in the order of 1F1B with its depth,
+links are FIFO, the exchange has links of its own, and a commit costs a round trip. Pipelines are timed one by one, so a
+swap of two devices costs two of them. The estimate differs from the simulator in the exchange only, whose slices it
+does not follow.
+
+S stages, P pipelines, N devices, K kinds of devices."""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.cost.compiled import below, compiled, unit
 
-SOFT = 0.1  # part of the means in what annealing minimises: maxima alone hide progress
+MEANS_WEIGHT = 0.1  # of the means in what annealing minimises: maxima alone hide progress
 FORWARD, BACKWARD, GATHER, UPDATE = range(4)
 
 
+class StepData(NamedTuple):
+    """All that a step's seconds depend on besides the placement.
+
+    kind_of [N]; work_s [K, S, 4] seconds of forward, backward, gather and update; latency_s [N, N] of a link,
+    boundary_s [N, N] for which one tensor keeps it busy, s_per_byte [N, N]. gradient_bytes [S] are what replicas of a
+    stage exchange, tied_bytes what the first and the last stage exchange besides. shares [P] are microbatches of a
+    pipeline, depth [S] the forwards in flight."""
+
+    kind_of: np.ndarray
+    work_s: np.ndarray
+    latency_s: np.ndarray
+    boundary_s: np.ndarray
+    s_per_byte: np.ndarray
+    gradient_bytes: np.ndarray
+    tied_bytes: float
+    slice_bytes: float
+    shares: np.ndarray
+    depth: np.ndarray
+
+
+class Timeline(NamedTuple):
+    """Instants of a step, in seconds since the last commit: done [P, S] when a stage's last backward ends and longest
+    [P] the largest of a pipeline's; gathered [S, P] when a peer offers its gradient; averaged [S] when a stage's last
+    member holds the result."""
+
+    done: np.ndarray
+    longest: np.ndarray
+    gathered: np.ndarray
+    averaged: np.ndarray
+
+
 @compiled
-def pipeline_s(devices, home, kind_of, work, lat, occ, share, depth, done):
-    """Run one pipeline [S] with `share` microbatches from the moment of the last commit, which the coordinator at
-    device `home` announces; occ [N, N] is one tensor's time on a link. done[s] receives when stage s has finished its
-    last backward. Returns the largest of them."""
-    S = devices.shape[0]
+def new_timeline(n_stages, n_pipelines):
+    return Timeline(
+        np.empty((n_pipelines, n_stages)),
+        np.empty(n_pipelines),
+        np.empty((n_stages, n_pipelines)),
+        np.empty(n_stages),
+    )
+
+
+@compiled
+def pipeline_s(data, path, home, share, done):
+    """Run the devices path [S] of one pipeline with `share` microbatches from the moment of the last commit, which the
+    coordinator at device `home` announces. done [S] receives when each stage's last backward ends. Returns the largest
+    of them."""
+    S = path.shape[0]
     n_f, n_b = np.zeros(S, np.int64), np.zeros(S, np.int64)
     free = np.zeros(S)
-    line_f, line_b = np.zeros(S), np.zeros(S)
-    came_f, came_b = np.empty((S, share)), np.empty((S, share))
+    link_free_f, link_free_b = np.zeros(S), np.zeros(S)
+    arrival_f, arrival_b = np.empty((S, share)), np.empty((S, share))
     for s in range(S):
-        free[s] = lat[home, devices[s]] + work[kind_of[devices[s]], s, UPDATE]
-    left = 2 * S * share
-    while left > 0:
+        free[s] = data.latency_s[home, path[s]] + data.work_s[data.kind_of[path[s]], s, UPDATE]
+    n_left = 2 * S * share
+    while n_left > 0:
         for s in range(S):
-            d = devices[s]
-            warm = min(depth[s], share)
+            d = path[s]
+            kind = data.kind_of[d]
+            warm_up = min(data.depth[s], share)
             while True:
-                if n_f[s] < share and n_f[s] - n_b[s] < warm:
+                if n_f[s] < share and n_f[s] - n_b[s] < warm_up:
                     m = n_f[s]
                     if s > 0 and n_f[s - 1] <= m:
                         break
-                    start = free[s] if s == 0 else max(free[s], came_f[s, m])
-                    free[s] = start + work[kind_of[d], s, FORWARD]
+                    start = free[s] if s == 0 else max(free[s], arrival_f[s, m])
+                    free[s] = start + data.work_s[kind, s, FORWARD]
                     if s + 1 < S:
-                        line_f[s] = max(line_f[s], free[s]) + occ[d, devices[s + 1]]
-                        came_f[s + 1, m] = line_f[s] + lat[d, devices[s + 1]]
+                        link_free_f[s] = max(link_free_f[s], free[s]) + data.boundary_s[d, path[s + 1]]
+                        arrival_f[s + 1, m] = link_free_f[s] + data.latency_s[d, path[s + 1]]
                     n_f[s] += 1
                 elif n_b[s] < share:
                     m = n_b[s]
                     if s + 1 < S and n_b[s + 1] <= m:
                         break
-                    start = free[s] if s + 1 == S else max(free[s], came_b[s, m])
-                    free[s] = start + work[kind_of[d], s, BACKWARD]
+                    start = free[s] if s + 1 == S else max(free[s], arrival_b[s, m])
+                    free[s] = start + data.work_s[kind, s, BACKWARD]
                     if s > 0:
-                        line_b[s] = max(line_b[s], free[s]) + occ[d, devices[s - 1]]
-                        came_b[s - 1, m] = line_b[s] + lat[d, devices[s - 1]]
+                        link_free_b[s] = max(link_free_b[s], free[s]) + data.boundary_s[d, path[s - 1]]
+                        arrival_b[s - 1, m] = link_free_b[s] + data.latency_s[d, path[s - 1]]
                     n_b[s] += 1
                 else:
                     break
-                left -= 1
-    worst = 0.0
-    for s in range(S):
-        done[s] = free[s]
-        worst = max(worst, free[s])
-    return worst
+                n_left -= 1
+    done[:] = free
+    return max(0.0, free.max())
 
 
 @compiled
-def exchange_s(place, at, lat, per_byte, sizes, tied, slice_bytes, ends):
-    """Averaging among replicas, and of a tied token table among the first and last stage. at [S, P] says when each
-    peer offers its gradient; ends [S] receives when a stage's last member holds the result. A link is busy with the
-    sender's shards and then with its sums, the last slice of which leaves when everybody's has come."""
+def _time_pipeline(data, place, home, p, timeline):
+    """Time pipeline p of place [S, P], and write its part of the timeline."""
+    path = np.ascontiguousarray(place[:, p])
+    timeline.longest[p] = pipeline_s(data, path, home, data.shares[p], timeline.done[p])
+
+
+@compiled
+def _shard_bytes(data, s, t, n_pipelines):
+    """Bytes of the shard that a peer of stage s and one of stage t exchange; 0 if their stages share no parameters."""
+    S = data.gradient_bytes.shape[0]
+    outer = (s == 0 or s == S - 1) and (t == 0 or t == S - 1)
+    own = data.gradient_bytes[s] / n_pipelines if t == s else 0.0
+    tied = data.tied_bytes / (2 * n_pipelines) if outer else 0.0
+    return own + tied
+
+
+@compiled
+def exchange_s(data, place, timeline):
+    """Averaging among replicas, and of a tied token table among the first and last stage. Fills timeline.averaged from
+    timeline.gathered, and returns its largest entry. A link is busy with the sender's shards and then with its sums,
+    the last slice of which leaves when every member's slice has arrived."""
     S, P = place.shape
-    ready = np.empty((S, P))
+    gathered = timeline.gathered
+    summed = np.empty((S, P))
     for s in range(S):
-        outer = tied if s == 0 or s == S - 1 else 0.0
         for o in range(P):
-            late = at[s, o]
+            late = gathered[s, o]
             for t in range(S):
-                if t == s or (outer > 0 and (t == 0 or t == S - 1)):
-                    own = sizes[s] / P if t == s else 0.0
-                    n_bytes = own + outer / (2 * P)
+                n_bytes = _shard_bytes(data, s, t, P)
+                if t == s or n_bytes > 0:
                     for m in range(P):
                         if t != s or m != o:
                             src, dst = place[t, m], place[s, o]
-                            late = max(late, at[t, m] + n_bytes * per_byte[src, dst] + lat[src, dst])
-            ready[s, o] = late
+                            arrival = gathered[t, m] + n_bytes * data.s_per_byte[src, dst] + data.latency_s[src, dst]
+                            late = max(late, arrival)
+            summed[s, o] = late
     worst = 0.0
     for s in range(S):
-        outer = tied if s == 0 or s == S - 1 else 0.0
-        ends[s] = 0.0
+        timeline.averaged[s] = 0.0
         for m in range(P):
-            ends[s] = max(ends[s], ready[s, m])
+            timeline.averaged[s] = max(timeline.averaged[s], summed[s, m])
             for t in range(S):
-                if t == s or (outer > 0 and (t == 0 or t == S - 1)):
-                    own = sizes[s] / P if t == s else 0.0
-                    n_bytes = own + outer / (2 * P)
+                n_bytes = _shard_bytes(data, s, t, P)
+                if t == s or n_bytes > 0:
                     for o in range(P):
                         if t != s or o != m:
                             src, dst = place[t, o], place[s, m]
-                            last = ready[t, o] + min(n_bytes, slice_bytes) * per_byte[src, dst]
-                            sent = max(at[t, o] + 2 * n_bytes * per_byte[src, dst], last)
-                            ends[s] = max(ends[s], sent + lat[src, dst])
-        worst = max(worst, ends[s])
+                            last = summed[t, o] + min(n_bytes, data.slice_bytes) * data.s_per_byte[src, dst]
+                            sent = max(gathered[t, o] + 2 * n_bytes * data.s_per_byte[src, dst], last)
+                            timeline.averaged[s] = max(timeline.averaged[s], sent + data.latency_s[src, dst])
+        worst = max(worst, timeline.averaged[s])
     return worst
 
 
 @compiled
-def close_step(place, home, kind_of, work, lat, per_byte, sizes, tied, slice_bytes, done, at, ends, longest):
-    """(step's seconds, what annealing minimises) of pipelines whose stages are done [P, S] at the given times."""
+def close_step(data, place, home, timeline):
+    """(step's seconds, what annealing minimises) once timeline.done and timeline.longest are known."""
     S, P = place.shape
     for s in range(S):
         for p in range(P):
-            at[s, p] = done[p, s] + work[kind_of[place[s, p]], s, GATHER]
-    averaged = exchange_s(place, at, lat, per_byte, sizes, tied, slice_bytes, ends)
-    step = averaged
+            gather_s = data.work_s[data.kind_of[place[s, p]], s, GATHER]
+            timeline.gathered[s, p] = timeline.done[p, s] + gather_s
+    step = exchange_s(data, place, timeline)
     for s in range(S):
         for p in range(P):
-            step = max(step, ends[s] + lat[place[s, p], home])
-    return step, step + SOFT * (longest.mean() + ends.mean())
+            step = max(step, timeline.averaged[s] + data.latency_s[place[s, p], home])
+    return step, step + MEANS_WEIGHT * (timeline.longest.mean() + timeline.averaged.mean())
 
 
 @compiled
-def estimate(place, kind_of, work, lat, occ, per_byte, sizes, tied, slice_bytes, shares, depth, longest):
-    """Seconds of a step; longest [P] receives when each pipeline's last backward is over."""
+def estimate(data, place):
+    """Seconds of a step of place [S, P]."""
     S, P = place.shape
-    done = np.empty((P, S))
+    timeline = new_timeline(S, P)
     home = place.min()  # the coordinator sits beside the first peer
     for p in range(P):
-        longest[p] = pipeline_s(
-            np.ascontiguousarray(place[:, p]), home, kind_of, work, lat, occ, shares[p], depth, done[p]
-        )
-    at, ends = np.empty((S, P)), np.empty(S)
-    return close_step(place, home, kind_of, work, lat, per_byte, sizes, tied, slice_bytes, done, at, ends, longest)[0]
+        _time_pipeline(data, place, home, p, timeline)
+    return close_step(data, place, home, timeline)[0]
 
 
 @compiled
-def balance(place, kind_of, work, lat, occ, shares, depth):
-    """Move microbatches from the pipeline that ends last to the one that would still end first, in place."""
+def balance(data, place):
+    """Move microbatches from the pipeline that ends last to the one that would still end first with one more; changes
+    data.shares."""
     S, P = place.shape
+    shares = data.shares
     done = np.empty(S)
-    now, more = np.empty(P), np.empty(P)
+    end = np.empty(P)
+    end_with_one_more = np.empty(P)
     home = place.min()
     for p in range(P):
         path = np.ascontiguousarray(place[:, p])
-        now[p] = pipeline_s(path, home, kind_of, work, lat, occ, shares[p], depth, done)
-        more[p] = pipeline_s(path, home, kind_of, work, lat, occ, shares[p] + 1, depth, done)
+        end[p] = pipeline_s(data, path, home, shares[p], done)
+        end_with_one_more[p] = pipeline_s(data, path, home, shares[p] + 1, done)
     for _ in range(shares.sum()):
-        last, first = np.argmax(now), np.argmin(more)
-        if last == first or shares[last] == 1 or more[first] >= now[last]:
+        last = np.argmax(end)
+        first = np.argmin(end_with_one_more)
+        if last == first or shares[last] == 1 or end_with_one_more[first] >= end[last]:
             break
         shares[last] -= 1
         shares[first] += 1
         for p in (last, first):
             path = np.ascontiguousarray(place[:, p])
-            now[p] = pipeline_s(path, home, kind_of, work, lat, occ, shares[p], depth, done)
-            more[p] = pipeline_s(path, home, kind_of, work, lat, occ, shares[p] + 1, depth, done)
+            end[p] = pipeline_s(data, path, home, shares[p], done)
+            end_with_one_more[p] = pipeline_s(data, path, home, shares[p] + 1, done)
+
+
+# ---------------------------------------------------------------------------------------------------------- annealing
+
+
+class Memory(NamedTuple):
+    """room [N] bytes of each device, need [S] bytes of each stage."""
+
+    room: np.ndarray
+    need: np.ndarray
+
+
+class Placement(NamedTuple):
+    """place [S, P], and the devices that are left out."""
+
+    place: np.ndarray
+    spare: np.ndarray
 
 
 @compiled
-def may_hold(d, s, room, need):
-    return need[s] <= room[d]
+def _may_hold(memory, device, stage):
+    return memory.need[stage] <= memory.room[device]
 
 
 @compiled
-def anneal_step(
-    place,
-    spare,
-    best,
-    best_spare,
-    kind_of,
-    work,
-    lat,
-    occ,
-    per_byte,
-    sizes,
-    tied,
-    slice_bytes,
-    shares,
-    depth,
-    room,
-    need,
-    rng,
-    heat,
-    n,
-):
-    """Anneal place [S, P] by swaps of two devices, placed or spare, from temperature `heat` (a part of the step) down.
-    need [S] is each stage's memory, room [N] each device's. `best`, `best_spare` receive the best."""
-    S, P = place.shape
-    done, trial = np.empty((P, S)), np.empty((2, S))
-    longest = np.empty(P)
-    at, ends = np.empty((S, P)), np.empty(S)
-    home = place.min()  # kept while devices move: the caller estimates the result anew
+def _copy(source, target):
+    target.place[:] = source.place
+    target.spare[:] = source.spare
+
+
+@compiled
+def _swap(placement, i, p, other):
+    """Exchange the device of stage i and pipeline p with device `other`, an index into all places and then all spare
+    devices. A second call undoes it."""
+    S, P = placement.place.shape
+    old = placement.place[i, p]
+    if other >= S * P:
+        placement.place[i, p] = placement.spare[other - S * P]
+        placement.spare[other - S * P] = old
+    else:
+        placement.place[i, p] = placement.place[other // P, other % P]
+        placement.place[other // P, other % P] = old
+
+
+@compiled
+def _allowed(placement, memory, i, p, other):
+    """Whether a swap changes anything, and both stages fit into the memory of their new devices."""
+    S, P = placement.place.shape
+    if other >= S * P:
+        new = placement.spare[other - S * P]
+        return new != placement.place[i, p] and _may_hold(memory, new, i)
+    old = placement.place[i, p]
+    new = placement.place[other // P, other % P]
+    return old != new and _may_hold(memory, new, i) and _may_hold(memory, old, other // P)
+
+
+@compiled
+def anneal_step(data, memory, placement, best, rng, heat, n_moves):
+    """Anneal placement.place by swaps of two devices, placed or spare, from temperature `heat` (a part of the step)
+    down. `best` receives the best placement met and the devices that it leaves out."""
+    S, P = placement.place.shape
+    timeline = new_timeline(S, P)
+    saved_done = np.empty((2, S))
+    saved_longest = np.empty(2)
+    home = placement.place.min()  # stays where it is while devices move: the caller estimates the result again
     for p in range(P):
-        longest[p] = pipeline_s(
-            np.ascontiguousarray(place[:, p]), home, kind_of, work, lat, occ, shares[p], depth, done[p]
-        )
-    step, cost = close_step(
-        place, home, kind_of, work, lat, per_byte, sizes, tied, slice_bytes, done, at, ends, longest
-    )
+        _time_pipeline(data, placement.place, home, p, timeline)
+    step, cost = close_step(data, placement.place, home, timeline)
     best_step = step
-    best[:] = place
-    best_spare[:] = spare
+    _copy(placement, best)
     hot = heat * step
-    for k in range(n):
-        temperature = hot * (1.0 - k / n) + 1e-9
-        i, p = below(rng, S), below(rng, P)
-        other = below(rng, S * P + spare.shape[0])
-        outside = other >= S * P
-        j, q = (i, p) if outside else (other // P, other % P)
-        d = place[i, p]
-        e = spare[other - S * P] if outside else place[j, q]
-        if d == e or not may_hold(e, i, room, need) or (not outside and not may_hold(d, j, room, need)):
+    for k in range(n_moves):
+        temperature = hot * (1.0 - k / n_moves) + 1e-9
+        i = below(rng, S)
+        p = below(rng, P)
+        other = below(rng, S * P + placement.spare.shape[0])
+        if not _allowed(placement, memory, i, p, other):
             continue
-        place[i, p] = e
-        if outside:
-            spare[other - S * P] = d
-        else:
-            place[j, q] = d
-        old_p, old_q = longest[p], longest[q]
-        trial[0], trial[1] = done[p], done[q]
-        longest[p] = pipeline_s(
-            np.ascontiguousarray(place[:, p]), home, kind_of, work, lat, occ, shares[p], depth, done[p]
-        )
+        q = p if other >= S * P else other % P
+        for slot, pipeline in enumerate((p, q)):
+            saved_done[slot] = timeline.done[pipeline]
+            saved_longest[slot] = timeline.longest[pipeline]
+        _swap(placement, i, p, other)
+        _time_pipeline(data, placement.place, home, p, timeline)
         if q != p:
-            longest[q] = pipeline_s(
-                np.ascontiguousarray(place[:, q]), home, kind_of, work, lat, occ, shares[q], depth, done[q]
-            )
-        step, new = close_step(
-            place, home, kind_of, work, lat, per_byte, sizes, tied, slice_bytes, done, at, ends, longest
-        )
-        if new <= cost - temperature * np.log(1.0 - unit(rng)):
-            cost = new
+            _time_pipeline(data, placement.place, home, q, timeline)
+        step, new_cost = close_step(data, placement.place, home, timeline)
+        if new_cost <= cost - temperature * np.log(1.0 - unit(rng)):
+            cost = new_cost
             if step < best_step:
                 best_step = step
-                best[:] = place
-                best_spare[:] = spare
+                _copy(placement, best)
             continue
-        done[q], longest[q] = trial[1], old_q
-        done[p], longest[p] = trial[0], old_p
-        place[i, p] = d
-        if outside:
-            spare[other - S * P] = e
-        else:
-            place[j, q] = e
+        for slot, pipeline in enumerate((p, q)):
+            timeline.done[pipeline] = saved_done[slot]
+            timeline.longest[pipeline] = saved_longest[slot]
+        _swap(placement, i, p, other)

@@ -11,20 +11,18 @@ import numpy as np
 
 from jaxdt.spec.errors import BadInput
 from planner.model.problem import exchange_s, mean_links
-from planner.search.incumbent import Board, Limits
+from planner.search.incumbent import Budget, Incumbent
 from planner.step_time.search import (
-    BY_COST,
-    Outcome,
-    Start,
+    Candidate,
+    StepSolution,
     anneal_all,
-    layouts_of,
+    regular_placements,
     search_by_cost,
     simulate_some,
-    sizes_of_shape,
-    tuned,
+    tune_all,
 )
-from planner.step_time.tune import FEW_GROWTHS, Layout
-from planner.step_time.workload import Job, refuse_memory
+from planner.step_time.tune import FEW_DEPTH_GROWTHS, Layout
+from planner.step_time.workload import StepWorkload, refuse_memory
 
 SCREEN_END, COMM_END, ANNEAL_END = 0.25, 0.5, 0.8  # parts of the time limit when a phase must be over
 N_SHAPES = 3
@@ -33,8 +31,8 @@ SMALLER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.25)  # parts of the most pipelines th
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
-    """A number of stages on some devices, and no plan's step is below bound_s."""
+class PlanShape:
+    """A number of stages on some devices, and the bound below which no plan's step is."""
 
     n_stages: int
     devices: np.ndarray
@@ -45,153 +43,163 @@ class Shape:
         return len(self.devices) // self.n_stages
 
 
-def rankings(job: Job) -> list[np.ndarray]:
-    """Devices in the order in which they are kept: fast before slow ones, and near before far ones."""
-    alpha_s, beta = mean_links(job.network)
-    far_s = np.median(exchange_s(alpha_s, beta, job.boundary_bytes), axis=1)
-    slow_s = np.array([job.seconds(kind, 0, job.n_layers)["B"] for kind in job.kinds])[job.kind_of]
-    room = np.array(job.memory_bytes)
+def device_rankings(workload: StepWorkload) -> list[np.ndarray]:
+    """Orders in which devices are chosen: the fastest first, the nearest first, and those with most memory first."""
+    alpha_s, beta = mean_links(workload.network)
+    far_s = np.median(exchange_s(alpha_s, beta, workload.boundary_bytes), axis=1)
+    slow_s = workload.backward_s()
+    room = np.array(workload.memory_bytes)
     keys = [(far_s, slow_s), (slow_s, far_s), (far_s, -room)]
     orders = [np.lexsort(key) for key in keys]
     return [o for i, o in enumerate(orders) if not any((o == before).all() for before in orders[:i])]
 
 
-def shapes(job: Job, n_stages: int | None, n_pipelines: int | None) -> list[Shape]:
-    """All shapes to look at, the most promising bound first."""
-    n = job.network.n_devices
-    found = []
-    for stages in [n_stages] if n_stages else range(1, min(n, len(job.cuts) - 1) + 1):
-        most = min(n // stages, job.n_microbatches)
+def plan_shapes(workload: StepWorkload, n_stages: int | None, n_pipelines: int | None) -> list[PlanShape]:
+    """All shapes to look at, the most promising bound first; None stands for auto."""
+    n = workload.network.n_devices
+    shapes = []
+    for stages in [n_stages] if n_stages else range(1, min(n, len(workload.cuts) - 1) + 1):
+        most = min(n // stages, workload.n_microbatches)
         counts = set(range(1, FEW_PIPELINES + 1)) | {int(most * part) for part in SMALLER}
         counts = {n_pipelines} if n_pipelines else counts
         for pipelines in sorted(count for count in counts if 0 < count <= most):
             seen = set()
-            for order in rankings(job):
+            for order in device_rankings(workload):
                 devices = np.sort(order[: stages * pipelines])
                 if devices.tobytes() not in seen:
                     seen.add(devices.tobytes())
-                    found.append(Shape(stages, devices, bound_s(job, stages, pipelines)))
-    return sorted(found, key=lambda shape: (shape.bound_s, -len(shape.devices)))
+                    shapes.append(PlanShape(stages, devices, bound_s(workload, stages, pipelines)))
+    return sorted(shapes, key=lambda shape: (shape.bound_s, -len(shape.devices)))
 
 
-def bound_s(job: Job, n_stages: int, n_pipelines: int) -> float:
+def bound_s(workload: StepWorkload, n_stages: int, n_pipelines: int) -> float:
     """No step is shorter: a stage's microbatches cannot take less than an even part of the model on the fastest kind,
     and a gradient crosses a link twice."""
-    model, share = job.profile.model, math.ceil(job.n_microbatches / n_pipelines)
-    computing_s = share * job.scale_s() / n_stages
+    share = math.ceil(workload.n_microbatches / n_pipelines)
+    computing_s = share * workload.scale_s() / n_stages
     if n_pipelines == 1:
         return computing_s
-    links = job.s_per_byte[~np.eye(job.network.n_devices, dtype=bool)]
-    return computing_s + 8.0 * model.n_params / n_stages / n_pipelines * float(links.min())
+    links = workload.s_per_byte[~np.eye(workload.network.n_devices, dtype=bool)]
+    return computing_s + 8.0 * workload.profile.model.n_params / n_stages / n_pipelines * float(links.min())
 
 
-def screen(job: Job, candidates: list[Shape], board: Board) -> list[tuple[Shape, Start]]:
+def screen(workload: StepWorkload, shapes: list[PlanShape], incumbent: Incumbent) -> list[tuple[PlanShape, Candidate]]:
     """The best layout of every shape whose bound is below the best estimate, best first, while time lasts."""
-    end_s = SCREEN_END * (board.limits.time_s or math.inf)
-    found: list[tuple[Shape, Start]] = []
+    end_s = SCREEN_END * (incumbent.budget.time_s or math.inf)
+    screened: list[tuple[PlanShape, Candidate]] = []
     best_s = math.inf
-    for shape in candidates:
-        if shape.bound_s >= best_s or (found and (board.interrupted or board.elapsed_s > end_s)):
+    for shape in shapes:
+        if shape.bound_s >= best_s or (screened and (incumbent.interrupted or incumbent.elapsed_s > end_s)):
             continue
-        starts = tuned(job, layouts_of(job, shape.devices, shape.n_stages), growths=FEW_GROWTHS)
-        if starts:
-            found.append((shape, starts[0]))
-            best_s = min(best_s, starts[0].layout.step_s)
-            board.offer(starts[0].layout.placement, starts[0].layout.step_s)
-    return sorted(found, key=lambda pair: pair[1].layout.step_s)
+        placements = regular_placements(workload, shape.devices, shape.n_stages)
+        candidates = tune_all(workload, placements, FEW_DEPTH_GROWTHS)
+        if candidates:
+            layout = candidates[0].layout
+            screened.append((shape, candidates[0]))
+            best_s = min(best_s, layout.step_s)
+            incumbent.offer(layout.placement, layout.step_s)
+    return sorted(screened, key=lambda pair: pair[1].layout.step_s)
 
 
-def distinct(found: list[tuple[Shape, Start]]) -> list[Shape]:
-    """The best few shapes; different devices of one size are one shape, swaps get from one to the other."""
-    kept: dict[tuple[int, int], Shape] = {}
-    for shape, _ in found:
-        kept.setdefault((shape.n_stages, shape.n_pipelines), shape)
-    return list(kept.values())[:N_SHAPES]
+def distinct(screened: list[tuple[PlanShape, Candidate]]) -> list[PlanShape]:
+    """The best few shapes. Shapes of one size on different devices count as one: swaps get from one to the other."""
+    by_size: dict[tuple[int, int], PlanShape] = {}
+    for shape, _ in screened:
+        by_size.setdefault((shape.n_stages, shape.n_pipelines), shape)
+    return list(by_size.values())[:N_SHAPES]
 
 
 def search_shapes(
-    job: Job, n_stages: int | None, n_pipelines: int | None, board: Board, solver: str, seed: int
-) -> Outcome:
+    workload: StepWorkload,
+    n_stages: int | None,
+    n_pipelines: int | None,
+    incumbent: Incumbent,
+    solver: str,
+    seed: int,
+) -> StepSolution:
     """The best plan of any shape; None stands for auto."""
-    candidates = shapes(job, n_stages, n_pipelines)
-    if not candidates:
+    shapes = plan_shapes(workload, n_stages, n_pipelines)
+    if not shapes:
         raise BadInput(
             f"--stages, --pipelines: got {n_stages or 'auto'} and {n_pipelines or 'auto'}, expected at most "
-            f"{job.network.n_devices} devices in all, at most {len(job.cuts) - 1} stages and "
-            f"at most {job.n_microbatches} pipelines, one for each microbatch"
+            f"{workload.network.n_devices} devices in all, at most {len(workload.cuts) - 1} stages and "
+            f"at most {workload.n_microbatches} pipelines, one for each microbatch"
         )
-    found = screen(job, candidates, board)
-    if not found:
-        refuse_memory(job, max(shape.n_stages for shape in candidates))
-    chosen = distinct(found)
-    starts = [start for _, start in found[: 2 * N_SHAPES]]
-    solutions = {}
+    screened = screen(workload, shapes, incumbent)
+    if not screened:
+        refuse_memory(workload, max(shape.n_stages for shape in shapes))
+    chosen = distinct(screened)
+    candidates = [candidate for _, candidate in screened[: 2 * N_SHAPES]]
+    searches = {}
     for k, shape in enumerate(chosen):
-        solution, others = search_by_cost(
-            job, shape.devices, shape.n_stages, board, _limits(board, len(chosen) - k), solver, seed
-        )
-        solutions[shape.n_stages, shape.n_pipelines] = solution, shape.devices
-        placements = [(BY_COST, solution.placement), *((f"{BY_COST}, other", other) for other in others)]
-        starts += tuned(job, placements + layouts_of(job, shape.devices, shape.n_stages))[:N_SHAPES]
-    starts.sort(key=lambda start: start.layout.step_s)
-    annealed = anneal_all(job, _best_of_each(starts), board, ANNEAL_END * (board.limits.time_s or 0.0), seed)
-    finalists = simulate_some(job, _with_everybody(job, annealed, starts), board)
-    shape = finalists[0].layout.shape
-    solution, devices = solutions.get(shape) or next(iter(solutions.values()))
-    return Outcome(finalists, solution, devices, sizes_of_shape(job, *solution.placement.shape))
+        budget = _shape_budget(incumbent, len(chosen) - k)
+        by_cost = search_by_cost(workload, shape.devices, shape.n_stages, incumbent, budget, solver, seed)
+        searches[shape.n_stages, shape.n_pipelines] = by_cost
+        regular = regular_placements(workload, shape.devices, shape.n_stages)
+        candidates += tune_all(workload, by_cost.placements + regular)[:N_SHAPES]
+    candidates.sort(key=lambda candidate: candidate.layout.step_s)
+    end_s = ANNEAL_END * (incumbent.budget.time_s or 0.0)
+    annealed = anneal_all(workload, _best_of_each_shape(candidates), incumbent, end_s, seed)
+    finalists = simulate_some(workload, _simulation_order(workload, annealed, candidates), incumbent)
+    by_cost = searches.get(finalists[0].layout.shape) or next(iter(searches.values()))
+    return StepSolution(finalists, by_cost)
 
 
-def _limits(board: Board, n_left: int) -> Limits:
+def _shape_budget(incumbent: Incumbent, n_left: int) -> Budget:
     """An equal part of the phase's time for each shape that is left."""
-    if board.limits.time_s is None:
-        return board.limits
-    return Limits(max(0.05, (COMM_END * board.limits.time_s - board.elapsed_s) / n_left), board.limits.evaluations)
+    budget = incumbent.budget
+    if budget.time_s is None:
+        return budget
+    return Budget(max(0.05, (COMM_END * budget.time_s - incumbent.elapsed_s) / n_left), budget.evaluations)
 
 
-def _best_of_each(starts: list[Start]) -> list[Start]:
-    """One start of each shape first, then the others; both best first."""
-    first: dict[tuple[int, int], Start] = {}
-    for start in starts:
-        first.setdefault(start.layout.shape, start)
+def _best_of_each_shape(candidates: list[Candidate]) -> list[Candidate]:
+    """One candidate of each shape first, then the others; both best first."""
+    first: dict[tuple[int, int], Candidate] = {}
+    for candidate in candidates:
+        first.setdefault(candidate.layout.shape, candidate)
     heads = list(first.values())
-    return heads + [start for start in starts if all(start is not head for head in heads)]
+    return heads + [candidate for candidate in candidates if all(candidate is not head for head in heads)]
 
 
-def _with_everybody(job: Job, annealed: list[Start], starts: list[Start]) -> list[Start]:
-    """What to simulate: the best two, and if they leave devices out the best that uses all, for comparison."""
-    everybody = [start for start in [*annealed, *starts] if start.layout.placement.size == job.network.n_devices]
-    chosen = [annealed[0], *everybody[:1], *annealed[1:]]
-    return list({id(start.layout): start for start in chosen}.values())
+def _simulation_order(
+    workload: StepWorkload, annealed: list[Candidate], candidates: list[Candidate]
+) -> list[Candidate]:
+    """Candidates to simulate: the best first, then, if it leaves devices out, the best that uses all, for
+    comparison."""
+    n_devices = workload.network.n_devices
+    using_all = [c for c in [*annealed, *candidates] if c.layout.placement.size == n_devices]
+    order = [annealed[0], *using_all[:1], *annealed[1:]]
+    return list({id(candidate.layout): candidate for candidate in order}.values())
 
 
-def reasons(job: Job, layout: Layout) -> list[str]:
-    """Why each device that is left out is left out, in words."""
+def reasons(workload: StepWorkload, layout: Layout) -> list[str]:
+    """One line for each device that is left out: its name and why."""
     used = layout.placement.ravel()
-    alpha_s, beta = mean_links(job.network)
-    hop_s = exchange_s(alpha_s, beta, job.boundary_bytes)
-    speed_s = np.array([job.seconds(kind, 0, job.n_layers)["B"] for kind in job.kinds])[job.kind_of]
-    usual_s, usual_hop_s = np.median(speed_s[used]), np.median(np.median(hop_s[np.ix_(used, used)], axis=1))
-    found = []
+    alpha_s, beta = mean_links(workload.network)
+    hop_s = exchange_s(alpha_s, beta, workload.boundary_bytes)
+    speed_s = workload.backward_s()
+    usual_s = np.median(speed_s[used])
+    usual_hop_s = np.median(np.median(hop_s[np.ix_(used, used)], axis=1))
+    lines = []
     for d in layout.spare:
-        slower, farther = speed_s[d] / usual_s, np.median(hop_s[d, used]) / max(usual_hop_s, 1e-12)
+        slower = speed_s[d] / usual_s
+        farther = np.median(hop_s[d, used]) / max(usual_hop_s, 1e-12)
         traits = []
         if slower > 1.1:
             traits.append(f"computes {slower:.1f} times slower than the others")
         if farther > 1.1:
             traits.append(f"its links take {farther:.1f} times longer")
-        if job.memory_bytes[d] < min(job.memory_bytes[u] for u in used):
-            traits.append(f"has only {job.memory_bytes[d] / 1e9:.1f} GB")
-        rest = (
-            "does not fill another pipeline"
-            if len(layout.spare) < layout.shape[0]
-            else "would only add to the exchange"
-        )
-        why = " and ".join(traits) or rest
-        found.append(f"{job.network.devices[d].name}: {why}")
-    return found
+        if workload.memory_bytes[d] < min(workload.memory_bytes[u] for u in used):
+            traits.append(f"has only {workload.memory_bytes[d] / 1e9:.1f} GB")
+        if not traits and len(layout.spare) < layout.shape[0]:
+            traits = ["does not fill another pipeline"]
+        why = " and ".join(traits) or "would only add to the exchange"
+        lines.append(f"{workload.network.devices[d].name}: {why}")
+    return lines
 
 
-def without_spares(outcome: Outcome, n_devices: int) -> float | None:
+def step_s_with_all(solution: StepSolution, n_devices: int) -> float | None:
     """Simulated step of the best finalist that uses every device, if one was simulated."""
-    whole = [f.step_s for f in outcome.finalists if f.layout.placement.size == n_devices]
-    return min(whole, default=None)
+    steps_s = [f.step_s for f in solution.finalists if f.layout.placement.size == n_devices]
+    return min(steps_s, default=None)

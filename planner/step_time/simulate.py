@@ -1,4 +1,4 @@
-"""A layout's step under the simulator: the run's own machines, virtual time, the network's directed links."""
+"""The step of a layout under the simulator: the machines of a run, in virtual time, on the network's directed links."""
 
 import math
 
@@ -7,45 +7,45 @@ from jaxdt.spec.config import NetConfig, RunConfig, SyncConfig, TrainConfig
 from jaxdt.spec.plan import Plan, even_shares
 from planner.model.problem import MISSING_S
 from planner.step_time.tune import Layout, estimate_s
-from planner.step_time.workload import Job
+from planner.step_time.workload import StepWorkload
 
-MOST_WORKS = 4096
+MAX_WORKS = 4096
 N_STEPS = 2
-SLICES_PER_SHARD, MOST_SLICES = 8, 20_000
-RARE = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # heartbeats cost time here and change no step
+SLICES_PER_SHARD, MAX_SLICES = 8, 20_000
+NO_HEARTBEATS = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # they take time to simulate and change no step
 
 
-def plan_of_layout(job: Job, layout: Layout, shares: tuple[int, ...] | None = None) -> Plan:
-    """The plan that would run."""
-    in_flight = layout.depth if job.schedule == "1f1b" else None
+def plan_of_layout(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | None = None) -> Plan:
+    """The plan of a layout, with other shares than the layout's if given."""
+    in_flight = layout.depth if workload.schedule == "1f1b" else None
     return Plan(
-        n_layers=job.n_layers,
+        n_layers=workload.n_layers,
         stages=layout.stages,
         placement=tuple(tuple(int(d) for d in row) for row in layout.placement),
         shares=shares or layout.shares,
-        schedule=job.schedule,
+        schedule=workload.schedule,
         in_flight=in_flight,
-        codec=(job.codec,) * (len(layout.stages) - 1),
-        devices=tuple(device.name for device in job.network.devices),
+        codec=(workload.codec,) * (len(layout.stages) - 1),
+        devices=tuple(device.name for device in workload.network.devices),
     )
 
 
-def simulated_s(job: Job, layout: Layout) -> float:
-    """Seconds of a step. Beyond MOST_WORKS forwards and backwards the simulator runs fewer microbatches, still enough
-    to fill the pipelines, and the estimate's difference is added: its recurrence is the simulator's. Infinite over a
-    link that does not exist, where a simulation would never end."""
+def simulated_s(workload: StepWorkload, layout: Layout) -> float:
+    """Seconds of a step. Beyond MAX_WORKS forwards and backwards the simulator runs fewer microbatches, still enough to
+    fill the pipelines, and the difference that the estimate predicts is added. Infinite for a layout that uses a
+    missing link, where a simulation would never end."""
     if layout.step_s >= MISSING_S:
         return math.inf
-    shares = fewer(layout)
-    plan = plan_of_layout(job, layout, shares)
-    rest_s = 0.0 if shares == layout.shares else layout.step_s - estimate_s(job, layout, shares)
-    return rest_s + predict_step_s(_config(job, layout), plan, _conditions(job, plan), N_STEPS)
+    shares = fewer_microbatches(layout)
+    plan = plan_of_layout(workload, layout, shares)
+    rest_s = 0.0 if shares == layout.shares else layout.step_s - estimate_s(workload, layout, shares)
+    return rest_s + predict_step_s(_config(workload, layout), plan, _conditions(workload, plan), N_STEPS)
 
 
-def fewer(layout: Layout) -> tuple[int, ...]:
+def fewer_microbatches(layout: Layout) -> tuple[int, ...]:
     """The layout's shares, or smaller ones in proportion to them."""
     n_stages, n_pipelines = layout.shape
-    most = max(MOST_WORKS // (2 * n_stages), n_pipelines * (layout.depth[0] + 2))
+    most = max(MAX_WORKS // (2 * n_stages), n_pipelines * (layout.depth[0] + 2))
     total = sum(layout.shares)
     if total <= most:
         return layout.shares
@@ -54,28 +54,30 @@ def fewer(layout: Layout) -> tuple[int, ...]:
     return tuple(max(1, round(share * most / total)) for share in layout.shares)
 
 
-def _config(job: Job, layout: Layout) -> RunConfig:
-    """Slices as large as the exchange allows without changing its time much: each costs events."""
-    profile = job.profile
-    sizes, tied = job.gradient_bytes(layout.stages)
+def _config(workload: StepWorkload, layout: Layout) -> RunConfig:
+    """The run's config, with slices as large as the exchange allows without changing its time much: each slice costs
+    events."""
+    profile = workload.profile
+    gradient_bytes, tied_bytes = workload.gradient_bytes(layout.stages)
     n_stages, n_pipelines = layout.shape
-    shard = max(float(sizes.max()), tied) / n_pipelines
-    n_slices = min(SLICES_PER_SHARD, max(1, MOST_SLICES // (2 * n_stages * n_pipelines**2)))
+    shard_bytes = max(float(gradient_bytes.max()), tied_bytes) / n_pipelines
+    n_slices = min(SLICES_PER_SHARD, max(1, MAX_SLICES // (2 * n_stages * n_pipelines**2)))
     return RunConfig(
         model=profile.model,
         train=TrainConfig(microbatch_size=profile.microbatch_size),
-        sync=SyncConfig(slice_bytes=max(SyncConfig().slice_bytes, round(shard / n_slices))),
-        net=RARE,
-        codec=job.codec,
+        sync=SyncConfig(slice_bytes=max(SyncConfig().slice_bytes, round(shard_bytes / n_slices))),
+        net=NO_HEARTBEATS,
+        codec=workload.codec,
         dtype=profile.dtype,
         remat=profile.remat,
     )
 
 
-def _conditions(job: Job, plan: Plan) -> Conditions:
-    """Every device computes by itself; the coordinator sits beside the first peer."""
+def _conditions(workload: StepWorkload, plan: Plan) -> Conditions:
+    """Every device is a host of its own, and the coordinator sits beside the first peer."""
     seconds = {}
     for (lo, hi), row in zip(plan.stages, plan.placement, strict=True):
-        seconds |= {d: job.seconds(job.network.devices[d].kind, lo, hi) for d in row}
+        seconds |= {d: workload.seconds(workload.network.devices[d].kind, lo, hi) for d in row}
     host_of = {peer: f"device{peer}" for peer in plan.peers}
-    return Conditions(seconds, device_links(job.network, min(plan.peers)), host_of, dict.fromkeys(host_of.values(), 1))
+    links = device_links(workload.network, min(plan.peers))
+    return Conditions(seconds, links, host_of, dict.fromkeys(host_of.values(), 1))

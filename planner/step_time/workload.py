@@ -1,28 +1,41 @@
-"""One training step on a network's devices: what each would need for which layers, in seconds and bytes.
+"""One training step on a network's devices: what each device would need for which layers, in seconds and bytes.
 
-This is what `--objective step_time` knows beyond Eq. 1-4: speeds, memory, directed links, codec, microbatches.
+These are the data of `--objective step_time` beyond Eq. 1-4: speeds, memory, directed links, codec, microbatches.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.memory import FLOAT_BYTES, stage_memory_bytes
 from jaxdt.spec.network import Network
+from jaxdt.spec.plan import even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
-from planner.model.layers import Ranges, cut_points, parameter_load, split
+from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
+from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
 from planner.model.problem import MISSING_S
 
 
+class CommBytes(NamedTuple):
+    """The sizes of Eq. 1-4: gradients of the largest stage, and what the busiest pipeline sends over a boundary."""
+
+    c_dp_bytes: float
+    c_pp_bytes: float
+
+
 @dataclass(frozen=True, eq=False)
-class Job:
-    """`schedule` is 1f1b or gpipe; `n_microbatches` are those of one step over all pipelines."""
+class StepWorkload:
+    """A model, the devices that may train it, and how. `schedule` is 1f1b or gpipe; `n_microbatches` are those of one
+    step over all pipelines.
+
+    Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, kind_of [N] indices
+    into them; memory_bytes [N] of the devices; latency_s and s_per_byte [N, N] of directed links; boundary_bytes of one
+    encoded tensor."""
 
     network: Network
     profile: Profile
@@ -41,56 +54,73 @@ class Job:
     _bytes: dict = field(init=False, default_factory=dict)
 
     def __post_init__(self):
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        devices, model = self.network.devices, self.profile.model
-        put("cuts", cut_points(model))
-        put("kinds", sorted({device.kind for device in devices}))
-        put("kind_of", np.array([self.kinds.index(device.kind) for device in devices]))
-        rooms = [(device.memory_bytes, self.profile.kind(device.kind).memory_bytes) for device in devices]
-        put("memory_bytes", [min((r for r in room if r is not None), default=math.inf) for room in rooms])
-        put("latency_s", np.array(self.network.latency_s))
+        devices = self.network.devices
+        kinds = sorted({device.kind for device in devices})
+        self._derive("cuts", cut_points(self.profile.model))
+        self._derive("kinds", kinds)
+        self._derive("kind_of", np.array([kinds.index(device.kind) for device in devices]))
+        limits = [(device.memory_bytes, self.profile.kind(device.kind).memory_bytes) for device in devices]
+        known = [[limit for limit in pair if limit is not None] for pair in limits]
+        self._derive("memory_bytes", [min(pair, default=math.inf) for pair in known])
+        self._derive("latency_s", np.array(self.network.latency_s))
         bandwidth = np.array(self.network.bandwidth_gbps) * 1e9 / 8
-        put("s_per_byte", np.divide(1.0, bandwidth, out=np.full_like(bandwidth, MISSING_S), where=bandwidth > 0))
-        np.fill_diagonal(self.s_per_byte, 0.0)
-        numbers = model.boundary_numbers(self.profile.microbatch_size)
-        put("boundary_bytes", codecs.wire_bytes(codecs.parse(self.codec, "--codec"), numbers, self._number_bytes))
+        s_per_byte = np.divide(1.0, bandwidth, out=np.full_like(bandwidth, MISSING_S), where=bandwidth > 0)
+        np.fill_diagonal(s_per_byte, 0.0)
+        self._derive("s_per_byte", s_per_byte)
+        n_numbers = self.profile.model.boundary_numbers(self.profile.microbatch_size)
+        spec = codecs.parse(self.codec, "--codec")
+        self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
 
-    @property
-    def _number_bytes(self) -> int:
-        return DTYPE_BYTES[self.profile.dtype]
+    def _derive(self, name: str, value):
+        object.__setattr__(self, name, value)
 
     @property
     def n_layers(self) -> int:
         return self.profile.model.n_layers
 
     def seconds(self, kind: str, lo: int, hi: int) -> dict[str, float]:
-        """Per kind of Work of a stage, with encoding and decoding at its boundaries."""
+        """Seconds of each kind of Work of layers lo..hi-1 on a kind of device, with encoding and decoding at their
+        boundaries."""
         if (kind, lo, hi) not in self._seconds:
-            found = stage_seconds(self.profile, kind, lo, hi)
+            seconds = stage_seconds(self.profile, kind, lo, hi)
             times = codec_times(self.profile, kind, self.codec)
-            before, after = lo > 0, hi < self.n_layers
-            found[FORWARD] += before * times.decode_s + after * times.encode_s
-            found[BACKWARD] += after * times.decode_s + before * times.encode_s
-            self._seconds[kind, lo, hi] = found
+            not_first = lo > 0
+            not_last = hi < self.n_layers
+            seconds[FORWARD] += not_first * times.decode_s + not_last * times.encode_s
+            seconds[BACKWARD] += not_last * times.decode_s + not_first * times.encode_s
+            self._seconds[kind, lo, hi] = seconds
         return self._seconds[kind, lo, hi]
 
+    def backward_s(self) -> np.ndarray:
+        """Seconds [N] of the whole model's backward for one microbatch on each device: how slow devices are."""
+        return np.array([self.seconds(kind, 0, self.n_layers)[BACKWARD] for kind in self.kinds])[self.kind_of]
+
     def stage_bytes(self, lo: int, hi: int, in_flight: int) -> int:
-        at = (lo, hi, in_flight)
-        if at not in self._bytes:
+        """Memory of layers lo..hi-1 with so many forwards in flight."""
+        key = (lo, hi, in_flight)
+        if key not in self._bytes:
             profile = self.profile
-            options = dict(dtype=profile.dtype, remat=profile.remat, optimizer=self.optimizer)
-            self._bytes[at] = stage_memory_bytes(profile.model, lo, hi, profile.microbatch_size, in_flight, **options)
-        return self._bytes[at]
+            self._bytes[key] = stage_memory_bytes(
+                profile.model,
+                lo,
+                hi,
+                profile.microbatch_size,
+                in_flight,
+                dtype=profile.dtype,
+                remat=profile.remat,
+                optimizer=self.optimizer,
+            )
+        return self._bytes[key]
 
     def split(self, placement: np.ndarray, depth: tuple[int, ...]) -> Ranges | None:
-        """The layer ranges whose slowest stage is fastest, each stage as fast as its slowest device and as roomy as its
-        smallest; None if no ranges fit."""
+        """The layer ranges whose slowest stage is fastest, where a stage is as fast as its slowest device and has as
+        much memory as its smallest; None if no ranges fit."""
         kinds = [{self.kinds[k] for k in self.kind_of[row]} for row in placement]
         rooms = [min(self.memory_bytes[d] for d in row) for row in placement]
 
         def load(stage: int, lo: int, hi: int) -> float:
             times = [self.seconds(kind, lo, hi) for kind in kinds[stage]]
-            return max(found[FORWARD] + found[BACKWARD] for found in times)
+            return max(seconds[FORWARD] + seconds[BACKWARD] for seconds in times)
 
         def fits(stage: int, lo: int, hi: int) -> bool:
             if rooms[stage] == math.inf:
@@ -106,7 +136,7 @@ class Job:
         return np.array(rows)
 
     def gradient_bytes(self, stages: Ranges) -> tuple[np.ndarray, float]:
-        """([S] bytes that the replicas of each stage exchange, bytes of a tied token table that the first and the last
+        """(bytes [S] that the replicas of each stage exchange, bytes of a tied token table that the first and the last
         stage exchange)."""
         model = self.profile.model
         sizes = np.array([FLOAT_BYTES * model.stage_params(lo, hi) for lo, hi in stages], dtype=float)
@@ -119,35 +149,48 @@ class Job:
 
     def scale_s(self) -> float:
         """Forward and backward of the whole model on the fastest kind for one microbatch."""
-        whole = [self.seconds(kind, 0, self.n_layers) for kind in self.kinds]
-        return min(found[FORWARD] + found[BACKWARD] for found in whole)
+        times = [self.seconds(kind, 0, self.n_layers) for kind in self.kinds]
+        return min(seconds[FORWARD] + seconds[BACKWARD] for seconds in times)
+
+    def comm_bytes(self, stages: Ranges, shares: tuple[int, ...]) -> CommBytes:
+        """The sizes of Eq. 1-4 with these layers and microbatches."""
+        c_dp_bytes = FLOAT_BYTES * max(self.profile.model.stage_params(lo, hi) for lo, hi in stages)
+        return CommBytes(float(c_dp_bytes), float(max(shares) * self.boundary_bytes))
+
+    def even_comm_bytes(self, n_stages: int, n_pipelines: int) -> CommBytes:
+        """The sizes of Eq. 1-4 with even layers and shares."""
+        return self.comm_bytes(even_split(self, n_stages), even_shares(self.n_microbatches, n_pipelines))
 
 
-def even_split(job: Job, n_stages: int) -> Ranges:
+def even_split(workload: StepWorkload, n_stages: int) -> Ranges:
     """The cut for equal devices without memory limits, which sets the sizes of Eq. 1-4 during the search."""
-    found = split(job.cuts, n_stages, parameter_load(job.profile.model), lambda stage, lo, hi: True)
-    if found is None:
+    stages = split(workload.cuts, n_stages, parameter_load(workload.profile.model), lambda stage, lo, hi: True)
+    if stages is None:
         raise BadInput(
-            f"--stages: got {n_stages} stages, expected at most {len(job.cuts) - 1}, one a layer or shared block"
+            f"--stages: got {n_stages} stages, expected at most {len(workload.cuts) - 1}, one a layer or shared block"
         )
-    return found
+    return stages
 
 
-def refuse_too_small(job: Job, n_stages: int):
-    """Before any search: not even stages of the roomiest devices could hold the model."""
-    room = max(job.memory_bytes)
-    fits = lambda stage, lo, hi: room == math.inf or job.stage_bytes(lo, hi, 1) <= room  # noqa: E731
-    even_split(job, n_stages)
-    if split(job.cuts, n_stages, parameter_load(job.profile.model), fits) is None:
-        refuse_memory(job, n_stages)
+def refuse_too_small(workload: StepWorkload, n_stages: int):
+    """Raise BadInput before any search if not even stages of the largest devices could hold the model."""
+    room = max(workload.memory_bytes)
+    even_split(workload, n_stages)
+
+    def fits(stage: int, lo: int, hi: int) -> bool:
+        return room == math.inf or workload.stage_bytes(lo, hi, 1) <= room
+
+    if split(workload.cuts, n_stages, parameter_load(workload.profile.model), fits) is None:
+        refuse_memory(workload, n_stages)
 
 
-def refuse_memory(job: Job, n_stages: int) -> NoReturn:
-    """One line: what a stage would need at least, and what there is."""
-    stages = even_split(job, n_stages)
-    need = max(job.stage_bytes(lo, hi, 1) for lo, hi in stages)
-    room = [m for m in job.memory_bytes if m < math.inf]
+def refuse_memory(workload: StepWorkload, n_stages: int) -> NoReturn:
+    """Raise BadInput with what a stage would need at least, and what there is."""
+    stages = even_split(workload, n_stages)
+    need = max(workload.stage_bytes(lo, hi, 1) for lo, hi in stages)
+    room = [limit for limit in workload.memory_bytes if limit < math.inf]
     raise BadInput(
-        f"memory_bytes: found no split of {job.n_layers} layers over {n_stages} stages that fits devices with "
-        f"{min(room) / 1e9:.2f} to {max(job.memory_bytes) / 1e9:.2f} GB; an even one needs {need / 1e9:.2f} GB a stage"
+        f"memory_bytes: found no split of {workload.n_layers} layers over {n_stages} stages that fits devices with "
+        f"{min(room) / 1e9:.2f} to {max(workload.memory_bytes) / 1e9:.2f} GB; an even one needs {need / 1e9:.2f} GB "
+        f"a stage"
     )

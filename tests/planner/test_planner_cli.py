@@ -229,9 +229,34 @@ def test_the_planner_imports_neither_jax_nor_the_runtime_and_help_imports_little
         "import sys, pkgutil, importlib, planner\n"
         "import planner.__main__\n"
         "assert not {'numpy', 'ortools', 'numba', 'matplotlib'} & set(sys.modules)\n"
-        "for m in pkgutil.iter_modules(planner.__path__):\n"
-        "    importlib.import_module('planner.' + m.name)\n"
+        "for m in pkgutil.walk_packages(planner.__path__, 'planner.'):\n"
+        "    importlib.import_module(m.name)\n"
         "bad = [m for m in sys.modules if m == 'jax' or m.startswith(('jaxdt.runtime', 'jaxdt.model'))]\n"
         "assert not bad, bad\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+WITHOUT_SOLVERS = """
+import contextlib, sys
+sys.modules.update(numba=None, ortools=None)  # importing either raises ImportError
+from planner.__main__ import main
+from planner.report.plan_file import read
+path = sys.argv[1]
+assert read(path).plan.n_stages == 4
+assert main(["explain", path]) == 0
+assert main(["compare", path, path]) == 0
+for command in ("", "solve", "explain", "bench"):
+    with contextlib.suppress(SystemExit):
+        main([*command.split(), "--help"])
+"""
+
+
+def test_help_explain_and_reading_a_plan_need_neither_numba_nor_ortools(planned):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SOLVERS, str(planned)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Slowest group: stage" in done.stdout
+    assert "0 of 16 devices" in done.stdout
+    assert "{auto,evolve,types,exact,kl,random}" in done.stdout

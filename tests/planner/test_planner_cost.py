@@ -2,7 +2,11 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +24,22 @@ from planner_cases import (
     small,
 )
 
-from planner.cost.communication import held_karp, hop_matrix, partition_s, short_path
-from planner.cost.matching import improve, lower_bound
-from planner.cost.ortools import bottleneck_matching, chain, open_path, placement_of
+from planner.cost.communication import (
+    held_karp,
+    hop_matrix,
+    improve_matching,
+    matching_floor,
+    matching_scratch,
+    partition_s,
+    short_path,
+)
+from planner.cost.placement import bottleneck_matching, match_pipelines, open_path, placement_of
 from planner.cost.reference import cost_of
+from planner.model.generate import generate
 from planner.model.problem import MISSING_S, placement_s, placement_terms, problem_of
 from planner.search import layouts
 
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK = {
     "dtfm_case1_datacenter": (2.9120, 0.5278),
     "dtfm_case2_spot": (7.2800, 42.2239),
@@ -80,7 +93,7 @@ def test_no_placement_of_the_same_groups_is_cheaper(shape, seed):
     problem = small(*shape, seed)
     placement = shuffled(problem, seed)
     assert partition_s(problem.dp_s, problem.pp_s, placement) <= placement_s(problem, placement) + 1e-12
-    assert placement_s(problem, chain(problem, placement)) <= placement_s(problem, placement) + 1e-12
+    assert placement_s(problem, match_pipelines(problem, placement)) <= placement_s(problem, placement) + 1e-12
 
 
 @quick
@@ -95,8 +108,8 @@ def test_matchings_agree_with_brute_force(n, seed, ties):
     square[:n, n:] = weights
     left, right, own = np.arange(n), np.arange(n, 2 * n), rng.permutation(n)
     square[n:, :n] = weights.T
-    floor = lower_bound(square, left, right, n)
-    assert improve(square, left, right, n, own, floor, np.empty((5, n), np.int64)) == value
+    floor = matching_floor(square, left, right)
+    assert improve_matching(square, left, right, own, floor, matching_scratch(n)) == value
     assert max(weights[np.arange(n), own]) == value
     assert floor <= value
 
@@ -147,8 +160,6 @@ def test_costs_do_not_depend_on_names_direction_or_order(shape, seed):
 @quick
 @given(SHAPES, SEEDS, st.floats(0.01, 100))
 def test_scaling_sizes_and_bandwidths_changes_nothing(shape, seed, factor):
-    from planner.model.generate import generate
-
     network = generate("jitter", shape[0] * shape[1], seed)
     wider = replace(network, bandwidth_gbps=tuple(tuple(b * factor for b in row) for row in network.bandwidth_gbps))
     placement = shuffled(small(*shape, seed), seed)
@@ -172,8 +183,6 @@ def test_a_better_link_never_costs_more(shape, seed):
 
 @pytest.mark.parametrize("kind", ["jitter", "gaming", "spot"])
 def test_the_independent_evaluator_agrees(kind):
-    from planner.model.generate import generate
-
     network = generate(kind, 24, 5)
     problem = problem_of(network, 4, 6, C_DP, C_PP)
     placement = shuffled(problem, 1)
@@ -200,3 +209,29 @@ def test_a_missing_direction_is_no_link():
     assert cost_of(network, [[0, 2], [1, 3]], 1e6, 1e6).total_s == math.inf
     assert cost_of(network, [[0, 1], [2, 3]], 1e6, 1e6).datap_s == math.inf
     assert cost_of(network, [[0, 2], [3, 1]], 1e6, 1e6).total_s < math.inf
+
+
+KERNEL = """
+from typing import NamedTuple
+from planner.cost.compiled import compiled
+
+class NAME(NamedTuple):
+    value: float
+
+@compiled
+def double(argument):
+    return 2 * argument.value
+
+print(double(NAME(21.0)))
+"""
+
+
+def test_a_cache_from_before_a_type_was_renamed_is_dropped(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    for name in ("Before", "After"):
+        (tmp_path / "kernel.py").write_text(KERNEL.replace("NAME", name))
+        command = [sys.executable, "-c", "import kernel"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "42.0\n"
+    assert list((tmp_path / "cache").rglob("*.nbi"))

@@ -6,13 +6,12 @@ from planner_cases import C_DP, C_PP, brute_optimum, case, small
 
 from planner.cost.bounds import floor_s
 from planner.model.problem import placement_s, problem_of
-from planner.search.cluster import near_equal, types_of
+from planner.search.device_types import near_equal, types_of
 from planner.search.exact import prove
-from planner.search.incumbent import Board, Limits
+from planner.search.incumbent import Budget, Incumbent
 from planner.search.layouts import rows
-from planner.search.portfolio import solve
-from planner.search.prover import climb, cp_sat, exact_types, prove_types
-from planner.search.types_sat import TypesModel
+from planner.search.solve import solve
+from planner.search.types_sat import Effort, TypesModel, bound_by_clusters, cp_sat, exact_types, prove_types
 
 SMALL = [((2, 4), 0), ((4, 2), 1), ((3, 2), 2), ((2, 3), 3), ((8, 1), 4), ((1, 8), 5), ((7, 1), 6)]
 
@@ -20,7 +19,7 @@ SMALL = [((2, 4), 0), ((4, 2), 1), ((3, 2), 2), ((2, 3), 3), ((8, 1), 4), ((1, 8
 def cp_sat_optimum(problem, pool=np.min, n_types=None):
     label = np.arange(problem.n_devices) if n_types is None else near_equal(problem, n_types)[-1]
     model = TypesModel(types_of(problem, label, pool), problem.n_stages, problem.n_pipelines)
-    result = model.solve(cp_sat(np.inf, 30.0, 0, linear=True))
+    result = model.solve(cp_sat(np.inf, Effort(True, 30.0), 0))
     assert result.proved
     return result.bound_s
 
@@ -47,15 +46,15 @@ def test_enumeration_and_cp_sat_agree_on_12_devices(shape):
 @pytest.mark.parametrize("kind", ["gaming", "random", "spot", "homogeneous"])
 def test_bounds_stay_below_the_optimum_of_16_devices(kind):
     problem = small(4, 4, 1, kind)
-    found = solve(problem, Board(Limits(None, 5_000)), "auto", 0)
-    assert found.proved
-    optimum = placement_s(problem, found.placement)
+    solution = solve(problem, Incumbent(Budget(None, 5_000)), "auto", 0)
+    assert solution.proved
+    optimum = placement_s(problem, solution.placement)
     assert 0 < floor_s(problem) <= optimum + 1e-9
     assert cp_sat_optimum(problem, np.min, 3) <= optimum + 1e-9
-    board = Board(Limits(None, 1000))
-    board.offer(rows(problem), placement_s(problem, rows(problem)))
-    climb(problem, board, lambda: np.inf, 0.3, 0)
-    assert floor_s(problem) - 1e-9 <= max(board.bound_s, floor_s(problem)) <= optimum + 1e-9
+    incumbent = Incumbent(Budget(None, 1000))
+    incumbent.offer(rows(problem), placement_s(problem, rows(problem)))
+    bound_by_clusters(problem, incumbent, lambda: np.inf, 0.3, 0)
+    assert floor_s(problem) - 1e-9 <= max(incumbent.bound_s, floor_s(problem)) <= optimum + 1e-9
 
 
 CASES = {
@@ -69,11 +68,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_paper_cases_are_proved(name):
     problem = problem_of(case(name), 8, 8, 650_000_000, 471_249_220)
-    board = Board(Limits(60.0))
-    board.offer(rows(problem), placement_s(problem, rows(problem)))
-    assert prove_types(problem, exact_types(problem), board, cp_sat(60.0, 60.0, 0, linear=True))
-    assert board.proved
-    assert board.best_s == pytest.approx(CASES[name], abs=1e-3)
+    incumbent = Incumbent(Budget(60.0))
+    incumbent.offer(rows(problem), placement_s(problem, rows(problem)))
+    assert prove_types(problem, exact_types(problem), incumbent, cp_sat(60.0, Effort(True, 60.0), 0))
+    assert incumbent.proved
+    assert incumbent.best_s == pytest.approx(CASES[name], abs=1e-3)
 
 
 def test_equal_links_are_proved_by_the_floors_alone():
@@ -84,6 +83,6 @@ def test_equal_links_are_proved_by_the_floors_alone():
 @pytest.mark.slow
 def test_case_5_is_proved():
     problem = problem_of(case("dtfm_case5_worldwide"), 8, 8, 650_000_000, 471_249_220)
-    found = solve(problem, Board(Limits(300.0)), "auto", 0)
-    assert found.proved
-    assert placement_s(problem, found.placement) == pytest.approx(49.2184, abs=1e-3)
+    solution = solve(problem, Incumbent(Budget(300.0)), "auto", 0)
+    assert solution.proved
+    assert placement_s(problem, solution.placement) == pytest.approx(49.2184, abs=1e-3)

@@ -6,19 +6,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_cases import C_DP, C_PP, brute_optimum, case, small
+from planner_cases import C_DP, C_PP, NETWORKS, brute_optimum, case, small
 
+from jaxdt.spec import plan as plans
+from jaxdt.spec.errors import BadInput
+from planner.__main__ import main
 from planner.cost.communication import partition_s
 from planner.cost.compiled import generator
+from planner.cost.placement import match_pipelines
 from planner.model.problem import placement_s, problem_of
-from planner.search.anneal import anneal
-from planner.search.cluster import interchangeable, near_equal, types_of
-from planner.search.crossover import cross, groups_of, repair
-from planner.search.evolve import renamed
-from planner.search.gain import DTFM, KERNIGHAN_LIN, improve_pass
-from planner.search.incumbent import Board, Limits
-from planner.search.portfolio import solve
-from planner.search.smooth import smooth
+from planner.search.anneal import Cooling, MoveShares, Softness, anneal, anneal_softened, devices_of
+from planner.search.base import SOLVERS, SolverEntry, solver_entry
+from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, cross, groups_of, improve_pass, repair
+from planner.search.device_types import interchangeable, near_equal, types_of
+from planner.search.evolve import relabelled
+from planner.search.incumbent import N_LOCAL_OPTIMA, Budget, Incumbent
+from planner.search.solve import solve
 
 SEEDS = st.integers(0, 10_000)
 SHAPES = st.sampled_from([(2, 4), (4, 3), (6, 2), (3, 8), (1, 5), (5, 1)])
@@ -37,7 +40,7 @@ def balanced(label, shape):
 @given(SHAPES, SEEDS)
 def test_offspring_are_balanced_partitions(shape, seed):
     one, two = labels(shape, seed), labels(shape, seed + 1)
-    child = cross(one, renamed(one, two, shape[0]), generator(seed))
+    child = cross(one, relabelled(one, two, shape[0]), generator(seed))
     repair(child, shape[0], generator(seed))
     assert balanced(child, shape)
     assert sorted(groups_of(child, shape[0]).ravel()) == list(range(shape[0] * shape[1]))
@@ -48,11 +51,11 @@ def test_offspring_are_balanced_partitions(shape, seed):
 def test_renaming_changes_names_only_and_finds_equal_partitions(shape, seed):
     one = labels(shape, seed)
     two = np.random.default_rng(seed).permutation(shape[0])[one]
-    assert (renamed(one, two, shape[0]) == one).all()
+    assert (relabelled(one, two, shape[0]) == one).all()
 
 
 @quick
-@given(SHAPES, SEEDS, st.sampled_from([DTFM, KERNIGHAN_LIN]))
+@given(SHAPES, SEEDS, st.sampled_from([DTFM_GAIN, KERNIGHAN_LIN_GAIN]))
 def test_a_pass_keeps_balance_and_undoes_what_does_not_pay(shape, seed, rule):
     problem = small(*shape, seed)
     label = labels(shape, seed)
@@ -70,7 +73,7 @@ def test_a_pass_finds_the_paper_move():
     pp_s[0, 1] = pp_s[1, 0] = pp_s[2, 3] = pp_s[3, 2] = 1.0
     np.fill_diagonal(pp_s, 0.0)
     label = np.array([0, 0, 1, 1])
-    assert improve_pass(pp_s, label, 2, DTFM) > 0
+    assert improve_pass(pp_s, label, 2, DTFM_GAIN) > 0
     assert label[0] != label[1]
     assert label[2] != label[3]
 
@@ -81,8 +84,9 @@ def test_annealing_keeps_exact_costs(shape, seed, kind):
     problem = small(*shape, seed, kind)
     place = labels((problem.n_devices, 1), seed).reshape(shape)
     best = place.copy()
-    kind_of = interchangeable(problem)
-    costs = anneal(problem.dp_s, problem.pp_s, place, best, kind_of, generator(seed), 5.0, 0.5, 3000, 0.1, 0.3)
+    costs = anneal(
+        devices_of(problem), place, best, generator(seed), Cooling(5.0, 0.5, 3000), MoveShares(reorder=0.1, runs=0.3)
+    )
     for cost, groups in zip(costs, (best, place), strict=True):
         assert sorted(groups.ravel()) == list(range(problem.n_devices))
         in_this_order = sum_of_order(problem, groups)
@@ -91,20 +95,19 @@ def test_annealing_keeps_exact_costs(shape, seed, kind):
 
 
 def sum_of_order(problem, groups):
-    from planner.cost.ortools import chain
-
-    return placement_s(problem, chain(problem, groups))
+    return placement_s(problem, match_pipelines(problem, groups))
 
 
 @quick
 @given(SHAPES, SEEDS)
-def test_smooth_annealing_ends_in_the_true_cost(shape, seed):
+def test_softened_annealing_ends_in_the_true_cost(shape, seed):
     problem = small(*shape, seed)
     place = labels((problem.n_devices, 1), seed).reshape(shape)
-    args = problem.dp_s, problem.pp_s, place, interchangeable(problem), generator(seed)
-    smooth(*args, 3.0, 0.3, 1.0, 0.0, 2000, 0.3)
+    devices = devices_of(problem)
+    bits = generator(seed)
+    anneal_softened(devices, place, bits, Cooling(3.0, 0.3, 2000), Softness(1.0, 0.0), 0.3)
     assert sorted(place.ravel()) == list(range(problem.n_devices))
-    last = smooth(*args, 0.3, 0.2, 0.0, 0.0, 500, 0.3)
+    last = anneal_softened(devices, place, bits, Cooling(0.3, 0.2, 500), Softness(0.0, 0.0), 0.3)
     assert last == pytest.approx(placement_s(problem, place))
 
 
@@ -137,9 +140,8 @@ def test_case_5_has_its_eight_cities_as_types_and_clusters():
 @pytest.mark.parametrize("solver", ["auto", "evolve", "kl", "random", "types"])
 def test_equal_seed_and_evaluations_give_equal_plans(solver):
     problem = small(4, 6, 2, "jitter")
-    runs = [
-        solve(problem, Board(Limits(None, 12_000 if solver in ("auto", "types") else 200)), solver, 3) for _ in range(2)
-    ]
+    budget = Budget(None, 12_000 if solver in ("auto", "types") else 200)
+    runs = [solve(problem, Incumbent(budget), solver, 3) for _ in range(2)]
     assert (runs[0].placement == runs[1].placement).all()
     assert runs[0].evaluations == runs[1].evaluations
     assert runs[0].bound_s == pytest.approx(runs[1].bound_s)
@@ -154,28 +156,73 @@ def optimum_of(shape):
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2), (1, 6), (6, 1), (1, 1)])
 def test_small_instances(solver, shape):
     problem = small(*shape, 7)
-    found = solve(problem, Board(Limits(None, 200 if solver in ("kl", "random") else 2000)), solver, 0)
-    cost, optimum = placement_s(problem, found.placement), optimum_of(shape)
-    assert sorted(found.placement.ravel()) == list(range(problem.n_devices))
+    solution = solve(problem, Incumbent(Budget(None, 200 if solver in ("kl", "random") else 2000)), solver, 0)
+    cost, optimum = placement_s(problem, solution.placement), optimum_of(shape)
+    assert sorted(solution.placement.ravel()) == list(range(problem.n_devices))
     assert cost >= optimum - 1e-9
-    assert found.bound_s <= optimum + 1e-9
+    assert solution.bound_s <= optimum + 1e-9
     if solver in ("auto", "exact"):
-        assert found.proved
-    if found.proved:
+        assert solution.proved
+    if solution.proved:
         assert cost == pytest.approx(optimum, abs=1e-3)
 
 
 def test_the_spot_optimum_needs_the_softened_cost():
     problem = problem_of(case("dtfm_case2_spot"), 8, 8, C_DP, C_PP)
     place = np.random.default_rng(0).permutation(64).reshape(8, 8)
-    kind_of = interchangeable(problem)
-    cost = smooth(problem.dp_s, problem.pp_s, place, kind_of, generator(0), 0.25, 0.02, 1.0, 0.0, 1_000_000, 0.2)
+    cooling = Cooling(0.25, 0.02, 1_000_000)
+    cost = anneal_softened(devices_of(problem), place, generator(0), cooling, Softness(1.0, 0.0), 0.2)
     assert cost == pytest.approx(31.6342, abs=1e-3)
 
 
 def test_stopping_returns_the_best_so_far():
     problem = small(4, 6, 2)
-    board = Board(Limits(3600.0))
-    board.stop()
-    found = solve(problem, board, "auto", 0)
-    assert sorted(found.placement.ravel()) == list(range(24))
+    incumbent = Incumbent(Budget(3600.0))
+    incumbent.stop()
+    solution = solve(problem, incumbent, "auto", 0)
+    assert sorted(solution.placement.ravel()) == list(range(24))
+
+
+def test_local_optima_do_not_depend_on_which_thread_came_first():
+    ends = [(10.0 + 0.0004 * k, k % 3, np.array([[k]])) for k in range(40)]
+    incumbents = [Incumbent(Budget(None, 1)) for _ in range(2)]
+    for incumbent, order in zip(incumbents, (ends, ends[::-1]), strict=True):
+        for cost_s, source, groups in order:
+            incumbent.add_local_optimum(groups, cost_s, source)
+    one, two = (incumbent.local_optima() for incumbent in incumbents)
+    assert one == two
+    assert [cost_s for cost_s, _ in one] == sorted(cost_s for cost_s, _ in one)
+    assert len(one) == N_LOCAL_OPTIMA
+
+
+# ----------------------------------------------------------------------------------------------------- table of solvers
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_every_entry_of_the_table_is_a_solver(name):
+    assert isinstance(solver_entry(name), SolverEntry)
+
+
+def test_a_solver_refuses_more_devices_than_it_is_for():
+    problem = small(3, 6, 0)
+    with pytest.raises(BadInput, match="exact is for at most 16 devices, got 18"):
+        solve(problem, Incumbent(Budget(None, 10)), "exact", 0)
+
+
+def offer_in_order(problem, incumbent, seed):
+    groups = np.arange(problem.n_devices).reshape(problem.n_stages, problem.n_pipelines)
+    incumbent.offer(groups, placement_s(problem, groups))
+
+
+ENTRY = SolverEntry(offer_in_order)
+
+
+def test_a_new_solver_is_one_entry_of_the_table(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(SOLVERS, "toy", __name__)
+    sizes = ["--stages", "2", "--pipelines", "2", "--c_dp_bytes", "1e6", "--c_pp_bytes", "1e6"]
+    out = tmp_path / "plan.json"
+    network = str(NETWORKS / "four_cities.json")
+    assert main(["solve", "--network", network, *sizes, "--solver", "toy", "--out", str(out)]) == 0
+    assert plans.load(out).found["solver"] == "toy"
+    assert main(["bench", network, *sizes, "--solvers", "toy", "--out", str(tmp_path)]) == 0
+    assert "| toy |" in capsys.readouterr().out

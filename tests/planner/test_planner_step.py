@@ -18,24 +18,24 @@ from jaxdt.spec.network import Device, Network
 from jaxdt.spec.profile import from_flops
 from planner.__main__ import main
 from planner.cost.compiled import generator
-from planner.model import layers
+from planner.model import layer_cuts
 from planner.model.generate import generate
-from planner.search.incumbent import Board, Limits
+from planner.search.incumbent import Budget, Incumbent
 from planner.step_time import simulate
 from planner.step_time.search import search_step
-from planner.step_time.shapes import bound_s, reasons, search_shapes, shapes, without_spares
+from planner.step_time.shapes import bound_s, plan_shapes, reasons, search_shapes, step_s_with_all
 from planner.step_time.simulate import simulated_s
 from planner.step_time.tune import estimate_s, improve, tune
-from planner.step_time.workload import Job
+from planner.step_time.workload import StepWorkload
 
 MODEL = gpt_config("small", tied_head=True)
 FLOPS = {"": 1e11, "fast": 1e11, "slow": 5e9}
 quick = settings(max_examples=8, deadline=None, derandomize=True)
 
 
-def job(network, n_microbatches=16, model=MODEL, remat="recompute", **options):
+def step_workload(network, n_microbatches=16, model=MODEL, remat="recompute", **options):
     profile = from_flops(model, 1, FLOPS, 0.5, dtype="bfloat16", remat=remat)
-    return Job(network, profile, n_microbatches, **options)
+    return StepWorkload(network, profile, n_microbatches, **options)
 
 
 def with_devices(network, **changes):
@@ -61,19 +61,19 @@ def shuffled(shape, seed):
 def test_the_estimate_is_what_the_simulator_says(shape, seed, kind):
     """Exactly for one pipeline; with replicas up to the slices of the exchange."""
     network = with_devices(generate(kind, math.prod(shape), seed), kind=lambda i: "slow" if i == 1 else "fast")
-    one = job(network)
-    layout = tune(one, shuffled(shape, seed))
+    workload = step_workload(network)
+    layout = tune(workload, shuffled(shape, seed))
     tolerance = 1e-6 if shape[1] == 1 else 0.1
-    assert simulated_s(one, layout) == pytest.approx(layout.step_s, rel=tolerance)
+    assert simulated_s(workload, layout) == pytest.approx(layout.step_s, rel=tolerance)
 
 
 def test_fewer_simulated_microbatches_give_the_same_step(monkeypatch):
-    one = job(generate("gaming", 4, 3), 120)
-    layout = tune(one, shuffled((2, 2), 0))
-    whole = simulated_s(one, layout)
-    monkeypatch.setattr(simulate, "MOST_WORKS", 64)
-    assert sum(simulate.fewer(layout)) < 60
-    assert simulated_s(one, layout) == pytest.approx(whole, rel=1e-3)
+    workload = step_workload(generate("gaming", 4, 3), 120)
+    layout = tune(workload, shuffled((2, 2), 0))
+    whole = simulated_s(workload, layout)
+    monkeypatch.setattr(simulate, "MAX_WORKS", 64)
+    assert sum(simulate.fewer_microbatches(layout)) < 60
+    assert simulated_s(workload, layout) == pytest.approx(whole, rel=1e-3)
 
 
 @quick
@@ -82,30 +82,35 @@ def test_the_split_is_the_best_of_all(n_stages, seed):
     rng = np.random.default_rng(seed)
     n_layers = 7
     speed, room = rng.uniform(1, 4, n_stages), rng.uniform(1.5, 4, n_stages)
-    load = lambda s, lo, hi: (hi - lo + 2 * (hi == n_layers)) * speed[s]  # noqa: E731
-    fits = lambda s, lo, hi: hi - lo <= room[s]  # noqa: E731
-    every = []
+
+    def load(s, lo, hi):
+        return (hi - lo + 2 * (hi == n_layers)) * speed[s]
+
+    def fits(s, lo, hi):
+        return hi - lo <= room[s]
+
+    largest_loads = []
     for inner in itertools.combinations(range(1, n_layers), n_stages - 1):
         ranges = tuple(itertools.pairwise((0, *inner, n_layers)))
         if all(fits(s, *r) for s, r in enumerate(ranges)):
-            every.append(max(load(s, *r) for s, r in enumerate(ranges)))
-    found = layers.split(list(range(n_layers + 1)), n_stages, load, fits)
-    assert (found is None) == (not every)
-    if found:
-        assert max(load(s, *r) for s, r in enumerate(found)) == min(every)
+            largest_loads.append(max(load(s, *r) for s, r in enumerate(ranges)))
+    cut = layer_cuts.split(list(range(n_layers + 1)), n_stages, load, fits)
+    assert (cut is None) == (not largest_loads)
+    if cut:
+        assert max(load(s, *r) for s, r in enumerate(cut)) == min(largest_loads)
 
 
 def test_shared_blocks_are_cut_between_their_runs():
     model = gpt_config("small", n_shared_blocks=4)
-    assert layers.cut_points(model) == [0, 2, 4, 6, 8]
+    assert layer_cuts.cut_points(model) == [0, 2, 4, 6, 8]
 
 
 def test_a_slow_device_gets_fewer_layers_and_its_pipeline_fewer_microbatches():
     network = with_devices(near(4), kind=lambda i: "slow" if i == 0 else "fast")
-    alone = tune(job(network), np.array([[1], [0], [2], [3]]))
+    alone = tune(step_workload(network), np.array([[1], [0], [2], [3]]))
     sizes = [hi - lo for lo, hi in alone.stages]
     assert sizes[1] == min(sizes) < max(sizes)
-    beside = tune(job(network), np.array([[0, 1], [2, 3]]))
+    beside = tune(step_workload(network), np.array([[0, 1], [2, 3]]))
     assert beside.shares[0] < beside.shares[1]
     assert sum(beside.shares) == 16
 
@@ -113,18 +118,18 @@ def test_a_slow_device_gets_fewer_layers_and_its_pipeline_fewer_microbatches():
 def test_slow_links_are_hidden_by_more_in_flight_and_memory_limits_that():
     network = generate("homogeneous", 4, 0)
     network = replace(network, latency_s=((0.5,) * 4,) * 4, bandwidth_gbps=((10.0,) * 4,) * 4)
-    free = job(network, 64, remat="dots")
+    free = step_workload(network, 64, remat="dots")
     column = np.arange(4)[:, None]
     layout = tune(free, column)
     assert layout.depth[0] > 4
     assert simulated_s(free, layout) < 0.7 * simulated_s(free, replace(layout, depth=(4, 3, 2, 1)))
     room = max(free.stage_bytes(lo, hi, 32) for lo, hi in layout.stages)
-    tight = job(with_devices(network, memory_bytes=lambda i: room), 64, remat="dots")
+    tight = step_workload(with_devices(network, memory_bytes=lambda i: room), 64, remat="dots")
     held = tune(tight, column)
     assert held.depth[0] < layout.depth[0]
     for (lo, hi), depth in zip(held.stages, held.depth, strict=True):
         assert tight.stage_bytes(lo, hi, depth) <= room
-    starved = job(with_devices(network, memory_bytes=lambda i: 10_000), 64)
+    starved = step_workload(with_devices(network, memory_bytes=lambda i: 10_000), 64)
     assert tune(starved, column) is None
 
 
@@ -132,58 +137,58 @@ def test_slow_links_are_hidden_by_more_in_flight_and_memory_limits_that():
 @given(st.integers(0, 99))
 def test_annealing_returns_what_its_estimate_says_and_never_a_worse_layout(seed):
     network = with_devices(generate("gaming", 9, seed), kind=lambda i: "slow" if i in (2, 5) else "fast")
-    one = job(network)
-    start = tune(one, shuffled((3, 3), seed)[:2])
-    better = improve(one, start, generator(seed), 0.02, 300)
+    workload = step_workload(network)
+    start = tune(workload, shuffled((3, 3), seed)[:2])
+    better = improve(workload, start, generator(seed), 0.02, 300)
     assert better.step_s <= start.step_s
     assert sorted([*better.placement.ravel(), *better.spare]) == list(range(9))
-    assert better.step_s == pytest.approx(estimate_s(one, better))
+    assert better.step_s == pytest.approx(estimate_s(workload, better))
 
 
-def found(network, shape=(None, None), evaluations=2000, **options):
-    one = job(network, **options)
-    board = Board(Limits(None, evaluations))
+def search(network, shape=(None, None), evaluations=2000, **options):
+    workload = step_workload(network, **options)
+    incumbent = Incumbent(Budget(None, evaluations))
     if all(shape):
-        return one, search_step(one, shape[0], board, "auto", 0)
-    return one, search_shapes(one, *shape, board, "auto", 0)
+        return workload, search_step(workload, shape[0], incumbent, "auto", 0)
+    return workload, search_shapes(workload, *shape, incumbent, "auto", 0)
 
 
 def test_a_device_that_only_slows_the_step_down_is_left_out_with_the_reason():
     network = with_devices(near(5), kind=lambda i: "slow" if i == 3 else "fast")
-    one, outcome = found(network)
-    best = outcome.finalists[0].layout
+    workload, solution = search(network)
+    best = solution.finalists[0].layout
     assert list(best.spare) == [3]
-    assert "20.0 times slower" in reasons(one, best)[0]
-    whole_s = without_spares(found(network, (5, 1))[1], 5)
-    assert outcome.finalists[0].step_s < whole_s
+    assert "20.0 times slower" in reasons(workload, best)[0]
+    whole_s = step_s_with_all(search(network, (5, 1))[1], 5)
+    assert solution.finalists[0].step_s < whole_s
 
 
 def test_a_far_device_is_left_out_with_the_reason():
     slow = tuple(tuple(1e-4 if 4 in (i, j) else 100.0 for j in range(5)) for i in range(5))
-    one, outcome = found(replace(near(5), bandwidth_gbps=slow))
-    best = outcome.finalists[0].layout
+    workload, solution = search(replace(near(5), bandwidth_gbps=slow))
+    best = solution.finalists[0].layout
     assert list(best.spare) == [4]
-    assert "its links take" in reasons(one, best)[0]
+    assert "its links take" in reasons(workload, best)[0]
 
 
 @pytest.mark.parametrize("wanted", [(2, None), (None, 2), (None, None)])
 def test_shapes_keep_what_was_asked_for_and_bounds_hold(wanted):
     network = with_devices(generate("gaming", 6, 1), kind=lambda i: "fast")
-    one = job(network, 8)
-    for shape in shapes(one, *wanted):
+    workload = step_workload(network, 8)
+    for shape in plan_shapes(workload, *wanted):
         assert wanted[0] in (None, shape.n_stages)
         assert wanted[1] in (None, shape.n_pipelines)
-        layout = tune(one, shape.devices.reshape(shape.n_pipelines, shape.n_stages).T)
-        assert bound_s(one, shape.n_stages, shape.n_pipelines) <= layout.step_s
+        layout = tune(workload, shape.devices.reshape(shape.n_pipelines, shape.n_stages).T)
+        assert bound_s(workload, shape.n_stages, shape.n_pipelines) <= layout.step_s
 
 
 def test_the_plan_of_the_shortest_step_may_cost_more_by_eq_1_to_4():
     """Two devices near each other, one of them slow: Eq. 1-4 want them in one pipeline, the step does not."""
     network = with_devices(generate("random", 8, 2), kind=lambda i: "slow" if i % 2 else "fast")
-    _, outcome = found(network, (2, 4))
-    by_cost = next(f for f in outcome.finalists if f.name == "Eq. 1-4")
-    assert outcome.finalists[0].step_s <= by_cost.step_s
-    assert outcome.finalists == sorted(outcome.finalists, key=lambda f: f.step_s)
+    _, solution = search(network, (2, 4))
+    by_cost = next(f for f in solution.finalists if f.name == "Eq. 1-4")
+    assert solution.finalists[0].step_s <= by_cost.step_s
+    assert solution.finalists == sorted(solution.finalists, key=lambda f: f.step_s)
 
 
 # ------------------------------------------------------------------------------------------------------ command line
@@ -290,5 +295,5 @@ def test_a_missing_link_is_avoided_and_refused_only_where_no_plan_can(four, tmp_
 
 def test_one_device_is_a_plan():
     network = Network((Device("only"),), ((0.0,),), ((0.0,),), "one")
-    _, outcome = found(network)
-    assert outcome.finalists[0].layout.shape == (1, 1)
+    _, solution = search(network)
+    assert solution.finalists[0].layout.shape == (1, 1)

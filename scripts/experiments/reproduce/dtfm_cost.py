@@ -6,8 +6,8 @@ from experiments.reproduce.page import table
 from jaxdt.spec.network import Network
 from planner.model.problem import placement_s, problem_of
 from planner.search import layouts
-from planner.search.incumbent import Board, Limits
-from planner.search.portfolio import solve
+from planner.search.incumbent import Budget, Incumbent
+from planner.search.solve import solve
 
 C_DP_BYTES, C_PP_BYTES = 6.5e8, 471_249_222.755  # the published scheduler's sizes
 TIME_S, N_RANDOM = 20.0, 100
@@ -24,7 +24,7 @@ def placements(network: Network, n_stages: int, n_pipelines: int, seeds) -> tupl
     """Placements by name, and the COMM-COST of block, random mean and the planner's plan, with its proven bound."""
     problem = problem_of(network, n_stages, n_pipelines, C_DP_BYTES, C_PP_BYTES)
     wide = problem_of(network, n_stages // 2, n_pipelines * 2, 2 * C_DP_BYTES, C_PP_BYTES / 2)
-    solution = solve(problem, Board(Limits(TIME_S)), "types", 0)
+    solution = solve(problem, Incumbent(Budget(TIME_S)), "types", 0)
     block = layouts.block(problem)
     found = {"planner": solution.placement, "block": block, "rows": layouts.rows(problem)}
     found["rows 4 x 16"] = layouts.rows(wide)

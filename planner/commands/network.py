@@ -14,20 +14,21 @@ COLUMNS = ("src", "dst", "latency_ms", "bandwidth_gbps")
 
 
 def from_csv(path: str) -> Network:
-    """Directed links of a CSV file. A pair measured one way counts for both, one never measured is no link. A device
-    named REGION/NAME belongs to that region."""
+    """A network from the links of a CSV file. A pair measured in one direction counts for both; a pair never measured
+    has no link. A device named REGION/NAME belongs to that region."""
     links = dict(_rows(path))
-    names = list(dict.fromkeys(end for pair in links for end in pair))
+    names = list(dict.fromkeys(name for pair in links for name in pair))
     if len(names) < 2:
         raise BadInput(f"{path}: got {len(names)} devices, expected links between at least two")
     pairs = [[links.get((a, b)) or links.get((b, a)) or (0.0, 0.0) for b in names] for a in names]
-    devices = tuple(Device(found, found.split("/")[0] if "/" in found else "") for found in names)
+    devices = tuple(Device(name, name.split("/")[0] if "/" in name else "") for name in names)
     latency_s = tuple(tuple(pair[0] / 1e3 for pair in row) for row in pairs)
-    return Network(devices, latency_s, tuple(tuple(pair[1] for pair in row) for row in pairs), Path(path).stem)
+    bandwidth_gbps = tuple(tuple(pair[1] for pair in row) for row in pairs)
+    return Network(devices, latency_s, bandwidth_gbps, Path(path).stem)
 
 
 def _rows(path: str):
-    """((src, dst), (latency_ms, bandwidth_gbps)) of every line."""
+    """Yield ((src, dst), (latency_ms, bandwidth_gbps)) for every line."""
     try:
         with open(path, newline="") as file:
             lines = list(csv.DictReader(file))
@@ -56,7 +57,7 @@ def _number(line: dict, column: str, path: str, number: int) -> float:
 
 
 def run(flags: Namespace) -> int:
-    network = from_csv(flags.csv) if flags.way == "import" else generate(flags.kind, flags.devices, flags.seed)
+    network = from_csv(flags.csv) if flags.source == "import" else generate(flags.kind, flags.devices, flags.seed)
     Path(flags.out).write_text(json.dumps(to_json(network)) + "\n")
     print(f"wrote {flags.out}: {network.n_devices} devices")
     return 0

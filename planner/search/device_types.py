@@ -1,5 +1,6 @@
-"""Types of devices: exactly interchangeable ones, and near-equal ones where every link differs."""
+"""Types of devices: sets of interchangeable ones, and clusters of near-equal ones where every link differs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,14 +9,17 @@ from planner.cost.compiled import compiled
 from planner.model.problem import Problem
 
 TINY_S = 1e-9  # a free link has no logarithm
+Members = tuple[tuple[int, ...], ...]
+Pool = Callable[[np.ndarray], float]
 
 
 @dataclass(frozen=True, eq=False)
 class Types:
-    """members[k] are the devices of type k. dp_s and pp_s [K, K] hold the cost of a pair of types (the diagonal: two
-    devices of one type). `exact` if all devices of a type have equal links, so that the matrices lose nothing."""
+    """members[k] are the devices of type k. dp_s and pp_s [K, K] hold the cost of a pair of types; their diagonals are
+    for two devices of one type. `exact` if all devices of a type have equal links, so that the matrices lose
+    nothing."""
 
-    members: tuple[tuple[int, ...], ...]
+    members: Members
     dp_s: np.ndarray
     pp_s: np.ndarray
     exact: bool
@@ -60,8 +64,9 @@ def interchangeable(problem: Problem) -> np.ndarray:
 
 
 def near_equal(problem: Problem, most: int) -> list[np.ndarray]:
-    """labels[k - 1][d] of k clusters, for k = 1..most: repeatedly merge the two clusters whose devices differ least, by
-    the mean over all others of the relative difference of hop costs, plus that of their own link (average linkage)."""
+    """labels[k - 1][d] of k clusters, for k = 1..most. Average linkage: repeatedly merge the two clusters that differ
+    least. The distance of two devices is the mean relative difference of their hop costs to all others, plus an N-th of
+    the logarithm of their own hop cost."""
     n = problem.n_devices
     log_cost = np.log(np.maximum(problem.pp_s, TINY_S))
     np.fill_diagonal(log_cost, 0.0)
@@ -73,18 +78,20 @@ def near_equal(problem: Problem, most: int) -> list[np.ndarray]:
     for _ in range(n - 1):
         i, j = sorted(np.unravel_index(np.argmin(distance), distance.shape))
         merged = (weight[i] * distance[i] + weight[j] * distance[j]) / (weight[i] + weight[j])
-        distance[i], distance[:, i] = merged, merged
-        distance[j], distance[:, j] = np.inf, np.inf
+        distance[i] = merged
+        distance[:, i] = merged
+        distance[j] = np.inf
+        distance[:, j] = np.inf
         distance[i, i] = np.inf
         weight[i] += weight[j]
         label[label == j] = i
         labels.append(label.copy())
-    return [np.unique(found, return_inverse=True)[1] for found in labels[: -most - 1 : -1]]
+    return [np.unique(merged, return_inverse=True)[1] for merged in labels[: -most - 1 : -1]]
 
 
-def types_of(problem: Problem, label: np.ndarray, pool=np.mean) -> Types:
-    """Types from labels; `pool` joins the costs of all pairs of two types: np.min keeps lower bounds valid for devices,
-    np.mean estimates."""
+def types_of(problem: Problem, label: np.ndarray, pool: Pool = np.mean) -> Types:
+    """Types from labels. `pool` joins the costs of all pairs of two types: np.mean estimates, and np.min keeps lower
+    bounds for types valid for devices."""
     members = tuple(tuple(int(d) for d in np.flatnonzero(label == k)) for k in range(label.max() + 1))
     dp_s, pp_s = (_pooled(matrix, members, pool) for matrix in (problem.dp_s, problem.pp_s))
     spread = max(_spread(matrix, members) for matrix in (problem.dp_s, problem.pp_s))
@@ -98,9 +105,9 @@ def _pairs(matrix: np.ndarray, a: tuple[int, ...], b: tuple[int, ...]) -> np.nda
     return block[~np.eye(len(a), dtype=bool)] if len(a) > 1 else np.zeros(1)
 
 
-def _pooled(matrix: np.ndarray, members: tuple[tuple[int, ...], ...], pool) -> np.ndarray:
+def _pooled(matrix: np.ndarray, members: Members, pool: Pool) -> np.ndarray:
     return np.array([[pool(_pairs(matrix, a, b)) for b in members] for a in members])
 
 
-def _spread(matrix: np.ndarray, members: tuple[tuple[int, ...], ...]) -> float:
+def _spread(matrix: np.ndarray, members: Members) -> float:
     return max(float(np.ptp(_pairs(matrix, a, b))) for a in members for b in members)

@@ -1,21 +1,24 @@
-"""Matching and routing with OR-Tools, and a partition's placement: what enters a population and what is emitted."""
+"""From a partition to a placement: matchings (Eq. 3) and the stage order (Eq. 4) by OR-Tools.
+
+A partition says which devices form a group; a placement [S, P] also says in which order the groups are stages and which
+devices of two neighbouring stages belong to one pipeline.
+"""
 
 import numpy as np
 from ortools.graph.python import linear_sum_assignment
 from ortools.sat.python import cp_model
 
 from planner.cost.communication import hop_matrix, short_path
-from planner.model.problem import Problem
-from planner.search.types_sat import PER_SECOND
+from planner.model.problem import MICROSECONDS, Problem
 
-CIRCUIT_LIMIT = 0.5
+CIRCUIT_WORK = 0.5  # CP-SAT's deterministic time, some seconds of one core
 
 
 def _perfect(weights: np.ndarray, limit: float) -> np.ndarray | None:
     """The perfect matching of least sum over weights <= limit (row -> column), or None."""
     solver = linear_sum_assignment.SimpleLinearSumAssignment()
     rows, columns = np.nonzero(weights <= limit)
-    costs = np.round(weights[rows, columns] * PER_SECOND).astype(np.int64)
+    costs = np.round(weights[rows, columns] * MICROSECONDS).astype(np.int64)
     solver.add_arcs_with_cost(rows, columns, costs)
     if len(set(rows.tolist())) < len(weights) or solver.solve() != solver.OPTIMAL:
         return None
@@ -25,16 +28,16 @@ def _perfect(weights: np.ndarray, limit: float) -> np.ndarray | None:
 def bottleneck_matching(weights: np.ndarray) -> tuple[float, np.ndarray]:
     """(value, row -> column) of Eq. 3: the smallest threshold with a perfect matching, found by binary search over
     the distinct weights [P, P]; among its matchings the one of least sum."""
-    steps = np.unique(weights)
-    low = int(np.searchsorted(steps, max(weights.min(axis=0).max(), weights.min(axis=1).max())))
-    high = len(steps) - 1
+    thresholds = np.unique(weights)
+    low = int(np.searchsorted(thresholds, max(weights.min(axis=0).max(), weights.min(axis=1).max())))
+    high = len(thresholds) - 1
     while low < high:
         middle = (low + high) // 2
-        if _perfect(weights, steps[middle]) is None:
+        if _perfect(weights, thresholds[middle]) is None:
             low = middle + 1
         else:
             high = middle
-    return float(steps[low]), _perfect(weights, steps[low])
+    return float(thresholds[low]), _perfect(weights, thresholds[low])
 
 
 def open_path(edge: np.ndarray) -> list[int]:
@@ -46,33 +49,35 @@ def open_path(edge: np.ndarray) -> list[int]:
     start = np.empty(n, np.int64)
     short_path(edge, start)
     model = cp_model.CpModel()
-    arcs, following = [], {a: b for a, b in zip(start, start[1:], strict=False)} | {start[-1]: n, n: start[0]}
-    costs = np.round(edge * PER_SECOND).astype(np.int64)
+    successor = {a: b for a, b in zip(start, start[1:], strict=False)} | {start[-1]: n, n: start[0]}
+    costs = np.round(edge * MICROSECONDS).astype(np.int64)
+    arcs = []
     for a in range(n + 1):
         for b in range(n + 1):
             if a != b:
                 used = model.new_bool_var("")
-                model.add_hint(used, bool(following[a] == b))
+                model.add_hint(used, bool(successor[a] == b))
                 arcs.append((a, b, used))
     model.add_circuit(arcs)
     model.minimize(sum(int(costs[a, b]) * used for a, b, used in arcs if n not in (a, b)))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.catch_sigint_signal = False  # it would leave Ctrl-C killing the process
-    solver.parameters.max_deterministic_time = CIRCUIT_LIMIT
+    solver.parameters.catch_sigint_signal = False  # its own handler would leave Ctrl-C killing the process
+    solver.parameters.max_deterministic_time = CIRCUIT_WORK
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return start.tolist()
-    step = {a: b for a, b, used in arcs if solver.value(used)}
-    order, at = [], step[n]
-    while at != n:
-        order.append(at)
-        at = step[at]
+    successor = {a: b for a, b, used in arcs if solver.value(used)}
+    order = []
+    vertex = successor[n]
+    while vertex != n:
+        order.append(vertex)
+        vertex = successor[vertex]
     return order
 
 
-def chain(problem: Problem, groups: np.ndarray) -> np.ndarray:
-    """Placement [S, P] of groups [S, P] in this stage order: pipeline ids are fixed on the first group and follow each
-    hop's optimal matching."""
+def match_pipelines(problem: Problem, groups: np.ndarray) -> np.ndarray:
+    """Placement [S, P] of groups [S, P] in this stage order: pipelines are numbered on the first group, and follow the
+    optimal matching of each hop from there."""
     placement = np.array(groups, dtype=np.int64)
     for s in range(len(placement) - 1):
         _, match = bottleneck_matching(problem.pp_s[np.ix_(placement[s], placement[s + 1])])
@@ -83,4 +88,4 @@ def chain(problem: Problem, groups: np.ndarray) -> np.ndarray:
 def placement_of(problem: Problem, groups: np.ndarray) -> np.ndarray:
     """The cheapest placement [S, P] of a partition, routed and matched by OR-Tools."""
     order = open_path(hop_matrix(problem.pp_s, np.asarray(groups, dtype=np.int64)))
-    return chain(problem, np.asarray(groups)[order])
+    return match_pipelines(problem, np.asarray(groups)[order])

@@ -11,7 +11,7 @@ Fits = Callable[[int, int, int], bool]  # (stage, lo, hi) -> whether every devic
 
 
 def cut_points(model: GPTConfig) -> list[int]:
-    """Where a model may be cut: anywhere, but with shared blocks only between their runs; both ends included."""
+    """Layers before which a model may be cut, both ends included. Layers that share a block stay together."""
     return [layer for layer in range(model.n_layers) if model.block_of(layer) == layer] + [model.n_layers]
 
 
@@ -21,8 +21,8 @@ def check_count(n_layers: int, n_stages: int):
 
 
 def parameter_load(model: GPTConfig) -> Load:
-    """Multiplications per token, in parameters used, of equal devices: the last stage also computes the head, while
-    looking up an embedding costs next to nothing."""
+    """The load of equal devices: multiplications per token, counted in parameters. The last stage also computes the
+    head. Looking up an embedding costs next to nothing and is left out."""
 
     def load(stage: int, lo: int, hi: int) -> float:
         head = model.token_table_params if hi == model.n_layers else 0
@@ -35,16 +35,17 @@ def split(cuts: list[int], n_stages: int, load: Load, fits: Fits) -> Ranges | No
     """Ranges that minimise the largest load, then the sum of squares; None if nothing fits. Dynamic programming over
     (stages done, layers done), O(S L^2)."""
     best: dict[int, tuple[float, float, Ranges]] = {0: (0.0, 0.0, ())}
-    for s in range(n_stages):
+    for stage in range(n_stages):
         extended: dict[int, tuple[float, float, Ranges]] = {}
-        last = len(cuts) - (n_stages - s - 1)
-        for lo, (slowest, squares, done) in best.items():
+        last = len(cuts) - (n_stages - stage - 1)
+        for lo, (slowest, squares, ranges) in best.items():
             for hi in cuts[cuts.index(lo) + 1 : last]:
-                here = load(s, lo, hi)
-                if (hi in extended and max(slowest, here) > extended[hi][0]) or not fits(s, lo, hi):
+                stage_load = load(stage, lo, hi)
+                largest = max(slowest, stage_load)
+                if (hi in extended and largest > extended[hi][0]) or not fits(stage, lo, hi):
                     continue
-                found = (max(slowest, here), squares + here * here, (*done, (lo, hi)))
-                if hi not in extended or found < extended[hi]:
-                    extended[hi] = found
+                candidate = (largest, squares + stage_load * stage_load, (*ranges, (lo, hi)))
+                if hi not in extended or candidate < extended[hi]:
+                    extended[hi] = candidate
         best = extended
     return best[cuts[-1]][2] if cuts[-1] in best else None

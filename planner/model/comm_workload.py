@@ -1,0 +1,81 @@
+"""The byte counts of Eq. 1-4 (c_dp and c_pp), given or derived from a model whose layers are cut into stages.
+
+Source of the equations: DT-FM (arXiv 2206.01288), Sec. 3.
+"""
+
+from dataclasses import dataclass, replace
+
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.memory import FLOAT_BYTES
+from jaxdt.spec.model import GPTConfig, gpt_config
+from jaxdt.spec.plan import even_shares, ranges
+from jaxdt.spec.sizes import DTYPE_BYTES
+from planner.model import layer_cuts
+
+
+@dataclass(frozen=True)
+class CommWorkload:
+    """What one step moves: c_dp_bytes are the gradients of the largest stage, c_pp_bytes what the busiest pipeline
+    sends over one boundary. shares[p] are the microbatches of pipeline p. `model` is None when only bytes were
+    given."""
+
+    n_layers: int
+    stages: layer_cuts.Ranges
+    c_dp_bytes: float
+    c_pp_bytes: float
+    shares: tuple[int, ...]
+    model: GPTConfig | None = None
+
+
+def from_bytes(
+    n_stages: int, shares: tuple[int, ...], c_dp_bytes: float, c_pp_bytes: float, n_layers: int
+) -> CommWorkload:
+    """The workload of given byte counts, with layers cut evenly."""
+    layer_cuts.check_count(n_layers, n_stages)
+    return CommWorkload(n_layers, ranges(even_shares(n_layers, n_stages)), c_dp_bytes, c_pp_bytes, shares)
+
+
+def from_model(
+    n_stages: int, n_pipelines: int, model: GPTConfig, global_batch: int, dtype: str, microbatch_size: int
+) -> CommWorkload:
+    """The workload of a model with fp32 gradients and boundaries of the given dtype."""
+    check_choice("dtype", dtype, tuple(DTYPE_BYTES))
+    shares = microbatch_shares(n_microbatches(global_batch, microbatch_size), n_pipelines)
+    cuts = layer_cuts.cut_points(model)
+    layer_cuts.check_count(len(cuts) - 1, n_stages)
+    stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model), lambda stage, lo, hi: True)
+    c_pp_bytes = DTYPE_BYTES[dtype] * shares[0] * model.boundary_numbers(microbatch_size)
+    return CommWorkload(model.n_layers, stages, largest_gradient_bytes(model, stages), c_pp_bytes, shares, model)
+
+
+def largest_gradient_bytes(model: GPTConfig, stages: layer_cuts.Ranges) -> int:
+    """c_dp: fp32 gradients of the largest stage."""
+    return FLOAT_BYTES * max(model.stage_params(lo, hi) for lo, hi in stages)
+
+
+def recut(workload: CommWorkload, stages: layer_cuts.Ranges) -> CommWorkload:
+    """The workload with other layer ranges; the largest stage sets c_dp."""
+    return replace(workload, stages=stages, c_dp_bytes=largest_gradient_bytes(workload.model, stages))
+
+
+def model_of(preset: str, sequence: int | None) -> GPTConfig:
+    return gpt_config(preset, **({"seq_len": sequence} if sequence else {}))
+
+
+def check_choice(flag: str, value: str, choices: tuple[str, ...]):
+    if value not in choices:
+        raise BadInput(f"--{flag}: got {value!r}, expected one of {', '.join(choices)}{nearest(value, choices)}")
+
+
+def n_microbatches(global_batch: int, microbatch_size: int) -> int:
+    """Microbatches of one step, over all pipelines."""
+    if microbatch_size < 1 or global_batch < 1 or global_batch % microbatch_size:
+        raise BadInput(f"--microbatch_size: got {microbatch_size}, expected a divisor of --global_batch {global_batch}")
+    return global_batch // microbatch_size
+
+
+def microbatch_shares(n_microbatches: int, n_pipelines: int) -> tuple[int, ...]:
+    """Microbatches of every pipeline, as even as possible."""
+    if n_microbatches < n_pipelines:
+        raise BadInput(f"microbatches: got {n_microbatches}, expected at least one for each of {n_pipelines} pipelines")
+    return even_shares(n_microbatches, n_pipelines)

@@ -1,0 +1,91 @@
+"""plan.json: from a solution to the file, and back to what the commands that show a plan need."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxdt.spec import network as networks
+from jaxdt.spec import plan as plans
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from planner.cost.reference import Cost, cost_of
+from planner.model.comm_workload import CommWorkload
+from planner.model.result import Solution
+
+
+@dataclass(frozen=True)
+class CostedPlan:
+    """A plan, its network, and its cost by the reference evaluator."""
+
+    plan: Plan
+    network: Network
+    c_dp_bytes: float
+    c_pp_bytes: float
+    cost: Cost
+
+
+def cost_plan(plan: Plan, network: Network, c_dp_bytes: float, c_pp_bytes: float) -> CostedPlan:
+    cost = cost_of(network, plan.placement, c_dp_bytes, c_pp_bytes)
+    return CostedPlan(plan, network, c_dp_bytes, c_pp_bytes, cost)
+
+
+def plan_of(
+    network: Network, network_file: str, workload: CommWorkload, solution: Solution, facts: dict[str, Any]
+) -> Plan:
+    """The plan of a solution, with its costs computed again from the network. `facts` are written beside them: the
+    solver, the seed, and more by objective."""
+    placement = tuple(tuple(int(d) for d in row) for row in solution.placement)
+    cost = cost_of(network, placement, workload.c_dp_bytes, workload.c_pp_bytes)
+    bound_s = min(solution.bound_s, cost.total_s)
+    used = {d for row in placement for d in row}
+    found = {
+        "network": network.name,
+        "network_file": network_file,
+        "left_out": [device.name for d, device in enumerate(network.devices) if d not in used],
+        "c_dp_bytes": workload.c_dp_bytes,
+        "c_pp_bytes": workload.c_pp_bytes,
+        "cost": {"total_s": cost.total_s, "datap_s": cost.datap_s, "pipelinep_s": cost.pipelinep_s},
+        "bound_s": bound_s,
+        "gap": _gap(cost.total_s, bound_s),
+        "proved": solution.proved,
+        **facts,
+        "evaluations": solution.evaluations,
+        "time_s": round(solution.time_s, 3),
+    }
+    return Plan(
+        n_layers=workload.n_layers,
+        stages=workload.stages,
+        placement=placement,
+        shares=workload.shares,
+        codec=("none",) * (len(placement) - 1),
+        devices=tuple(device.name for device in network.devices),
+        found=found,
+    )
+
+
+def _gap(total_s: float, bound_s: float) -> float | None:
+    """(cost - bound) / bound; None if there is no bound."""
+    if bound_s > 0:
+        return (total_s - bound_s) / bound_s
+    return 0.0 if total_s == 0 else None
+
+
+def read(path: str, network_file: str | None = None) -> CostedPlan:
+    """A plan.json with its network: the given file, or the one that the plan names."""
+    plan = plans.load(path)
+    for name in ("network_file", "c_dp_bytes", "c_pp_bytes"):
+        if name not in plan.found:
+            raise BadInput(f"{path}: {name}: missing, expected a plan written by `python -m planner solve`")
+    network = networks.load(_find(path, network_file or str(plan.found["network_file"])))
+    if tuple(device.name for device in network.devices) != plan.devices:
+        raise BadInput(
+            f"{path}: devices: differ from those of network {network.name!r}, expected the plan's own network"
+        )
+    return cost_plan(plan, network, float(plan.found["c_dp_bytes"]), float(plan.found["c_pp_bytes"]))
+
+
+def _find(path: str, network_file: str) -> str:
+    """The network file as named, or the file of that name in the plan's directory."""
+    beside_plan = Path(path).parent / Path(network_file).name
+    return str(beside_plan) if not Path(network_file).exists() and beside_plan.exists() else network_file

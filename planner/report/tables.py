@@ -1,0 +1,104 @@
+"""The text that `solve` prints: a progress line while it works, a table at the end."""
+
+import math
+import sys
+from dataclasses import dataclass
+
+from jaxdt.spec.plan import Plan
+from planner.cost.reference import Cost, cost_of
+from planner.model.problem import MISSING_S
+from planner.report.plan_file import CostedPlan
+from planner.search.incumbent import Incumbent
+
+
+class ProgressLine:
+    """One line on stderr once there is a plan: rewritten on a terminal, printed again every quiet_s seconds
+    elsewhere."""
+
+    def __init__(self, quiet_s: float = 5.0):
+        self.live = sys.stderr.isatty()
+        self.interval_s = 0.2 if self.live else quiet_s
+        self.last_s = -math.inf
+
+    def show(self, incumbent: Incumbent):
+        elapsed_s = incumbent.elapsed_s
+        shown = incumbent.inner or incumbent
+        if shown.best_s >= MISSING_S or elapsed_s - self.last_s < self.interval_s:
+            return
+        self.last_s = elapsed_s
+        gap = (shown.best_s - shown.bound_s) / shown.bound_s if shown.bound_s > 0 else math.inf
+        text = (
+            f"{elapsed_s:6.1f} s  best {shown.best_s:.3f} s  bound {shown.bound_s:.3f} s  gap {gap:7.2%}  "
+            f"{shown.evaluations / max(shown.elapsed_s, 1e-3):,.0f} plans/s"
+        )
+        print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+
+    def close(self):
+        if self.live:
+            print(file=sys.stderr)
+
+
+HEADER = f"{'seconds, Eq. 1-4':<16}{'total':>12}{'data-parallel':>16}{'pipeline':>12}"
+
+
+def row(name: str, total_s: float, datap_s: float, pipelinep_s: float) -> str:
+    return f"{name:<16}{total_s:>12.4f}{datap_s:>16.4f}{pipelinep_s:>12.4f}"
+
+
+def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float, float, float]) -> str:
+    """Costs of the plan beside those of the block layout and the mean of random placements (total, data, pipeline)."""
+    cost = costed.cost
+    found = costed.plan.found
+    block_cost = cost_of(costed.network, block, costed.c_dp_bytes, costed.c_pp_bytes)
+    gap = "proved optimal" if found["proved"] else "no bound" if found["gap"] is None else f"gap {found['gap']:.2%}"
+    return "\n".join(
+        [
+            HEADER,
+            row("plan", cost.total_s, cost.datap_s, cost.pipelinep_s),
+            row("block layout", block_cost.total_s, block_cost.datap_s, block_cost.pipelinep_s),
+            row("random (mean)", *random_s),
+            f"{'bound':<16}{found['bound_s']:>12.4f}  {gap}",
+            f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {found['time_s']:.1f} s",
+        ]
+    )
+
+
+WHY_COSTS_DIFFER = (
+    "Both costs are right about different things: Eq. 1-4 count communication alone, add up hops that microbatches\n"
+    "cross at the same time and let a device's exchanges wait for each other; the step also computes, overlaps, and\n"
+    "waits for the slowest device. The plan is the one with the shortest step."
+)
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A simulated finalist: its step, and its cost by Eq. 1-4."""
+
+    name: str
+    step_s: float
+    cost: Cost
+
+
+def step_table(plan: Plan, rows: list[StepRow], time_s: float) -> str:
+    """The simulated finalists, the first of which is the plan; the plan's settings; the devices that it leaves out."""
+    found = plan.found
+    lines = [f"{'seconds':<26}{'step (simulated)':>17}{'Eq. 1-4: total':>16}{'data-parallel':>16}{'pipeline':>12}"]
+    for k, row in enumerate(rows):
+        label = f"plan ({row.name})" if k == 0 else row.name
+        cost = row.cost
+        lines.append(
+            f"{label:<26.26}{row.step_s:>17.4f}{cost.total_s:>16.4f}{cost.datap_s:>16.4f}{cost.pipelinep_s:>12.4f}"
+        )
+    sizes = [hi - lo for lo, hi in plan.stages]
+    lines += [
+        WHY_COSTS_DIFFER,
+        f"{plan.n_stages} stages x {plan.n_pipelines} pipelines, layers {sizes}, microbatches {list(plan.shares)}, "
+        f"in flight {list(plan.in_flight) if plan.in_flight else 'all'}",
+    ]
+    if found["left_out"]:
+        with_all_s = found["step_s_with_all"]
+        comparison = f"; the best step found with all devices takes {with_all_s:.4f} s" if with_all_s else ""
+        lines += [f"left out, because the step is shorter without{comparison}:"]
+        lines += [f"  {why}" for why in found["left_out_why"]]
+    lines.append(f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {time_s:.1f} s")
+    return "\n".join(lines)

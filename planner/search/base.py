@@ -1,0 +1,55 @@
+"""The table of solvers, and what an entry says about its solver.
+
+A solver looks for plans of one Problem, reports them to the Incumbent, and returns when the incumbent is done. A new
+solver is one file in this folder and one entry of SOLVERS; `--solver` and `bench` then know it. The table imports a
+solver when its name is used, so that the command line can list solvers without their libraries.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxdt.spec.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    from planner.model.problem import Problem
+    from planner.search.incumbent import Incumbent
+
+# Name of a solver -> the module that holds its `ENTRY`, imported when the solver is used.
+SOLVERS: dict[str, str] = {
+    "auto": "planner.search.portfolio",
+    "evolve": "planner.search.evolve",
+    "types": "planner.search.types_sat",
+    "exact": "planner.search.exact",
+    "kl": "planner.search.kernighan_lin",
+    "random": "planner.search.random_search",
+}
+
+
+@dataclass(frozen=True)
+class SolverEntry:
+    """What the rest of the planner asks of a solver.
+
+    run                  run(problem, incumbent, seed) searches until the incumbent is done
+    max_devices          the largest network that it is for, None for any
+    starts_from_layouts  whether regular layouts (planner.search.layouts) are to be offered before it runs
+    """
+
+    run: Callable[[Problem, Incumbent, int], None]
+    max_devices: int | None = None
+    starts_from_layouts: bool = False
+
+
+def check_solver(flag: str, name: str) -> None:
+    """BadInput for a solver that does not exist, named by the flag that asked for it."""
+    if name not in SOLVERS:
+        raise BadInput(f"--{flag}: got {name!r}, expected one of {', '.join(SOLVERS)}{nearest(name, SOLVERS)}")
+
+
+def solver_entry(name: str) -> SolverEntry:
+    """The entry of a solver; BadInput for one that does not exist."""
+    check_solver("solver", name)
+    return importlib.import_module(SOLVERS[name]).ENTRY

@@ -1,0 +1,43 @@
+"""Running one solver of the table, and emitting its best plan."""
+
+from jaxdt.spec.errors import BadInput
+from planner.cost.bounds import floor_s
+from planner.cost.placement import match_pipelines, placement_of
+from planner.model.problem import Problem, placement_s
+from planner.model.result import Solution
+from planner.search import layouts
+from planner.search.base import solver_entry
+from planner.search.incumbent import PROOF_GAP_S, Incumbent
+
+
+def solve(problem: Problem, incumbent: Incumbent, solver: str, seed: int) -> Solution:
+    """Run a solver until the incumbent is done, and emit its best plan with matchings (and, if shorter, the stage
+    order) by OR-Tools. There always is a plan: the block layout if the solver had no time for its first."""
+    entry = solver_entry(solver)
+    if entry.max_devices is not None and problem.n_devices > entry.max_devices:
+        raise BadInput(
+            f"--solver: {solver} is for at most {entry.max_devices} devices, got {problem.n_devices}; use auto"
+        )
+    incumbent.raise_bound(floor_s(problem))
+    if entry.starts_from_layouts:
+        for layout in (layouts.block(problem), layouts.rows(problem)):
+            incumbent.offer(layout, placement_s(problem, layout))
+    entry.run(problem, incumbent, seed)
+    return _emit(problem, incumbent)
+
+
+def _emit(problem: Problem, incumbent: Incumbent) -> Solution:
+    groups = layouts.block(problem) if incumbent.best is None else incumbent.best
+    placement = match_pipelines(problem, groups)
+    if placement_s(problem, placement) - incumbent.bound_s > PROOF_GAP_S:
+        placement = min(placement, placement_of(problem, groups), key=lambda plan: placement_s(problem, plan))
+    cost_s = placement_s(problem, placement)
+    bound_s = min(incumbent.bound_s, cost_s)
+    return Solution(
+        placement=placement,
+        bound_s=bound_s,
+        proved=cost_s - bound_s <= PROOF_GAP_S,
+        evaluations=incumbent.evaluations,
+        time_s=incumbent.elapsed_s,
+        history=list(incumbent.history),
+    )
