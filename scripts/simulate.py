@@ -290,7 +290,7 @@ def write_ordeal(out: Path, faults: list[Fault], stormy: Outcome) -> None:
     }
     (out / "faults.json").write_text(json.dumps(found, indent=1) + "\n")
     if views:
-        plots.endured(out / "faults.png", told)
+        plots.run_under_faults(out / "faults.png", told)
 
 
 def faults_of_trace(scenario: Scenario, until_s: float) -> list[Fault]:

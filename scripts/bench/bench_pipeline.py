@@ -27,11 +27,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 from external_baseline import check, rival_seconds  # noqa: E402
-from jaxdt.spec.work import parse_work  # noqa: E402
 
 from jaxdt.cli import script_main  # noqa: E402
 from jaxdt.model.data import write_tokens  # noqa: E402
 from jaxdt.protocol import trace  # noqa: E402
+from jaxdt.spec.work import parse_work  # noqa: E402
 
 WARM_UP = 3
 ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is run, in turn.", 1)

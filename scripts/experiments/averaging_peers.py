@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import numpy as np
-from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
@@ -40,6 +39,7 @@ from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import Slices
 from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.sizes import Group
+from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 from jaxdt.sync.allreduce import AllReduce
 
 GROUP = "stage0"

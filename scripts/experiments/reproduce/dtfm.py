@@ -4,24 +4,20 @@ import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.dtfm_cost import cost_table, placements
+from experiments.reproduce.page import bullets, page, table
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.dtfm_cost import cost_table, placements  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from jaxdt.spec.work import BACKWARD, FORWARD  # noqa: E402
-
-from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate  # noqa: E402
-from jaxdt.sim.scenario import Scenario, without  # noqa: E402
-from jaxdt.spec import network as networks  # noqa: E402
-from jaxdt.spec.config import RunConfig, SyncConfig, TrainConfig  # noqa: E402
-from jaxdt.spec.model import GPTConfig  # noqa: E402
-from jaxdt.spec.network import Network  # noqa: E402
-from jaxdt.spec.plan import Plan, even_shares, ranges  # noqa: E402
-from jaxdt.spec.profile import from_flops  # noqa: E402
-from jaxdt.spec.sizes import boundary_bytes  # noqa: E402
+from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
+from jaxdt.sim.scenario import Scenario, without
+from jaxdt.spec import network as networks
+from jaxdt.spec.config import RunConfig, SyncConfig, TrainConfig
+from jaxdt.spec.model import GPTConfig
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan, even_shares, ranges
+from jaxdt.spec.profile import from_flops
+from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.spec.work import BACKWARD, FORWARD
 
 FOLDER = Path(__file__).resolve().parents[3] / "configs" / "networks"
 CASES = {  # name: file, and (inside, across) bandwidths in Gb/s of the paper's text where the file has others
@@ -237,7 +233,8 @@ def gap_of(results, base: str, n_layers: int) -> list[float]:
 
 
 def draw(path: Path, results) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained", sharey=True)
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
     for ax, n_layers in zip(axes, LAYERS, strict=True):
         for i, (label, seconds_of) in enumerate(SYSTEMS.items()):
             heights = [pflops(n_layers, 1024, seconds_of(results[case, n_layers])) for case in CASES]
@@ -247,7 +244,6 @@ def draw(path: Path, results) -> None:
     axes[0].set_ylabel("PFLOPS")
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 SYSTEMS = {

@@ -2,15 +2,11 @@
 
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.relay import GBPS, SEQ_LEN, boundary_s, utilisation
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.relay import GBPS, SEQ_LEN, boundary_s, utilisation  # noqa: E402
-
-from jaxdt.spec.model import GPTConfig  # noqa: E402
+from jaxdt.spec.model import GPTConfig
 
 BASE_FLOPS = 3.3e12  # the same for its base row
 FLOPS = 10.8e12  # V100 on 6 FLOP per parameter and token; from the slope of Table 1's xxlarge row
@@ -73,7 +69,8 @@ def run(out: Path, command: str) -> str:
 
 
 def draw(path: Path, bars: list[list]) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for n, style in ((1, "-"), (MANY, "--")):
         ys = [100 * utilisation(d, flop(d) / FLOPS, BASE_RTT_S, n) for d in WIDTHS]
         left.plot(WIDTHS, ys, style, label=f"one layer, {n} in flight")
@@ -85,7 +82,6 @@ def draw(path: Path, bars: list[list]) -> None:
     right.set(xscale="log", yscale="log", xlabel="width", ylabel="ms", title="Why: the slopes differ by one")
     right.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 WHY = (

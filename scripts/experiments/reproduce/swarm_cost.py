@@ -5,20 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, live
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.square_cube import FLOPS
+from experiments.reproduce.swarm_fleet import Fleet
+from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, live  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.square_cube import FLOPS  # noqa: E402
-from experiments.reproduce.swarm_fleet import Fleet  # noqa: E402
-from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read  # noqa: E402
-
-from jaxdt.sim.faults import CRASH, Fault  # noqa: E402
-from jaxdt.spec.config import NetConfig  # noqa: E402
-from jaxdt.spec.model import GPTConfig  # noqa: E402
+from jaxdt.sim.faults import CRASH, Fault
+from jaxdt.spec.config import NetConfig
+from jaxdt.spec.model import GPTConfig
 
 PEERS, STAGES = 8, 4
 LAYERS, WIDTH, SEQ_LEN, BATCH = 24, 1024, 512, 4096  # ALBERT-Large
@@ -169,7 +165,8 @@ def run(
 
 
 def draw(path: Path, rows: list[list]) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(10, 2.6), layout="constrained", sharey=True)
+    figure = Figure(figsize=(10, 2.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     names = [row[0] for row in rows]
     for ax, column, paper, title in ((axes[0], 2, 1, "hours"), (axes[1], 5, 6, "US dollars")):
         ax.barh(names, [row[column] for row in rows], color="C0", label="ours")
@@ -180,7 +177,6 @@ def draw(path: Path, rows: list[list]) -> None:
     axes[0].invert_yaxis()
     axes[1].legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["machines", "hours, paper", "hours, ours", "of the reliable", "USD an hour", "USD", "USD, paper"]

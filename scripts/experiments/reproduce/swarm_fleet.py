@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxdt.spec.work import BACKWARD, FORWARD
-
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.link_table import LinkOptions
@@ -16,6 +14,7 @@ from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.network import Link
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.spec.work import BACKWARD, FORWARD
 
 BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 SLICE_BYTES = 1 << 30

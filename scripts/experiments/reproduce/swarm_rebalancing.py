@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Lived, Rules, live
+from experiments.reproduce.page import bullets, page, table
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Lived, Rules, live  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-
-from jaxdt.sim.availability import Counts, load  # noqa: E402
-from jaxdt.spec.errors import BadInput  # noqa: E402
+from jaxdt.sim.availability import Counts, load
+from jaxdt.spec.errors import BadInput
 
 TRACES = Path(__file__).resolve().parents[3] / "configs/reproduce/traces"
 OWN = ("bamboo_gcp_v100_us-east1-c_2021-12-10", "bamboo_gcp_a100_us-east1-b_2021-12-10", "bamboo_aws_p3_v100")
@@ -142,7 +138,8 @@ def without_ahead(recorded: list[Recorded]) -> str:
 
 
 def draw_fig5(path: Path, trace: Recorded) -> None:
-    figure, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    ax = figure.subplots()
     for rule, period_s in PERIODS.items():
         one = lives(trace, Rules(STAGES, period_s, RANDOM), 1)[0]
         ax.step([(t - one.began_s) / HOUR_S for t in one.t_s], one.throughput, where="post", label=rule, lw=1)
@@ -150,11 +147,11 @@ def draw_fig5(path: Path, trace: Recorded) -> None:
     ax.set(xlabel="hours", ylabel="peers in the smallest stage", ylim=(0, None))
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 def draw_fig6(path: Path, rows: list[list]) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     for ax, join in zip(axes, (RANDOM, SMALLEST), strict=True):
         for index, name in enumerate(dict.fromkeys(row[0] for row in rows)):
             own = [row for row in rows if row[:2] == [name, join]]
@@ -167,7 +164,6 @@ def draw_fig6(path: Path, rows: list[list]) -> None:
     axes[0].set(ylabel="% of the optimum")
     axes[1].legend(fontsize=6)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["trace", "joins", "nodes times", "rule", "overall", "first hour", "last hour", "paper"]

@@ -3,15 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.swarm_fleet import Fleet
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.swarm_fleet import Fleet  # noqa: E402
-
-from jaxdt.spec.model import GPTConfig  # noqa: E402
+from jaxdt.spec.model import GPTConfig
 
 PEERS = (8, 16, 32, 64, 128)
 STAGES, LAYERS, WIDTH, SEQ_LEN = 4, 12, 4096, 2048  # of one shared block a stage, as in the published server code
@@ -85,7 +81,8 @@ def run(out: Path, command: str, peers: tuple[int, ...] = PEERS) -> str:
 
 
 def draw(path: Path, rows: list[list]) -> None:
-    figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    ax = figure.subplots()
     n_peers = [row[0] for row in rows]
     for label, column, style in (("best case", 1, "k--"), ("steady state", 2, "o-"), ("with averaging", 4, "s-")):
         ax.plot(n_peers, [row[column] for row in rows], style, label=label)
@@ -93,7 +90,6 @@ def draw(path: Path, rows: list[list]) -> None:
     ax.set_xticks(n_peers, [str(n) for n in n_peers])
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["peers", "best case", "steady state", "of best", f"steps of {BATCH} with averaging and commit", "of best"]

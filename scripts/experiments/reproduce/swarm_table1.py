@@ -2,13 +2,9 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.relay import boundary_s, one_at_a_time, utilisation  # noqa: E402
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.relay import boundary_s, one_at_a_time, utilisation
+from matplotlib.figure import Figure
 
 RTT_MS = (0, 10, 50, 100, 200)
 PRINTED = {  # percent
@@ -37,7 +33,8 @@ def law(percent: tuple[float, ...]) -> tuple[float, float]:
 def run(out: Path, command: str) -> str:
     """The page; the picture goes to out."""
     fits, sims = [], []
-    figure, axes = plt.subplots(1, 4, figsize=(15, 3.6), layout="constrained")
+    figure = Figure(figsize=(15, 3.6), layout="constrained")
+    axes = figure.subplots(1, 4)
     for ax, (name, printed) in zip(axes, PRINTED.items(), strict=True):
         a, s = law(printed)
         compute_ms = 2 / s
@@ -55,7 +52,6 @@ def run(out: Path, command: str) -> str:
         ax.set(title=name, xlabel="RTT, ms", ylabel="utilisation, %", ylim=(0, 105))
     axes[0].legend(fontsize=8)
     figure.savefig(out / "swarm_table1.png", dpi=80)
-    plt.close(figure)
     ratio = [row[3] / row[2] for row in sims]
     closed = max(abs(row[3] / row[5] - 1) for row in sims)
     return page(

@@ -3,13 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.swarm_fleet import Fleet, each_s  # noqa: E402
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.swarm_fleet import Fleet, each_s
+from matplotlib.figure import Figure
 
 STAGES = PIPELINES = 4
 GBPS = 0.5
@@ -111,7 +107,8 @@ def near_rows(rows: dict[str, dict[str, Pair]]) -> list[list]:
 
 
 def draw(path: Path, rows: dict[str, dict[str, Pair]]) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained", sharey=True)
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
     labels = ("swarm, 4", "swarm, 8", "GPipe", "1F1B")
     for ax, (model, found) in zip(axes, rows.items(), strict=True):
         series = {
@@ -127,7 +124,6 @@ def draw(path: Path, rows: dict[str, dict[str, Pair]]) -> None:
     axes[0].set_ylabel("time with latency / without")
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["model", "paper: SWARM", "GPipe", "1F1B", "ours: swarm, 4 a peer", "8 a peer"]
