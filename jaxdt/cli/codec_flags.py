@@ -13,12 +13,8 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import CodecTimes
 
-NETWORK = flags.DEFINE_string(
-    "network", None, "For codec auto: measured links; by default those of --emulate."
-)
-PROFILE = flags.DEFINE_string(
-    "profile", None, "For codec auto: a profile.json; by default int8 is measured."
-)
+NETWORK = flags.DEFINE_string("network", None, "For codec auto: measured links; by default those of --emulate.")
+PROFILE = flags.DEFINE_string("profile", None, "For codec auto: a profile.json; by default int8 is measured.")
 
 
 def decided(config: RunConfig, plan: Plan) -> Plan:

@@ -47,9 +47,7 @@ N_STARTS = flags.DEFINE_integer("starts", 3, "How many times all processes are s
 SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 22, "Unit of the exchange.", 4)
 TLS = flags.DEFINE_bool("tls", False, "With a credential, as runs have by default: mutual TLS, then AEAD records.")
 RIVAL = flags.DEFINE_string("rival", None, "Command of an external baseline that averages the same vector.")
-RIVAL_KEY = flags.DEFINE_string(
-    "rival_key", "allreduce_s_median", "Key of its seconds in the baseline's JSON."
-)
+RIVAL_KEY = flags.DEFINE_string("rival_key", "allreduce_s_median", "Key of its seconds in the baseline's JSON.")
 
 HEARTBEAT_S, DEADLINE_FLOOR_S = 1.0, 60.0
 
