@@ -82,7 +82,7 @@ def test_bytes_of_a_step(case, per_tensor):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"methods": ("int8",)}, "ablation.methods: expected 'none' among them"),
         ({"methods": ("none", "fp4")}, "ablation.methods: got 'fp4'"),
@@ -92,8 +92,8 @@ def test_bytes_of_a_step(case, per_tensor):
         ({"target_frac": 0.0}, "ablation.target_frac: got 0.0"),
     ],
 )
-def test_a_wrong_grid_is_refused(change, said):
-    with pytest.raises(BadInput, match=said):
+def test_a_wrong_grid_is_refused(change, message):
+    with pytest.raises(BadInput, match=message):
         AblationConfig(**change)
 
 

@@ -43,7 +43,7 @@ def test_round_trips_as_long_as_a_forward_hide_behind_the_default_window():
 
 def test_latency_costs_pipelines_more_than_stochastic_wiring():
     found = {
-        wiring: [each_s(swarm_table2.fleet("xxlarge", far, wiring=wiring), 10, 30) for far in (False, True)]
+        wiring: [each_s(replace(swarm_table2.fleet("xxlarge", far), wiring=wiring), 10, 30) for far in (False, True)]
         for wiring in ("swarm", "fixed")
     }
     near, far = zip(*found.values(), strict=True)
