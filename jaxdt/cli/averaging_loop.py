@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from jaxdt.membership.peer import Machine
-from jaxdt.protocol.events import Report, WroteCheckpoint
+from jaxdt.protocol.events import WroteCheckpoint
 from jaxdt.protocol.message import from_plain
+from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import credential

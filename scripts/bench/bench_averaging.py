@@ -25,12 +25,14 @@ from external_baseline import baseline_seconds, check_command
 
 from jaxdt.cli import environment, memory_settings, script_main
 from jaxdt.cli.averaging_loop import RUN, open_loop
+from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
-from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Ready, Report, Updated
+from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Ready, Updated
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.reports import Report
 from jaxdt.runtime.net import credential
 from jaxdt.runtime.net.buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
@@ -39,6 +41,7 @@ from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.seq_lengths import SeqLengths
 from jaxdt.spec.sizes import Group
 from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.rounds import Rounds
 
 N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.", 2)
 N_ELEMENTS = flags.DEFINE_integer("n_elements", 25_000_000, "fp32 numbers of the vector.", 1)
@@ -65,6 +68,8 @@ class Options:
 
 class NoWork:
     """A wiring without Work: each peer reports one accumulated sample as soon as a step begins."""
+
+    READS = frozenset({Updated})
 
     def __init__(self, peer: int, n_steps: int):
         self._peer = peer
@@ -93,7 +98,8 @@ class Vectors:
 
     def run(self, work, scale: float, rounds=()) -> dict:
         if work.kind == "G":
-            self._slices.offer(work.step, "stage0", self._vector)
+            for round in rounds:
+                self._slices.offer(round, self._vector)
             self.began_s[work.step] = time.monotonic()
         return {}
 
@@ -113,8 +119,8 @@ class Vectors:
         self._note_slice(key)
         return result
 
-    def free(self, step: int) -> None:
-        self._slices.free(step)
+    def free(self, step: int, rounds) -> None:
+        self._slices.free(rounds)
         if zlib.crc32(self._vector) != self._vector_crc:
             raise RuntimeError("the exchange wrote into its input")
 
@@ -142,7 +148,8 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], results) 
         deadline_floor_s=DEADLINE_FLOOR_S,
     )
     group = Group("stage0", (0,), options.n_elements)
-    sync = AllReduce(peer, 0, (group,), options.n_peers, options.slice_bytes, 0.0, NO_DELAY)
+    rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
+    sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
     machine = Peer(Membership(identity), NoWork(peer, options.n_rounds), sync)
     loop, address = open_loop(peer, machine, options.secret, ignore)
     loop.tensors = Vectors(peer, options.n_elements)
@@ -169,7 +176,9 @@ def rounds_s(options: Options) -> list[float]:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        loop, address = open_loop(COORDINATOR, Coordinator(config), options.secret, ignore, FileStore(Path(folder)))
+        agreement = TwoPhaseCommit(config)
+        durable = FileStore(Path(folder))
+        loop, address = open_loop(COORDINATOR, Coordinator(config, agreement), options.secret, ignore, durable)
         host, _, port = address.rpartition(":")
         peers = [
             context.Process(target=be_peer, args=(peer, options, (host, int(port)), results))

@@ -37,6 +37,7 @@ from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.sizes import Group
 from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.rounds import Rounds
 
 GROUP = "stage0"
 HEARTBEAT_S = 0.2
@@ -75,6 +76,8 @@ def whole_sum(step: int, members: Sequence[int], options: Options) -> int:
 
 class OwnedMicrobatches:
     """The wiring: a peer runs the microbatches of each step that it owns in the current view."""
+
+    READS = frozenset({ViewChanged, Updated, Ran})
 
     def __init__(self, peer: int, n_peers: int, n_steps: int):
         self._peer = peer
@@ -131,7 +134,8 @@ class Vectors:
             self._accumulators[step] = new if sum_before is None else sum_before + new
             return {"n_samples": 1.0}
         if work.kind == GATHER:
-            self._slices.offer(step, GROUP, self._accumulators[step])
+            for round in rounds:
+                self._slices.offer(round, self._accumulators[step])
             self._began_s[step] = time.monotonic()
         return {"crc": float(self.crc(rounds[0]))} if work.kind == UPDATE else {}
 
@@ -155,8 +159,8 @@ class Vectors:
     def forget(self, round: Round) -> None:
         self._slices.forget(round)
 
-    def free(self, step: int) -> None:
-        self._slices.free(step)
+    def free(self, step: int, rounds: Sequence[Round]) -> None:
+        self._slices.free(rounds)
         self._accumulators = {later: sum for later, sum in self._accumulators.items() if later > step}
 
 
@@ -202,7 +206,8 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, 
         outage_s=60.0,
     )
     group = Group(GROUP, (0,), options.n_elements)
-    sync = AllReduce(peer, 0, (group,), options.n_peers, options.slice_bytes, 0.0, NO_DELAY)
+    rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
+    sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
     tensors = Vectors(peer, options, began_s)
     machine = Peer(Membership(identity), OwnedMicrobatches(peer, options.n_peers, options.n_steps), sync)
     loop, address = open_loop(peer, Observed(machine, tensors, out), options.secret, lambda report: None)

@@ -32,9 +32,11 @@ from averaging_peers import DEADLINE_FLOOR_S, HEARTBEAT_S, Options, be_peer, who
 
 from jaxdt.cli import environment, script_main
 from jaxdt.cli.averaging_loop import RUN, open_loop
+from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import COORDINATOR, Report, Stop
+from jaxdt.protocol.events import COORDINATOR, Stop
+from jaxdt.protocol.reports import Report, StepReport, ViewReport
 from jaxdt.runtime.net import credential
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec.seq_lengths import SeqLengths
@@ -66,10 +68,10 @@ class Try:
 
     def report(self, report: Report) -> None:
         """Take a report of the coordinator."""
-        if report.kind == "step":
-            self.committed_s[report.fields["step"]] = time.monotonic()
-        elif report.kind == "view":
-            self.members[report.fields["view"]] = tuple(sorted(report.fields["members"]))
+        if isinstance(report, StepReport):
+            self.committed_s[report.step] = time.monotonic()
+        elif isinstance(report, ViewReport):
+            self.members[report.view] = tuple(sorted(report.members))
 
     def applied(self, peer: int) -> list[tuple]:
         """Round and CRC of every update of a peer."""
@@ -131,10 +133,11 @@ class Fleet:
         """Run the fleet to its end. The victim is killed after_s after the first peer begins the exchange of the
         step."""
         n_peers = self._options.n_peers
+        config = coordinator_config(n_peers)
         with tempfile.TemporaryDirectory() as folder:
             loop, address = open_loop(
                 COORDINATOR,
-                Coordinator(coordinator_config(n_peers)),
+                Coordinator(config, TwoPhaseCommit(config)),
                 self._options.secret,
                 self._try.report,
                 FileStore(Path(folder)),
