@@ -1,10 +1,12 @@
-"""Codecs and compression layers against plain boundaries: SWARM's Tables 7 and 8 at the size of a laptop.
+"""Codecs and compression layers compared with plain boundaries: SWARM's Tables 7 and 8 at the size of a laptop.
 
     python scripts/ablate.py --config=configs/ablation.py --run_dir=runs/ablation
 
 8 layers of width 64 on the committed corpus in bytes, cut into 2 and 4 stages: 39 runs of 300 steps, two at a time.
-Hardware: two otherwise idle cores, about 30 minutes. Expected: int8 as good as no codec within the seeds' spread; the
-layers cost quality, more with 4 stages than with 2 and more at 4x than at 2x. Results: configs/ablation/README.md.
+
+Hardware: two otherwise idle cores; about 30 minutes. Expected: int8 is as good as no codec within the spread of the
+seeds. Compression layers cost quality, more with 4 stages than with 2, and more at 4x than at 2x. The results are in
+configs/ablation/README.md.
 """
 
 from jaxdt.ablation.grid import AblationConfig

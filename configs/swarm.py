@@ -1,12 +1,13 @@
-"""A small GPT trained the way SWARM trains its large one: stochastic wiring over 2 stages and 4 peers, which may come
-and go; rotary positions, GeGLU, one block applied twice in each stage, samples that grow from 16 to 64 tokens, LAMB,
-8-bit boundaries, updates that lag by one step, rebalancing. configs/swarm_1b.py is the same at full size.
+"""A small GPT, trained in the way in which SWARM trains its large one. configs/swarm_1b.py is the same at full size.
 
     python scripts/launch.py --config=configs/swarm.py --run_dir=runs/swarm
 
-Hardware: any laptop, 2 cores; about two minutes. Expected: the loss falls from 5.6 to about 2.2 nats per byte (1.9
-without the delay), and it does the same when peers are killed, paused or joined meanwhile, as long as each stage keeps
-one.
+Stochastic wiring over 2 stages and 4 peers, which may leave and join; rotary positions, GeGLU, one block applied twice
+in each stage, samples that grow from 16 to 64 tokens, LAMB, 8-bit boundaries, updates delayed by one step, rebalancing.
+
+Hardware: any laptop with 2 cores; about two minutes. Expected: the loss falls from 5.6 to about 2.2 nats per byte (1.9
+without the delay). Killing, pausing and joining peers meanwhile does not change the losses, as long as each stage keeps
+one peer.
 """
 
 from jaxdt.config_file import base_config

@@ -2,16 +2,17 @@
 
     python scripts/launch.py --config=configs/swarm_1b.py --config.data.path=TOKENS --emit=runs/swarm_1b --hosts=A,B,...
 
-Hardware: 24 hosts with a GPU each, of 18 to 22 GB by jaxdt/spec/memory.py. TOKENS is a file of scripts/prepare_data.py
-with the tokenizer gpt2. Counted, not run here: 1.011e9 parameters with the tied head (3 GeGLU blocks of 2.685e8, a
-token table of 2.059e8, the final LayerNorm), and 1.289e10 block parameters applied to each token, since each of the 3
-stages applies its one block 16 times. Samples grow from 256 to 2048 tokens over 12,000 steps, in 4 lengths.
+TOKENS is a file of scripts/prepare_data.py with the tokenizer gpt2.
 
-The paper says: width 4096, 32 heads, feed-forward width 16384, GeGLU, rotary positions, 3 stages, the vocabulary of
-GPT-2, LAMB with learning rate 1e-3 and beta2 0.95, batches of 16384, 8-bit boundaries. From its published code: eps
-1e-6, weight decay 0.01, clipping at 1, 3125 warm-up steps. Delayed updates and rebalancing every 300 s are the paper's
-too. Ours: microbatches of one sample, 8 peers a stage where the paper had about 130, bf16, 15,000 steps, no delay in
-the first 50.
+Hardware: 24 hosts with a GPU each, which needs 18 to 22 GB by jaxdt/spec/memory.py. Expected: this config has been
+counted, but never run. It has 1.011e9 parameters with the tied head (3 GeGLU blocks of 2.685e8, a token table of
+2.059e8, the final LayerNorm). Each of the 3 stages applies its one block 16 times, so 1.289e10 block parameters are
+applied to each token. Samples grow from 256 to 2048 tokens over 12,000 steps, in 4 lengths.
+
+From the paper: width 4096, 32 heads, feed-forward width 16384, GeGLU, rotary positions, 3 stages, the vocabulary of
+GPT-2, LAMB with learning rate 1e-3 and beta2 0.95, batches of 16384, 8-bit boundaries, delayed updates, rebalancing
+every 300 s. From its published code: eps 1e-6, weight decay 0.01, clipping at 1, 3125 warm-up steps. Our choices:
+microbatches of one sample, 8 peers a stage (the paper had about 130), bf16, 15,000 steps, no delay in the first 50.
 """
 
 from jaxdt.config_file import base_config

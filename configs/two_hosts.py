@@ -2,8 +2,10 @@
 
     python scripts/launch.py --config=configs/two_hosts.py --emit=runs/two --hosts=HOST_A,HOST_B
 
-Hardware: two machines of any kind, or one machine twice. Half a minute on two cores of one machine. Expected: the loss
-falls from 5.6 to about 2.6 nats per byte.
+Prints the commands to start on each host.
+
+Hardware: two machines of any kind, or one machine as both hosts; half a minute on two cores of one machine. Expected:
+the loss falls from 5.6 to about 2.6 nats per byte.
 """
 
 from jaxdt.config_file import base_config

@@ -1,4 +1,4 @@
-"""What a configs/*.py file starts from: a ConfigDict with every field of a run, each of them a --config.* flag too."""
+"""The base of every configs/*.py file: a ConfigDict with all fields of a run. Each field is also a --config.* flag."""
 
 import dataclasses
 import typing
@@ -11,7 +11,8 @@ from jaxdt.spec.model import GPTConfig
 
 
 def base_config(preset: str = "debug") -> ConfigDict:
-    """All fields at their defaults. Model fields are unset and then come from the preset; see jaxdt.spec.config."""
+    """All fields with their defaults. Model fields are unset: those that stay unset get the values of the preset
+    (jaxdt.spec.config)."""
     kinds = typing.get_type_hints(GPTConfig)
     model = {"preset": preset} | {name: placeholder(typing.get_origin(kind) or kind) for name, kind in kinds.items()}
     fields: dict[str, object] = {"model": model}

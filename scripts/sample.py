@@ -1,29 +1,32 @@
-"""Write text with the model of a run: python scripts/sample.py --run_dir=runs/x --prompt="It was" --n_tokens=300"""
+"""Write text with the model of a run.
+
+    python scripts/sample.py --run_dir=runs/x --prompt="It was" --n_tokens=300
+
+Uses the newest complete checkpoint of the run and computes on the CPU.
+"""
 
 import json
-import os
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import numpy as np
+from absl import flags
 
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
+from jaxdt.cli import environment, run_flags
+from jaxdt.model.sample import assemble, generate
+from jaxdt.model.tokenizer import load_tokenizer
+from jaxdt.runtime.storage.checkpoint import load_entries, newest
+from jaxdt.spec import config as configs
+from jaxdt.spec.errors import BadInput
 
-from jaxdt.cli import run_flags  # noqa: E402
-from jaxdt.model.sample import assemble, generate  # noqa: E402
-from jaxdt.model.tokenizer import load_tokenizer  # noqa: E402
-from jaxdt.runtime.storage.checkpoint import load_entries, newest  # noqa: E402
-from jaxdt.spec import config as configs  # noqa: E402
-from jaxdt.spec.errors import BadInput  # noqa: E402
-
-CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A checkpoint's folder; by default the newest of run_dir.")
+CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint; by default the newest one of run_dir.")
 PROMPT = flags.DEFINE_string("prompt", "It is a truth ", "The beginning of the text.")
 N_TOKENS = flags.DEFINE_integer("n_tokens", 300, "How many tokens to add.")
-TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 always takes the likeliest token.")
-SEED = flags.DEFINE_integer("seed", 0, "Of the draws.")
+TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 always takes the most probable token.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the random draws.")
 
 
 def main() -> int:
+    environment.compute_on_cpu()
     run_flags.required("run_dir")
     run_dir = Path(run_flags.RUN_DIR.value)
     try:

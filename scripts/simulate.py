@@ -395,7 +395,7 @@ def write_fault_report(out: Path, faults: list[Fault], outcome: Outcome) -> None
     }
     (out / "faults.json").write_text(json.dumps(found, indent=1) + "\n")
     if views:
-        plots.endured(out / "faults.png", reports)
+        plots.run_under_faults(out / "faults.png", reports)
 
 
 def faults_of_trace(scenario: Scenario, until_s: float) -> list[Fault]:

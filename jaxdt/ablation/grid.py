@@ -1,6 +1,7 @@
-"""Which models and codecs the ablation compares, and where their boundaries are. Standard library only.
+"""The models and codecs that the ablation compares, and their boundaries. Standard library only.
 
-A Case is one training run. Boundaries are those of an even cut: behind layer L/S * k, k = 1..S-1 (SWARM App. J)."""
+A Case is one training run. S stages of L layers have their boundaries behind layer L/S * k, k = 1..S-1 (SWARM App. J).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,16 +17,21 @@ BASELINE = "none"
 LAYERS = ("bottleneck", "maxout")
 EIGHT_BIT = (codecs.INT8, codecs.DYNAMIC)
 METHODS = (BASELINE, *EIGHT_BIT, *LAYERS)
-# 8 bits are a ratio of 2 against 16-bit boundaries, which is how the paper counts; against fp32 they are 4.
+# Compared with 16-bit boundaries, as the paper counts; compared with fp32 the ratio is 4.
 EIGHT_BIT_RATIO = 2
 
 
 @dataclass(frozen=True)
 class AblationConfig:
-    """`methods` at every number of `stages` and, for the layers, every ratio; `seeds` runs of each, seed 0 first.
-    A run reaches its goal at the perplexity of its seed's baseline after `target_frac` of the steps. Step times are
-    simulated for links of each of `gbps` (inf: unlimited). `workers`: processes that train, with a CPU each if there
-    are several."""
+    """The fields of `config.ablation`.
+
+    methods, stages, ratios: the grid. Each method is trained with every number of stages; compression layers also with
+        every ratio.
+    seeds: runs of each case, with seeds 0, 1, ...
+    target_frac: a run reaches its target at the loss that its seed's baseline has after this part of the steps.
+    gbps: step times are simulated for links of each of these bandwidths (inf: unlimited).
+    workers: processes that train, with one CPU each if there are several.
+    """
 
     methods: tuple[str, ...] = METHODS
     stages: tuple[int, ...] = (2, 4)
@@ -55,7 +61,7 @@ class AblationConfig:
 
 @dataclass(frozen=True)
 class Case:
-    """One training run. The baseline has `stages` 1 and `ratio` 1: its model is the same however it is cut."""
+    """One training run. The baseline has `stages` 1 and `ratio` 1: the number of stages does not change its model."""
 
     method: str
     stages: int
@@ -77,7 +83,7 @@ def kinds(ablation: AblationConfig) -> Iterator[Case]:
 
 
 def cases(ablation: AblationConfig) -> list[Case]:
-    """All training runs, all of one seed before the next seed."""
+    """All training runs, ordered by seed."""
     return [replace(case, seed=seed) for seed in range(ablation.seeds) for case in kinds(ablation)]
 
 
@@ -90,7 +96,7 @@ def model_of(config: RunConfig, case: Case) -> GPTConfig:
 
 
 def codec_of(case: Case) -> codecs.CodecSpec:
-    """How the case's boundary tensors travel."""
+    """The codec of the case's boundaries."""
     return codecs.parse(case.method if case.method in EIGHT_BIT else codecs.NONE)
 
 
@@ -102,7 +108,7 @@ def cut(model: GPTConfig, n_stages: int) -> tuple[tuple[int, int], ...]:
 
 
 def run_of(config: RunConfig, case: Case) -> tuple[RunConfig, Plan]:
-    """The same run on peers: the case's model, and one pipeline of its stages."""
+    """Config and plan of the same training with peers: the case's model, and one pipeline of its stages."""
     stages = cut(config.model, case.stages)
     plan = Plan(
         n_layers=config.model.n_layers,
@@ -116,7 +122,10 @@ def run_of(config: RunConfig, case: Case) -> tuple[RunConfig, Plan]:
 
 
 def bytes_per_step(config: RunConfig, case: Case) -> int:
-    """Payload of a step over all boundaries, both ways; averaging has none with one pipeline."""
+    """Payload of a step over all boundaries, in both directions. With one pipeline there is nothing to average."""
     config, plan = run_of(config, case)
-    ways = [(boundary, forward) for boundary in range(case.stages - 1) for forward in (True, False)]
-    return plan.n_microbatches * sum(boundary_bytes(config, plan, boundary, 0, way) for boundary, way in ways)
+    total = 0
+    for boundary in range(case.stages - 1):
+        for forward in (True, False):
+            total += plan.n_microbatches * boundary_bytes(config, plan, boundary, 0, forward)
+    return total

@@ -1,4 +1,4 @@
-"""Seconds of the parts of a step, measured on this machine."""
+"""Measures the seconds of the parts of a step on this machine."""
 
 import statistics
 import time
@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from jaxdt.ablation.grid import LAYERS, Case, codec_of
-from jaxdt.ablation.train import Chain
+from jaxdt.ablation.train import chain_of
 from jaxdt.codec import decode, encode
+from jaxdt.model.chain import Chain
 from jaxdt.model.gpt import receiver_name, sender_name
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.stage import StageFunctions
@@ -20,30 +21,31 @@ N_WARM_UP, N_TIMED = 3, 15
 
 
 def measure(config: RunConfig, case: Case) -> dict:
-    """`seconds`: per stage and kind of Work, without the codec. `encode_s`, `decode_s`: of one boundary tensor, by the
-    codec or by the halves of the compression layers, which are part of `seconds` already."""
-    chain = Chain(config, case)
+    """`seconds`: those of each stage by kind of Work, without the codec. `encode_s`, `decode_s`: those of one boundary
+    tensor, by the codec or by the halves of the compression layers, which `seconds` contain already."""
+    chain = chain_of(config, case)
     encode_s, decode_s = _boundary_seconds(chain, case)
     seconds = [_stage_seconds(chain, s) for s in range(case.stages)]
     return {"seconds": seconds, "encode_s": encode_s, "decode_s": decode_s}
 
 
 def _stage_seconds(chain: Chain, s: int) -> dict[str, float]:
-    """Seconds per kind of Work of stage s; the last stage's forward is fused into its backward."""
-    stage, params = chain.stages[s], chain.params[s]
+    """Seconds of stage s by kind of Work. The last stage's forward is part of its backward."""
+    stage = chain.stages[s]
+    params = chain.params[s]
     x = _tokens(stage) if stage.first else _noise(stage.in_shape, stage.boundary_dtype)
-    backward = _fused_call(stage, params, x) if stage.last else _backward_call(stage, params, x)
+    backward_s = _loss_backward_seconds(stage, params, x) if stage.last else _backward_seconds(stage, params, x)
     vectors = stage.gradient_vectors(stage.zeros())
     return {
         FORWARD: 0.0 if stage.last else _seconds(lambda: stage.forward(params, x)),
-        BACKWARD: backward,
+        BACKWARD: backward_s,
         EVALUATE: _seconds(lambda: stage.evaluate(params, x)),
         GATHER: _seconds(lambda: stage.gradient_vectors(params)),
-        UPDATE: _update_call(stage, params, vectors),
+        UPDATE: _update_seconds(stage, params, vectors),
     }
 
 
-def _fused_call(stage: StageFunctions, params, x) -> float:
+def _loss_backward_seconds(stage: StageFunctions, params, x) -> float:
     acc = [stage.zeros()]
 
     def run():
@@ -53,9 +55,10 @@ def _fused_call(stage: StageFunctions, params, x) -> float:
     return _seconds(run)
 
 
-def _backward_call(stage: StageFunctions, params, x) -> float:
+def _backward_seconds(stage: StageFunctions, params, x) -> float:
     _, residual = stage.forward(params, x)
-    gy, acc = _noise(stage.out_shape, stage.boundary_dtype), [stage.zeros()]
+    gy = _noise(stage.out_shape, stage.boundary_dtype)
+    acc = [stage.zeros()]
 
     def run():
         gx, acc[0] = stage.backward(params, residual, gy, acc[0])
@@ -64,42 +67,43 @@ def _backward_call(stage: StageFunctions, params, x) -> float:
     return _seconds(run)
 
 
-def _update_call(stage: StageFunctions, params, vectors) -> float:
+def _update_seconds(stage: StageFunctions, params, vectors) -> float:
     state = [stage.init_optimizer(params)]
 
     def run():
-        moved, state[0] = stage.update(params, state[0], vectors, np.float32(1.0))
-        return moved, state[0]
+        updated, state[0] = stage.update(params, state[0], vectors, np.float32(1.0))
+        return updated, state[0]
 
     return _seconds(run)
 
 
 def _boundary_seconds(chain: Chain, case: Case) -> tuple[float, float]:
-    """(encode, decode) of one tensor over the first boundary."""
+    """(encode, decode) seconds of one tensor over the first boundary."""
     stage = chain.stages[0]
     if case.method in LAYERS:
         return _layer_seconds(chain, case)
-    spec, x = codec_of(case), _noise(stage.out_shape, stage.boundary_dtype)
+    spec = codec_of(case)
+    x = _noise(stage.out_shape, stage.boundary_dtype)
     if spec.name == "none":
         return 0.0, 0.0
-    wire = encode(spec, x)
-    return _seconds(lambda: encode(spec, x)), _seconds(lambda: decode(spec, wire, x.shape, x.dtype))
+    encoded = encode(spec, x)
+    return _seconds(lambda: encode(spec, x)), _seconds(lambda: decode(spec, encoded, x.shape, x.dtype))
 
 
 def _layer_seconds(chain: Chain, case: Case) -> tuple[float, float]:
     stage = chain.stages[0]
-    model, after = stage.config, stage.hi
+    model = stage.config
     send = jax.jit(Sender(model.compression_kind, model.compression_ratio).apply)
     receive = jax.jit(Receiver(model.d_model).apply)
-    sender = {"params": chain.params[0][sender_name(after)]}
-    receiver = {"params": chain.params[1][receiver_name(after)]}
+    sender = {"params": chain.params[0][sender_name(stage.hi)]}
+    receiver = {"params": chain.params[1][receiver_name(stage.hi)]}
     x = _noise((*stage.out_shape[:2], model.d_model), stage.boundary_dtype)
     h = send(sender, x)
     return _seconds(lambda: send(sender, x)), _seconds(lambda: receive(receiver, h))
 
 
 def _seconds(run: Callable) -> float:
-    """Median seconds of a call; on a CPU those of the processor, so that other programs count less."""
+    """Median seconds of a call. On a CPU these are CPU seconds, so that other programs count less."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     times = []
     for _ in range(N_WARM_UP + N_TIMED):

@@ -5,44 +5,38 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-
-from jaxdt.ablation.grid import BASELINE, METHODS, AblationConfig, Case  # noqa: E402
-from jaxdt.ablation.report import Row  # noqa: E402
+from jaxdt.ablation.grid import BASELINE, METHODS, AblationConfig, Case
+from jaxdt.ablation.report import Row
 
 COLOURS = dict(zip(METHODS, ("#000000", "#4c78a8", "#72b7b2", "#e45756", "#f58518"), strict=True))
 DASHES = {1: "-", 2: "-", 4: "--"}
-# The first steps would squeeze the part in which the curves differ.
-SHOWN_ABOVE_BEST = 1.6
+# The vertical axis ends here, as a multiple of the best perplexity: with the first steps on it the curves would hardly
+# differ.
+AXIS_OVER_BEST = 1.6
 
 
-def draw(path: Path, ablation: AblationConfig, found: list[Row], finished: Mapping[Case, dict]) -> None:
-    """A line of panels per number of stages; a curve is the mean over seeds, its band their least and greatest."""
+def draw(path: Path, ablation: AblationConfig, table: list[Row], finished: Mapping[Case, dict]) -> None:
+    """One line of panels per number of stages. A curve is the mean over seeds, its band their minimum and maximum."""
     gbps = min(ablation.gbps)
-    figure, grid = plt.subplots(
-        len(ablation.stages), 3, figsize=(15, 4.5 * len(ablation.stages)), squeeze=False, layout="constrained"
-    )
+    x_labels = ("steps", "MB over all boundaries", f"seconds, simulated at {gbps * 1e3:g} Mb/s")
+    best = min(min(row.perplexities) for row in table)
+    figure = Figure(figsize=(15, 4.5 * len(ablation.stages)), layout="constrained")
+    grid = figure.subplots(len(ablation.stages), 3, squeeze=False)
     for line, stages in zip(grid, ablation.stages, strict=True):
-        for row in (row for row in found if row.case.stages == stages):
+        for row in (row for row in table if row.case.stages == stages):
             steps, losses = _curves(row, ablation, finished)
             step_s = row.step_s[ablation.gbps.index(gbps)] if row.step_s else math.nan
             for axes, scale in zip(line, (1.0, row.step_bytes / 1e6, step_s), strict=True):
                 _curve(axes, row.case, steps * scale, np.exp(losses))
-        for axes, label in zip(
-            line, ("steps", "MB over all boundaries", f"seconds, simulated at {gbps * 1e3:g} Mb/s"), strict=True
-        ):
+        for axes, label in zip(line, x_labels, strict=True):
             axes.set(xlabel=label, ylabel="held-out perplexity", title=f"{stages} stages")
-            best = min(min(row.perplexities) for row in found)
-            axes.set_ylim(0.97 * best, SHOWN_ABOVE_BEST * best)
+            axes.set_ylim(0.97 * best, AXIS_OVER_BEST * best)
         line[0].legend()
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
 def _curves(row: Row, ablation: AblationConfig, finished: Mapping[Case, dict]) -> tuple[np.ndarray, np.ndarray]:

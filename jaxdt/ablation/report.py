@@ -11,9 +11,13 @@ from jaxdt.spec.config import RunConfig
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of run over all its seeds. `loss_differences`: held-out loss minus that of the baseline of the same
-    seed. `steps_to_target`: to the loss of that baseline after target_frac of the steps, None for a seed that did not
-    get there. `step_s`: simulated, per entry of `AblationConfig.gbps`; empty before the parts are measured."""
+    """One kind of run over all its seeds; the tuples have one entry per seed.
+
+    loss_differences: held-out loss minus that of the baseline with the same seed.
+    steps_to_target: steps until the loss that this baseline has after target_frac of the steps; None for a seed that
+        does not reach it.
+    step_s: simulated seconds of a step, one per entry of AblationConfig.gbps; empty before the parts are measured.
+    """
 
     case: Case
     perplexities: tuple[float, ...]
@@ -26,12 +30,12 @@ class Row:
 
     @property
     def target_steps(self) -> float | None:
-        """Mean steps to the target; None if a seed did not get there."""
+        """Mean steps to the target; None if a seed does not reach it."""
         return None if None in self.steps_to_target else statistics.fmean(self.steps_to_target)
 
 
 def cut_cases(ablation: AblationConfig) -> list[Case]:
-    """Every case with seed 0, the baseline once for each number of stages."""
+    """Every kind of case, with seed 0; the baseline once for each number of stages."""
     baseline = [Case(BASELINE, stages, 1) for stages in ablation.stages]
     return baseline + [case for case in kinds(ablation) if case.method != BASELINE]
 
@@ -39,20 +43,20 @@ def cut_cases(ablation: AblationConfig) -> list[Case]:
 def rows(
     config: RunConfig, ablation: AblationConfig, finished: Mapping[Case, dict], parts: Mapping[Case, dict]
 ) -> list[Row]:
-    """One row per cut case. `parts[case]`: encode_s, decode_s, step_s of measured cases."""
+    """One row per case of cut_cases. `parts[case]` has encode_s, decode_s and step_s of a measured case."""
     seeds = range(ablation.seeds)
     baseline = [finished[Case(BASELINE, 1, 1, seed)]["eval"] for seed in seeds]
     targets = [value_at(curve, ablation.target_frac * config.train.steps) for curve in baseline]
-    found = []
+    table = []
     for case in cut_cases(ablation):
         trained = replace(case, stages=1) if case.method == BASELINE else case
         curves = [finished[replace(trained, seed=seed)]["eval"] for seed in seeds]
         measured = parts.get(case, {})
-        found.append(
+        table.append(
             Row(
                 case=case,
                 perplexities=tuple(math.exp(curve[-1][1]) for curve in curves),
-                loss_differences=tuple(own[-1][1] - base[-1][1] for own, base in zip(curves, baseline, strict=True)),
+                loss_differences=tuple(a[-1][1] - b[-1][1] for a, b in zip(curves, baseline, strict=True)),
                 steps_to_target=tuple(map(steps_to, curves, targets)),
                 step_bytes=bytes_per_step(config, case),
                 encode_s=measured.get("encode_s", 0.0),
@@ -60,11 +64,11 @@ def rows(
                 step_s=tuple(measured.get("step_s", ())),
             )
         )
-    return found
+    return table
 
 
 def value_at(curve: Sequence[Sequence[float]], step: float) -> float:
-    """The loss at `step`, on the straight line between two evaluations."""
+    """The loss at `step`, interpolated linearly between evaluations."""
     for (a, loss_a), (b, loss_b) in zip(curve, curve[1:], strict=False):
         if step <= b:
             return loss_a + (loss_b - loss_a) * (step - a) / (b - a)
@@ -72,7 +76,7 @@ def value_at(curve: Sequence[Sequence[float]], step: float) -> float:
 
 
 def steps_to(curve: Sequence[Sequence[float]], target: float) -> float | None:
-    """Steps until the loss first is at most `target`, on the straight line between two evaluations."""
+    """Steps until the loss is first at most `target`, interpolated linearly between evaluations."""
     if curve[0][1] <= target:
         return float(curve[0][0])
     for (a, loss_a), (b, loss_b) in zip(curve, curve[1:], strict=False):
@@ -84,57 +88,55 @@ def steps_to(curve: Sequence[Sequence[float]], target: float) -> float | None:
 # ----------------------------------------------------------------------------------------------------------- markdown
 
 
-def markdown(config: RunConfig, ablation: AblationConfig, found: list[Row]) -> str:
-    """The two tables."""
-    return f"{quality(ablation, found)}\n\n{cost(config, ablation, found)}\n"
+def markdown(config: RunConfig, ablation: AblationConfig, table: list[Row]) -> str:
+    """The tables of quality and of cost."""
+    return f"{quality(ablation, table)}\n\n{cost(config, ablation, table)}\n"
 
 
-def quality(ablation: AblationConfig, found: list[Row]) -> str:
+def quality(ablation: AblationConfig, table: list[Row]) -> str:
     """Held-out perplexity as in SWARM's Table 8; a column per ratio and number of stages."""
     columns = [(stages, ratio) for ratio in ablation.ratios for stages in ablation.stages]
     head = ["held-out perplexity", *(f"{stages} stages {ratio}x" for stages, ratio in columns)]
     lines = []
     for method in ablation.methods:
-        own = {
-            (row.case.stages, row.case.ratio): spread(row.perplexities) for row in found if row.case.method == method
+        cells = {
+            (row.case.stages, row.case.ratio): spread(row.perplexities) for row in table if row.case.method == method
         }
         if method == BASELINE:
-            own = {column: own[column[0], 1] for column in columns}
-        lines.append([method, *(own.get(column, "-") for column in columns)])
+            cells = {(stages, ratio): cells[stages, 1] for stages, ratio in columns}
+        lines.append([method, *(cells.get(column, "-") for column in columns)])
     note = "int8 is 2x against 16-bit boundaries, as the paper counts, and 4x against fp32."
-    return f"{table(head, lines)}\n\nMean +- standard deviation over {ablation.seeds} seeds. {note}"
+    return f"{markdown_table(head, lines)}\n\nMean +- standard deviation over {ablation.seeds} seeds. {note}"
 
 
-def cost(config: RunConfig, ablation: AblationConfig, found: list[Row]) -> str:
-    """A line per kind of run: quality against the baseline of the same seed, bytes, seconds, time to the target."""
+def cost(config: RunConfig, ablation: AblationConfig, table: list[Row]) -> str:
+    """A line per kind of run: loss compared with the baseline of the same seed, bytes, seconds, time to the target."""
     speeds = [f"{gbps * 1e3:g} Mb/s" if math.isfinite(gbps) else "unlimited" for gbps in ablation.gbps]
     head = ["boundary", "ratio", "stages", "loss - none", "steps to target", "MB/step", "encode ms", "decode ms"]
     head += [f"step s, {speed}" for speed in speeds] + [f"target s, {speed}" for speed in speeds]
     lines = []
-    for row in found:
-        steps, case = row.target_steps, row.case
+    for row in table:
+        steps = row.target_steps
+        method = row.case.method
         n_reached = sum(step is not None for step in row.steps_to_target)
-        reached = spread(row.steps_to_target, 0) if steps is not None else f"{n_reached} of {ablation.seeds} seeds"
         lines.append(
             [
-                case.method,
-                "1x"
-                if case.method == BASELINE
-                else f"{case.ratio}x" + (" (16-bit)" if case.method in EIGHT_BIT else ""),
-                str(case.stages),
-                "-" if case.method == BASELINE else spread(row.loss_differences, 3, "+"),
-                reached,
+                method,
+                "1x" if method == BASELINE else f"{row.case.ratio}x{' (16-bit)' if method in EIGHT_BIT else ''}",
+                str(row.case.stages),
+                "-" if method == BASELINE else spread(row.loss_differences, 3, "+"),
+                f"{n_reached} of {ablation.seeds} seeds" if steps is None else spread(row.steps_to_target, 0),
                 f"{row.step_bytes / 1e6:.2f}",
                 f"{row.encode_s * 1e3:.2f}",
                 f"{row.decode_s * 1e3:.2f}",
                 *(f"{step_s:.3f}" for step_s in row.step_s),
-                *(f"{steps * step_s:.0f}" if steps is not None else "-" for step_s in row.step_s),
+                *("-" if steps is None else f"{steps * step_s:.0f}" for step_s in row.step_s),
             ]
         )
-    goal = (
-        f"the held-out loss of the same seed's baseline after {ablation.target_frac:.0%} of {config.train.steps} steps"
-    )
-    return f"{table(head, lines)}\n\nTarget: {goal}. Step and target seconds are simulated from measured parts."
+    n_steps = config.train.steps
+    goal = f"the held-out loss of the same seed's baseline after {ablation.target_frac:.0%} of {n_steps} steps"
+    note = f"Target: {goal}. Step and target seconds are simulated from measured parts."
+    return f"{markdown_table(head, lines)}\n\n{note}"
 
 
 def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
@@ -143,7 +145,7 @@ def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
     return f"{statistics.fmean(values):{sign}.{digits}f} +- {deviation:.{digits}f}"
 
 
-def table(head: list[str], lines: list[list[str]]) -> str:
+def markdown_table(head: list[str], lines: list[list[str]]) -> str:
     """A markdown table."""
     rule = ["---"] * len(head)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))

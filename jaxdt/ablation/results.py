@@ -1,4 +1,4 @@
-"""The ablation's results file: one JSON line per finished run, so that an interrupted grid goes on where it stopped."""
+"""The results file of the ablation: one JSON line per finished run, so that an interrupted grid can be continued."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ from jaxdt.spec.errors import BadInput
 
 
 def fingerprint(config: RunConfig, data_checksum: str) -> str:
-    """16 hex digits that agree between configs whose runs may stand in one table; the method and the seed are the
-    case's."""
+    """16 hex digits that are equal for configs whose runs may stand in one table. Method and seed do not count: the
+    case has them."""
     train = {name: value for name, value in serialize.write(config.train).items() if name != "seed"}
     parts = [
         serialize.write(config.model),
@@ -26,21 +26,21 @@ def fingerprint(config: RunConfig, data_checksum: str) -> str:
 
 
 def append(path: Path, record: dict) -> None:
-    """Add a line and make it durable. A torn last line of an earlier crash is cut off first."""
+    """Append a line and make it durable. An incomplete last line, which a crash may have left, is cut off first."""
     line = (json.dumps(record, sort_keys=True) + "\n").encode()
     with path.open("ab+") as file:
         file.seek(0)
-        whole_bytes = file.read().rfind(b"\n") + 1
-        file.truncate(whole_bytes)
+        complete_bytes = file.read().rfind(b"\n") + 1
+        file.truncate(complete_bytes)
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
 
 def load(path: Path, mark: str) -> dict[Case, dict]:
-    """The finished runs; a torn last line does not count. Runs with another fingerprint than `mark`
-    are refused."""
-    found: dict[Case, dict] = {}
+    """The records of the finished runs, without an incomplete last line. BadInput for a run with another fingerprint
+    than `mark`."""
+    records: dict[Case, dict] = {}
     text = path.read_bytes() if path.exists() else b""
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
         try:
@@ -53,5 +53,5 @@ def load(path: Path, mark: str) -> dict[Case, dict]:
                 f"{path}:{number}: made with config {record.get('config')}, this one is {mark}; "
                 "expected another --run_dir or the same config"
             )
-        found[case] = record
-    return found
+        records[case] = record
+    return records

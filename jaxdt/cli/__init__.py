@@ -1,1 +1,4 @@
-"""What the scripts share: flags, one-line errors, exit codes."""
+"""What scripts share: flags, one-line errors and exit codes, runs as processes of this machine, pictures, tables.
+
+May import everything else of jaxdt, and nothing of jaxdt imports it.
+"""

@@ -1,4 +1,4 @@
-"""codec auto for launch.py: what is known of the links and the codec's speed, and the decision."""
+"""The decision of `codec: auto` for launch.py, from the links between the peers and the measured speed of the codec."""
 
 import functools
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import CodecTimes
 
-NETWORK = flags.DEFINE_string("network", None, "Measured links of real hosts, for codec auto; else of --emulate.")
-PROFILE = flags.DEFINE_string("profile", None, "Seconds of int8 as in profile.json, for codec auto; else measured.")
+NETWORK = flags.DEFINE_string("network", None, "For codec auto: measured links; by default those of --emulate.")
+PROFILE = flags.DEFINE_string("profile", None, "For codec auto: a profile.json; by default int8 is measured.")
 
 
 def decided(config: RunConfig, plan: Plan) -> Plan:
-    """The plan, with codec auto decided link by link and the reasons printed."""
+    """The plan with a codec for each link where it says auto. The choices and their reasons are printed."""
     if not codec_choice.undecided(config, plan):
         return plan
     network = run_flags.network_of(NETWORK.value, plan) if NETWORK.value else run_flags.emulated(plan)
@@ -35,7 +35,7 @@ def decided(config: RunConfig, plan: Plan) -> Plan:
 
 
 def _measured(config: RunConfig) -> Callable[[int, int], CodecTimes]:
-    """Seconds of int8 on this machine, which stand for every peer's."""
+    """Seconds of int8 at (peer, layer), measured on this machine and taken for every peer."""
     from jaxdt.runtime.calibrate.stage_times import time_codec
 
     @functools.cache

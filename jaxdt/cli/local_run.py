@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # as the launcher has it for peers that share CPUs
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # the launcher sets it too, for peers that share CPUs
 CONFIG = '''"""Written by a script for a run of its own."""
 
 from jaxdt.config_file import base_config
@@ -23,29 +23,36 @@ def get_config():
 
 
 def write_config(path: Path, fields: dict[str, dict]) -> None:
-    """A config file: the debug preset with fields[group][name]."""
-    flat = {f"{group}.{name}": value for group, own in fields.items() for name, value in own.items()}
+    """Write a config file: the debug preset with the values fields[group][name]."""
+    flat = {f"{group}.{name}": value for group, values in fields.items() for name, value in values.items()}
     path.write_text(CONFIG.format(fields=flat))
 
 
-def start(log: Path, script: str, *arguments: str, **options) -> subprocess.Popen:
-    """One of our scripts; what it says goes to `log`. From now on SIGTERM ends us as Ctrl-C does: by way of `end`."""
+def start(
+    log: Path, script: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen:
+    """Start one of the scripts, with its output in `log`. From then on SIGTERM ends this process as Ctrl-C does, so
+    that its `finally` clauses can call `end`."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
     with log.open("w") as file:
-        said = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        return subprocess.Popen([sys.executable, str(SCRIPTS / script), *arguments], **said, **options)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
 
 
-def join(run_dir: Path, log: Path, *more: str) -> subprocess.Popen:
-    """A newcomer to the run in run_dir."""
-    address = f"--join={(run_dir / 'coordinator_address').read_text()}"
-    own = f"--credential={run_dir / 'credential.pem'}", f"--run_dir={run_dir}"
+def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subprocess.Popen:
+    """Start a newcomer that joins the run in run_dir."""
+    arguments = [
+        f"--join={(run_dir / 'coordinator_address').read_text()}",
+        f"--credential={run_dir / 'credential.pem'}",
+        f"--run_dir={run_dir}",
+        *more_arguments,
+    ]
     environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
-    return start(log, "train.py", address, *own, *more, env=environment)
+    return start(log, "train.py", arguments, environment)
 
 
 def end(launcher: subprocess.Popen, newcomers: Iterable[subprocess.Popen]) -> None:
-    """Nothing of a run is left behind."""
+    """End all processes of a run."""
     if launcher.poll() is None:
         launcher.send_signal(signal.SIGINT)
     launcher.wait()
@@ -62,7 +69,7 @@ def children(launcher: int) -> dict[str, int]:
             words = (entry / "cmdline").read_bytes().decode().split("\0")
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
-            continue  # it has just ended
+            continue  # the process has ended meanwhile
         if parent == launcher:
             peer = next((word.partition("=")[2] for word in words if word.startswith("--peer=")), None)
             found[f"peer {peer}" if peer else "coordinator"] = int(entry.name)
@@ -70,12 +77,12 @@ def children(launcher: int) -> dict[str, int]:
 
 
 def idle_s() -> float:
-    """Seconds that this machine's cores have had nothing to do, all together, since it was started."""
+    """Idle seconds of this machine since it was started, summed over its cores."""
     idle, waiting = Path("/proc/stat").read_text().split()[4:6]
     return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def objects(path: Path) -> list[dict]:
-    """The whole lines of a file of JSON lines that is being written, or is not there yet."""
+    """The complete lines of a file of JSON lines. The file may still be written to, or not exist yet."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]

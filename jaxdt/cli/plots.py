@@ -1,43 +1,46 @@
-"""The pictures of a run or a simulation, drawn from traces and metrics with matplotlib."""
+"""The pictures of a run or a simulation, drawn from traces and metrics with matplotlib.
+
+Figures are made without pyplot: they need no display and no choice of a backend, and nothing has to be closed.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
-
-from jaxdt.protocol.events import COORDINATOR  # noqa: E402
-from jaxdt.protocol.trace import bytes_per_link  # noqa: E402
-from jaxdt.spec.work import parse_work  # noqa: E402
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.trace import bytes_per_link
+from jaxdt.spec.work import parse_work
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
 NAMES = {"F": "forward", "B": "backward", "E": "evaluate", "G": "gather", "U": "update"}
+PARTS = ("compute", "bubble", "transfer", "sync", "commit")
+PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
+EVENT_LINES = {"leave": ":", "join": "--"}
+STAGE_LINES = ("-", "--", "-.", ":")
 
 
 def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
-    """report.png of a run: loss, the pipeline's timeline, bytes per link, predicted against measured step time; and if
-    peers came or went, how many each stage had."""
+    """report.png of a run: loss, timeline of the pipeline, bytes per link, predicted and measured step times. If peers
+    joined or left, also the number of peers of each stage and the throughput over time."""
     views = [r for r in records if r["what"] == "report" and r["kind"] == "view" and r["peer"] == COORDINATOR]
     n_rows = 3 if len(views) > 1 else 2
-    figure, axes = plt.subplots(n_rows, 2, figsize=(14, 4.5 * n_rows), layout="constrained")
+    figure = Figure(figsize=(14, 4.5 * n_rows), layout="constrained")
+    axes = figure.subplots(n_rows, 2)
     if len(views) > 1:
-        fleet(axes[2, 0], views, records[-1]["t"])
+        peers_per_stage(axes[2, 0], views, records[-1]["t"])
         throughput(axes[2, 1], records, views[0]["t"])
     loss(axes[0, 0], metrics)
     timeline(axes[0, 1], records, _middle_step(records))
     link_bytes(axes[1, 0], records, summary.get("codec_on_links", {}))
     step_times(axes[1, 1], metrics, summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed"))
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def loss(axes: Axes, metrics: list[dict]) -> None:
-    """Loss against steps below and against time above."""
+    """Loss against steps (lower axis) and against time (upper axis)."""
     steps = [m["step"] for m in metrics]
     axes.plot(steps, [m["loss"] for m in metrics], color=COLOURS["F"], label="training")
     held_out = [m for m in metrics if "eval_loss" in m]
@@ -53,7 +56,7 @@ def loss(axes: Axes, metrics: list[dict]) -> None:
 
 
 def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
-    """The Work of one step: a row per peer."""
+    """The Work of one step, one row per peer."""
     runs = [(r, parse_work(r["work"])) for r in records if r["what"] == "run"]
     runs = [(r, work) for r, work in runs if work.step == step]
     axes.set(title=f"Pipeline, step {step}", xlabel="seconds", ylabel="peer")
@@ -70,8 +73,8 @@ def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
     axes.legend(handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds], fontsize=8, ncols=len(kinds))
 
 
-def fleet(axes: Axes, views: list[dict], end_s: float) -> None:
-    """Peers per stage over time, from the coordinator's views."""
+def peers_per_stage(axes: Axes, views: list[dict], end_s: float) -> None:
+    """The number of peers of each stage over time, from the coordinator's views."""
     zero_s = views[0]["t"]
     stages = sorted({stage for view in views for stage in view["fields"]["members"].values()})
     times = [view["t"] - zero_s for view in views] + [end_s - zero_s]
@@ -92,34 +95,29 @@ def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
     axes.set_ylim(bottom=0)
 
 
-def endured(path: Path, records: list[dict]) -> None:
-    """faults.png of a simulated run under faults: peers per stage and throughput over time."""
-    figure, axes = plt.subplots(2, 1, figsize=(10, 8), layout="constrained", sharex=True)
+def run_under_faults(path: Path, records: list[dict]) -> None:
+    """faults.png of a simulated run: peers per stage and throughput over time."""
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True)
     views = [r for r in records if r["kind"] == "view"]
-    fleet(axes[0], views, records[-1]["t"])
+    peers_per_stage(axes[0], views, records[-1]["t"])
     throughput(axes[1], records, views[0]["t"])
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
-STYLES = {"leave": ":", "join": "--"}
-
-
-def study(path: Path, runs: Sequence) -> None:
-    """study.png: throughput of several runs (study_results.Run) under the same events, and each one's peers per stage.
-    Dotted: a machine goes; dashed: one is started."""
-    figure, axes = plt.subplots(
-        1 + len(runs), 1, figsize=(9, 3 + 1.3 * len(runs)), height_ratios=(2.2, *[1] * len(runs)), sharex=True,
-        layout="constrained",
-    )  # fmt: skip
+def churn_comparison(path: Path, runs: Sequence) -> None:
+    """study.png: the throughput of several runs (churn_comparison_results.Run) under the same events, and the number of
+    peers of each stage in each run. A dotted line marks a machine that leaves, a dashed line one that joins."""
+    figure = Figure(figsize=(9, 3 + 1.3 * len(runs)), layout="constrained")
+    axes = figure.subplots(1 + len(runs), 1, height_ratios=(2.2, *[1] * len(runs)), sharex=True)
     for i, run in enumerate(runs):
         at_s, rates = zip(*run.rates, strict=True)
         mean = run.rate(0.0, run.seconds)
         axes[0].step([*at_s, run.seconds], [*rates, rates[-1]], f"C{i}", where="post", label=f"{run.name}: {mean:.1f}")
         times, sizes = zip(*run.peers, strict=True)
-        for stage, own in enumerate(zip(*sizes, strict=True)):
-            style = ("-", "--", "-.", ":")[stage % 4]
-            line = [*own, own[-1]]
+        for stage, counts in enumerate(zip(*sizes, strict=True)):
+            style = STAGE_LINES[stage % len(STAGE_LINES)]
+            line = [*counts, counts[-1]]
             axes[1 + i].step([*times, run.seconds], line, f"C{i}{style}", where="post", label=f"stage {stage}")
         if run.moves_s:
             axes[1 + i].plot(run.moves_s, [0.3] * len(run.moves_s), "k^", ms=5, label="a peer moves")
@@ -128,30 +126,29 @@ def study(path: Path, runs: Sequence) -> None:
         axes[1 + i].legend(fontsize=7, loc="lower right", ncols=3)
     for ax, run in zip(axes, (runs[0], *runs), strict=True):
         for at, what, _ in run.events:
-            if what in STYLES:
-                ax.axvline(at, color="#888888", lw=0.8, ls=STYLES[what])
+            if what in EVENT_LINES:
+                ax.axvline(at, color="#888888", lw=0.8, ls=EVENT_LINES[what])
     axes[0].set(ylabel="samples/s", title="Throughput (mean in the legend); dotted: a machine goes, dashed: one comes")
     axes[0].set_ylim(bottom=0)
     axes[0].legend(fontsize=8, loc="lower right")
     axes[-1].set(xlabel="seconds", xlim=(0, runs[0].seconds))
     figure.savefig(path, dpi=75)
-    plt.close(figure)
 
 
 def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
-    """Payload bytes per directed link in the recorded steps, and its codec where it has one."""
+    """Payload bytes of each directed link in the recorded steps, and the name of its codec if it has one."""
     totals = sorted(bytes_per_link(records).items())
-    named = {(src, dst): codecs.get(f"{src}->{dst}", "none") for (src, dst), _ in totals}
-    labels = [f"{src}→{dst}" + (f"\n{name}" if name != "none" else "") for (src, dst), name in named.items()]
+    codec_of = {(src, dst): codecs.get(f"{src}->{dst}", "none") for (src, dst), _ in totals}
+    labels = [f"{src}→{dst}" + (f"\n{name}" if name != "none" else "") for (src, dst), name in codec_of.items()]
     axes.bar(labels, [n / 1e6 for _, n in totals], color=COLOURS["G"])
     axes.set(title="Bytes per link in the recorded steps", ylabel="MB")
     axes.tick_params(axis="x", rotation=60 if len(totals) > 12 else 0)
 
 
 def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None, uncompressed_s: float | None) -> None:
-    """Measured step times and the simulator's predictions: of this run, and of the same without its codecs."""
-    plain = [m for m in metrics if "eval_loss" not in m]
-    axes.plot([m["step"] for m in plain], [m["step_s"] for m in plain], ".", color=COLOURS["F"], label="measured")
+    """Measured step times, and the predicted ones of this run and of the same run without codecs."""
+    training = [m for m in metrics if "eval_loss" not in m]
+    axes.plot([m["step"] for m in training], [m["step_s"] for m in training], ".", color=COLOURS["F"], label="measured")
     if predicted_s:
         axes.axhline(predicted_s, color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s")
     if predicted_s and uncompressed_s:
@@ -164,35 +161,32 @@ def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None, uncom
 
 
 def comparison(path: Path, runs: Sequence) -> None:
-    """comparison.png: step times, bytes over each stage boundary and losses of several runs (side_by_side.Run)."""
-    figure, (times, crossing, losses) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
+    """comparison.png: step times, bytes over each stage boundary and losses of several runs (run_comparison.Run)."""
+    figure = Figure(figsize=(16, 5), layout="constrained")
+    times, traffic, losses = figure.subplots(1, 3)
     width = 0.8 / len(runs)
     for i, run in enumerate(runs):
-        plain = [m for m in run.metrics if "eval_loss" not in m]
-        took = "not timed" if run.step_s is None else f"{run.step_s:.3f} s"
-        label = f"{run.name} ({run.codecs}): {took}"
-        times.plot([m["step"] for m in plain], [m["step_s"] for m in plain], ".", color=f"C{i}", label=label)
-        places = [boundary + (i - (len(runs) - 1) / 2) * width for boundary in run.boundary_bytes]
-        crossing.bar(places, [n / 1e6 for n in run.boundary_bytes.values()], width, color=f"C{i}", label=run.name)
+        training = [m for m in run.metrics if "eval_loss" not in m]
+        duration = "not timed" if run.step_s is None else f"{run.step_s:.3f} s"
+        label = f"{run.name} ({run.codecs}): {duration}"
+        times.plot([m["step"] for m in training], [m["step_s"] for m in training], ".", color=f"C{i}", label=label)
+        xs = [boundary + (i - (len(runs) - 1) / 2) * width for boundary in run.boundary_bytes]
+        traffic.bar(xs, [n / 1e6 for n in run.boundary_bytes.values()], width, color=f"C{i}", label=run.name)
         losses.plot([m["step"] for m in run.metrics], [m["loss"] for m in run.metrics], color=f"C{i}", label=run.name)
     boundaries = sorted({boundary for run in runs for boundary in run.boundary_bytes})
-    crossing.set_xticks(boundaries, [f"{boundary}|{boundary + 1}" for boundary in boundaries])
-    crossing.set(title="Bytes over each stage boundary", xlabel="stages", ylabel="MB a step")
+    traffic.set_xticks(boundaries, [f"{boundary}|{boundary + 1}" for boundary in boundaries])
+    traffic.set(title="Bytes over each stage boundary", xlabel="stages", ylabel="MB a step")
     times.set(title="Step time (median in the legend)", xlabel="step", ylabel="seconds")
     times.set_ylim(bottom=0)
     times.legend()
     losses.set(title="Loss", xlabel="step", ylabel="nats per token")
     figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-PARTS = ("compute", "bubble", "transfer", "sync", "commit")
-PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
 
 
 def simulation(path: Path, records: list[dict], parts: dict[str, float], utilisation: dict[int, float]) -> None:
-    """simulation.png: the timeline of a step, its parts, how busy each peer is."""
-    figure, axes = plt.subplots(1, 3, figsize=(16, 5), layout="constrained", width_ratios=(3, 1, 1))
+    """simulation.png: the timeline of a step, the parts of its time, and the utilisation of each peer (0..1)."""
+    figure = Figure(figsize=(16, 5), layout="constrained")
+    axes = figure.subplots(1, 3, width_ratios=(3, 1, 1))
     timeline(axes[0], records, _middle_step(records))
     stacked(axes[1], ["step"], [parts])
     axes[2].barh([f"p{peer}" for peer in utilisation], [100 * u for u in utilisation.values()], color=COLOURS["F"])
@@ -202,11 +196,10 @@ def simulation(path: Path, records: list[dict], parts: dict[str, float], utilisa
         for ax in (axes[0], axes[2]):
             ax.set_yticks([])
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
 def stacked(axes: Axes, labels: list[str], parts: list[dict[str, float]]) -> None:
-    """Bars of step times, cut into their parts."""
+    """One bar per step time, divided into its parts."""
     below = [0.0] * len(labels)
     for name, colour in zip(PARTS, PART_COLOURS, strict=True):
         heights = [max(0.0, one[f"{name}_s"]) for one in parts]
@@ -217,8 +210,9 @@ def stacked(axes: Axes, labels: list[str], parts: list[dict[str, float]]) -> Non
 
 
 def sweep(path: Path, name: str, points: list[dict]) -> None:
-    """sweep.png: step time in its parts, and utilisation, along one quantity."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    """sweep.png: step time with its parts, and utilisation, as functions of the quantity `name`."""
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
     values = [point[name] for point in points]
     left.plot(values, [point["step_s"] for point in points], "o-", color="black", label="step")
     for part, colour in zip(PARTS, PART_COLOURS, strict=True):
@@ -230,11 +224,10 @@ def sweep(path: Path, name: str, points: list[dict]) -> None:
     right.plot(values, [100 * point["utilisation"] for point in points], "o-", color=COLOURS["F"])
     right.set(title="Utilisation", ylabel="%", xlabel=name, xscale="log", ylim=(0, 100))
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
 def _middle_step(records: list[dict]) -> int | None:
-    """A step from the middle of the recording without evaluation: neither warm-up nor the end."""
+    """A step without evaluation from the middle of the recording, behind the warm-up and before the end."""
     kinds: dict[int, set[str]] = {}
     for r in records:
         if r["what"] == "run":

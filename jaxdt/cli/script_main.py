@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from absl import app, flags, logging
 
 from jaxdt.runtime.storage.durable import refusal
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, nearest
 
 FLAGS = flags.FLAGS
 
@@ -23,7 +23,8 @@ def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
         try:
             words = argv[1:]
             if commands and (len(words) != 1 or words[0] not in commands):
-                raise BadInput(f"command: got {' '.join(words) or 'none'}, expected one of {', '.join(commands)}")
+                got = f"{' '.join(words) or 'none'}{nearest(' '.join(words), commands)}"
+                raise BadInput(f"command: got {got}, expected one of {', '.join(commands)}")
             if words and not commands:
                 raise BadInput(f"argument: got {words[0]!r}, expected flags only")
             sys.exit(main(*words))

@@ -1,14 +1,14 @@
-"""Times the codecs against copying the same memory; prints JSON, a list with one object per codec and shape.
+"""Time the codecs against a copy of the same memory. Prints JSON: a list with one object per codec and shape.
 
     taskset -c 0 python scripts/bench/bench_codec.py [--codecs=int8,int8-dynamic] [--shapes=1048576,4x512x4096]
 
-  encode_gbps, decode_gbps  1e9 bytes of fp32 input per second, medians of rounds in which all take turns
-  copy_gbps                 the same for one copy of the tensor: into memory that is there already on a CPU, by a
-                            compiled program on an accelerator
+  encode_gbps, decode_gbps  1e9 bytes of fp32 input per second: medians over rounds, each of which times every call once
+  copy_gbps                 the same for one copy of the tensor: on a CPU into allocated memory, on an accelerator by a
+                            compiled program
   copy_ratio                t_copy / (t_encode + t_decode)
 
-On an accelerator several calls are queued before one is waited for, so that dispatch does not count. Quote it from an
-otherwise idle machine only.
+On an accelerator several calls are queued before the last one is waited for, so that dispatch is not timed. Quote the
+results from an otherwise idle machine only.
 """
 
 import json
@@ -16,24 +16,19 @@ import statistics
 import time
 from collections.abc import Callable
 
-from jaxdt.cli import memory_settings
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
 
-if __name__ == "__main__":
-    memory_settings.restart()
+from jaxdt.cli import memory_settings, script_main
+from jaxdt.codec import decode, encode
+from jaxdt.spec.codec import AUTO, parse
+from jaxdt.spec.errors import BadInput
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
-
-from jaxdt.cli import script_main  # noqa: E402
-from jaxdt.codec import decode, encode  # noqa: E402
-from jaxdt.spec.codec import AUTO, parse  # noqa: E402
-from jaxdt.spec.errors import BadInput  # noqa: E402
-
-CODECS = flags.DEFINE_list("codecs", ["bf16", "int8", "int8:1024", "int8-dynamic"], "Which codecs.")
+CODECS = flags.DEFINE_list("codecs", ["bf16", "int8", "int8:1024", "int8-dynamic"], "Names of the codecs.")
 SHAPES = flags.DEFINE_list("shapes", ["1048576", "4x512x4096"], "Shapes of fp32 tensors, such as 4x512x4096.")
-ROUNDS = flags.DEFINE_integer("rounds", 200, "How often each is run, in turn.", 1)
+ROUNDS = flags.DEFINE_integer("rounds", 200, "How many times each call is timed.", 1)
 QUEUED = 20  # calls in a row on an accelerator
 WARM_UP = 5
 
@@ -61,17 +56,18 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def calls(x: jax.Array) -> dict[str, Callable]:
-    """What is timed, by name; each call's result is ready or can be waited for."""
-    found: dict[str, Callable] = {"copy": copier(x)}
+    """The calls that are timed, by name. A result is ready when the call returns, or jax can wait for it."""
+    named: dict[str, Callable] = {"copy": copier(x)}
     for name in CODECS.value:
         spec = parse(name)
-        wire = encode(spec, x)
-        found[f"encode {name}"] = lambda spec=spec: encode(spec, x)
-        found[f"decode {name}"] = lambda spec=spec, wire=wire: decode(spec, wire, x.shape, x.dtype)
-    return found
+        encoded = encode(spec, x)
+        named[f"encode {name}"] = lambda spec=spec: encode(spec, x)
+        named[f"decode {name}"] = lambda spec=spec, encoded=encoded: decode(spec, encoded, x.shape, x.dtype)
+    return named
 
 
 def copier(x: jax.Array) -> Callable:
+    """A call that copies x once."""
     if jax.default_backend() == "cpu":
         source, target = np.asarray(x), np.empty(x.shape, np.float32)
         return lambda: np.copyto(target, source)
@@ -80,7 +76,7 @@ def copier(x: jax.Array) -> Callable:
 
 
 def timed(named: dict[str, Callable]) -> dict[str, float]:
-    """Median seconds of each."""
+    """Median seconds of each call."""
     n_queued = 1 if jax.default_backend() == "cpu" else QUEUED
     seconds: dict[str, list[float]] = {name: [] for name in named}
     for _ in range(WARM_UP + ROUNDS.value):
@@ -108,4 +104,5 @@ def result(name: str, shape: tuple[int, ...], seconds: dict[str, float], n_bytes
 
 
 if __name__ == "__main__":
+    memory_settings.restart()
     script_main.run(main)

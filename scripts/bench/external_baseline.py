@@ -1,4 +1,4 @@
-"""Another system's program beside a benchmark: it prints JSON on its last line."""
+"""An external baseline: another system's program, run beside a benchmark. Its last line of output is a JSON object."""
 
 import json
 import shlex
@@ -8,14 +8,14 @@ import subprocess
 from jaxdt.spec.errors import BadInput
 
 
-def check(command: str | None) -> None:
-    """BadInput for a command that cannot be started; before anything is timed."""
+def check_command(command: str | None) -> None:
+    """BadInput for a command that cannot be started; called before anything is timed."""
     if command is not None and not shutil.which((shlex.split(command) or [""])[0]):
         raise BadInput(f"--rival: got {command!r}, expected a command whose program is there")
 
 
-def rival_seconds(command: str, key: str) -> float:
-    """Run it; what its JSON says under `key`."""
+def baseline_seconds(command: str, key: str) -> float:
+    """Run the baseline and return the value of `key` in its JSON object, in seconds."""
     done = subprocess.run(shlex.split(command), stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise BadInput(f"--rival: {command!r} ended with exit code {done.returncode}, expected 0")

@@ -1,8 +1,8 @@
-"""Peers that do nothing but average a synthetic vector, as processes of their own; for kill_averaging.py.
+"""Peers that only average a synthetic vector, each in a process of its own; for kill_averaging.py.
 
-Microbatch m of a step is peer m's, and the least peer's once that one is gone. What a peer adds for it depends on who
-adds it: so two sums of one step differ in every element if different peers made them, and a vector that is part one and
-part the other equals neither.
+Peer m owns microbatch m of a step. When that peer is gone, the member with the least id owns it. The vector that a peer
+adds for a microbatch depends on the peer: two sums of one step by different peers differ in every element, so a vector
+that is partly one sum and partly the other equals neither.
 """
 
 import time
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import numpy as np
-from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 
+from jaxdt.cli.averaging_loop import RUN, open_loop
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
@@ -27,28 +27,26 @@ from jaxdt.protocol.events import (
     Run,
     Send,
     Updated,
+    View,
     ViewChanged,
-    WroteCheckpoint,
 )
-from jaxdt.protocol.message import from_plain, tensor_key
-from jaxdt.protocol.trace import Trace
-from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net import credential
+from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.net.buffer import aligned_empty
-from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import Slices
 from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.sizes import Group
+from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.rounds import Rounds
 
 GROUP = "stage0"
-HEARTBEAT_S, FLOOR_S = 0.2, 20.0  # a broken connection is what tells of a death here, not silence
+HEARTBEAT_S = 0.2
+DEADLINE_FLOOR_S = 20.0  # long: a dead peer is noticed by its broken connections, not by its silence
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of one fleet. `secret`: the credential file, or None for plaintext."""
+    """The options of one fleet. `secret` is the credential file, None for plaintext."""
 
     n_peers: int
     n_elements: int
@@ -58,53 +56,58 @@ class Options:
 
 
 def owned(peer: int, members: Sequence[int], n_peers: int) -> list[int]:
-    """The microbatches of a member."""
+    """The microbatches that a member owns."""
     return [m for m in range(n_peers) if (m if m in members else min(members)) == peer]
 
 
 def vector(step: int, peer: int, microbatches: Sequence[int], n_elements: int) -> np.ndarray:
-    """What a peer adds to a step's sum for these microbatches."""
-    drawn = [np.random.Generator(np.random.SFC64([step, m, peer])) for m in microbatches]
-    return np.add.reduce([one.random(n_elements, np.float32) for one in drawn])
+    """The vector that a peer adds to a step's sum for these microbatches."""
+    generators = [np.random.Generator(np.random.SFC64([step, m, peer])) for m in microbatches]
+    return np.add.reduce([generator.random(n_elements, np.float32) for generator in generators])
 
 
 def whole_sum(step: int, members: Sequence[int], options: Options) -> int:
-    """CRC-32 of the only right result of a step among these members: their vectors, added in their order."""
-    n_elements, n_peers = options.n_elements, options.n_peers
-    total = np.zeros(n_elements, np.float32)
+    """CRC-32 of the only correct result of a step among these members: the sum of their vectors in their order."""
+    total = np.zeros(options.n_elements, np.float32)
     for peer in members:
-        total += vector(step, peer, owned(peer, members, n_peers), n_elements)
+        total += vector(step, peer, owned(peer, members, options.n_peers), options.n_elements)
     return zlib.crc32(total)
 
 
-class Sharing:
-    """The wiring: each step's microbatches are shared out among the members."""
+class OwnedMicrobatches:
+    """The wiring: a peer runs the microbatches of each step that it owns in the current view."""
+
+    READS = frozenset({ViewChanged, Updated, Ran})
 
     def __init__(self, peer: int, n_peers: int, n_steps: int):
-        self._peer, self._n_peers, self._n_steps = peer, n_peers, n_steps
-        self._view, self._step, self._n_running = None, 0, 0
-        self._own: set[int] = set()
+        self._peer = peer
+        self._n_peers = n_peers
+        self._n_steps = n_steps
+        self._view: View | None = None
+        self._step = 0
+        self._n_running = 0
+        self._started: set[int] = set()  # microbatches of this step
 
     def handle(self, now_s: float, event) -> list:
         match event:
             case ViewChanged(view):
                 self._view = view
-                return self._give() if view.number > 1 and view.n_committed == self._step else []
+                return self._start_owned() if view.number > 1 and view.n_committed == self._step else []
             case Updated(_, version):
                 self._step = version
-                self._own.clear()
-                return self._give()
+                self._started.clear()
+                return self._start_owned()
             case Ran(Work(kind="B", step=step, microbatch=m)):
                 self._n_running -= 1
                 return [Accumulated(step, 0, m, 1, None), *self._drained()]
         return []
 
-    def _give(self) -> list:
+    def _start_owned(self) -> list:
         if self._step >= self._n_steps:
             return []
         members = self._view.stage_peers(0)
-        new = set(owned(self._peer, members, self._n_peers)) - self._own
-        self._own |= new
+        new = set(owned(self._peer, members, self._n_peers)) - self._started
+        self._started |= new
         self._n_running += len(new)
         works = [Run(Work(0, BACKWARD, m, self._peer, self._step)) for m in sorted(new)]
         return works or self._drained()
@@ -114,26 +117,30 @@ class Sharing:
 
 
 class Vectors:
-    """A peer's tensors. `began_s[step]` is set when the step's vector is there."""
+    """The tensors of a peer. `began_s[step]` is set to the moment at which the exchange of the step's vector begins."""
 
     def __init__(self, peer: int, options: Options, began_s):
-        self._peer, self._options, self._began_s = peer, options, began_s
+        self._peer = peer
+        self._options = options
+        self._began_s = began_s
         self._slices = Slices(peer)
         self._accumulators: dict[int, np.ndarray] = {}
 
     def run(self, work: Work, scale: float, rounds: Sequence[Round] = ()) -> dict[str, float]:
-        step, kept = work.step, self._accumulators
+        step = work.step
         if work.kind == BACKWARD:
             new = vector(step, self._peer, [work.microbatch], self._options.n_elements)
-            kept[step] = new if step not in kept else kept[step] + new  # not in place: the other is being sent
+            sum_before = self._accumulators.get(step)  # it may be on its way to others, so it is not changed in place
+            self._accumulators[step] = new if sum_before is None else sum_before + new
             return {"n_samples": 1.0}
         if work.kind == GATHER:
-            self._slices.offer(step, GROUP, kept[step])
+            for round in rounds:
+                self._slices.offer(round, self._accumulators[step])
             self._began_s[step] = time.monotonic()
         return {"crc": float(self.crc(rounds[0]))} if work.kind == UPDATE else {}
 
     def crc(self, round: Round) -> int:
-        """Of the whole result that is held here."""
+        """CRC-32 of the complete result of a round."""
         return zlib.crc32(self._slices.result(round))
 
     def take(self, body):
@@ -152,66 +159,58 @@ class Vectors:
     def forget(self, round: Round) -> None:
         self._slices.forget(round)
 
-    def free(self, step: int) -> None:
-        self._slices.free(step)
-        self._accumulators = {k: kept for k, kept in self._accumulators.items() if k > step}
+    def free(self, step: int, rounds: Sequence[Round]) -> None:
+        self._slices.free(rounds)
+        self._accumulators = {later: sum for later, sum in self._accumulators.items() if later > step}
 
 
-class Watched:
-    """The machine of a peer, which tells `out` of every result before anybody else hears of it, and of every update:
-    ("prepared" or "applied", when, the round, CRC-32 of the vector)."""
+class Observed:
+    """Wraps the machine of a peer and writes to `out` each result, before any other process hears of it, and each
+    update: ("prepared" or "applied", moment, round, CRC-32 of the vector)."""
 
     def __init__(self, machine: Peer, tensors: Vectors, out: Connection):
-        self._machine, self._tensors, self._out = machine, tensors, out
+        self._machine = machine
+        self._tensors = tensors
+        self._out = out
         self._applying: dict[int, Round] = {}
 
     def handle(self, now_s: float, event) -> list:
         if isinstance(event, Ran) and event.work.kind == UPDATE:
-            self._say("applied", self._applying.pop(event.work.step), int(event.values["crc"]))
+            self._record("applied", self._applying.pop(event.work.step), int(event.values["crc"]))
         actions = self._machine.handle(now_s, event)
         for action in actions:
             if isinstance(action, Send) and isinstance(action.body, Prepared):
                 for result in action.body.results:
-                    self._say("prepared", result.round, self._tensors.crc(result.round))
+                    self._record("prepared", result.round, self._tensors.crc(result.round))
             if isinstance(action, Run) and action.work.kind == UPDATE:
                 self._applying[action.work.step] = action.rounds[0]
         return actions
 
-    def _say(self, what: str, round: Round, crc: int) -> None:
+    def _record(self, what: str, round: Round, crc: int) -> None:
         self._out.send((what, time.monotonic(), round, crc))
 
 
-class NoCheckpoints:
-    """Nothing is trained, nothing is saved."""
-
-    def save(self, version: int, tensors, post) -> None:
-        post(WroteCheckpoint(version))
-
-    def mark_complete(self, version: int, generation: int) -> None:
-        return None
-
-    def wait(self) -> None:
-        return None
-
-
-def open_loop(me: int, machine, secret: str | None, report, durable: FileStore | None = None) -> tuple[Loop, str]:
-    """A loop with its transport, and the address that it listens on."""
-    loop = Loop(me, machine, Trace(lambda line: None, 0), report, NoCheckpoints(), durable)
-    loaded = credential.load(secret) if secret else None
-    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
-    loop.transport = Transport(me, "averaging", ("127.0.0.1", 0), loaded, **callbacks)
-    host, port = loop.transport.start()
-    return loop, f"{host}:{port}"
-
-
 def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, out: Connection) -> None:
-    """One process."""
-    seat = PeerIdentity("averaging", "", peer, 0, 0, 0, options.n_steps, 0, HEARTBEAT_S, FLOOR_S, outage_s=60.0)
+    """Run one peer in this process, until its run ends."""
+    identity = PeerIdentity(
+        run=RUN,
+        fingerprint="",
+        peer=peer,
+        stage=0,
+        start_version=0,
+        start_generation=0,
+        n_steps=options.n_steps,
+        checkpoint_every_steps=0,
+        heartbeat_s=HEARTBEAT_S,
+        deadline_floor_s=DEADLINE_FLOOR_S,
+        outage_s=60.0,
+    )
     group = Group(GROUP, (0,), options.n_elements)
-    sync = AllReduce(peer, 0, (group,), options.n_peers, options.slice_bytes, 0.0, NO_DELAY)
+    rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
+    sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
     tensors = Vectors(peer, options, began_s)
-    machine = Peer(Membership(seat), Sharing(peer, options.n_peers, options.n_steps), sync)
-    loop, address = open_loop(peer, Watched(machine, tensors, out), options.secret, lambda report: None)
+    machine = Peer(Membership(identity), OwnedMicrobatches(peer, options.n_peers, options.n_steps), sync)
+    loop, address = open_loop(peer, Observed(machine, tensors, out), options.secret, lambda report: None)
     loop.tensors = tensors
     loop.transport.connect(COORDINATOR, coordinator)
     loop.run(address, lambda: Ready({}))

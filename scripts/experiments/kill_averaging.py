@@ -1,60 +1,61 @@
-"""Kills one of several processes with SIGKILL while they average a vector, again and again, and looks at every result.
+"""Kill one of several processes with SIGKILL while they average a vector, many times, and check every result.
 
     python scripts/experiments/kill_averaging.py [--tries=50] [--n_peers=4] [--n_elements=10000000] [--seed=0]
 
-Real machines, loop and sockets over TLS. In each try a fleet starts anew, does three rounds, and in the first or second
-one peer, drawn from the seed, is killed at a random moment from the beginning of the exchange to a little after the
-update of the slowest. A result may then be one of two vectors, bit by bit: the sum of all peers, or the sum of the
-survivors with what the dead peer had added done again; and all survivors must apply the same, this step and the next.
-Each result is looked at before the coordinator hears of it, and again when it is applied. Prints a line a try and one
-JSON object:
+Real machines, loop and sockets over TLS. Each try starts a new fleet that does three rounds. In the first or second
+round one peer, drawn from the seed, is killed at a random moment between the beginning of the exchange and shortly
+after the last update. A result must then equal one of two vectors, bit by bit: the sum of all peers, or the sum of the
+survivors, who redo the microbatches of the dead peer. All survivors must apply the same vector, in this step and in the
+next. Each result is checked before the coordinator is told of it, and again when it is applied. Prints a line a try and
+one JSON object:
 
-  whole     tries in which the step was finished with the sum of all, taken from a survivor or the owners
-  redone    tries in which it was averaged again among the survivors
-  moments   tries by what the others held when the peer died: nothing, some of them the whole result, or committed
-  bad       tries in which a vector was neither, survivors differed, or the run did not come to its end
+  whole     tries in which the step was finished with the sum of all peers, from a survivor or from the slices' owners
+  redone    tries in which the vector was averaged again among the survivors
+  moments   tries by the state of the others when the peer died: how many held the complete result, or committed
+  bad       tries in which a vector was neither of the two, survivors differed, or the run did not end
 """
 
 import functools
 import json
 import multiprocessing
-import os
 import random
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from absl import flags
+from averaging_peers import DEADLINE_FLOOR_S, HEARTBEAT_S, Options, be_peer, whole_sum
 
-from absl import flags  # noqa: E402
-from averaging_peers import FLOOR_S, HEARTBEAT_S, Options, be_peer, open_loop, whole_sum  # noqa: E402
-
-from jaxdt.cli import script_main  # noqa: E402
-from jaxdt.membership.coordinator import Coordinator  # noqa: E402
-from jaxdt.membership.coordinator_config import CoordinatorConfig  # noqa: E402
-from jaxdt.protocol.events import COORDINATOR, Report, Stop  # noqa: E402
-from jaxdt.runtime.net import credential  # noqa: E402
-from jaxdt.runtime.storage.durable import FileStore  # noqa: E402
+from jaxdt.cli import environment, script_main
+from jaxdt.cli.averaging_loop import RUN, open_loop
+from jaxdt.membership.commit import TwoPhaseCommit
+from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.protocol.events import COORDINATOR, Stop
+from jaxdt.protocol.reports import Report, StepReport, ViewReport
+from jaxdt.runtime.net import credential
+from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec.seq_lengths import SeqLengths
 
-TRIES = flags.DEFINE_integer("tries", 50, "Fleets that lose a peer.", 1)
+TRIES = flags.DEFINE_integer("tries", 50, "Number of fleets, each of which loses a peer.", 1)
 N_PEERS = flags.DEFINE_integer("n_peers", 4, "Processes.", 2)
 N_ELEMENTS = flags.DEFINE_integer("n_elements", 10_000_000, "fp32 numbers of the vector.", 1)
 SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 20, "Unit of the exchange.", 4)
-SEED = flags.DEFINE_integer("seed", 0, "Of the victims and the moments.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")
 
 N_STEPS = 3
-MARGIN = 1.3  # some moments fall behind the update
-OVER_S = 120.0  # a fleet that has not ended by then never will
+MARGIN = 1.3  # over the seconds of a step, so that some moments are after the update
+TIMEOUT_S = 120.0  # of a fleet
 
 
 @dataclass
 class Try:
-    """What happened to one fleet. `said[peer]`: (what, when, round, CRC) of results and updates; `died_s` is when the
-    victim was killed, None in a try without."""
+    """The events of one fleet. `results[peer]` holds (what, moment, round, CRC) of its results and updates. `died_s` is
+    the moment at which the victim was killed, None in a try without a victim."""
 
     victim: int | None = None
     step: int = 0
@@ -62,61 +63,64 @@ class Try:
     died_s: float | None = None
     committed_s: dict[int, float] = field(default_factory=dict)
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by the number of the view
-    said: dict[int, list[tuple]] = field(default_factory=dict)
+    results: dict[int, list[tuple]] = field(default_factory=dict)
     stop: Stop = Stop(3, "did not end")
 
     def report(self, report: Report) -> None:
-        """What the coordinator says."""
-        if report.kind == "step":
-            self.committed_s[report.fields["step"]] = time.monotonic()
-        elif report.kind == "view":
-            self.members[report.fields["view"]] = tuple(sorted(report.fields["members"]))
+        """Take a report of the coordinator."""
+        if isinstance(report, StepReport):
+            self.committed_s[report.step] = time.monotonic()
+        elif isinstance(report, ViewReport):
+            self.members[report.view] = tuple(sorted(report.members))
 
     def applied(self, peer: int) -> list[tuple]:
-        """Round and CRC of every update."""
-        return [(round, crc) for what, _, round, crc in self.said[peer] if what == "applied"]
+        """Round and CRC of every update of a peer."""
+        return [(round, crc) for what, _, round, crc in self.results[peer] if what == "applied"]
 
     @property
     def survivors(self) -> list[int]:
-        return [peer for peer in sorted(self.said) if peer != self.victim]
+        return [peer for peer in sorted(self.results) if peer != self.victim]
 
     @property
     def moment(self) -> str:
-        """How far the others were when the victim died."""
+        """The state of the others when the victim died."""
         if self.committed_s.get(self.step, self.died_s) < self.died_s:
             return "committed"
-        held = [peer for peer in self.survivors for what, at_s, round, _ in self.said[peer]
-                if what == "prepared" and round.step == self.step and at_s < self.died_s]  # fmt: skip
-        return f"held by {len(held)}" if held else "held by none"
+        n_holders = 0
+        for peer in self.survivors:
+            for what, at_s, round, _ in self.results[peer]:
+                n_holders += what == "prepared" and round.step == self.step and at_s < self.died_s
+        return f"held by {n_holders}" if n_holders else "held by none"
 
     @property
     def redone(self) -> bool:
         """Whether the step of the kill was finished with a round of the survivors."""
         rounds = [round for round, _ in self.applied(self.survivors[0]) if round.step == self.step]
-        return len(self.members[rounds[0].group_view]) < len(self.said)
+        return len(self.members[rounds[0].group_view]) < len(self.results)
 
 
-def problems(one: Try, right) -> list[str]:
-    """What is wrong with a try; `right(step, members)` is the CRC of the only right sum."""
-    found = [] if one.stop.code == 0 else [f"the run ended with {one.stop}"]
-    for peer, said in one.said.items():
-        for what, _, round, crc in said:
-            if crc != right(round.step, one.members[round.group_view]):
-                found.append(f"peer {peer} {what} a mixed vector as {round}")
-    expected = one.applied(one.survivors[0])
+def problems(attempt: Try, correct_crc: Callable[[int, tuple[int, ...]], int]) -> list[str]:
+    """The errors in a try. `correct_crc(step, members)` is the CRC of the only correct sum."""
+    errors = [] if attempt.stop.code == 0 else [f"the run ended with {attempt.stop}"]
+    for peer, results in attempt.results.items():
+        for what, _, round, crc in results:
+            if crc != correct_crc(round.step, attempt.members[round.group_view]):
+                errors.append(f"peer {peer} {what} a mixed vector as {round}")
+    first = attempt.survivors[0]
+    expected = attempt.applied(first)
     if [round.step for round, _ in expected] != list(range(N_STEPS)):
-        found.append(f"peer {one.survivors[0]} applied {expected}")
-    for peer in one.survivors[1:]:
-        if one.applied(peer) != expected:
-            found.append(f"peer {peer} applied {one.applied(peer)}, peer {one.survivors[0]} {expected}")
-    return found
+        errors.append(f"peer {first} applied {expected}")
+    for peer in attempt.survivors[1:]:
+        if attempt.applied(peer) != expected:
+            errors.append(f"peer {peer} applied {attempt.applied(peer)}, peer {first} {expected}")
+    return errors
 
 
 class Fleet:
-    """The processes of one try. The coordinator runs in this one."""
+    """The processes of one try. The coordinator runs in this process."""
 
     def __init__(self, options: Options, victim: int | None, step: int):
-        self.found = Try(victim, step)
+        self._try = Try(victim, step)
         self._options = options
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["jaxdt.runtime.loop"])
@@ -126,96 +130,119 @@ class Fleet:
         self._peers: list = []
 
     def run(self, after_s: float) -> Try:
-        """What came of it; the victim is killed after_s after the first peer has begun the exchange of its step."""
-        n_peers, found = self._options.n_peers, self.found
-        stage_of = dict.fromkeys(range(n_peers), 0)
-        terms = CoordinatorConfig(
-            "averaging", "", stage_of, 1, 0, 0, N_STEPS, SeqLengths(1), "stop", HEARTBEAT_S, FLOOR_S
-        )
+        """Run the fleet to its end. The victim is killed after_s after the first peer begins the exchange of the
+        step."""
+        n_peers = self._options.n_peers
+        config = coordinator_config(n_peers)
         with tempfile.TemporaryDirectory() as folder:
-            durable = FileStore(Path(folder))
-            loop, address = open_loop(COORDINATOR, Coordinator(terms), self._options.secret, found.report, durable)
+            loop, address = open_loop(
+                COORDINATOR,
+                Coordinator(config, TwoPhaseCommit(config)),
+                self._options.secret,
+                self._try.report,
+                FileStore(Path(folder)),
+            )
             host, _, port = address.rpartition(":")
             for peer in range(n_peers):
                 self._start(peer, (host, int(port)))
             threads = [threading.Thread(target=self._listen, args=(peer,)) for peer in range(n_peers)]
             threads.append(threading.Thread(target=self._kill, args=(after_s,)))
-            over = threading.Timer(OVER_S, loop.post, [found.stop])
-            for thread in (*threads, over):
+            timeout = threading.Timer(TIMEOUT_S, loop.post, [self._try.stop])
+            for thread in (*threads, timeout):
                 thread.start()
-            found.stop = loop.run(address)
-            over.cancel()
+            self._try.stop = loop.run(address)
+            timeout.cancel()
             for process in self._peers:
                 process.join(10.0)
                 process.kill()
             for thread in threads:
                 thread.join()
-        return found
+        return self._try
 
     def _start(self, peer: int, coordinator: tuple[str, int]) -> None:
         out = self._pipes[peer][1]
         arguments = (peer, self._options, coordinator, self._began_s[peer], out)
         self._peers.append(self._process(target=be_peer, args=arguments, daemon=True))
         self._peers[-1].start()
-        out.close()  # now the process holds the only one, and the pipe ends with it
+        out.close()  # the process now holds the only copy, so the pipe ends with the process
 
     def _kill(self, after_s: float) -> None:
-        found, step, deadline_s = self.found, self.found.step, time.monotonic() + OVER_S
+        step = self._try.step
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not any(began[step] for began in self._began_s) and time.monotonic() < deadline_s:
             time.sleep(1e-4)
-        found.began_s = min((began[step] for began in self._began_s if began[step]), default=deadline_s)
-        if found.victim is not None:
-            time.sleep(max(0.0, found.began_s + after_s - time.monotonic()))
-            self._peers[found.victim].kill()
-            found.died_s = time.monotonic()
+        self._try.began_s = min((began[step] for began in self._began_s if began[step]), default=deadline_s)
+        if self._try.victim is not None:
+            time.sleep(max(0.0, self._try.began_s + after_s - time.monotonic()))
+            self._peers[self._try.victim].kill()
+            self._try.died_s = time.monotonic()
 
     def _listen(self, peer: int) -> None:
-        said = self.found.said.setdefault(peer, [])
+        results = self._try.results.setdefault(peer, [])
         try:
             while True:
-                said.append(self._pipes[peer][0].recv())
+                results.append(self._pipes[peer][0].recv())
         except (EOFError, OSError):
-            return  # the process has ended, perhaps in the middle of a word
+            return  # the process has ended, perhaps in the middle of a message
+
+
+def coordinator_config(n_peers: int) -> CoordinatorConfig:
+    return CoordinatorConfig(
+        run=RUN,
+        fingerprint="",
+        stage_of=dict.fromkeys(range(n_peers), 0),
+        n_stages=1,
+        start_version=0,
+        start_generation=0,
+        n_steps=N_STEPS,
+        tokens_per_sample=SeqLengths(1),
+        on_nonfinite="stop",
+        heartbeat_s=HEARTBEAT_S,
+        deadline_floor_s=DEADLINE_FLOOR_S,
+    )
 
 
 def undisturbed(options: Options, step: int) -> tuple[Try, float]:
-    """A fleet that loses nobody, and seconds from the first peer's beginning of a step to the last one's update."""
+    """A try without a victim, and the seconds from the beginning of a step's exchange to its last update."""
     calm = Fleet(options, None, step).run(0.0)
-    ends_s = [at_s for said in calm.said.values() for _, at_s, round, _ in said if round.step == step]
+    ends_s = [at_s for results in calm.results.values() for _, at_s, round, _ in results if round.step == step]
     return calm, max(ends_s) - calm.began_s
 
 
 def main() -> int:
-    chance = random.Random(SEED.value)
+    environment.compute_on_cpu()
+    rng = random.Random(SEED.value)
     with tempfile.TemporaryDirectory() as folder:
         secret = str(Path(folder) / "credential.pem")
         credential.create(secret)
         options = Options(N_PEERS.value, N_ELEMENTS.value, N_STEPS, SLICE_BYTES.value, secret)
-        right = functools.lru_cache(maxsize=None)(lambda step, members: whole_sum(step, members, options))
+        correct_crc = functools.lru_cache(maxsize=None)(lambda step, members: whole_sum(step, members, options))
         calm = [undisturbed(options, step) for step in range(N_STEPS - 1)]
-        lasts_s = [seconds for _, seconds in calm]
-        bad = {f"undisturbed {n}": wrong for n, (one, _) in enumerate(calm) if (wrong := problems(one, right))}
-        good = []
+        step_s = [seconds for _, seconds in calm]
+        bad = {f"undisturbed {n}": errors for n, (run, _) in enumerate(calm) if (errors := problems(run, correct_crc))}
+        good: list[Try] = []
         for n in range(TRIES.value):
-            victim, step = chance.randrange(options.n_peers), chance.randrange(N_STEPS - 1)
-            after_s = chance.uniform(0.0, MARGIN * lasts_s[step])
-            one = Fleet(options, victim, step).run(after_s)
-            wrong = problems(one, right)
-            if wrong:
-                bad[f"try {n}"] = wrong
+            victim = rng.randrange(options.n_peers)
+            step = rng.randrange(N_STEPS - 1)
+            after_s = rng.uniform(0.0, MARGIN * step_s[step])
+            attempt = Fleet(options, victim, step).run(after_s)
+            errors = problems(attempt, correct_crc)
+            if errors:
+                bad[f"try {n}"] = errors
             else:
-                good.append(one)
-            how = wrong or ("redone" if one.redone else "whole")
-            print(f"try {n}: peer {victim} killed {after_s:.3f} s into step {step}, {one.moment}: {how}", flush=True)
+                good.append(attempt)
+            outcome = errors or ("redone" if attempt.redone else "whole")
+            moment = f"{after_s:.3f} s into step {step}, {attempt.moment}"
+            print(f"try {n}: peer {victim} killed {moment}: {outcome}", flush=True)
     result = {
         "tries": TRIES.value,
-        "whole": sum(not one.redone for one in good),
-        "redone": sum(one.redone for one in good),
-        "moments": dict(sorted(Counter(one.moment for one in good).items())),
+        "whole": sum(not attempt.redone for attempt in good),
+        "redone": sum(attempt.redone for attempt in good),
+        "moments": dict(sorted(Counter(attempt.moment for attempt in good).items())),
         "bad": bad,
         "seed": SEED.value,
         "n_elements": options.n_elements,
-        "exchange_s": lasts_s,
+        "exchange_s": step_s,
     }
     print(json.dumps(result))
     return 1 if bad else 0

@@ -1,13 +1,13 @@
 """Make a larger corpus, about 80 MB of English prose, from Debian documentation packages.
 
-    python scripts/make_corpus.py --out=runs/prose [--cache=DIR] [--packages=a,b,c]
+    python scripts/experiments/make_corpus.py --out=runs/prose [--cache=DIR] [--packages=a,b,c]
     python scripts/prepare_data.py --train=runs/prose/train.txt --eval=runs/prose/heldout.txt --tokenizer=gpt2 \\
         --out=runs/prose/gpt2.tok
 
-Needs Debian or a relative of it with `apt-get` (after `apt-get update`; no root) and `dpkg-deb`; about 230 MB are
-downloaded from where the machine's own apt points to. Paragraphs that were seen before are left out, also between
-packages. SOURCES.md beside the texts lists every package with version, licences and share; the texts are not part of
-this repository. The same package versions give the same texts.
+Needs Debian or a distribution derived from it with `apt-get` (after `apt-get update`; no root) and `dpkg-deb`. About
+230 MB are downloaded from the package sources of this machine. A paragraph that occurs more than once, in one package
+or in several, is written once. SOURCES.md beside the texts lists every package with its version, licences and size. The
+texts are not part of this repository. The same package versions give the same texts.
 """
 
 import gzip
@@ -27,15 +27,18 @@ from rich.progress import track
 from jaxdt.cli import script_main
 from jaxdt.spec.errors import BadInput
 
-PACKAGES = """
+PACKAGES = re.findall(
+    r"\S+",
+    """
 debian-handbook debian-reference-en developers-reference maint-guide debian-policy debian-kernel-handbook
 live-manual-html harden-doc aptitude-doc-en apt-doc linux-doc-6.1 manpages manpages-dev libvirt-doc xen-doc sudo
 zsh-doc bash-doc slurm-wlm-doc postgresql-doc-15 sqlite3-doc apache2-doc bind9-doc exim4-doc-html postfix-doc nova-doc
 cinder-doc keystone-doc neutron-doc borgbackup-doc git-doc mercurial-common subversion mutt autoconf-doc cmake-doc
 doxygen-doc python3.11-doc python-django-doc python-sqlalchemy-doc perl-doc erlang-doc guile-3.0-doc octave-doc
 fp-docs-3.2.2 nim-doc sbcl-doc r-doc-html lilypond-doc-html libreoffice-help-en-us
-""".split()  # noqa: SIM905
-# One document in so many is held out, drawn by its name and not by its place.
+""",
+)
+# One document in so many is held out. It is chosen by its name, so other documents do not change the choice.
 HELD_OUT_ONE_IN = 64
 ENGLISH = ("en", "en_us", "en-us", "en_gb", "c")
 OTHER_LANGUAGE = re.compile(r"[a-z]{2}(?:[_-][a-z]{2,4})?")
@@ -44,7 +47,7 @@ LANGUAGES = frozenset(
     + ["it", "ja", "ko", "lt", "lv", "nb", "nl", "nn", "no", "pl", "pt", "ro", "ru", "sk", "sl", "sr", "sv", "tr", "uk"]
     + ["vi", "zh"]
 )
-# Lists of changes, by their files' names.
+# Names of files that contain lists of changes.
 CHANGES = re.compile(
     r"changelog|release_?notes|/(?:releases?|relnotes)/|/(?:old)?(?:news|changes|history|notes)\b[^/]*$"
     r"|/release-[\d-]+\.html$|/perl\d*delta\b[^/]*$",
@@ -56,11 +59,11 @@ WELL_KNOWN = (
     r"|CC BY(?:-SA)?)\b"
 )
 
-QUIET = not sys.stdout.isatty()  # no progress bars into a file
+QUIET = not sys.stdout.isatty()  # a progress bar would fill a file with lines
 
 _OUT = flags.DEFINE_string("out", "runs/prose", "folder for train.txt, heldout.txt and SOURCES.md")
 _CACHE = flags.DEFINE_string("cache", None, "folder that keeps the downloaded packages (default: none are kept)")
-_PACKAGES = flags.DEFINE_list("packages", PACKAGES, "the packages to take")
+_PACKAGES = flags.DEFINE_list("packages", PACKAGES, "names of the packages")
 
 
 def download(package: str, cache: Path) -> Path:
@@ -76,8 +79,8 @@ def download(package: str, cache: Path) -> Path:
 
 
 def documents(folder: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of the English files of an unpacked package, in order of their names, lists of changes left out; a
-    manual that comes in HTML is not read again in Info, a page not again in the source that it was made from."""
+    """(name, text) of the English files of an unpacked package, in order of their names, without lists of changes. If a
+    manual is there as HTML, its Info file and the sources of its pages are left out."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     names = {str(path.relative_to(folder)): path for path in files}
     wanted = {name: path for name, path in names.items() if is_english(name) and not CHANGES.search(name)}
@@ -93,7 +96,7 @@ def documents(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_english(name: str) -> bool:
-    """False where a folder or a suffix of the name is the code of another language."""
+    """False if a folder or a suffix in the name is the code of another language."""
     for part in re.split(r"[/.]", name.lower())[:-1]:
         if part not in ENGLISH and OTHER_LANGUAGE.fullmatch(part) and re.split("[_-]", part)[0] in LANGUAGES:
             return False
@@ -101,7 +104,8 @@ def is_english(name: str) -> bool:
 
 
 def copyright_of(package: str, folder: Path, cache: Path) -> str:
-    """The copyright file of an unpacked package; where its folder is a link to another package's, that one's."""
+    """The text of the copyright file of an unpacked package. If its documentation folder is a link to that of another
+    package, the text of the other package's file."""
     documentation = folder / "usr/share/doc" / package
     if documentation.is_symlink():
         package = documentation.readlink().name
@@ -111,7 +115,8 @@ def copyright_of(package: str, folder: Path, cache: Path) -> str:
 
 
 def licences(copyright_text: str) -> str:
-    """The names in a machine-readable copyright file, else those of the well-known licences that it mentions."""
+    """The names of the licences in a machine-readable copyright file, or the well-known licences that another copyright
+    file mentions."""
     names = [] if re.search(r"^License:\s*$", copyright_text, flags=re.MULTILINE) else LICENCE.findall(copyright_text)
     if not names:
         names = re.findall(r"common-licenses/([\w.+-]*\w)", copyright_text) + re.findall(WELL_KNOWN, copyright_text)
@@ -119,8 +124,8 @@ def licences(copyright_text: str) -> str:
 
 
 class Corpus:
-    """The two texts under way; a paragraph is written once, whatever signs stand between its letters and digits (the
-    same page often comes in two formats)."""
+    """The two text files while they are written. Paragraphs with the same letters and digits are written once, whatever
+    is between them: a page often exists in two formats."""
 
     def __init__(self, out: Path):
         out.mkdir(parents=True, exist_ok=True)
@@ -129,12 +134,13 @@ class Corpus:
         self.n_bytes = 0
 
     def add(self, package: str, name: str, text: str) -> None:
-        """The new paragraphs of a document, and an empty line or two behind it."""
-        fresh = [paragraph for paragraph in paragraphs(name, text) if self._is_new(paragraph)]
-        if fresh:
-            chosen = hashlib.sha256(f"{package} {name}".encode()).digest()
-            content = "\n\n".join(fresh) + "\n\n\n"
-            self._files[int.from_bytes(chosen[:4], "big") % HELD_OUT_ONE_IN == 0].write(content)
+        """Write the paragraphs of a document that are new, and two empty lines after them."""
+        new = [paragraph for paragraph in paragraphs(name, text) if self._is_new(paragraph)]
+        if new:
+            digest = hashlib.sha256(f"{package} {name}".encode()).digest()
+            is_held_out = int.from_bytes(digest[:4], "big") % HELD_OUT_ONE_IN == 0
+            content = "\n\n".join(new) + "\n\n\n"
+            self._files[is_held_out].write(content)
             self.n_bytes += len(content.encode())
 
     def _is_new(self, paragraph: str) -> bool:
@@ -145,13 +151,13 @@ class Corpus:
         return True
 
     def close(self) -> None:
-        """Both files are complete after this."""
+        """Complete both files."""
         for file in self._files.values():
             file.close()
 
 
 def add_package(corpus: Corpus, package: str, deb: Path, cache: Path) -> str:
-    """Add a package's prose; its line of SOURCES.md."""
+    """Add the prose of a package. Returns its line for SOURCES.md."""
     before = corpus.n_bytes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -164,8 +170,8 @@ def add_package(corpus: Corpus, package: str, deb: Path, cache: Path) -> str:
 
 
 def build(out: Path, cache: Path, packages: list[str]) -> str:
-    """Fill `out`; returns the summary line."""
-    out.mkdir(parents=True, exist_ok=True)  # before anything is fetched for it
+    """Write the texts and SOURCES.md to `out`. Returns one line about them."""
+    out.mkdir(parents=True, exist_ok=True)  # fails before anything is downloaded
     debs = {package: download(package, cache) for package in track(packages, "downloading", disable=QUIET)}
     corpus = Corpus(out)
     lines = [

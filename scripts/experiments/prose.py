@@ -1,7 +1,8 @@
-"""Documentation as English paragraphs: HTML, DocBook and Mallard by their tags, manual pages, Info and plain text.
+"""The English paragraphs of documentation in HTML, DocBook, Mallard, manual pages, Info and plain text.
 
-What is no prose (listings, tables of names, menus, other languages) is told by its tag where there is one, else by how
-it looks: a paragraph is a sentence or more in which every fifth word is one of the commonest English ones."""
+Listings, tables of names, menus and other languages are no prose. They are recognised by their tags where the format
+has tags. A paragraph counts as prose if it consists of sentences in which at least every fifth word is one of the most
+frequent English words."""
 
 import html
 import re
@@ -19,7 +20,7 @@ INLINE = _words(
     "link literal option package parameter phrase productname prompt quote replaceable systemitem type ulink varname "
     "xref gui app cmd file key sys input output"
 )
-# What stands in these is left out.
+# The content of these tags is left out.
 SILENT = _words(
     "head script style pre nav header footer svg math select button table programlisting screen synopsis indexterm "
     "literallayout bookinfo articleinfo info index toc"
@@ -34,7 +35,7 @@ ENDS = (".", "!", "?", ":", '."', ".)", ".”")
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph reads as English sentences."""
+    """Whether a paragraph consists of English sentences."""
     words = re.findall(r"[a-z']+", paragraph.lower())
     if len(paragraph) < MIN_CHARACTERS or len(words) < MIN_WORDS or not paragraph.endswith(ENDS):
         return False
@@ -44,7 +45,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def joined(text: str) -> str:
-    """One line, single spaces."""
+    """The text in one line with single spaces."""
     return " ".join(text.split())
 
 
@@ -58,7 +59,7 @@ def from_markup(text: str) -> Iterator[str]:
 
 
 class _Markup(HTMLParser):
-    """Every tag that is not inline ends a paragraph; in a SILENT tag nothing counts."""
+    """Collects paragraphs. Every tag that is not inline ends a paragraph; the content of a SILENT tag is dropped."""
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
@@ -97,8 +98,8 @@ class _Markup(HTMLParser):
 
 
 def from_plain(text: str) -> Iterator[str]:
-    """Paragraphs of plain text, reStructuredText, Markdown or Info, which empty lines end; deeply indented ones are
-    listings."""
+    """Paragraphs of plain text, reStructuredText, Markdown or Info. Empty lines separate them; deeply indented ones are
+    listings and left out."""
     for block in re.split(r"\n[ \t]*\n|\n(?=[ \t]*[-*+•] )", text.replace("\r\n", "\n")):
         lines = block.strip("\n").split("\n")
         if all(line.startswith(("        ", "\t")) for line in lines):
@@ -109,12 +110,12 @@ def from_plain(text: str) -> Iterator[str]:
         yield re.sub(r"``|\*\*|`|(?<!\w)[*_](?=\w)|(?<=\w)[*_](?!\w)", "", paragraph).replace("::", ":")
 
 
-# Requests that end a paragraph, and those whose arguments are text; what is in neither is dropped.
+# Requests of roff that end a paragraph, and requests whose arguments are text. All other requests are dropped.
 ROFF_BREAKS = _words(".PP .P .LP .SH .SS .TP .IP .HP .br .sp .RS .RE .Pp .Sh .Ss .It .Bl .El")
 ROFF_TEXT = _words(".B .I .BR .RB .IR .RI .BI .IB .SM .SB .Nm .Ar .Fl .Xr .Pa .Dv .Va .Em .Sy .Cm .Ic .Fn")
 ROFF_SIGNS = {r"\-": "-", r"\e": "\\", r"\&": "", r"\ ": " ", r"\(aq": "'", r"\(dq": '"', r"\(em": "-", r"\(en": "-"}
 ROFF_SIGNS |= {r"\(lq": '"', r"\(rq": '"', r"\(oq": "'", r"\(cq": "'", r"\(bu": "", r"\|": "", r"\^": "", r"\:": ""}
-ROFF_SIGNS |= {r"\*(C`": "", r"\*(C'": "", r'\*(L"': '"', r'\*(R"': '"', r"\*(--": "-"}  # those of pod2man
+ROFF_SIGNS |= {r"\*(C`": "", r"\*(C'": "", r'\*(L"': '"', r'\*(R"': '"', r"\*(--": "-"}  # from pod2man
 ROFF_SIGNS |= {r"\*(Aq": "'", r"\*(C+": "C++", r"\*(lq": '"', r"\*(rq": '"'}
 
 
@@ -132,7 +133,7 @@ def from_man(text: str) -> Iterator[str]:
         elif listing:
             continue
         elif request in ROFF_TEXT:
-            # The alternating fonts join their arguments; a space inside quotes stays.
+            # Requests with two alternating fonts join their arguments. A space inside quotes stays.
             arguments = re.findall(r'"([^"]*)"|(\S+)', rest)
             words.append(("" if len(request) == 3 and request.isupper() else " ").join(a or b for a, b in arguments))
         elif not line.startswith((".", "'")):
@@ -168,6 +169,6 @@ READERS = {
 
 
 def paragraphs(name: str, text: str) -> list[str]:
-    """The prose of a file whose name ends in a known suffix, also in a numbered one (.info-2); of any other none."""
+    """The prose of a file with a known suffix, which may be numbered (.info-2). Other files have none."""
     reader = READERS.get(name.lower().rsplit(".", 1)[-1].partition("-")[0])
     return [paragraph for paragraph in reader(text) if is_prose(paragraph)] if reader else []

@@ -15,7 +15,7 @@ from jaxdt.ablation import results
 from jaxdt.ablation.grid import AblationConfig, Case, bytes_per_step, cases, codec_of, kinds, model_of, run_of
 from jaxdt.ablation.predict import step_seconds
 from jaxdt.ablation.report import cost, quality, rows, steps_to, value_at
-from jaxdt.ablation.train import Chain
+from jaxdt.ablation.train import chain_of
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.runtime.storage.store import Store
 from jaxdt.sim.cluster import Simulation
@@ -84,7 +84,7 @@ def test_bytes_of_a_step(case, per_tensor):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"methods": ("int8",)}, "ablation.methods: expected 'none' among them"),
         ({"methods": ("none", "fp4")}, "ablation.methods: got 'fp4'"),
@@ -94,8 +94,8 @@ def test_bytes_of_a_step(case, per_tensor):
         ({"target_frac": 0.0}, "ablation.target_frac: got 0.0"),
     ],
 )
-def test_a_wrong_grid_is_refused(change, said):
-    with pytest.raises(BadInput, match=said):
+def test_a_wrong_grid_is_refused(change, message):
+    with pytest.raises(BadInput, match=message):
         AblationConfig(**change)
 
 
@@ -126,7 +126,7 @@ def engine_losses(config, plan, stages):
 def test_a_chain_does_the_arithmetic_of_a_real_run():
     """The codec both ways, the order of the microbatches, the tied table, clipping and the update."""
     config, case = make_config(tied_head=True), Case("int8", 2, 2, 5)
-    chain, data, losses = Chain(config, case), Tokens(), []
+    chain, data, losses = chain_of(config, case), Tokens(), []
     for step in range(N_STEPS):
         batch = [data.train_batch(case.seed, step, m, 2, 16, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
         losses.append(chain.step(batch))

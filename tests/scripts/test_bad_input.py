@@ -39,8 +39,8 @@ for arguments in json.load(sys.stdin):
         sys.argv = [f"{name}.py", *arguments]
         run_flags.run(script.main)
     os.close(write)
-    with os.fdopen(read) as said:
-        text = said.read()
+    with os.fdopen(read) as output:
+        text = output.read()
     results.append((os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text))
 print(json.dumps(results))
 """
@@ -273,15 +273,15 @@ def test_a_flag_file_that_is_not_there_is_one_line(tmp_path):
         ("measure", "links --local=2 --out={dir}/thesis", "--out: {dir}/thesis cannot be written"),
         ("measure", "profile --config={dir}/good.py --out={dir}/none/p.json", "p.json cannot be written"),
         ("measure", "profile --config={dir}/good.py --out={dir}/p.json --codecs=int9", "--codecs: got 'int9'"),
-        ("make_corpus", "--packages= --out={dir}/run", "--packages: got none"),
-        ("make_corpus", "now", "argument: got 'now'"),
+        ("experiments/make_corpus", "--packages= --out={dir}/run", "--packages: got none"),
+        ("experiments/make_corpus", "now", "argument: got 'now'"),
         ("prepare_data", "--frob", "frob"),
-        ("bench_codec", "--codecs=auto", "--codecs: got auto"),
-        ("bench_codec", "--shapes=4x0", "--shapes: got '4x0'"),
-        ("bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
-        ("bench_averaging", "--n_peers=1", "n_peers"),
-        ("bench_simulator", "--rounds=0", "rounds"),
-        ("delay_loss", "--config={dir}/good.py --seeds=1", "--seeds: got 1"),
+        ("bench/bench_codec", "--codecs=auto", "--codecs: got auto"),
+        ("bench/bench_codec", "--shapes=4x0", "--shapes: got '4x0'"),
+        ("bench/bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
+        ("bench/bench_averaging", "--n_peers=1", "n_peers"),
+        ("bench/bench_simulator", "--rounds=0", "rounds"),
+        ("experiments/delay_loss", "--config={dir}/good.py --seeds=1", "--seeds: got 1"),
     ],
 )
 def test_every_script_refuses_in_one_line(script, flags, words, files):

@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
-from test_processes import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_what_survivors_hold_is_one_of_the_two_right_sums():

@@ -1,19 +1,11 @@
 """The measure of growth finds what grows, and does not take more members for it."""
 
-import importlib
 import random
-from pathlib import Path
 
 import pytest
+from leak_check import growth
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 PERIOD_S = 20.0
-
-
-@pytest.fixture
-def growth(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("leak_check").growth
 
 
 def samples(rss=lambda s: 0, fds=lambda s: 0, threads=lambda s: 0, members=lambda s: 3):
@@ -33,26 +25,26 @@ def come_and_go(seconds):
 
 
 @pytest.mark.parametrize("members", [lambda seconds: 3, come_and_go])
-def test_what_is_flat_at_an_equal_number_of_members_is_flat(growth, members):
+def test_what_is_flat_at_an_equal_number_of_members_is_flat(members):
     assert growth(samples(members=members), PERIOD_S) == pytest.approx({"rss": 0, "fds": 0, "threads": 0}, abs=0.02)
 
 
 @pytest.mark.parametrize("members", [lambda seconds: 3, come_and_go])
-def test_what_grows_is_found(growth, members):
+def test_what_grows_is_found(members):
     """A descriptor every 100 s, a thread every 200 s and 30 kB a second, with newcomers or without."""
     seen = growth(samples(lambda s: 3e4 * s, lambda s: s // 100, lambda s: s // 200, members), PERIOD_S)
     assert all(by > 0.05 for by in seen.values()), seen
     assert seen["rss"] == pytest.approx(3e4 * 675 / 267e6, rel=0.1)
 
 
-def test_what_the_warm_up_brings_does_not_count(growth):
+def test_what_the_warm_up_brings_does_not_count():
     assert growth(samples(rss=lambda s: 5e7 * (s > 200)), PERIOD_S)["rss"] == pytest.approx(0, abs=1e-6)
 
 
-def test_where_no_number_of_members_was_seen_twice_nothing_is_shown(growth):
+def test_where_no_number_of_members_was_seen_twice_nothing_is_shown():
     assert growth(samples(members=lambda s: s // 10), PERIOD_S)["fds"] == float("inf")
 
 
-def test_memory_that_follows_the_members_counts(growth):
+def test_memory_that_follows_the_members_counts():
     grown = samples(rss=lambda s: 1e7 * come_and_go(s), members=come_and_go)
     assert growth(grown, PERIOD_S)["rss"] > 0.03

@@ -1,27 +1,14 @@
 """Documentation to English paragraphs: what is kept of each format, what is left out, and the corpus made of it."""
 
 import gzip
-import importlib
-from pathlib import Path
 
+import make_corpus
+import prose
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 SENTENCE = "A peer that is slower than the others takes a smaller share of the batch, so that all end at one time."
 OTHER = "The second of the two texts is here to see that paragraphs are told apart by what stands in them."
 SIGNS = "\\*(C`smaller\\*(C'"  # as pod2man writes them
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """(name) -> a module of scripts/."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module
-
-
-@pytest.fixture
-def prose(script):
-    return script("prose")
 
 
 HTML = f"""<html><head><title>The title of the page is not a part of the text that we want to have.</title>
@@ -82,11 +69,11 @@ time.
     ("name", "text"),
     [("a.html", HTML), ("a.xml", DOCBOOK), ("a.1", MAN), ("a.info-2", INFO), ("a.rst", RST), ("A.TXT", INFO)],
 )
-def test_sentences_are_kept_and_the_rest_is_not(name, text, prose):
+def test_sentences_are_kept_and_the_rest_is_not(name, text):
     assert prose.paragraphs(name, text) == [SENTENCE, OTHER]
 
 
-def test_a_file_of_another_kind_has_no_prose(prose):
+def test_a_file_of_another_kind_has_no_prose():
     assert prose.paragraphs("a.png", SENTENCE) == prose.paragraphs("README", SENTENCE) == []
 
 
@@ -100,7 +87,7 @@ def test_a_file_of_another_kind_has_no_prose(prose):
         "Copyright Alpha Beta Gamma Delta Epsilon Zeta Eta Theta Iota Kappa Lambda Mu Nu Xi Omicron Pi Rho Sigma Tau.",
     ],
 )
-def test_what_is_no_english_sentence_is_told_apart(paragraph, prose):
+def test_what_is_no_english_sentence_is_told_apart(paragraph):
     assert not prose.is_prose(paragraph)
     assert prose.is_prose(SENTENCE)
 
@@ -118,12 +105,12 @@ def test_what_is_no_english_sentence_is_told_apart(paragraph, prose):
         ("usr/share/doc/x/js/index.html", True),
     ],
 )
-def test_other_languages_are_told_by_their_names(name, english, script):
-    assert script("make_corpus").is_english(name) == english
+def test_other_languages_are_told_by_their_names(name, english):
+    assert make_corpus.is_english(name) == english
 
 
-def test_licences_come_from_the_copyright_file(script):
-    licences = script("make_corpus").licences
+def test_licences_come_from_the_copyright_file():
+    licences = make_corpus.licences
     assert licences("Files: *\nLicense: GPL-2+\n text\nFiles: b\nLicense: Expat\nLicense: GPL-2+\n") == "Expat, GPL-2+"
     assert licences("see /usr/share/common-licenses/GPL-3.") == "GPL-3"
     assert licences("under the terms of the GNU General Public License, or") == "GNU General Public License"
@@ -131,8 +118,7 @@ def test_licences_come_from_the_copyright_file(script):
     assert licences("License:\n\nThe Python License\nLicense: By using it you agree\n") == "Python License"
 
 
-def test_a_documentation_folder_that_is_a_link_has_the_licence_of_the_other_package(tmp_path, script, monkeypatch):
-    made = script("make_corpus")
+def test_a_documentation_folder_that_is_a_link_has_the_licence_of_the_other_package(tmp_path, monkeypatch):
     doc = tmp_path / "unpacked/usr/share/doc"
     doc.mkdir(parents=True)
     (doc / "manual").symlink_to("common")
@@ -143,13 +129,12 @@ def test_a_documentation_folder_that_is_a_link_has_the_licence_of_the_other_pack
         (doc / "common").mkdir()
         (doc / "common/copyright").write_text("License: MIT\n")
 
-    monkeypatch.setattr(made.subprocess, "run", extract)
-    assert made.licences(made.copyright_of("manual", tmp_path / "unpacked", tmp_path)) == "MIT"
+    monkeypatch.setattr(make_corpus.subprocess, "run", extract)
+    assert make_corpus.licences(make_corpus.copyright_of("manual", tmp_path / "unpacked", tmp_path)) == "MIT"
 
 
-def test_a_corpus_has_each_paragraph_once_and_some_documents_held_out(tmp_path, script):
-    made = script("make_corpus")
-    corpus = made.Corpus(tmp_path / "out")
+def test_a_corpus_has_each_paragraph_once_and_some_documents_held_out(tmp_path):
+    corpus = make_corpus.Corpus(tmp_path / "out")
     for i in range(200):
         corpus.add("package", f"{i}.html", f"<p>{SENTENCE}</p><p>Number {i} of the pages: {OTHER}</p>")
     corpus.add("package", "again.rst", f"*{SENTENCE}*".replace("slower", "``slower``"))
@@ -161,19 +146,19 @@ def test_a_corpus_has_each_paragraph_once_and_some_documents_held_out(tmp_path, 
     assert corpus.n_bytes == len(train) + len(held_out)
 
 
-def test_the_documents_of_a_package_are_read_in_order(tmp_path, script):
+def test_the_documents_of_a_package_are_read_in_order(tmp_path):
     (tmp_path / "b.html").write_text("plain")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("gr\u00fcn".encode()))
     (tmp_path / "c.txt").symlink_to(tmp_path / "b.html")
     (tmp_path / "d.fr.html").write_text("non")
     (tmp_path / "e.info-1.gz").write_bytes(gzip.compress(b"the same as b.html"))
-    assert list(script("make_corpus").documents(tmp_path)) == [("a.txt", "gr\u00fcn"), ("b.html", "plain")]
+    assert list(make_corpus.documents(tmp_path)) == [("a.txt", "gr\u00fcn"), ("b.html", "plain")]
     for name in ("_sources/b.rst.txt", "html/d.html", "d.rst", "html/d.rst", "changelog.gz", "html/changelog-1.html"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("plain")
-    found = [name for name, _ in script("make_corpus").documents(tmp_path)]
+    found = [name for name, _ in make_corpus.documents(tmp_path)]
     assert found == ["a.txt", "b.html", "d.rst", "html/d.html"]
     for name in ("_sources/b.rst.txt", "html/d.html", "d.rst", "html/d.rst"):
         (tmp_path / name).unlink()
     (tmp_path / "b.html").unlink()
-    assert [name for name, _ in script("make_corpus").documents(tmp_path)] == ["a.txt", "e.info-1"]
+    assert [name for name, _ in make_corpus.documents(tmp_path)] == ["a.txt", "e.info-1"]

@@ -1,13 +1,11 @@
 """Traces as pictures: the Perfetto timeline and report.png, from a simulated run."""
 
-import importlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from jaxdt.cli import plots
+from jaxdt.cli import plots, run_comparison
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.trace import Trace, bytes_per_boundary, read
 from jaxdt.runtime.metrics import Metrics
@@ -16,7 +14,6 @@ from jaxdt.spec import config as configs
 from jaxdt.spec.network import Link
 from jaxdt.spec.sizes import boundary_bytes
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 FIELDS = {
     "model": {"preset": "debug"},
     "plan": {"stages": 2, "pipelines": 2, "microbatches": 4},
@@ -82,9 +79,7 @@ def test_bytes_over_a_boundary_are_those_of_its_tensors(simulated):
         assert bytes_per_boundary(records) == {0: 4 * sum(tensors)}
 
 
-def test_runs_side_by_side(simulated, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    side_by_side = importlib.import_module("jaxdt.cli.run_comparison")
+def test_runs_are_compared(simulated, tmp_path):
     runs = []
     for name, (plan, records, metrics), step_s in (
         ("plain", simulated, 2.0),
@@ -93,8 +88,8 @@ def test_runs_side_by_side(simulated, tmp_path, monkeypatch):
     ):
         codecs = {f"{src}->{dst}": codec for (src, dst), codec in plan.codec_of_links.items()}
         summary = {"codec_on_links": codecs, "step_s_measured": step_s, "step_s_predicted": 1.0, "tokens_per_s": step_s}
-        runs.append(side_by_side.run_of(name, summary, metrics, records))
-    head, plain, packed, short = (line.split() for line in side_by_side.table(runs).splitlines())
+        runs.append(run_comparison.run_of(name, summary, metrics, records))
+    head, plain, packed, short = (line.split() for line in run_comparison.table(runs).splitlines())
     assert head[:4] == ["run", "codec", "step", "of"]
     assert plain[:5] == ["plain", "none", "2.000", "s", "1.000"]
     assert packed[:5] == ["packed", "int8", "0.500", "s", "0.250"]

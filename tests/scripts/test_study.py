@@ -1,15 +1,15 @@
-"""scripts/experiments/study.py without processes: whom a trace takes, what is done to a run, and what its records come
-to."""
+"""scripts/experiments/study.py without processes: the schedule of a trace, the run that carries it out, the results."""
 
-import importlib
 import itertools
 import os
 from collections import Counter
 from pathlib import Path
 
+import churn_comparison_results
+import churn_comparison_run
 import pytest
 
-from jaxdt.cli import plots
+from jaxdt.cli import local_run, plots
 from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import CRASH
@@ -20,13 +20,6 @@ TRACE = ROOT / "configs/reproduce/traces/bamboo_aws_p3_v100.json"
 STAGES = ((0, 2, 4, 6), (1, 3, 5, 7))
 BEGIN_S, SPEED, SECONDS = 24060.0, 14.0, 160.0
 BEGAN_S = 1000.0
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """(name) -> a module of scripts/."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    return importlib.import_module
 
 
 def schedule(seed, **options):
@@ -75,17 +68,16 @@ def test_a_part_of_a_trace_begins_with_all_peers_and_has_its_counts():
 class FakeMachine:
     """A clock, processes and a run that does a step a second; `kills` and `joins` with their moments."""
 
-    def __init__(self, script, monkeypatch, members):
+    def __init__(self, monkeypatch, members):
         self.now_s, self.members, self.done = BEGAN_S, members, []
-        local_run, study_run = script("jaxdt.cli.local_run"), script("churn_comparison_run")
         for module, name, own in (
             (local_run, "start", lambda *_: self),
             (local_run, "join", self._join),
             (local_run, "children", lambda _: {f"peer {peer}": peer for peer in range(8)}),
             (local_run, "objects", self._objects),
             (local_run, "idle_s", self.monotonic),
-            (study_run.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
-            (study_run, "time", self),
+            (churn_comparison_run.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
+            (churn_comparison_run, "time", self),
         ):
             monkeypatch.setattr(module, name, own)
         self.pid, self.returncode = 99, None
@@ -121,19 +113,18 @@ class FakeMachine:
         return [dict(kind="view", t=BEGAN_S, fields=view)]
 
 
-def played(script, tmp_path, monkeypatch, wiring, seed=1, members=None):
+def played(tmp_path, monkeypatch, wiring, seed=1, members=None):
     members = members or {peer: stage for stage, peers in enumerate(STAGES) for peer in peers} | {8: 0, 9: 1}
     with monkeypatch.context() as patch:
-        machine = FakeMachine(script, patch, members)
-        study_run = script("churn_comparison_run")
-        run = study_run.StudyRun(tmp_path / wiring["kind"], wiring, study_run.Setup(2, 4, 24, 0.1))
+        machine = FakeMachine(patch, members)
+        run = churn_comparison_run.ComparedRun(
+            tmp_path / wiring["kind"], wiring, churn_comparison_run.Setup(2, 4, 24, 0.1)
+        )
         return run.play(schedule(seed, spare=True), SECONDS), machine.done
 
 
-def test_every_run_sees_the_same_events_at_the_same_times(script, tmp_path, monkeypatch):
-    (one, done), (other, same) = (
-        played(script, tmp_path, monkeypatch, dict(kind=kind), seed=4) for kind in ("fixed", "swarm")
-    )
+def test_every_run_sees_the_same_events_at_the_same_times(tmp_path, monkeypatch):
+    (one, done), (other, same) = (played(tmp_path, monkeypatch, dict(kind=kind), seed=4) for kind in ("fixed", "swarm"))
     assert one == other and done == same
     faults = schedule(4, spare=True)
     assert [at_s for at_s, *_ in one["events"]] == pytest.approx([fault.at_s for fault in faults], abs=1e-6)
@@ -143,11 +134,11 @@ def test_every_run_sees_the_same_events_at_the_same_times(script, tmp_path, monk
     assert done[-1][1] == "end" and done[-1][0] > BEGAN_S + SECONDS + 3
 
 
-def test_who_is_alone_at_its_stage_in_the_run_itself_is_spared(script, tmp_path, monkeypatch):
+def test_who_is_alone_at_its_stage_in_the_run_itself_is_spared(tmp_path, monkeypatch):
     """The run has moved all others of stage 1 to stage 0."""
     crashed = [fault.peer for fault in schedule(1, spare=True) if fault.kind == CRASH]
     members = {peer: int(peer == crashed[0]) for peer in range(8)}
-    saw, done = played(script, tmp_path, monkeypatch, dict(kind="swarm"), members=members)
+    saw, done = played(tmp_path, monkeypatch, dict(kind="swarm"), members=members)
     assert [who for _, what, who in saw["events"] if what == "spared"] == [f"peer {crashed[0]}"]
     assert crashed[0] not in [pid for _, what, pid in done if what == "kill"]
 
@@ -170,53 +161,53 @@ def records(step_s, losses, views=()):
     return sorted([*steps, *seen, dict(kind="heartbeat", t=BEGAN_S, fields={})], key=lambda record: record["t"])
 
 
-def run(script, name="fixed", step_s=(2.0,) * 10, losses=None, events=((3.0, "leave", "peer 1"),), views=()):
+def run(name="fixed", step_s=(2.0,) * 10, losses=None, events=((3.0, "leave", "peer 1"),), views=()):
     saw = dict(name=name, began_s=BEGAN_S + 4.0, seconds=10.0, events=events, n_samples=24)
     saw |= dict(held_up_s=0.0, cores_busy=1.0)
-    return script("churn_comparison_results").run_of(saw, records(step_s, losses or [1.0] * len(step_s), views))
+    return churn_comparison_results.run_of(saw, records(step_s, losses or [1.0] * len(step_s), views))
 
 
-def test_throughput_is_of_committed_steps_and_of_parts_of_those_under_way(script):
-    found = run(script)
+def test_throughput_is_of_committed_steps_and_of_parts_of_those_under_way():
+    found = run()
     assert found.rate(0.0, 10.0) == pytest.approx(12.0) == pytest.approx(found.rate(0.5, 1.0))
     assert found.rates == [(0.0, pytest.approx(12.0)), (5.0, pytest.approx(12.0))]
-    slower = run(script, step_s=(2.0, 2.0, 5.0, 10.0))
+    slower = run(step_s=(2.0, 2.0, 5.0, 10.0))
     assert slower.rates == [(0.0, pytest.approx(24 / 5)), (5.0, pytest.approx(2.4))]
-    assert script("churn_comparison_results").figures_of(slower)["steps"] == 1
+    assert churn_comparison_results.figures_of(slower)["steps"] == 1
 
 
-def test_uneven_stages_are_told_from_even_ones(script):
+def test_uneven_stages_are_told_from_even_ones():
     """Three and one from the beginning; a newcomer counts when it has the state, a step later."""
     members = {"0": 0, "2": 0, "4": 0, "1": 1, "8": 1}
-    found = run(script, views=[(4.5, members, [8])])
+    found = run(views=[(4.5, members, [8])])
     assert found.peers == ((0.0, (3, 1)), (0.5, (3, 1)), (2.0, (3, 2)))
-    figures = script("churn_comparison_results").figures_of(found)
+    figures = churn_comparison_results.figures_of(found)
     assert figures["uneven_s"] == 2.0 and figures["samples_per_s_uneven"] == pytest.approx(12.0)
     assert (figures["leaves"], figures["joins"], figures["spared"], figures["moves"]) == (1, 0, 0, 0)
 
 
-def test_losses_that_differ_and_events_that_differ_are_bad(script, tmp_path):
-    together = script("churn_comparison_results").together
-    one, longer = run(script), run(script, "swarm", step_s=(1.0,) * 20)
-    good = together([one, longer], n_cpus=2)
+def test_losses_that_differ_and_events_that_differ_are_bad(tmp_path):
+    compare = churn_comparison_results.compare
+    one, longer = run(), run("swarm", step_s=(1.0,) * 20)
+    good = compare([one, longer])
     assert good["bad"] == [] and good["loss_difference"] == 0.0 and good["steps_compared"] == 10
-    assert good["runs"]["swarm"]["samples_per_s"] == 24.0 and good["n_cpus"] == 2
-    off = run(script, "swarm", losses=[1.0] * 9 + [1.0001])
-    assert together([one, off])["bad"] == ["losses differ by 1.0e-04"]
-    other = run(script, "swarm", events=((3.0, "spared", "peer 1"),))
-    assert together([one, other])["bad"] == ["swarm: other events than fixed"]
-    late = run(script, "swarm", events=((5.0, "leave", "peer 1"),))
-    assert together([one, late])["bad"] == ["an event came 2.0 s later in one run than in another"]
-    plots.study(tmp_path / "study.png", [one, longer])
+    assert good["runs"]["swarm"]["samples_per_s"] == 24.0
+    off = run("swarm", losses=[1.0] * 9 + [1.0001])
+    assert compare([one, off])["bad"] == ["losses differ by 1.0e-04"]
+    other = run("swarm", events=((3.0, "spared", "peer 1"),))
+    assert compare([one, other])["bad"] == ["swarm: other events than fixed"]
+    late = run("swarm", events=((5.0, "leave", "peer 1"),))
+    assert compare([one, late])["bad"] == ["an event came 2.0 s later in one run than in another"]
+    plots.churn_comparison(tmp_path / "study.png", [one, longer])
     assert (tmp_path / "study.png").stat().st_size < 60_000
 
 
-def test_who_is_alone_is_read_off_the_last_view(script):
+def test_who_is_alone_is_read_off_the_last_view():
     """Not counted: who was killed, and who has not got the state yet."""
-    alone = script("churn_comparison_results").alone
+    is_alone = churn_comparison_results.is_alone
     trace = records((2.0,) * 3, (1.0,) * 3)
-    assert alone(trace, 1, set()) and not alone(trace, 0, set()) and not alone(trace, 7, set())
-    assert alone(trace, 0, {2, 4})
+    assert is_alone(trace, 1, set()) and not is_alone(trace, 0, set()) and not is_alone(trace, 7, set())
+    assert is_alone(trace, 0, {2, 4})
     members = {"0": 0, "2": 0, "1": 1, "8": 1}
-    assert alone(records((2.0,) * 3, (1.0,) * 3, [(7.0, members, [8])]), 1, set())
-    assert not alone(records((2.0,) * 3, (1.0,) * 3, [(5.0, members, [8])]), 1, set())
+    assert is_alone(records((2.0,) * 3, (1.0,) * 3, [(7.0, members, [8])]), 1, set())
+    assert not is_alone(records((2.0,) * 3, (1.0,) * 3, [(5.0, members, [8])]), 1, set())

@@ -1,18 +1,13 @@
 """What SWARM's Table 2 and Figure 7 are reproduced with: closed forms of small fleets, and a page of two sizes."""
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_scaling, swarm_table2
+from experiments.reproduce.swarm_fleet import Fleet, each_s
 
 from jaxdt.spec.errors import BadInput
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_scaling, swarm_table2  # noqa: E402
-from experiments.reproduce.swarm_fleet import Fleet, each_s  # noqa: E402
 
 FLEET = Fleet(2, 2, 64, 1, "none", compute_s=1.0, latency_s=0.0, gbps=1e6)
 
@@ -48,7 +43,7 @@ def test_round_trips_as_long_as_a_forward_hide_behind_the_default_window():
 
 def test_latency_costs_pipelines_more_than_stochastic_wiring():
     found = {
-        wiring: [each_s(swarm_table2.fleet("xxlarge", far, wiring=wiring), 10, 30) for far in (False, True)]
+        wiring: [each_s(replace(swarm_table2.fleet("xxlarge", far), wiring=wiring), 10, 30) for far in (False, True)]
         for wiring in ("swarm", "fixed")
     }
     near, far = zip(*found.values(), strict=True)

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from experiments.reproduce.counts import RANDOM, SMALLEST, Rules, live, queues, rebalanced
+from experiments.reproduce.counts import RANDOM, SMALLEST, Rules, queues, rebalanced, replay
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -188,7 +188,7 @@ def test_on_recorded_traces_a_shorter_period_is_better_and_none_is_worst(path):
     trace, end_s = load(path), json.loads(path.read_text())["duration_s"]
 
     def mean(period_s, join):
-        return statistics.fmean(live(trace, end_s, 1, Rules(4, period_s, join), seed).share() for seed in range(10))
+        return statistics.fmean(replay(trace, end_s, 1, Rules(4, period_s, join), seed).share() for seed in range(10))
 
     for join in (RANDOM, SMALLEST):
         none, slow, fast = (mean(period_s, join) for period_s in (0.0, 300.0, 60.0))
@@ -201,13 +201,13 @@ def test_three_traces_are_here():
 
 def test_a_trace_with_too_few_nodes_is_refused():
     with pytest.raises(BadInput, match="never has the 16 nodes that 4 stages begin with"):
-        live([(0.0, 15)], 10.0, 1, Rules(4, 0.0, RANDOM), 0)
+        replay([(0.0, 15)], 10.0, 1, Rules(4, 0.0, RANDOM), 0)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.integers(0, 100))
 def test_nobody_does_better_than_the_optimum(nodes, seed):
     trace = [(100.0 * k, n) for k, n in enumerate([20, *nodes])]
-    one = live(trace, 5000.0, 1, Rules(4, 60.0, RANDOM), seed)
+    one = replay(trace, 5000.0, 1, Rules(4, 60.0, RANDOM), seed)
     assert all(got <= best for got, best in zip(one.throughput, one.best, strict=True))
     assert list(one.t_s) == sorted(one.t_s) and one.t_s[-1] <= one.end_s

@@ -1,1 +1,4 @@
-"""The papers' figures that reproduce.py knows, one module each."""
+"""The figures and tables of papers that scripts/reproduce.py reproduces, one module each, and what they share.
+
+May import jaxdt and planner. Needs no jax.
+"""

@@ -1,8 +1,9 @@
-"""A run as numbers of peers per stage, for node-count traces of days (SWARM Sec. 4.4): who comes and goes, who moves.
+"""Replays node-count traces of days on a run that is only a number of peers for each stage (SWARM Sec. 4.4).
 
-All peers and stages are alike. Throughput is that of the smallest stage, and the best that so many peers could do is
-their number over the stages, rounded down. Queues are those of a balanced pipeline: every peer of the smallest stages
-computes all the time and what is on its way waits there; the other stages only hold what they compute.
+All peers and stages are alike. Throughput is that of the smallest stage. The best possible throughput is the number of
+peers divided by the number of stages, rounded down. Queues are those of a balanced pipeline: every peer of the smallest
+stages computes all the time, and the microbatches that nobody computes wait there; a peer of another stage holds only
+what it computes.
 """
 
 import random
@@ -13,16 +14,18 @@ from jaxdt.protocol.events import Load
 from jaxdt.spec.errors import BadInput
 from jaxdt.wiring.rebalance import Table, decide
 
-ON_THEIR_WAY = 4  # microbatches per peer, over all stages
+IN_FLIGHT = 4  # microbatches of the run, divided by its peers
 RANDOM, SMALLEST = "random", "smallest"
 HOUR_S = 3600.0
 
 
 def queues(counts: Sequence[int]) -> Table:
-    """What the peers of stages of such sizes would report; they are numbered through."""
-    rate, slowest = min(counts), sum(n == min(counts) for n in counts)
-    waiting = (ON_THEIR_WAY * sum(counts) - rate * (len(counts) - slowest)) / slowest if rate else 0.0
-    table, first = [], 0
+    """The load reports of the peers of stages with `counts` peers. Peers are numbered from 0, stage by stage."""
+    rate = min(counts)
+    n_smallest = sum(n == rate for n in counts)
+    waiting = (IN_FLIGHT * sum(counts) - rate * (len(counts) - n_smallest)) / n_smallest if rate else 0.0
+    table = []
+    first = 0
     for n in counts:
         queue = waiting if n == rate else float(rate)
         table.append({peer: Load(queue / n, rate / n) for peer in range(first, first + n)})
@@ -31,7 +34,7 @@ def queues(counts: Sequence[int]) -> Table:
 
 
 def rebalanced(counts: Sequence[int], n_moves: int = 1) -> list[int]:
-    """The numbers of peers after one period."""
+    """The numbers of peers after the moves of one period."""
     after = list(counts)
     for move in decide(queues(after), n_moves):
         after[move.src] -= 1
@@ -41,8 +44,13 @@ def rebalanced(counts: Sequence[int], n_moves: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Rules:
-    """`period_s`: 0 if nobody moves. `join`: the stage of who comes, RANDOM or SMALLEST. A run begins when there are
-    `least` peers a stage."""
+    """How a run reacts to a trace.
+
+    period_s: seconds between moves; 0 for no moves.
+    join: the stage that a newcomer joins, RANDOM or SMALLEST.
+    n_moves: moves a period.
+    least: the run begins when there are so many peers a stage.
+    """
 
     n_stages: int
     period_s: float
@@ -52,8 +60,8 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Lived:
-    """From `began_s` to `end_s`: the throughput from each moment on, and what it could have been at best."""
+class Replay:
+    """A run from `began_s` to `end_s`: its throughput and the best possible one from each moment `t_s` on."""
 
     began_s: float
     end_s: float
@@ -62,52 +70,56 @@ class Lived:
     best: tuple[int, ...]
 
     def share(self, lo_s: float = 0.0, hi_s: float = float("inf")) -> float:
-        """Of what could have been done at best between two moments, what was done."""
+        """Throughput between two moments as a fraction of the best possible one."""
         ends = (*self.t_s[1:], self.end_s)
         spans = [max(0.0, min(end, hi_s) - max(t_s, lo_s)) for t_s, end in zip(self.t_s, ends, strict=True)]
-        done, best = (sum(s * x for s, x in zip(spans, xs, strict=True)) for xs in (self.throughput, self.best))
-        return done / best if best else 1.0
+        done = sum(seconds * throughput for seconds, throughput in zip(spans, self.throughput, strict=True))
+        possible = sum(seconds * best for seconds, best in zip(spans, self.best, strict=True))
+        return done / possible if possible else 1.0
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Overall, in the first hour, in the last."""
+        """The fraction overall, in the first hour, and in the last hour."""
         return self.share(), self.share(hi_s=self.began_s + HOUR_S), self.share(lo_s=self.end_s - HOUR_S)
 
 
-def live(trace: Sequence[tuple[float, int]], end_s: float, times: int, rules: Rules, seed: int) -> Lived:
-    """A trace of (second, nodes from then on), with `times` as many nodes, from the first moment that has
-    `rules.least` nodes a stage. Who leaves is one of a random stage. BadInput if the trace never has so many."""
-    n_stages, rng = rules.n_stages, random.Random(f"counts {seed}")
+def replay(trace: Sequence[tuple[float, int]], end_s: float, times: int, rules: Rules, seed: int) -> Replay:
+    """Replay a trace of (second, nodes from then on) with `times` as many nodes, from the first moment that has
+    `rules.least` nodes a stage. A leaving peer is of a random stage. BadInput if the trace never has so many nodes."""
+    n_stages = rules.n_stages
+    rng = random.Random(f"counts {seed}")
     least = rules.least * n_stages
     first = next((i for i, (_, n) in enumerate(trace) if n * times >= least), None)
     if first is None:
         raise BadInput(f"trace: never has the {least} nodes that {n_stages} stages begin with")
-    began_s, nodes = trace[first][0], trace[first][1] * times
+    began_s = trace[first][0]
+    nodes = trace[first][1] * times
     counts = [nodes // n_stages + (s < nodes % n_stages) for s in range(n_stages)]
     changes = [(t_s, n * times) for t_s, n in trace[first + 1 :]] + [(end_s, None)]
-    now_s, at, throughput, best = began_s, [began_s], [min(counts)], [sum(counts) // n_stages]
+    now_s = began_s
+    moments: list[tuple[float, int, int]] = []  # (t_s, throughput, best)
 
-    def note(t_s: float) -> None:
-        at.append(t_s)
-        throughput.append(min(counts))
-        best.append(sum(counts) // n_stages)
+    def record(t_s: float) -> None:
+        moments.append((t_s, min(counts), sum(counts) // n_stages))
 
+    record(began_s)
     for t_s, n in changes:
         for tick_s in _ticks(began_s, now_s, t_s, rules.period_s):
             after = rebalanced(counts, rules.n_moves)
             if after == counts:
-                break  # and nothing will move before the next change
+                break  # nothing moves before the next change
             counts = after
-            note(tick_s)
+            record(tick_s)
         now_s = t_s
         if n is not None:
             _change(counts, n - sum(counts), rules.join, rng)
-            note(t_s)
-    return Lived(began_s, end_s, tuple(at), tuple(throughput), tuple(best))
+            record(t_s)
+    at_s, throughput, best = zip(*moments, strict=True)
+    return Replay(began_s, end_s, at_s, throughput, best)
 
 
 def _ticks(began_s: float, lo_s: float, hi_s: float, period_s: float) -> list[float]:
-    """Multiples of the period since the beginning, after lo_s and not after hi_s."""
+    """The ends of the periods after lo_s and up to hi_s."""
     if not period_s:
         return []
     first, last = (int((t_s - began_s) // period_s) for t_s in (lo_s, hi_s))
@@ -115,7 +127,7 @@ def _ticks(began_s: float, lo_s: float, hi_s: float, period_s: float) -> list[fl
 
 
 def _change(counts: list[int], by: int, join: str, rng: random.Random) -> None:
-    """So many peers come, or leave."""
+    """`by` peers join, or -by peers leave."""
     for _ in range(by):
         counts[rng.randrange(len(counts)) if join == RANDOM else counts.index(min(counts))] += 1
     for _ in range(-by):

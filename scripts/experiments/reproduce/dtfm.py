@@ -1,30 +1,28 @@
-"""DT-FM's Figure 3: GPT3-1.3B on 64 V100 in five networks, against a Megatron-like baseline and random placement."""
+"""DT-FM's Figure 3: GPT3-1.3B on 64 V100 in five networks, compared with a Megatron-like baseline and random
+placement."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.dtfm_cost import cost_table, placements_and_costs
+from experiments.reproduce.page import bullets, page, table
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.dtfm_cost import cost_table, placements  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-
-from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate  # noqa: E402
-from jaxdt.sim.scenario import Scenario, without  # noqa: E402
-from jaxdt.spec import network as networks  # noqa: E402
-from jaxdt.spec.config import RunConfig, SyncConfig, TrainConfig  # noqa: E402
-from jaxdt.spec.model import GPTConfig  # noqa: E402
-from jaxdt.spec.network import Network  # noqa: E402
-from jaxdt.spec.plan import Plan, even_shares, ranges  # noqa: E402
-from jaxdt.spec.profile import from_flops  # noqa: E402
-from jaxdt.spec.sizes import boundary_bytes  # noqa: E402
-from jaxdt.spec.work import BACKWARD, FORWARD  # noqa: E402
+from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
+from jaxdt.sim.scenario import Scenario, without
+from jaxdt.spec import network as networks
+from jaxdt.spec.config import RunConfig, SyncConfig, TrainConfig
+from jaxdt.spec.model import GPTConfig
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan, even_shares, ranges
+from jaxdt.spec.profile import from_flops
+from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.spec.work import BACKWARD, FORWARD
 
 FOLDER = Path(__file__).resolve().parents[3] / "configs" / "networks"
-CASES = {  # name: file, and (inside, across) bandwidths in Gb/s of the paper's text where the file has others
+CASES = {  # name: file, and (inside, across) bandwidths in Gb/s of the paper's text if the file has others
     "1 data centre": ("dtfm_case1_datacenter", None),
     "1, text": ("dtfm_case1_datacenter", (1200.0, 25.0)),
     "2 spot": ("dtfm_case2_spot", None),
@@ -38,8 +36,9 @@ LAYERS, BATCHES = (24, 32, 40), (1024, 2048, 4096)
 FLOPS, EFFICIENCY, EFFICIENCIES = 1.25e14, 0.35, (0.25, 0.35, 0.45)
 SLICE_BYTES = 32 << 20
 SHORT, LONG = 32, 64  # microbatches per pipeline that are simulated; a step is linear in them from there on
-IN_FLIGHT = 4  # times the usual depth of 1F1B where transfers go beside computation
+IN_FLIGHT = 4  # multiple of the usual depth of 1F1B, where transfers overlap with computation
 SEEDS = (0, 1, 2)
+Placement = tuple[tuple[int, ...], ...]  # a device by stage and pipeline
 
 
 @dataclass(frozen=True)
@@ -50,65 +49,87 @@ class Times:
     each_s: float
 
     def step_s(self, batch: int) -> float:
+        """Seconds of a step of `batch` samples."""
         return self.fixed_s + batch / PIPELINES * self.each_s
 
 
 def model_of(n_layers: int) -> GPTConfig:
-    """GPT3-1.3B as the published scheduler sizes it: layers only, next to no vocabulary."""
+    """GPT3-1.3B with the sizes of the published scheduler: layers only, and almost no vocabulary."""
     return GPTConfig(n_layers, 2048, 16, 8192, 2048, 128)
 
 
 def network_of(case: str) -> Network:
+    """The network of a case, with the bandwidths of the paper's text if the case asks for them."""
     file, text_gbps = CASES[case]
     network = networks.load(FOLDER / f"{file}.json")
     if text_gbps is None:
         return network
+    inside_gbps, across_gbps = text_gbps
     fastest = max(max(row) for row in network.bandwidth_gbps)
-    swap = lambda gbps: gbps and (text_gbps[0] if gbps == fastest else text_gbps[1])  # noqa: E731
-    return replace(network, bandwidth_gbps=tuple(tuple(map(swap, row)) for row in network.bandwidth_gbps))
+    rows = []
+    for row in network.bandwidth_gbps:
+        rows.append(tuple(gbps and (inside_gbps if gbps == fastest else across_gbps) for gbps in row))
+    return replace(network, bandwidth_gbps=tuple(rows))
 
 
-def times(network: Network, n_layers: int, placement, overlap: bool, efficiency: float = EFFICIENCY) -> Times:
-    """Two simulations of a plan. Without overlap a peer computes nothing while it sends a boundary tensor."""
-    short_s, long_s = (simulated_s(network, n_layers, placement, overlap, n, efficiency) for n in (SHORT, LONG))
+@dataclass(frozen=True)
+class System:
+    """A training system that is simulated. Without `overlap` a peer computes nothing while it sends a boundary tensor.
+    `efficiency` is the part of the peak FLOP/s that is reached."""
+
+    network: Network
+    n_layers: int
+    placement: Placement
+    overlap: bool
+    efficiency: float = EFFICIENCY
+
+
+def times(system: System) -> Times:
+    """The times of a system, from two simulations."""
+    short_s = simulated_s(system, SHORT)
+    long_s = simulated_s(system, LONG)
     each_s = (long_s - short_s) / (LONG - SHORT)
     return Times(long_s - LONG * each_s, each_s)
 
 
-def simulated_s(network: Network, n_layers: int, placement, overlap: bool, share: int, efficiency: float) -> float:
-    model = model_of(n_layers)
+def simulated_s(system: System, share: int) -> float:
+    """Seconds of a step with share * PIPELINES microbatches."""
+    model = model_of(system.n_layers)
     config = RunConfig(model, train=TrainConfig(), sync=SyncConfig(slice_bytes=SLICE_BYTES), dtype="bfloat16")
-    stages = ranges(even_shares(n_layers, len(placement)))
-    shares = (share * PIPELINES // len(placement[0]),) * len(placement[0])
-    depth = tuple((IN_FLIGHT if overlap else 1) * (len(stages) - stage) for stage in range(len(stages)))
-    plan = Plan(n_layers, stages, placement, shares, in_flight=depth)
-    kinds = dict.fromkeys({device.kind for device in network.devices}, FLOPS)
-    profile = from_flops(model, 1, kinds, efficiency, dtype="bfloat16")
-    scenario = Scenario(config, plan, profile, network)
+    n_stages = len(system.placement)
+    n_pipelines = len(system.placement[0])
+    stages = ranges(even_shares(system.n_layers, n_stages))
+    shares = (share * PIPELINES // n_pipelines,) * n_pipelines
+    depth = tuple((IN_FLIGHT if system.overlap else 1) * (n_stages - stage) for stage in range(n_stages))
+    plan = Plan(system.n_layers, stages, system.placement, shares, in_flight=depth)
+    kinds = dict.fromkeys({device.kind for device in system.network.devices}, FLOPS)
+    profile = from_flops(model, 1, kinds, system.efficiency, dtype="bfloat16")
+    scenario = Scenario(config, plan, profile, system.network)
     conditions = scenario.conditions()
-    if not overlap:
+    if not system.overlap:
         conditions = without(replace(conditions, seconds=blocking(scenario, conditions)), ("transfer",))
     outcome = simulate(scenario.quiet(WARM_UP_STEPS + 1), plan, conditions)
     return outcome.fields("step")[WARM_UP_STEPS]["step_s"]
 
 
 def blocking(scenario: Scenario, conditions: Conditions) -> dict[int, dict[str, float]]:
-    """The sender's transfer, latency included, as part of its Work."""
-    plan, found = scenario.plan, {}
+    """Seconds of Work by peer, in which the Work contains the transfer of what it sends, latency included."""
+    plan = scenario.plan
+    blocked: dict[int, dict[str, float]] = {}
     for peer, seconds in conditions.seconds.items():
         stage, pipeline = plan.seat(peer)
-        found[peer] = dict(seconds)
+        blocked[peer] = dict(seconds)
         for kind, other, boundary in ((FORWARD, stage + 1, stage), (BACKWARD, stage - 1, stage - 1)):
             if 0 <= other < plan.n_stages:
                 n_bytes = boundary_bytes(scenario.config, plan, boundary, pipeline, kind == FORWARD)
                 link = scenario.network.link(peer, plan.placement[other][pipeline])
-                found[peer][kind] += link.transfer_s(n_bytes)
-    return found
+                blocked[peer][kind] += link.transfer_s(n_bytes)
+    return blocked
 
 
 @dataclass(frozen=True)
 class Result:
-    """All systems of one case and depth. `ours_name`: which candidate was fastest by simulated step time."""
+    """The systems of one case and depth. `ours_name` is the placement of ours with the shortest simulated step."""
 
     megatron: Times
     random: tuple[Times, ...]
@@ -117,23 +138,36 @@ class Result:
     ours_name: str
 
 
+Results = dict[tuple[str, int], Result]  # by case and number of layers
+
+
 def result_of(network: Network, n_layers: int, plans: dict) -> Result:
-    """The baseline is the best of two rank orders by degree (8 x 8, and 4 stages x 16 pipelines); ours is the best of
-    the planner's plan and the two regular layouts."""
-    blind = [times(network, n_layers, plans[name], overlap=False) for name in ("rows", "rows 4 x 16")]
-    found = {name: times(network, n_layers, plans[name], overlap=True) for name in ("planner", "block", "rows")}
-    best = min(found, key=lambda name: found[name].step_s(BATCHES[0]))
-    random = tuple(times(network, n_layers, plans[f"random {seed}"], overlap=True) for seed in SEEDS)
-    megatron = min(blind, key=lambda one: one.step_s(BATCHES[0]))
-    return Result(megatron, random, found["block"], found[best], best)
+    """The baseline is the better of two rank orders (8 x 8, and 4 stages x 16 pipelines). Ours is the best of the
+    planner's plan and the two regular layouts."""
+
+    def times_of(name: str, overlap: bool) -> Times:
+        return times(System(network, n_layers, plans[name], overlap))
+
+    baselines = [times_of(name, overlap=False) for name in ("rows", "rows 4 x 16")]
+    candidates = {name: times_of(name, overlap=True) for name in ("planner", "block", "rows")}
+    best = min(candidates, key=lambda name: candidates[name].step_s(BATCHES[0]))
+    return Result(
+        megatron=min(baselines, key=lambda baseline: baseline.step_s(BATCHES[0])),
+        random=tuple(times_of(f"random {seed}", overlap=True) for seed in SEEDS),
+        published=candidates["block"],
+        ours=candidates[best],
+        ours_name=best,
+    )
 
 
 def run(out: Path, command: str) -> str:
-    """The page; the picture goes to out."""
-    results, costs = {}, []
+    """The text of the page. The picture is written to `out`."""
+    results: Results = {}
+    world: list[list] = []
+    costs = []
     for case in CASES:
         network = network_of(case)
-        plans, line = placements(network, STAGES, PIPELINES, SEEDS)
+        plans, line = placements_and_costs(network, STAGES, PIPELINES, SEEDS)
         costs.append([case, *line])
         for n_layers in LAYERS:
             results[case, n_layers] = result_of(network, n_layers, plans)
@@ -144,66 +178,78 @@ def run(out: Path, command: str) -> str:
     return page(
         "DT-FM Figure 3: GPT3-1.3B on 64 V100, five networks",
         command,
-        ("COMM-COST of Eq. 1-4, seconds (grade A: exact)", cost_table(costs)),
-        ("Seconds of a step, 24 layers, batch 1024", "![PFLOPS](dtfm.png)\n\n" + table(STEP_HEAD, steps(results))),
-        ("The paper's claims and ours", table(["figure", "paper", "ours", "grade"], claims(results))),
-        ("All depths and batches, PFLOPS", table(GRID_HEAD, grid(results))),
-        ("Case 5 at other efficiencies, 24 layers, batch 1024, seconds", table(EFFICIENCY_HEAD, world)),
-        ("Where ours differs, and why", bullets(WHY)),
-        ("Assumptions", bullets(ASSUMPTIONS)),
-        ("Not modelled", bullets(NOT_MODELLED)),
+        [
+            ("COMM-COST of Eq. 1-4, seconds (grade A: exact)", cost_table(costs)),
+            ("Seconds of a step, 24 layers, batch 1024", "![PFLOPS](dtfm.png)\n\n" + table(STEP_HEAD, steps(results))),
+            ("The paper's claims and ours", table(["figure", "paper", "ours", "grade"], claims(results))),
+            ("All depths and batches, PFLOPS", table(GRID_HEAD, grid(results))),
+            ("Case 5 at other efficiencies, 24 layers, batch 1024, seconds", table(EFFICIENCY_HEAD, world)),
+            ("Where ours differs, and why", bullets(WHY)),
+            ("Assumptions", bullets(ASSUMPTIONS)),
+            ("Not modelled", bullets(NOT_MODELLED)),
+        ],
     )
 
 
 def row_of(network: Network, plans: dict, efficiency: float) -> list[float]:
-    blind = times(network, 24, plans["rows"], False, efficiency).step_s(1024)
-    ours = times(network, 24, plans["block"], True, efficiency).step_s(1024)
-    return [blind, ours, blind / ours]
+    """Seconds of a step of the baseline and of ours in the table of efficiencies, and their ratio."""
+    baseline = times(System(network, 24, plans["rows"], False, efficiency)).step_s(1024)
+    ours = times(System(network, 24, plans["block"], True, efficiency)).step_s(1024)
+    return [baseline, ours, baseline / ours]
 
 
 def pflops(n_layers: int, batch: int, step_s: float) -> float:
-    """The paper's metric: 6 FLOP per parameter and token, recomputation not counted."""
+    """The paper's metric: 6 FLOP per parameter and token, without recomputation."""
     model = model_of(n_layers)
     return model.train_flops(batch * model.seq_len) / step_s / 1e15
 
 
 def random_s(result: Result, batch: int) -> float:
-    return statistics.fmean(one.step_s(batch) for one in result.random)
+    """Mean seconds of a step over the random placements."""
+    return statistics.fmean(times.step_s(batch) for times in result.random)
 
 
-def steps(results) -> list[list]:
+def steps(results: Results) -> list[list]:
+    """Rows of the table of steps."""
     rows = []
     for case in CASES:
-        one = results[case, 24]
-        seconds = [one.megatron.step_s(1024), random_s(one, 1024), one.published.step_s(1024), one.ours.step_s(1024)]
-        rows.append([case, *seconds, one.ours_name, seconds[0] / seconds[3], seconds[1] / seconds[3]])
+        result = results[case, 24]
+        megatron_s = result.megatron.step_s(1024)
+        mean_random_s = random_s(result, 1024)
+        ours_s = result.ours.step_s(1024)
+        seconds = [megatron_s, mean_random_s, result.published.step_s(1024), ours_s]
+        rows.append([case, *seconds, result.ours_name, megatron_s / ours_s, mean_random_s / ours_s])
     return rows
 
 
-def grid(results) -> list[list]:
+def grid(results: Results) -> list[list]:
+    """Rows of the table of all depths and batches."""
     rows = []
-    for (case, n_layers), one in results.items():
+    for (case, n_layers), result in results.items():
         for batch in BATCHES:
-            seconds = [system.step_s(batch) for system in (one.megatron, one.published, one.ours)]
-            seconds.insert(1, random_s(one, batch))
+            seconds = [
+                result.megatron.step_s(batch),
+                random_s(result, batch),
+                result.published.step_s(batch),
+                result.ours.step_s(batch),
+            ]
             rows.append([case, n_layers, batch, *(pflops(n_layers, batch, s) for s in seconds)])
     return rows
 
 
-def span(values) -> str:
-    values = list(values)
+def span(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def claims(results) -> list[list]:
-    """The printed ratios beside ours, over all depths and batches."""
-    at = [(n_layers, batch) for n_layers in LAYERS for batch in BATCHES]
-    over = {case: [_over(results[case, n], b) for n, b in at] for case in CASES}
-    gain = max(random_s(one, b) / one.ours.step_s(b) for one in results.values() for b in BATCHES)
-    near = {base: [gap_of(results, base, n) for n in LAYERS] for base in ("1 data centre", "1, text")}
-    gaps = {base: [gap for row in rows for gap in row] for base, rows in near.items()}
-    shrinks = [all(falls(row) for row in rows) for rows in near.values()]
-    deeper = [all(falls(column) for column in zip(*rows, strict=True)) for rows in near.values()]
+def claims(results: Results) -> list[list]:
+    """Rows of the table of claims: the printed ratios and ours, over all depths and batches."""
+    settings = [(n_layers, batch) for n_layers in LAYERS for batch in BATCHES]
+    over = {case: [_over(results[case, n], batch) for n, batch in settings] for case in CASES}
+    gain = max(random_s(result, b) / result.ours.step_s(b) for result in results.values() for b in BATCHES)
+    gaps_by_depth = {base: [gap_of(results, base, n) for n in LAYERS] for base in ("1 data centre", "1, text")}
+    gaps = {base: [gap for row in rows for gap in row] for base, rows in gaps_by_depth.items()}
+    shrinks = [all(falls(row) for row in rows) for rows in gaps_by_depth.values()]
+    deeper = [all(falls(column) for column in zip(*rows, strict=True)) for rows in gaps_by_depth.values()]
     others = [ratio for case in CASES if not case.startswith("5") for ratio in over[case]]
     return [
         ["case 5 over Megatron", "4.8x (elsewhere 3.8-4.8x)", span(over["5 worldwide"]), "B"],
@@ -216,28 +262,30 @@ def claims(results) -> list[list]:
     ]
 
 
-def _over(one: Result, batch: int) -> float:
-    return one.megatron.step_s(batch) / one.ours.step_s(batch)
+def _over(result: Result, batch: int) -> float:
+    """The baseline's seconds divided by ours."""
+    return result.megatron.step_s(batch) / result.ours.step_s(batch)
 
 
 def both_readings(holds: list[bool]) -> str:
-    file, text = ("yes" if one else "no" for one in holds)
+    """A claim's truth with the bandwidths of the file and with those of the text."""
+    file, text = ("yes" if value else "no" for value in holds)
     return f"file: {file}, text: {text}"
 
 
-def falls(values) -> bool:
-    values = list(values)
-    return values == sorted(values, reverse=True)
+def falls(values: Sequence[float]) -> bool:
+    return list(values) == sorted(values, reverse=True)
 
 
-def gap_of(results, base: str, n_layers: int) -> list[float]:
-    """Case 5 (ours) over the baseline in case 1, by batch."""
+def gap_of(results: Results, base: str, n_layers: int) -> list[float]:
+    """Seconds of case 5 (ours) divided by those of the baseline in case 1, by batch."""
     far, near = results["5 worldwide", n_layers].ours, results[base, n_layers].megatron
     return [far.step_s(batch) / near.step_s(batch) for batch in BATCHES]
 
 
-def draw(path: Path, results) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained", sharey=True)
+def draw(path: Path, results: Results) -> None:
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
     for ax, n_layers in zip(axes, LAYERS, strict=True):
         for i, (label, seconds_of) in enumerate(SYSTEMS.items()):
             heights = [pflops(n_layers, 1024, seconds_of(results[case, n_layers])) for case in CASES]
@@ -247,14 +295,13 @@ def draw(path: Path, results) -> None:
     axes[0].set_ylabel("PFLOPS")
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 SYSTEMS = {
-    "Megatron-like": lambda one: one.megatron.step_s(1024),
-    "random": lambda one: random_s(one, 1024),
-    "published style": lambda one: one.published.step_s(1024),
-    "ours": lambda one: one.ours.step_s(1024),
+    "Megatron-like": lambda result: result.megatron.step_s(1024),
+    "random": lambda result: random_s(result, 1024),
+    "published style": lambda result: result.published.step_s(1024),
+    "ours": lambda result: result.ours.step_s(1024),
 }
 STEP_HEAD = ["case", "Megatron-like", "random", "published style", "ours", "ours is", "over Megatron", "over random"]
 GRID_HEAD = ["case", "layers", "batch", "Megatron-like", "random", "published style", "ours"]

@@ -1,23 +1,24 @@
-"""Markdown of a reproduced figure: tables, what was assumed, what is not modelled."""
+"""Markdown for the page of a reproduced figure."""
 
 from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence]) -> str:
-    """A markdown table; floats get three significant digits."""
+    """A markdown table. Floats below 1e4 get four significant digits, larger ones three."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def bullets(lines: Sequence[str]) -> str:
+    """A markdown list."""
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
-def page(title: str, command: str, *parts: tuple[str, str]) -> str:
-    """A page of (heading, body) sections."""
-    sections = [f"## {heading}\n\n{body}" for heading, body in parts]
-    return f"# {title}\n\n`{command}` writes this page and its pictures.\n\n" + "\n".join(sections)
+def page(title: str, command: str, sections: Sequence[tuple[str, str]]) -> str:
+    """A page with sections of (heading, body)."""
+    bodies = [f"## {heading}\n\n{body}" for heading, body in sections]
+    return f"# {title}\n\n`{command}` writes this page and its pictures.\n\n" + "\n".join(bodies)
 
 
 def _cell(value) -> str:

@@ -1,7 +1,7 @@
-"""A server between two trainers: the experiment behind SWARM's Table 1 and Figures 1 and 3, on the simulator.
+"""A server between two trainers on the simulator: the experiment behind SWARM's Table 1 and Figures 1 and 3.
 
-Stages 0 and 2 compute nothing and stand for the trainer, stage 1 is the server: per microbatch an activation comes in
-and one goes out, then a gradient comes in and one goes out, so two round trips.
+Stage 1 is the server. Stages 0 and 2 compute nothing and stand for the trainer. The server receives and sends one
+activation and one gradient per microbatch, which makes two round trips.
 """
 
 from dataclasses import replace
@@ -20,18 +20,19 @@ N_MICROBATCHES = 192
 
 
 def utilisation(d_model: int, compute_s: float, rtt_s: float, in_flight: int, codec: str = "none") -> float:
-    """Busy share of a server that computes compute_s per microbatch. `in_flight` microbatches at a time are between it
-    and either trainer: the difference of two neighbours' depths is what hides the round trip between them."""
+    """The part of the time in which a server is busy that computes compute_s per microbatch. Up to `in_flight`
+    microbatches are between the server and each trainer. The difference between the depths of two neighbours hides the
+    round trip between them."""
     model = GPTConfig(3, d_model, 1, 4 * d_model, SEQ_LEN, 1)
     config = RunConfig(model, train=TrainConfig(steps=2), net=RARE, codec=codec, dtype="bfloat16")
     cut = replace(config.plan, stages=3, microbatches=N_MICROBATCHES, in_flight=f"{2 * in_flight - 1},{in_flight},1")
     config = replace(config, plan=cut)
     idle = dict.fromkeys("FBEGU", 0.0)
     server = idle | {"F": (1 - BACKWARD_SHARE) * compute_s, "B": BACKWARD_SHARE * compute_s}
-    wire = Link(rtt_s / 2, GBPS)
+    between_stages = Link(rtt_s / 2, GBPS)
     conditions = Conditions(
         seconds={0: idle, 1: server, 2: idle},
-        link=lambda src, dst: Link() if COORDINATOR in (src, dst) else wire,
+        link=lambda src, dst: Link() if COORDINATOR in (src, dst) else between_stages,
         host_of={peer: str(peer) for peer in range(3)},
         cores={str(peer): 1 for peer in range(3)},
     )
@@ -41,10 +42,10 @@ def utilisation(d_model: int, compute_s: float, rtt_s: float, in_flight: int, co
 
 
 def one_at_a_time(d_model: int, compute_s: float, rtt_s: float, bytes_per_number: float) -> float:
-    """The same in closed form for one microbatch in flight: four tensors and two round trips in a row."""
+    """The closed form of utilisation for one microbatch in flight: four tensors and two round trips in sequence."""
     return compute_s / (compute_s + 4 * boundary_s(d_model, bytes_per_number) + 2 * rtt_s)
 
 
 def boundary_s(d_model: int, bytes_per_number: float) -> float:
-    """Seconds of one boundary tensor on the wire."""
+    """Seconds for which one boundary tensor occupies the link."""
     return Link(0.0, GBPS).occupied_s(round(SEQ_LEN * d_model * bytes_per_number))

@@ -2,18 +2,14 @@
 
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.relay import GBPS, SEQ_LEN, boundary_s, utilisation
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
+from jaxdt.spec.model import GPTConfig
 
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.relay import GBPS, SEQ_LEN, boundary_s, utilisation  # noqa: E402
-
-from jaxdt.spec.model import GPTConfig  # noqa: E402
-
-BASE_FLOPS = 3.3e12  # the same for its base row
-FLOPS = 10.8e12  # V100 on 6 FLOP per parameter and token; from the slope of Table 1's xxlarge row
+FLOPS = 10.8e12  # of a V100, at 6 FLOP per parameter and token; from the slope of the row xxlarge in Table 1
+BASE_FLOPS = 3.3e12  # the same from the row base
 PRINTED = {  # Table 6: parameters and FLOP of a layer at 512 tokens; Figures 1 and 3: utilisation in percent
     "base": (768, 1, 7.08e6, 2.2e10, 18.0),
     "xxlarge": (4096, 1, 2.01e8, 6.2e11, 32.1),
@@ -27,21 +23,25 @@ WIDTHS = (512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 
 
 def layer(d_model: int) -> GPTConfig:
+    """A model of one layer and almost no vocabulary."""
     return GPTConfig(1, d_model, 1, 4 * d_model, SEQ_LEN, 1)
 
 
 def flop(d_model: int) -> float:
-    """Forward and backward of a layer on one sequence, recomputation not counted."""
+    """FLOP of forward and backward of a layer on one sequence, without recomputation."""
     return 6.0 * layer(d_model).block_params * SEQ_LEN
 
 
 def run(out: Path, command: str) -> str:
-    """The page; the picture goes to out."""
+    """The text of the page. The picture is written to `out`."""
     counts, bars = [], []
     for name, (d_model, n_layers, params, flops, percent) in PRINTED.items():
-        ours = layer(d_model).block_params, n_layers * flop(d_model)
-        counts.append([name, params, float(ours[0]), ours[0] / params - 1, flops, ours[1], ours[1] / flops - 1])
-        compute_s, codec = ours[1] / FLOPS, CODEC.get(name, "none")
+        our_params = layer(d_model).block_params
+        our_flops = n_layers * flop(d_model)
+        differences = our_params / params - 1, our_flops / flops - 1
+        counts.append([name, params, float(our_params), differences[0], flops, our_flops, differences[1]])
+        compute_s = our_flops / FLOPS
+        codec = CODEC.get(name, "none")
         one, many = (100 * utilisation(d_model, compute_s, BASE_RTT_S, n, codec) for n in (1, MANY))
         bars.append([name, percent, one, many])
     draw(out / "square_cube.png", bars)
@@ -56,24 +56,29 @@ def run(out: Path, command: str) -> str:
     return page(
         "SWARM Figures 1 and 3: the square-cube law",
         command,
-        (
-            "Parameters and FLOP of a layer (Table 6, grade A)",
-            table(["model", "parameters, paper", "ours", "difference", "FLOP, paper", "ours", "difference"], counts),
-        ),
-        (
-            f"Utilisation at {1e3 * GBPS:g} Mb/s without added latency, % (grade B: the order)",
-            "![utilisation against width](square_cube.png)\n\n"
-            + table(["model", "paper", "ours, 1 in flight", f"ours, {MANY} in flight"], bars + others)
-            + f"\nThe order of the four is {'the same' if same else 'NOT the same'} in paper and simulator.\n",
-        ),
-        ("Where ours differs, and why", bullets(WHY)),
-        ("Assumptions", bullets(ASSUMPTIONS)),
-        ("Not modelled", bullets(NOT_MODELLED)),
+        [
+            (
+                "Parameters and FLOP of a layer (Table 6, grade A)",
+                table(
+                    ["model", "parameters, paper", "ours", "difference", "FLOP, paper", "ours", "difference"], counts
+                ),
+            ),
+            (
+                f"Utilisation at {1e3 * GBPS:g} Mb/s without added latency, % (grade B: the order)",
+                "![utilisation against width](square_cube.png)\n\n"
+                + table(["model", "paper", "ours, 1 in flight", f"ours, {MANY} in flight"], bars + others)
+                + f"\nThe order of the four is {'the same' if same else 'NOT the same'} in paper and simulator.\n",
+            ),
+            ("Where ours differs, and why", bullets(WHY)),
+            ("Assumptions", bullets(ASSUMPTIONS)),
+            ("Not modelled", bullets(NOT_MODELLED)),
+        ],
     )
 
 
 def draw(path: Path, bars: list[list]) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for n, style in ((1, "-"), (MANY, "--")):
         ys = [100 * utilisation(d, flop(d) / FLOPS, BASE_RTT_S, n) for d in WIDTHS]
         left.plot(WIDTHS, ys, style, label=f"one layer, {n} in flight")
@@ -85,7 +90,6 @@ def draw(path: Path, bars: list[list]) -> None:
     right.set(xscale="log", yscale="log", xlabel="width", ylabel="ms", title="Why: the slopes differ by one")
     right.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 WHY = (

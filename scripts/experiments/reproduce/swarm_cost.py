@@ -5,20 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, replay
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.square_cube import FLOPS
+from experiments.reproduce.swarm_fleet import Fleet
+from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, live  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.square_cube import FLOPS  # noqa: E402
-from experiments.reproduce.swarm_fleet import Fleet  # noqa: E402
-from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read  # noqa: E402
-
-from jaxdt.sim.faults import CRASH, Fault  # noqa: E402
-from jaxdt.spec.config import NetConfig  # noqa: E402
-from jaxdt.spec.model import GPTConfig  # noqa: E402
+from jaxdt.sim.faults import CRASH, Fault
+from jaxdt.spec.config import NetConfig
+from jaxdt.spec.model import GPTConfig
 
 PEERS, STAGES = 8, 4
 LAYERS, WIDTH, SEQ_LEN, BATCH = 24, 1024, 512, 4096  # ALBERT-Large
@@ -34,8 +30,12 @@ SECOND_STEP = 1
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of a whole step: of 8 data-parallel GPUs, of the stages with 2 and with 1 peer in the smallest, and what
-    the loss of a peer costs besides, on average over its moment."""
+    """Seconds of a whole step.
+
+    parallel_s: with 8 data-parallel GPUs.
+    pairs_s, singles_s: with stages, of which the smallest has 2 peers, or 1 peer.
+    loss_s: additional seconds when a peer is lost, mean over the moments of the loss.
+    """
 
     parallel_s: float
     pairs_s: float
@@ -44,29 +44,41 @@ class Steps:
 
 
 def sample_s() -> float:
-    """Seconds of a sequence on one GPU, forward, recomputation and backward."""
+    """Seconds of a sequence on one GPU: forward, recomputation and backward."""
     block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1).block_params
     return LAYERS * 8.0 * block * SEQ_LEN / FLOPS
 
 
 def fleet(n_stages: int, n_pipelines: int, wiring: str) -> Fleet:
-    compute_s = sample_s() / n_stages
-    own = dict(wiring=wiring, synced=True, n_layers=STAGES, seq_len=SEQ_LEN)
-    return Fleet(n_stages, n_pipelines, WIDTH, 1, "none", compute_s, LATENCY_S, GBPS, **own)
+    return Fleet(
+        n_stages=n_stages,
+        n_pipelines=n_pipelines,
+        d_model=WIDTH,
+        n_sequences=1,
+        codec="none",
+        compute_s=sample_s() / n_stages,
+        latency_s=LATENCY_S,
+        gbps=GBPS,
+        wiring=wiring,
+        synced=True,
+        seq_len=SEQ_LEN,
+        n_layers=STAGES,
+    )
 
 
 def linear(short: float, long: float, share: float) -> float:
-    """At so many microbatches a pipeline, from what was found at SHORT and LONG."""
+    """The value at `share` microbatches a pipeline, from the values at SHORT and at LONG."""
     return long + (share - LONG) * (long - short) / (LONG - SHORT)
 
 
-def step_s(one: Fleet) -> float:
-    return linear(one.step_s(SHORT), one.step_s(LONG), BATCH / one.n_pipelines)
+def step_s(machines: Fleet) -> float:
+    """Seconds of a step of BATCH sequences."""
+    return linear(machines.step_s(SHORT), machines.step_s(LONG), BATCH / machines.n_pipelines)
 
 
 def loss_s(share: int) -> float:
-    """Seconds by which a step with pairs in which one peer is lost takes longer than a part of it with pairs, and the
-    rest with a stage of one, would."""
+    """Additional seconds of a step with pairs in which one peer is lost, compared with a step that has pairs before the
+    moment of the loss and a stage of one peer after it."""
     pairs = fleet(STAGES, 2, "swarm")
     net = NetConfig()
     calm_s = pairs.seconds(share, net=net)
@@ -90,8 +102,8 @@ def simulated() -> Steps:
 
 @dataclass(frozen=True)
 class Market:
-    """Eight machines as a trace has them: the mean number that is there, losses an hour, and the share of the time in
-    which the smallest stage has 0, 1 and 2 peers."""
+    """Eight machines with the availability of a trace. `present`: the mean number of machines that are there. `share`:
+    the parts of the time in which the smallest stage has 0, 1 and 2 peers."""
 
     name: str
     present: float
@@ -99,13 +111,14 @@ class Market:
     share: tuple[float, float, float]
 
     def speed(self, steps: Steps) -> float:
-        """Steps a second."""
+        """Steps per second."""
         plain = self.share[1] / steps.singles_s + self.share[2] / steps.pairs_s
         return plain / (1.0 + self.losses_an_hour / HOUR_S * steps.loss_s)
 
 
 def market(trace: Recorded) -> Market:
-    """The trace's largest number of machines stands for eight; losses are as many a machine and hour as there."""
+    """The market of a trace. Its largest number of machines stands for eight; the losses per machine and hour are those
+    of the trace."""
     most = max(n for _, n in trace.counts)
     scaled = replace(trace, counts=tuple((t_s, round(PEERS * n / most)) for t_s, n in trace.counts))
     ends = [t_s for t_s, _ in trace.counts[1:]] + [trace.end_s]
@@ -113,14 +126,15 @@ def market(trace: Recorded) -> Market:
     node_hours = sum(s * n for s, (_, n) in zip(spans, trace.counts, strict=True)) / HOUR_S
     leaves = sum(max(0, a - b) for (_, a), (_, b) in zip(trace.counts, trace.counts[1:], strict=False))
     rules = Rules(STAGES, PERIOD_S, SMALLEST, least=PEERS // STAGES)
-    seconds, begun = [0.0, 0.0, 0.0], 0.0
+    seconds = [0.0, 0.0, 0.0]
+    began_s = 0.0
     for seed in SEEDS:
-        one = live(scaled.counts, scaled.end_s, 1, rules, seed)
-        for n, t_s, end in zip(one.throughput, one.t_s, (*one.t_s[1:], one.end_s), strict=True):
+        run = replay(scaled.counts, scaled.end_s, 1, rules, seed)
+        for n, t_s, end in zip(run.throughput, run.t_s, (*run.t_s[1:], run.end_s), strict=True):
             seconds[n] += end - t_s
-        begun = one.began_s
-    present_s = sum(s * n for s, (t_s, n) in zip(spans, scaled.counts, strict=True) if t_s >= begun)
-    present = present_s / (trace.end_s - begun)
+        began_s = run.began_s  # the same for all seeds
+    present_s = sum(s * n for s, (t_s, n) in zip(spans, scaled.counts, strict=True) if t_s >= began_s)
+    present = present_s / (trace.end_s - began_s)
     total = sum(seconds)
     return Market(trace.name, present, present * leaves / node_hours, tuple(s / total for s in seconds))
 
@@ -132,44 +146,47 @@ def run(
     reliable_usd: float = PAPER_USD[0],
     spot_usd: float = PAPER_USD[1],
 ) -> str:
-    """The page; the picture goes to out. Prices are of an hour of 8 GPUs."""
+    """The text of the page. The picture is written to `out`. Prices are those of an hour of 8 GPUs."""
     steps = simulated()
     markets = [market(read(Path(path))) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
-    hours = {one.name: HOURS / (one.speed(steps) * steps.parallel_s) for one in markets}
+    hours = {place.name: HOURS / (place.speed(steps) * steps.parallel_s) for place in markets}
     calm = HOURS * steps.pairs_s / steps.parallel_s
     rows = [
         ["8 reliable, data parallel", HOURS, HOURS, 1.0, reliable_usd, HOURS * reliable_usd, HOURS * PAPER_USD[0]],
         ["8 preemptible that all stay, SWARM", "", calm, calm / HOURS, spot_usd, calm * spot_usd, ""],
     ]
-    for one in markets:
-        own = hours[one.name]
-        price = spot_usd * one.present / PEERS
-        rows.append([f"8 preemptible, SWARM, {one.name}", PAPER_HOURS, own, own / HOURS, price, own * price, 1037.0])
+    for place in markets:
+        h = hours[place.name]
+        price = spot_usd * place.present / PEERS
+        rows.append([f"8 preemptible, SWARM, {place.name}", PAPER_HOURS, h, h / HOURS, price, h * price, 1037.0])
     draw(out / "swarm_cost.png", rows)
     losses = [
-        [one.name, one.present, one.losses_an_hour, *(100 * share for share in one.share), steps.loss_s]
-        for one in markets
+        [place.name, place.present, place.losses_an_hour, *(100 * share for share in place.share), steps.loss_s]
+        for place in markets
     ]
     return page(
         "SWARM Table 9: hours and price of preemptible GPUs (grade C: context)",
         command,
-        ("Hours and price", "![hours and price](swarm_cost.png)\n\n" + table(HEAD, rows)),
-        ("What the machines of the traces do, for eight of them", table(MARKET_HEAD, losses)),
-        (
-            "Seconds of a step of 4096 sequences, simulated",
-            table(
-                ["8 data parallel", "4 stages of 2", "4 stages, the smallest with 1"],
-                [[steps.parallel_s, steps.pairs_s, steps.singles_s]],
+        [
+            ("Hours and price", "![hours and price](swarm_cost.png)\n\n" + table(HEAD, rows)),
+            ("What the machines of the traces do, for eight of them", table(MARKET_HEAD, losses)),
+            (
+                "Seconds of a step of 4096 sequences, simulated",
+                table(
+                    ["8 data parallel", "4 stages of 2", "4 stages, the smallest with 1"],
+                    [[steps.parallel_s, steps.pairs_s, steps.singles_s]],
+                ),
             ),
-        ),
-        ("Where ours differs, and why", bullets(WHY)),
-        ("Assumptions", bullets(assumptions())),
-        ("Not modelled", bullets(NOT_MODELLED)),
+            ("Where ours differs, and why", bullets(WHY)),
+            ("Assumptions", bullets(assumptions())),
+            ("Not modelled", bullets(NOT_MODELLED)),
+        ],
     )
 
 
 def draw(path: Path, rows: list[list]) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(10, 2.6), layout="constrained", sharey=True)
+    figure = Figure(figsize=(10, 2.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     names = [row[0] for row in rows]
     for ax, column, paper, title in ((axes[0], 2, 1, "hours"), (axes[1], 5, 6, "US dollars")):
         ax.barh(names, [row[column] for row in rows], color="C0", label="ours")
@@ -180,7 +197,6 @@ def draw(path: Path, rows: list[list]) -> None:
     axes[0].invert_yaxis()
     axes[1].legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["machines", "hours, paper", "hours, ours", "of the reliable", "USD an hour", "USD", "USD, paper"]

@@ -1,9 +1,7 @@
-"""Equal stages of equal peers on access lines of their own: what SWARM's Table 2 and Figure 7 run on."""
+"""Equal stages of equal peers, each with an access line of its own: the fleet of SWARM's Table 2 and Figure 7."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from jaxdt.spec.work import BACKWARD, FORWARD
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.faults import Fault
@@ -16,6 +14,7 @@ from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.network import Link
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import boundary_bytes
+from jaxdt.spec.work import BACKWARD, FORWARD
 
 BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 SLICE_BYTES = 1 << 30
@@ -23,10 +22,17 @@ SLICE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Fleet:
-    """`compute_s`: forward, recomputation and backward of a stage's microbatch. `gbps`: each way of each peer's line,
-    which all its traffic shares, and of each link. `blocking`: a peer computes nothing while it sends a boundary
-    tensor, latency included. `window`: of swarm, 0 for two microbatches a peer. `synced`: averaging and commit count.
-    `n_layers`: with parameters of their own, 0 for one a stage."""
+    """A fleet whose steps are simulated.
+
+    n_sequences: samples of a microbatch.
+    compute_s: forward, recomputation and backward of one microbatch on one stage.
+    latency_s, gbps: one way of each link. gbps is also the bandwidth, each way, of a peer's line, which all its traffic
+        shares.
+    window: the in-flight limit of the swarm wiring; 0 for its default.
+    blocking: a peer computes nothing while it sends a boundary tensor, latency included.
+    synced: averaging and commit take time.
+    n_layers: layers with parameters of their own; 0 for one a stage.
+    """
 
     n_stages: int
     n_pipelines: int
@@ -47,20 +53,18 @@ class Fleet:
     n_layers: int = 0
 
     def step_s(self, share: int) -> float:
-        """Seconds of a step with so many microbatches per pipeline."""
+        """Seconds of a step with `share` microbatches per pipeline."""
         return self.seconds(share)[WARM_UP_STEPS]
 
     def seconds(self, share: int, faults: Sequence[Fault] = (), net: NetConfig = RARE) -> list[float]:
-        """Of each step of a short run."""
+        """Seconds of each step of a short run with `share` microbatches per pipeline."""
         config, plan = self._config(share)
         outcome = simulate(replace(config, net=net), plan, self._conditions(config, plan), faults=faults)
         return [fields["step_s"] for fields in outcome.fields("step")]
 
     def _config(self, share: int) -> tuple[RunConfig, Plan]:
-        d_model, activation = self.d_model, self.activation
-        model = GPTConfig(
-            self.n_layers or self.n_stages, d_model, 1, 4 * d_model, self.seq_len, 1, activation=activation
-        )
+        n_layers = self.n_layers or self.n_stages
+        model = GPTConfig(n_layers, self.d_model, 1, 4 * self.d_model, self.seq_len, 1, activation=self.activation)
         n_microbatches = share * self.n_pipelines
         config = RunConfig(
             model,
@@ -92,9 +96,11 @@ class Fleet:
 
     def _seconds(self, config: RunConfig, plan: Plan, peer: int) -> dict[str, float]:
         stage, pipeline = plan.seat(peer)
-        forward_s, backward_s = (1 - BACKWARD_SHARE) * self.compute_s, BACKWARD_SHARE * self.compute_s
-        if stage == plan.n_stages - 1:
-            forward_s, backward_s = 0.0, self.compute_s  # one program
+        forward_s = (1 - BACKWARD_SHARE) * self.compute_s
+        backward_s = BACKWARD_SHARE * self.compute_s
+        if stage == plan.n_stages - 1:  # its backward contains its forward
+            forward_s = 0.0
+            backward_s = self.compute_s
         elif self.blocking:
             forward_s += self._blocked_s(boundary_bytes(config, plan, stage, pipeline, True))
         if self.blocking and stage > 0:
@@ -102,10 +108,11 @@ class Fleet:
         return dict.fromkeys("EGUR", 0.0) | {FORWARD: forward_s, BACKWARD: backward_s}
 
     def _blocked_s(self, n_bytes: int) -> float:
-        """On an idle line, with the mean of the jitter."""
+        """Seconds for which a sender blocks: on an idle line, with the mean of the jitter."""
         return Link(self.latency_s + self.jitter_s / 2, self.gbps).transfer_s(n_bytes)
 
 
 def each_s(fleet: Fleet, short: int, long: int) -> float:
-    """Seconds that one more microbatch per pipeline takes in the steady state."""
+    """Seconds that one more microbatch per pipeline takes in the steady state: the slope between two sizes of a
+    step."""
     return (fleet.step_s(long) - fleet.step_s(short)) / (long - short)

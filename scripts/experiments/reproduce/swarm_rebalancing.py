@@ -1,5 +1,6 @@
 """SWARM's Table 5 and Figures 5 and 6: rebalancing on recorded numbers of spot machines."""
 
+import itertools
 import json
 import statistics
 from collections.abc import Sequence
@@ -7,16 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Replay, Rules, replay
+from experiments.reproduce.page import bullets, page, table
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Lived, Rules, live  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-
-from jaxdt.sim.availability import Counts, load  # noqa: E402
-from jaxdt.spec.errors import BadInput  # noqa: E402
+from jaxdt.sim.availability import Counts, load
+from jaxdt.spec.errors import BadInput
 
 TRACES = Path(__file__).resolve().parents[3] / "configs/reproduce/traces"
 OWN = ("bamboo_gcp_v100_us-east1-c_2021-12-10", "bamboo_gcp_a100_us-east1-b_2021-12-10", "bamboo_aws_p3_v100")
@@ -37,7 +34,7 @@ class Recorded:
 
 
 def read(path: Path) -> Recorded:
-    """BadInput unless it is a trace that says how long it lasts."""
+    """A trace from its file. BadInput for a trace without its duration."""
     counts: Counts = load(path)
     end_s = json.loads(path.read_text()).get("duration_s")
     if type(end_s) not in (int, float) or end_s < counts[-1][0]:
@@ -46,35 +43,38 @@ def read(path: Path) -> Recorded:
 
 
 @cache
-def lives(trace: Recorded, rules: Rules, times: int) -> tuple[Lived, ...]:
-    """One per seed."""
-    return tuple(live(trace.counts, trace.end_s, times, rules, seed) for seed in SEEDS)
+def replays(trace: Recorded, rules: Rules, times: int) -> tuple[Replay, ...]:
+    """One replay per seed."""
+    return tuple(replay(trace.counts, trace.end_s, times, rules, seed) for seed in SEEDS)
 
 
 def percent(trace: Recorded, rules: Rules, times: int = 1) -> list[float]:
-    """Of the optimum: overall, first hour, last hour; mean over the seeds."""
-    shares = [one.shares for one in lives(trace, rules, times)]
+    """Throughput in percent of the optimum: overall, first hour, last hour; means over the seeds."""
+    shares = [run.shares for run in replays(trace, rules, times)]
     return [100 * statistics.fmean(column) for column in zip(*shares, strict=True)]
 
 
 def ahead(trace: Recorded) -> float:
-    """Share of the time in which the baseline does better than T = 300 s at the same seed, both with random joins."""
-    found = []
-    for one, other in zip(
-        *(lives(trace, Rules(STAGES, period_s, RANDOM), 1) for period_s in (0.0, 300.0)), strict=True
-    ):
+    """The part of the time in which the run without rebalancing is faster than that with T = 300 s and the same seed,
+    both with random joins."""
+    fractions = []
+    without = replays(trace, Rules(STAGES, 0.0, RANDOM), 1)
+    rebalanced = replays(trace, Rules(STAGES, 300.0, RANDOM), 1)
+    for one, other in zip(without, rebalanced, strict=True):
         at = sorted({*one.t_s, *other.t_s, one.end_s})
-        better = sum(b - a for a, b in zip(at, at[1:], strict=False) if _at(one, a) > _at(other, a))
-        found.append(better / (one.end_s - one.began_s))
-    return statistics.fmean(found)
+        better_s = sum(b - a for a, b in itertools.pairwise(at) if _throughput(one, a) > _throughput(other, a))
+        fractions.append(better_s / (one.end_s - one.began_s))
+    return statistics.fmean(fractions)
 
 
-def _at(lived: Lived, t_s: float) -> int:
-    return next(x for x, begins in zip(reversed(lived.throughput), reversed(lived.t_s), strict=True) if begins <= t_s)
+def _throughput(run: Replay, t_s: float) -> int:
+    """The throughput of a run at a moment."""
+    return next(x for x, from_s in zip(reversed(run.throughput), reversed(run.t_s), strict=True) if from_s <= t_s)
 
 
 def run(out: Path, command: str, traces: Sequence[str] = ()) -> str:
-    """The page; the pictures go to out. `traces`: files of node counts, else the committed ones."""
+    """The text of the page. The pictures are written to `out`. `traces`: files of node counts; by default the
+    committed ones."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     rows = [
         [
@@ -104,24 +104,29 @@ def run(out: Path, command: str, traces: Sequence[str] = ()) -> str:
     return page(
         "SWARM Table 5, Figures 5 and 6: rebalancing on traces of spot machines (grade B: the order)",
         command,
-        ("Table 5: throughput, % of the optimum, mean of 10 seeds", table(HEAD, rows) + verdict(rows)),
-        (f"Figure 5: throughput over time ({recorded[0].name}, random joins, one seed)", "![figure 5](figure5.png)\n"),
-        (
-            "Figure 6: more stages, nodes in proportion (% of the optimum overall)",
-            "![figure 6](figure6.png)\n\n" + table(["trace", "joins", "stages", "none", "T = 300 s"], stages),
-        ),
-        (
-            "Several moves a period (32 stages, T = 300 s, random joins; not in the paper)",
-            table(["trace", *(f"{n} a period" for n in MANY_MOVES)], moves),
-        ),
-        ("Where ours differs, and why", bullets([*WHY, without_ahead(recorded)])),
-        ("Assumptions", bullets(ASSUMPTIONS)),
-        ("Not modelled", bullets(NOT_MODELLED)),
+        [
+            ("Table 5: throughput, % of the optimum, mean of 10 seeds", table(HEAD, rows) + verdict(rows)),
+            (
+                f"Figure 5: throughput over time ({recorded[0].name}, random joins, one seed)",
+                "![figure 5](figure5.png)\n",
+            ),
+            (
+                "Figure 6: more stages, nodes in proportion (% of the optimum overall)",
+                "![figure 6](figure6.png)\n\n" + table(["trace", "joins", "stages", "none", "T = 300 s"], stages),
+            ),
+            (
+                "Several moves a period (32 stages, T = 300 s, random joins; not in the paper)",
+                table(["trace", *(f"{n} a period" for n in MANY_MOVES)], moves),
+            ),
+            ("Where ours differs, and why", bullets([*WHY, without_ahead(recorded)])),
+            ("Assumptions", bullets(ASSUMPTIONS)),
+            ("Not modelled", bullets(NOT_MODELLED)),
+        ],
     )
 
 
 def verdict(rows: list[list]) -> str:
-    """Whether the order is the paper's everywhere."""
+    """In how many cases the order of the rules is the paper's."""
     groups: dict[tuple, list[float]] = {}
     for trace, join, times, _, overall, *_ in rows:
         groups.setdefault((trace, join, times), []).append(overall)
@@ -134,6 +139,7 @@ def verdict(rows: list[list]) -> str:
 
 
 def without_ahead(recorded: list[Recorded]) -> str:
+    """One line about the times at which the run without rebalancing is ahead."""
     shares = ", ".join(f"{100 * ahead(trace):.1f} % ({trace.name})" for trace in recorded)
     return (
         f"The run without rebalancing is ahead of T = 300 s for {shares} of the time (the paper: about 4.5 %): both "
@@ -142,32 +148,34 @@ def without_ahead(recorded: list[Recorded]) -> str:
 
 
 def draw_fig5(path: Path, trace: Recorded) -> None:
-    figure, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    ax = figure.subplots()
     for rule, period_s in PERIODS.items():
-        one = lives(trace, Rules(STAGES, period_s, RANDOM), 1)[0]
-        ax.step([(t - one.began_s) / HOUR_S for t in one.t_s], one.throughput, where="post", label=rule, lw=1)
-    ax.step([(t - one.began_s) / HOUR_S for t in one.t_s], one.best, "k:", where="post", label="optimum", lw=1)
+        run = replays(trace, Rules(STAGES, period_s, RANDOM), 1)[0]
+        ax.step([(t - run.began_s) / HOUR_S for t in run.t_s], run.throughput, where="post", label=rule, lw=1)
+    ax.step([(t - run.began_s) / HOUR_S for t in run.t_s], run.best, "k:", where="post", label="optimum", lw=1)
     ax.set(xlabel="hours", ylabel="peers in the smallest stage", ylim=(0, None))
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 def draw_fig6(path: Path, rows: list[list]) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     for ax, join in zip(axes, (RANDOM, SMALLEST), strict=True):
         for index, name in enumerate(dict.fromkeys(row[0] for row in rows)):
-            own = [row for row in rows if row[:2] == [name, join]]
+            lines = [row for row in rows if row[:2] == [name, join]]
             for column, style in ((3, "--"), (4, "-")):
                 label = f"{name}, {'none' if column == 3 else 'T = 300 s'}"
-                ax.plot([row[2] for row in own], [row[column] for row in own], f"C{index}o{style}", label=label, ms=3)
+                ax.plot(
+                    [row[2] for row in lines], [row[column] for row in lines], f"C{index}o{style}", label=label, ms=3
+                )
         ax.set(xscale="log", xlabel="stages", title=f"who joins: {join} stage", ylim=(0, 102))
         ax.set_xticks(MANY_STAGES, [str(n) for n in MANY_STAGES])
         ax.minorticks_off()
     axes[0].set(ylabel="% of the optimum")
     axes[1].legend(fontsize=6)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["trace", "joins", "nodes times", "rule", "overall", "first hour", "last hour", "paper"]

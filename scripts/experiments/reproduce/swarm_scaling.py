@@ -3,15 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.swarm_fleet import Fleet
+from matplotlib.figure import Figure
 
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.swarm_fleet import Fleet  # noqa: E402
-
-from jaxdt.spec.model import GPTConfig  # noqa: E402
+from jaxdt.spec.model import GPTConfig
 
 PEERS = (8, 16, 32, 64, 128)
 STAGES, LAYERS, WIDTH, SEQ_LEN = 4, 12, 4096, 2048  # of one shared block a stage, as in the published server code
@@ -23,43 +19,43 @@ SHORT, LONG = 32, 64  # microbatches per pipeline that are simulated; a step is 
 
 
 def layer_s() -> float:
-    """Seconds of a layer of one sequence on a T4, forward, recomputation and backward: Table 3's best case."""
+    """Seconds of a layer and sequence on a T4: forward, recomputation and backward, by the best case of Table 3."""
     return BEST_NODES / BEST_SAMPLES_PER_S / BEST_LAYERS
 
 
 def efficiency() -> float:
-    """The share of a T4's peak that this is."""
+    """The part of a T4's peak FLOP/s that layer_s amounts to."""
     block = GPTConfig(1, WIDTH, 1, 4 * WIDTH, SEQ_LEN, 1, activation="geglu").block_params
     return 8.0 * block * SEQ_LEN / (layer_s() * T4_FLOPS)
 
 
 def fleet(n_peers: int) -> Fleet:
     return Fleet(
-        STAGES,
-        n_peers // STAGES,
-        WIDTH,
-        1,
-        "int8-dynamic",
-        LAYERS * layer_s(),
-        LATENCY_S,
-        GBPS,
+        n_stages=STAGES,
+        n_pipelines=n_peers // STAGES,
+        d_model=WIDTH,
+        n_sequences=1,
+        codec="int8-dynamic",
+        compute_s=LAYERS * layer_s(),
+        latency_s=LATENCY_S,
+        gbps=GBPS,
         wiring="swarm",
         seq_len=SEQ_LEN,
         activation="geglu",
     )
 
 
-def samples_per_s(one: Fleet, batch: int | None = None) -> float:
-    """In the steady state, or of whole steps of `batch` sequences."""
-    long_s = one.step_s(LONG)
-    each_s = (long_s - one.step_s(SHORT)) / (LONG - SHORT)
+def samples_per_s(machines: Fleet, batch: int | None = None) -> float:
+    """Sequences per second in the steady state, or in whole steps of `batch` sequences."""
+    long_s = machines.step_s(LONG)
+    each_s = (long_s - machines.step_s(SHORT)) / (LONG - SHORT)
     if batch is None:
-        return one.n_pipelines / each_s
-    return batch / (long_s + (batch / one.n_pipelines - LONG) * each_s)
+        return machines.n_pipelines / each_s
+    return batch / (long_s + (batch / machines.n_pipelines - LONG) * each_s)
 
 
 def run(out: Path, command: str, peers: tuple[int, ...] = PEERS) -> str:
-    """The page; the picture goes to out."""
+    """The text of the page. The picture is written to `out`."""
     rows = []
     for n_peers in peers:
         best = n_peers / STAGES / (LAYERS * layer_s())
@@ -72,20 +68,24 @@ def run(out: Path, command: str, peers: tuple[int, ...] = PEERS) -> str:
     return page(
         "SWARM Figure 7: throughput from 8 to 128 T4 (grade B: the shape)",
         command,
-        (
-            "Sequences per second",
-            "![throughput](swarm_scaling.png)\n\n"
-            + table(HEAD, rows)
-            + f"\nThe paper: about linear. Ours in the steady state: at least {100 * worst:.1f} % of the best case.\n",
-        ),
-        ("Where ours differs, and why", bullets(WHY)),
-        ("Assumptions", bullets(assumptions())),
-        ("Not modelled", bullets(NOT_MODELLED)),
+        [
+            (
+                "Sequences per second",
+                "![throughput](swarm_scaling.png)\n\n"
+                + table(HEAD, rows)
+                + "\nThe paper: about linear. "
+                + f"Ours in the steady state: at least {100 * worst:.1f} % of the best case.\n",
+            ),
+            ("Where ours differs, and why", bullets(WHY)),
+            ("Assumptions", bullets(assumptions())),
+            ("Not modelled", bullets(NOT_MODELLED)),
+        ],
     )
 
 
 def draw(path: Path, rows: list[list]) -> None:
-    figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    ax = figure.subplots()
     n_peers = [row[0] for row in rows]
     for label, column, style in (("best case", 1, "k--"), ("steady state", 2, "o-"), ("with averaging", 4, "s-")):
         ax.plot(n_peers, [row[column] for row in rows], style, label=label)
@@ -93,7 +93,6 @@ def draw(path: Path, rows: list[list]) -> None:
     ax.set_xticks(n_peers, [str(n) for n in n_peers])
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["peers", "best case", "steady state", "of best", f"steps of {BATCH} with averaging and commit", "of best"]

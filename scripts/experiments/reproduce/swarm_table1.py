@@ -2,13 +2,9 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.relay import boundary_s, one_at_a_time, utilisation  # noqa: E402
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.relay import boundary_s, one_at_a_time, utilisation
+from matplotlib.figure import Figure
 
 RTT_MS = (0, 10, 50, 100, 200)
 PRINTED = {  # percent
@@ -22,11 +18,11 @@ CODEC = {"Ours": "int8-dynamic"}
 MANY = 16
 BASE_RTT_MS = 9.0  # Appendix F: 3-6 ms one way before anything is added; 4.5 twice
 RTTS_S = tuple((rtt or BASE_RTT_MS) / 1e3 for rtt in RTT_MS)
-BYTES = {"Ours": 1 + 4 / 4096}
+BYTES = {"Ours": 1 + 4 / 4096}  # per number of a boundary; 2 for the others
 
 
 def law(percent: tuple[float, ...]) -> tuple[float, float]:
-    """(a, s per ms) of 1/u = a + s RTT: least squares, errors weighted by u."""
+    """(a, s per ms) of 1/u = a + s RTT, by least squares with errors weighted by u."""
     points = [(rtt, 100 / u, (u / 100) ** 2) for rtt, u in zip(RTT_MS, percent, strict=True)]
     w = sum(p[2] for p in points)
     x, y = (sum(p[i] * p[2] for p in points) / w for i in (0, 1))
@@ -35,9 +31,10 @@ def law(percent: tuple[float, ...]) -> tuple[float, float]:
 
 
 def run(out: Path, command: str) -> str:
-    """The page; the picture goes to out."""
+    """The text of the page. The picture is written to `out`."""
     fits, sims = [], []
-    figure, axes = plt.subplots(1, 4, figsize=(15, 3.6), layout="constrained")
+    figure = Figure(figsize=(15, 3.6), layout="constrained")
+    axes = figure.subplots(1, 4)
     for ax, (name, printed) in zip(axes, PRINTED.items(), strict=True):
         a, s = law(printed)
         compute_ms = 2 / s
@@ -55,27 +52,29 @@ def run(out: Path, command: str) -> str:
         ax.set(title=name, xlabel="RTT, ms", ylabel="utilisation, %", ylim=(0, 105))
     axes[0].legend(fontsize=8)
     figure.savefig(out / "swarm_table1.png", dpi=80)
-    plt.close(figure)
     ratio = [row[3] / row[2] for row in sims]
     closed = max(abs(row[3] / row[5] - 1) for row in sims)
     return page(
         "SWARM Table 1: utilisation against latency (grade B)",
         command,
-        ("The law (grade A: its form)", LAW + table(FIT_HEAD, fits)),
-        (
-            "Paper and simulator, utilisation in %",
-            "![utilisation](swarm_table1.png)\n\n"
-            + table(
-                ["model", "RTT ms", "paper", "ours, 1 in flight", f"ours, {MANY} in flight"], [r[:5] for r in sims]
+        [
+            ("The law (grade A: its form)", LAW + table(FIT_HEAD, fits)),
+            (
+                "Paper and simulator, utilisation in %",
+                "![utilisation](swarm_table1.png)\n\n"
+                + table(
+                    ["model", "RTT ms", "paper", "ours, 1 in flight", f"ours, {MANY} in flight"], [r[:5] for r in sims]
+                ),
             ),
-        ),
-        ("Where ours differs, and why", bullets(why(min(ratio), max(ratio), closed))),
-        ("Assumptions", bullets(ASSUMPTIONS)),
-        ("Not modelled", bullets(NOT_MODELLED)),
+            ("Where ours differs, and why", bullets(why(min(ratio), max(ratio), closed))),
+            ("Assumptions", bullets(ASSUMPTIONS)),
+            ("Not modelled", bullets(NOT_MODELLED)),
+        ],
     )
 
 
 def simulated(name: str, compute_s: float, in_flight: int) -> list[float]:
+    """Utilisation in percent at each round trip time."""
     codec = CODEC.get(name, "none")
     return [100 * utilisation(WIDTH[name], compute_s, rtt_s, in_flight, codec) for rtt_s in RTTS_S]
 

@@ -1,15 +1,11 @@
-"""SWARM's Table 2: the time of a batch with added latency over that without, stochastic wiring against pipelines."""
+"""SWARM's Table 2: the time of a batch with added latency divided by that without, for swarm wiring and pipelines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from experiments.reproduce.page import bullets, page, table  # noqa: E402
-from experiments.reproduce.swarm_fleet import Fleet, each_s  # noqa: E402
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.swarm_fleet import Fleet, each_s
+from matplotlib.figure import Figure
 
 STAGES = PIPELINES = 4
 GBPS = 0.5
@@ -32,10 +28,20 @@ WINDOWS = (2, 4, 8)  # microbatches on their way, per peer
 SWARM, DEEP = "swarm, 4 a peer", "swarm, 8 a peer"  # 4 is the default
 
 
-def fleet(model: str, far: bool, **options) -> Fleet:
+def fleet(model: str, far: bool) -> Fleet:
+    """A fleet with pipelines, with the added latency if it is `far`."""
     width, n_sequences, codec, compute_s = MODELS[model]
-    latency_s, jitter_s = (RACK_S + ADDED_S, JITTER_S) if far else (RACK_S, 0.0)
-    return Fleet(STAGES, PIPELINES, width, n_sequences, codec, compute_s, latency_s, GBPS, jitter_s=jitter_s, **options)
+    return Fleet(
+        n_stages=STAGES,
+        n_pipelines=PIPELINES,
+        d_model=width,
+        n_sequences=n_sequences,
+        codec=codec,
+        compute_s=compute_s,
+        latency_s=RACK_S + ADDED_S if far else RACK_S,
+        gbps=GBPS,
+        jitter_s=JITTER_S if far else 0.0,
+    )
 
 
 @dataclass(frozen=True)
@@ -50,29 +56,36 @@ class Pair:
         return self.far_s / self.near_s
 
 
-def steady(model: str, **options) -> Pair:
-    """In the steady state."""
-    return Pair(*(each_s(fleet(model, far, **options), SHORT, LONG) for far in (False, True)))
+def swarm(model: str, window: int) -> Pair:
+    """Swarm wiring in the steady state. `window`: the in-flight limit."""
+    near, far = (replace(fleet(model, is_far), wiring="swarm", window=window) for is_far in (False, True))
+    return Pair(each_s(near, SHORT, LONG), each_s(far, SHORT, LONG))
 
 
-def flushed(model: str, flush: int, blocking: bool) -> Pair:
+def one_f_one_b(model: str, blocking: bool) -> Pair:
+    """1F1B in the steady state."""
+    near, far = (replace(fleet(model, is_far), blocking=blocking) for is_far in (False, True))
+    return Pair(each_s(near, SHORT, LONG), each_s(far, SHORT, LONG))
+
+
+def gpipe(model: str, flush: int, blocking: bool) -> Pair:
     """GPipe, which fills and drains its pipelines for every `flush` microbatches."""
-    options = dict(schedule="gpipe", blocking=blocking)
-    return Pair(*(fleet(model, far, **options).step_s(flush) / flush for far in (False, True)))
+    near, far = (replace(fleet(model, is_far), schedule="gpipe", blocking=blocking) for is_far in (False, True))
+    return Pair(near.step_s(flush) / flush, far.step_s(flush) / flush)
 
 
 def row(model: str) -> dict[str, Pair]:
-    """Everything of one model, by column."""
-    found = {f"swarm, {n} a peer": steady(model, wiring="swarm", window=n * STAGES * PIPELINES) for n in WINDOWS}
-    for how in (BESIDE, BLOCKING):
-        found[f"1F1B{how}"] = steady(model, blocking=how == BLOCKING)
+    """The results of one model, by system."""
+    pairs = {f"swarm, {n} a peer": swarm(model, n * STAGES * PIPELINES) for n in WINDOWS}
+    for transfers in (BESIDE, BLOCKING):
+        pairs[f"1F1B{transfers}"] = one_f_one_b(model, transfers == BLOCKING)
         for n in FLUSHES:
-            found[f"GPipe{how}, flush {n}"] = flushed(model, n, how == BLOCKING)
-    return found
+            pairs[f"GPipe{transfers}, flush {n}"] = gpipe(model, n, transfers == BLOCKING)
+    return pairs
 
 
 def run(out: Path, command: str) -> str:
-    """The page; the picture goes to out."""
+    """The text of the page. The picture is written to `out`."""
     rows: dict[str, dict[str, Pair]] = {}
     for model in MODELS:
         rows[model] = row(model)
@@ -81,37 +94,49 @@ def run(out: Path, command: str) -> str:
     return page(
         "SWARM Table 2: what latency costs (grade B: ratios only)",
         command,
-        ("Time with 100 +- 50 ms over time without", "![ratios](swarm_table2.png)\n\n" + table(HEAD, ratios(rows))),
-        ("Seconds of a microbatch without, with, and the ratio", table(DETAIL_HEAD, details(rows))),
-        ("Stochastic wiring over pipelines without latency", table(NEAR_HEAD, near_rows(rows))),
-        ("Where ours differs, and why", bullets(WHY)),
-        ("Assumptions", bullets(ASSUMPTIONS)),
-        ("Not modelled", bullets(NOT_MODELLED)),
+        [
+            ("Time with 100 +- 50 ms over time without", "![ratios](swarm_table2.png)\n\n" + table(HEAD, ratios(rows))),
+            ("Seconds of a microbatch without, with, and the ratio", table(DETAIL_HEAD, details(rows))),
+            ("Stochastic wiring over pipelines without latency", table(NEAR_HEAD, near_rows(rows))),
+            ("Where ours differs, and why", bullets(WHY)),
+            ("Assumptions", bullets(ASSUMPTIONS)),
+            ("Not modelled", bullets(NOT_MODELLED)),
+        ],
     )
 
 
-def ours(found: dict[str, Pair], how: str) -> list[float]:
-    """Ratios of swarm with two windows, GPipe and 1F1B."""
-    return [found[name].ratio for name in (SWARM, DEEP, f"GPipe{how}, flush 8", f"1F1B{how}")]
+def ours(pairs: dict[str, Pair], transfers: str) -> list[float]:
+    """Ratios of swarm with two in-flight limits, GPipe and 1F1B."""
+    return [pairs[name].ratio for name in (SWARM, DEEP, f"GPipe{transfers}, flush 8", f"1F1B{transfers}")]
 
 
 def ratios(rows: dict[str, dict[str, Pair]]) -> list[list]:
-    return [[m, *PRINTED_RATIO[m], *ours(found, BLOCKING), *ours(found, BESIDE)[2:]] for m, found in rows.items()]
+    """Rows of the first table."""
+    return [[m, *PRINTED_RATIO[m], *ours(pairs, BLOCKING), *ours(pairs, BESIDE)[2:]] for m, pairs in rows.items()]
 
 
 def details(rows: dict[str, dict[str, Pair]]) -> list[list]:
-    cell = lambda pair: f"{pair.near_s:.3f}, {pair.far_s:.3f}: {pair.ratio:.2f}"  # noqa: E731
-    return [[name, *(cell(found[name]) for found in rows.values())] for name in next(iter(rows.values()))]
+    """Rows of the second table: all systems by all models."""
+
+    def cell(pair: Pair) -> str:
+        return f"{pair.near_s:.3f}, {pair.far_s:.3f}: {pair.ratio:.2f}"
+
+    return [[name, *(cell(pairs[name]) for pairs in rows.values())] for name in next(iter(rows.values()))]
 
 
 def near_rows(rows: dict[str, dict[str, Pair]]) -> list[list]:
-    over = lambda found, name: found[SWARM].near_s / found[name].near_s  # noqa: E731
-    against = (f"GPipe{BLOCKING}, flush 16", f"1F1B{BLOCKING}", f"GPipe{BESIDE}, flush 16", f"1F1B{BESIDE}")
-    return [[m, PRINTED_OVER_GPIPE[m], *(over(found, name) for name in against)] for m, found in rows.items()]
+    """Rows of the third table: seconds of swarm wiring divided by those of pipelines."""
+    systems = (f"GPipe{BLOCKING}, flush 16", f"1F1B{BLOCKING}", f"GPipe{BESIDE}, flush 16", f"1F1B{BESIDE}")
+    table_rows = []
+    for model, pairs in rows.items():
+        over = [pairs[SWARM].near_s / pairs[name].near_s for name in systems]
+        table_rows.append([model, PRINTED_OVER_GPIPE[model], *over])
+    return table_rows
 
 
 def draw(path: Path, rows: dict[str, dict[str, Pair]]) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained", sharey=True)
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
     labels = ("swarm, 4", "swarm, 8", "GPipe", "1F1B")
     for ax, (model, found) in zip(axes, rows.items(), strict=True):
         series = {
@@ -127,7 +152,6 @@ def draw(path: Path, rows: dict[str, dict[str, Pair]]) -> None:
     axes[0].set_ylabel("time with latency / without")
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 HEAD = ["model", "paper: SWARM", "GPipe", "1F1B", "ours: swarm, 4 a peer", "8 a peer"]

@@ -1,0 +1,82 @@
+"""Processes that train the cases of an ablation, one case after the other, and report to their parent."""
+
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+from jaxdt.ablation.grid import Case
+from jaxdt.model.data import open_data
+from jaxdt.spec.config import RunConfig
+
+POLL_S = 1.0
+SPAWN = multiprocessing.get_context("spawn")  # a fork would share the parent's threads and locks
+
+
+class WorkerLost(Exception):
+    """A worker ended before its cases were done."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all workers are given. `set_cpus` confines a process to some CPUs, which it must do before jax is imported;
+    it is a function of a module, so that it can be sent to another process."""
+
+    config: RunConfig
+    data: Path
+    set_cpus: Callable[[list[str]], None]
+
+
+@contextmanager
+def trained(setup: Setup, cases: list[Case], n_workers: int) -> Iterator[Iterator[tuple]]:
+    """The messages of workers that train the cases: ("step", case, number of the step) and ("done", case, record). The
+    iterator raises WorkerLost when a worker was lost and no message is left. Leaving the context ends all workers."""
+    tasks = SPAWN.Queue()
+    messages = SPAWN.Queue()
+    for case in [*cases, *[None] * n_workers]:
+        tasks.put(case)
+    cpus = [[str(index % (os.cpu_count() or 1))] if n_workers > 1 else [] for index in range(n_workers)]
+    workers = [SPAWN.Process(target=_work, args=(setup, own, tasks, messages), daemon=True) for own in cpus]
+    for worker in workers:
+        worker.start()
+    try:
+        yield _received(messages, workers, len(cases))
+    finally:
+        for worker in workers:
+            worker.terminate()
+
+
+def _received(messages: Queue, workers: list, n_left: int) -> Iterator[tuple]:
+    while n_left:
+        try:
+            message = messages.get(timeout=POLL_S)
+        except queue.Empty:
+            codes = [worker.exitcode for worker in workers if worker.exitcode]
+            if codes:
+                raise WorkerLost(f"a worker ended with code {codes[0]}") from None
+            continue
+        n_left -= message[0] == "done"
+        yield message
+
+
+def _work(setup: Setup, cpus: list[str], tasks: Queue, messages: Queue) -> None:
+    """The main function of a worker. Only its parent reacts to Ctrl-C; the worker ends when its parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setup.set_cpus(cpus)
+    from jaxdt.ablation.train import train  # imports jax, which counts the CPUs
+
+    def on_step(case: Case, step: int) -> None:
+        if not multiprocessing.parent_process().is_alive():
+            sys.exit(1)
+        messages.put(("step", case, step))
+
+    tokens = open_data(setup.data)
+    while (case := tasks.get()) is not None:
+        messages.put(("done", case, train(setup.config, case, tokens, partial(on_step, case))))

@@ -1,0 +1,41 @@
+"""A loop with its transport for processes that average a vector and train nothing: bench_averaging, kill_averaging."""
+
+from collections.abc import Callable
+
+from jaxdt.membership.peer import Machine
+from jaxdt.protocol.events import WroteCheckpoint
+from jaxdt.protocol.message import from_plain
+from jaxdt.protocol.reports import Report
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.net import credential
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.durable import FileStore
+
+RUN = "averaging"
+
+
+class NoCheckpoints:
+    """Accepts every checkpoint and writes nothing."""
+
+    def save(self, version: int, tensors, post) -> None:
+        post(WroteCheckpoint(version))
+
+    def mark_complete(self, version: int, generation: int) -> None:
+        return None
+
+    def wait(self) -> None:
+        return None
+
+
+def open_loop(
+    peer: int, machine: Machine, secret: str | None, report: Callable[[Report], None], durable: FileStore | None = None
+) -> tuple[Loop, str]:
+    """A loop for `machine` whose transport listens on loopback, and the address of that transport. `secret` is the
+    credential file, None for plaintext."""
+    loop = Loop(peer, machine, Trace(lambda line: None, 0), report, NoCheckpoints(), durable)
+    loaded = credential.load(secret) if secret else None
+    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
+    loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, **callbacks)
+    host, port = loop.transport.start()
+    return loop, f"{host}:{port}"

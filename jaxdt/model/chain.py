@@ -1,0 +1,100 @@
+"""The stages of a model in one process: the arithmetic of a run without its machines and sockets.
+
+B microbatch samples, T tokens."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdt.model.stage import StageFunctions
+from jaxdt.model.vectors import TIED_GROUP
+
+
+def unchanged(x: jax.Array) -> jax.Array:
+    """A boundary without a codec."""
+    return x
+
+
+class Chain:
+    """Stages from the first to the last, with their state: `params[s]` and `states[s]` belong to `stages[s]`.
+
+    clip_norm: the largest norm of a step's mean gradient over all stages; 0 for no clipping.
+    transmit: maps a boundary tensor to the tensor that arrives at the other stage, such as a codec's decode of encode.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageFunctions],
+        seed: int,
+        clip_norm: float,
+        transmit: Callable[[jax.Array], jax.Array] = unchanged,
+    ):
+        self.stages = list(stages)
+        self.params = [stage.init(seed) for stage in self.stages]
+        self.states = [stage.init_optimizer(params) for stage, params in zip(self.stages, self.params, strict=True)]
+        self._clip_norm = clip_norm
+        self._transmit = transmit
+
+    def accumulate(self, tokens_BT: np.ndarray, accs: list) -> tuple[jax.Array, list]:
+        """Forward and backward of one microbatch; tokens are [B, T+1]. Returns (loss sum, accumulators); `accs` are
+        donated."""
+        x = tokens_BT[:, :-1]
+        residuals = []
+        for stage, params in zip(self.stages[:-1], self.params, strict=False):
+            y, residual = stage.forward(params, x)
+            residuals.append(residual)
+            x = self._transmit(y)
+        loss, gx, accs[-1] = self.stages[-1].loss_backward(self.params[-1], x, tokens_BT[:, 1:], accs[-1])
+        for s in reversed(range(len(residuals))):
+            gx, accs[s] = self.stages[s].backward(self.params[s], residuals[s], self._transmit(gx), accs[s])
+        return loss, accs
+
+    def step(self, microbatches: list[np.ndarray]) -> float:
+        """One update. Returns the mean loss of its samples before the update."""
+        accs = [stage.zeros() for stage in self.stages]
+        losses = []
+        for tokens_BT in microbatches:
+            loss, accs = self.accumulate(tokens_BT, accs)
+            losses.append(loss)
+        n_samples = sum(len(tokens_BT) for tokens_BT in microbatches)
+        vectors = [stage.gradient_vectors(acc) for stage, acc in zip(self.stages, accs, strict=True)]
+        del accs
+        self._update(_with_tied_sum(vectors), n_samples)
+        return float(sum(losses)) / n_samples
+
+    def _update(self, vectors: list[dict], n_samples: int) -> None:
+        """Update each stage by its gradient vectors; both ends hold the same vector of a tied table."""
+        distinct = {}
+        for s, stage_vectors in enumerate(vectors):
+            for name, vector in stage_vectors.items():
+                distinct[name if name == TIED_GROUP else s] = vector
+        norm = float(_norm(list(distinct.values()))) / n_samples
+        clip = min(1.0, self._clip_norm / norm) if self._clip_norm and norm else 1.0
+        scale = np.float32(clip / n_samples)
+        for s, stage in enumerate(self.stages):
+            self.params[s], self.states[s] = stage.update(self.params[s], self.states[s], vectors[s], scale)
+
+    def evaluate(self, batches: list[np.ndarray]) -> float:
+        """Mean held-out loss, nats per token. Boundaries are the same as in training."""
+        total = 0.0
+        for tokens_BT in batches:
+            x = tokens_BT[:, :-1]
+            for stage, params in zip(self.stages[:-1], self.params, strict=False):
+                x = self._transmit(stage.evaluate(params, x))
+            total += float(self.stages[-1].eval_loss(self.params[-1], x, tokens_BT[:, 1:]))
+        return total / sum(len(tokens_BT) for tokens_BT in batches)
+
+
+def _with_tied_sum(vectors: list[dict]) -> list[dict]:
+    """The gradient of a tied table is the sum of those of the first and the last stage."""
+    if len(vectors) == 1 or TIED_GROUP not in vectors[0]:
+        return vectors
+    total = {TIED_GROUP: vectors[0][TIED_GROUP] + vectors[-1][TIED_GROUP]}
+    return [vectors[0] | total, *vectors[1:-1], vectors[-1] | total]
+
+
+@jax.jit
+def _norm(vectors: list) -> jax.Array:
+    return jnp.sqrt(sum(jnp.sum(jnp.square(vector)) for vector in vectors))
