@@ -1,4 +1,4 @@
-"""What a configs/*.py file starts from: a ConfigDict with every field of a run, each of them a --config.* flag too."""
+"""The ConfigDict that a configs/*.py file starts from: every field of a run, each of them a --config.* flag too."""
 
 import dataclasses
 import typing
@@ -17,6 +17,8 @@ def base_config(preset: str = "debug") -> ConfigDict:
     fields: dict[str, object] = {"model": model}
     for field in dataclasses.fields(config.RunConfig):
         if field.name != "model":
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-            fields[field.name] = serialize.write(default)
+            if field.default_factory is not dataclasses.MISSING:
+                fields[field.name] = serialize.write(field.default_factory())
+            else:
+                fields[field.name] = serialize.write(field.default)
     return ConfigDict(fields)

@@ -23,6 +23,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
+from jaxdt import build
 from jaxdt.cli import script_main
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.trace import Trace, read
@@ -107,7 +108,7 @@ def scenario_of_flags() -> Scenario:
     profile = profiles.load(PROFILE.value) if PROFILE.value else None
     config = config_of_flags(profile)
     plan = plan_of_flags(config)
-    configs.check_plan(config, plan)
+    build.check(config, plan)
     network = networks.load(NETWORK.value) if NETWORK.value else networks.uniform(max(plan.peers) + 1)
     if not NETWORK.value:  # equal devices, each on a host of its own
         network = replace(network, devices=tuple(replace(device, host="") for device in network.devices))

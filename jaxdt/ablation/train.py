@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdt.ablation.grid import Case, bytes_per_step, codec_of, cut, model_of
-from jaxdt.codec import decode, encode
+from jaxdt.codec.base import decode, encode
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import optimizer
-from jaxdt.model.stage import StageFunctions, build_stage
+from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import TIED_GROUP
-from jaxdt.spec.codec import NONE
 from jaxdt.spec.config import RunConfig
 
 
 @functools.cache  # compiling takes as long as a good part of a short run, and seeds share it
 def stages_of(config: RunConfig, case: Case) -> list[StageFunctions]:
     """The functions of the case's stages."""
-    model, rule, size = model_of(config, case), optimizer(config.optim), config.train.microbatch_size
-    return [build_stage(model, lo, hi, size, config.remat, config.dtype, rule) for lo, hi in cut(model, case.stages)]
+    model, rule = model_of(config, case), optimizer(config.optim)
+    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype)
+    return [build_stage(model, lo, hi, rule, options) for lo, hi in cut(model, case.stages)]
 
 
 class Chain:
@@ -38,7 +38,7 @@ class Chain:
 
     def crossed(self, x):
         """What arrives of a tensor that crosses a boundary."""
-        if self._spec.name == NONE:
+        if self._spec.is_identity:
             return x
         return decode(self._spec, encode(self._spec, x), x.shape, x.dtype)
 

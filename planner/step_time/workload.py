@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
-from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES, stage_memory_bytes
+from jaxdt.spec.memory import FLOAT_BYTES, MemoryOptions, stage_memory_bytes
 from jaxdt.spec.network import Network
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
+from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from planner.model.layers import Ranges, cut_points, parameter_load, split
 from planner.model.problem import MISSING_S
 
@@ -78,8 +78,8 @@ class Job:
         at = (lo, hi, in_flight)
         if at not in self._bytes:
             profile = self.profile
-            options = dict(dtype=profile.dtype, remat=profile.remat, optimizer=self.optimizer)
-            self._bytes[at] = stage_memory_bytes(profile.model, lo, hi, profile.microbatch_size, in_flight, **options)
+            options = MemoryOptions(profile.dtype, profile.remat, self.optimizer)
+            self._bytes[at] = stage_memory_bytes(profile.model, lo, hi, profile.microbatch_size, in_flight, options)
         return self._bytes[at]
 
     def split(self, placement: np.ndarray, depth: tuple[int, ...]) -> Ranges | None:

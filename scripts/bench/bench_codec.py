@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from jaxdt.cli import script_main  # noqa: E402
-from jaxdt.codec import decode, encode  # noqa: E402
+from jaxdt.codec.base import decode, encode  # noqa: E402
 from jaxdt.spec.codec import AUTO, parse  # noqa: E402
 from jaxdt.spec.errors import BadInput  # noqa: E402
 
