@@ -38,21 +38,28 @@ class RunStart:
     data_checksum: str = ""
 
 
-def check(config: RunConfig, plan: Plan) -> None:
-    """BadInput for a plan that does not fit the model, and for options that make no sense together."""
-    check_plan(config, plan)
+def check_config(config: RunConfig) -> None:
+    """BadInput for kinds that do not exist, and for options that make no sense with a kind, whatever the plan."""
     wiring = config.wiring
     entry = wiring_entry(wiring.kind)
+    sync_entry(config.sync.kind)
     if wiring.rebalance_s and not entry.may_change_stages:
         raise BadInput(
             f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
             "fixed stages"
         )
+
+
+def check(config: RunConfig, plan: Plan) -> None:
+    """BadInput for a plan that does not fit the model, and for options that make no sense together."""
+    check_config(config)
+    check_plan(config, plan)
+    entry = wiring_entry(config.wiring.kind)
     for boundary, codec in enumerate(plan.codec):
         if "," in codec and not entry.follows_plan:
             raise BadInput(
                 f"plan.codec[{boundary}]: got {codec!r}, a name per pipeline, expected one for all: with wiring "
-                f"{wiring.kind} a peer sends to any of the next stage"
+                f"{config.wiring.kind} a peer sends to any of the next stage"
             )
     if problem := entry.check(config, plan) or sync_entry(config.sync.kind).check(config, plan):
         raise BadInput(problem)

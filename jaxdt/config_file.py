@@ -18,6 +18,8 @@ def base_config(preset: str = "debug") -> ConfigDict:
     fields: dict[str, object] = {"model": model}
     for field in dataclasses.fields(config.RunConfig):
         if field.name != "model":
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-            fields[field.name] = serialize.write(default)
+            if field.default_factory is not dataclasses.MISSING:
+                fields[field.name] = serialize.write(field.default_factory())
+            else:
+                fields[field.name] = serialize.write(field.default)
     return ConfigDict(fields)

@@ -16,6 +16,7 @@ from pathlib import Path
 from absl import flags
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
 
+from jaxdt import build
 from jaxdt.ablation import results
 from jaxdt.ablation.grid import AblationConfig, Case, cases, cut
 from jaxdt.ablation.picture import draw
@@ -110,6 +111,7 @@ def config_of_flags() -> tuple[RunConfig, AblationConfig, TokenFile]:
     ablation = serialize.read(AblationConfig, fields.pop("ablation", {}), "ablation")
     data = run_flags.token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
+    build.check_config(config)
     if config.model.compression != "none" or config.codec != "none":
         raise BadInput("model.compression, codec: expected none, the ablation sets them itself")
     for n_stages in ablation.stages:

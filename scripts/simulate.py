@@ -33,7 +33,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxdt.build import follows_plan
+from jaxdt import build
 from jaxdt.cli import script_main
 from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.perfetto import chrome
@@ -131,7 +131,7 @@ def scenario_of_flags() -> Scenario:
     profile = profiles.load(PROFILE.value) if PROFILE.value else None
     config = config_of_flags(profile)
     plan = plan_of_flags(config)
-    configs.check_plan(config, plan)
+    build.check(config, plan)
     network = networks.load(NETWORK.value) if NETWORK.value else networks.uniform(max(plan.peers) + 1)
     if not NETWORK.value:  # equal devices, each on a host of its own
         network = replace(network, devices=tuple(replace(device, host="") for device in network.devices))
@@ -297,7 +297,7 @@ def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
 def run_grid(scenario: Scenario) -> int:
     """The plan's schedule, if the wiring follows one, and a simulated step; the exit code."""
     plan = scenario.plan
-    if follows_plan(scenario.config):
+    if build.follows_plan(scenario.config):
         orders = [
             {stage: schedule.stage_order(plan, stage, pipeline) for stage in range(plan.n_stages)}
             for pipeline in range(plan.n_pipelines)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdt.ablation.grid import LAYERS, Case, codec_of
 from jaxdt.ablation.train import chain_of
-from jaxdt.codec import decode, encode
+from jaxdt.codec.base import decode, encode
 from jaxdt.model.chain import Chain
 from jaxdt.model.gpt import receiver_name, sender_name
 from jaxdt.model.layers import Receiver, Sender
@@ -84,7 +84,7 @@ def _boundary_seconds(chain: Chain, case: Case) -> tuple[float, float]:
         return _layer_seconds(chain, case)
     spec = codec_of(case)
     x = _noise(stage.out_shape, stage.boundary_dtype)
-    if spec.name == "none":
+    if spec.is_identity:
         return 0.0, 0.0
     encoded = encode(spec, x)
     return _seconds(lambda: encode(spec, x)), _seconds(lambda: decode(spec, encoded, x.shape, x.dtype))

@@ -7,20 +7,21 @@ from dataclasses import replace
 import jax
 
 from jaxdt.ablation.grid import Case, bytes_per_step, codec_of, cut, model_of
-from jaxdt.codec import decode, encode
+from jaxdt.codec.base import decode, encode
 from jaxdt.model.chain import Chain
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import optimizer
-from jaxdt.model.stage import StageFunctions, build_stage
-from jaxdt.spec.codec import NONE, CodecSpec
+from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
+from jaxdt.spec.codec import CodecSpec
 from jaxdt.spec.config import RunConfig
 
 
 @functools.cache  # compiling takes as long as a good part of a short run, and all seeds share the functions
 def stages_of(config: RunConfig, case: Case) -> list[StageFunctions]:
     """The functions of the case's stages."""
-    model, rule, size = model_of(config, case), optimizer(config.optim), config.train.microbatch_size
-    return [build_stage(model, lo, hi, size, config.remat, config.dtype, rule) for lo, hi in cut(model, case.stages)]
+    model, rule = model_of(config, case), optimizer(config.optim)
+    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype)
+    return [build_stage(model, lo, hi, rule, options) for lo, hi in cut(model, case.stages)]
 
 
 def chain_of(config: RunConfig, case: Case) -> Chain:
@@ -31,7 +32,7 @@ def chain_of(config: RunConfig, case: Case) -> Chain:
 
 def transmitted(spec: CodecSpec, x: jax.Array) -> jax.Array:
     """The tensor that arrives when `x` crosses a boundary."""
-    if spec.name == NONE:
+    if spec.is_identity:
         return x
     return decode(spec, encode(spec, x), x.shape, x.dtype)
 

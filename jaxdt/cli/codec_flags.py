@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from absl import flags
 
+from jaxdt import build
 from jaxdt.cli import run_flags
 from jaxdt.spec import codec, codec_choice
 from jaxdt.spec import profile as profiles
@@ -28,7 +29,7 @@ def decided(config: RunConfig, plan: Plan) -> Plan:
         times = codec_choice.profiled(config, network, profiles.load(PROFILE.value))
     else:
         times = _measured(config)
-    plan, choices = codec_choice.choose(config, plan, network, times)
+    plan, choices = codec_choice.choose(config, plan, network, times, build.codec_per_pipeline(config))
     for choice in choices:
         print(choice, flush=True)
     return plan

@@ -9,6 +9,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from jaxdt import build
 from jaxdt.cli import script_main
 from jaxdt.model.data import TokenFile, open_data
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
@@ -75,10 +76,11 @@ def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
     fields = config_dict().to_dict()
     data = token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
+    build.check_config(config)
     plan = plans.load(PLAN.value) if PLAN.value else configs.default_plan(config)
     plan = configs.with_codec(config, plan)
     try:
-        configs.check_plan(config, plan)
+        build.check(config, plan)
     except BadInput as error:
         raise BadInput(f"{PLAN.value or '--config'}: {error}") from None
     data.n_train_windows(config.model.seq_len)

@@ -1,1 +1,5 @@
-"""The Flax GPT, its stage functions, optimizers and data."""
+"""Models, their stage functions, optimizers and data.
+
+Files here are pure JAX and Flax, with numpy for data. They import jaxdt.spec, which has the models' fields and sizes in
+jaxdt.spec.model. jaxdt.model.base has the table of models, jaxdt.model.optim the table of optimizers.
+"""

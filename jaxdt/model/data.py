@@ -1,4 +1,4 @@
-"""Token files, and the batches that every peer draws from them alike.
+"""Token files, and the batches that all peers draw from them alike.
 
 A token file is one header and then the train tokens and the held-out tokens, little-endian unsigned numbers of 2 bytes
 (vocabulary up to 65,536) or 4. It is memory-mapped, so peers on one host share its pages.
@@ -7,7 +7,7 @@ A training batch is a pure function of the file and of (seed, step, microbatch):
 joining need no iterator state. The train tokens are cut into windows of seq_len inputs; sample number
 (step * n_microbatches + microbatch) * microbatch_size + i reads one window, and each run of n_windows samples (an
 epoch) reads every window once, in an order drawn from the seed and the number of the epoch. Where samples grow with the
-step (jaxdt.spec.seq_lengths), each length has windows, and with them epochs, of its own.
+step (jaxdt.spec.seq_lengths), each length has its own windows, and with them its own epochs.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from jaxdt.spec.errors import BadInput
 MAGIC = b"JAXDTTOK"
 VERSION = 1
 TOKENIZER_NAME_BYTES = 16
-# The fields of Header in order, 4 bytes of padding and the CRC-32 of all that: 128 bytes, so the tokens are aligned.
+# The fields of TokenFileHeader in order, 4 bytes of padding and the CRC-32 of both: 128 bytes, so tokens are aligned.
 HEADER = struct.Struct(f"<8sIIQQQ{TOKENIZER_NAME_BYTES}s32s32s4x")
 CRC = struct.Struct("<I")
 HEADER_BYTES = HEADER.size + CRC.size
@@ -35,7 +35,7 @@ TOKEN_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 HALF_ROUNDS = 6
 
 
-class Header(NamedTuple):
+class TokenFileHeader(NamedTuple):
     """The fixed part of a token file. Checksums are SHA256: of all tokens as stored, and of the source texts."""
 
     magic: bytes
@@ -56,7 +56,7 @@ class Header(NamedTuple):
 class TokenFile:
     """An open token file. Lengths and the header were checked at opening, the tokens were not: see verify_checksum."""
 
-    def __init__(self, path: Path, header: Header, tokens: np.ndarray):
+    def __init__(self, path: Path, header: TokenFileHeader, tokens: np.ndarray):
         self.path = path
         self.vocab_size = header.vocab_size
         self.tokenizer = header.tokenizer.rstrip(b"\0").decode("ascii")
@@ -109,7 +109,7 @@ class TokenFile:
         firsts = [start + window * seq_len for window in windows]
         tokens = np.stack([self.tokens[first : first + seq_len + 1] for first in firsts])
         largest = tokens.max()
-        if largest >= self.vocab_size:  # a gather on a device would take another token's row and say nothing
+        if largest >= self.vocab_size:  # a gather on a device would take another token's row without an error
             raise BadInput(f"{self.path}: got token {largest}, expected less than the vocabulary {self.vocab_size}")
         return tokens.astype(np.int32)
 
@@ -122,9 +122,10 @@ def window_of(seed: int, sample: int, n_windows: int) -> int:
 
 
 def permuted(index: int, n: int, key: bytes) -> int:
-    """A bijection of 0..n-1 chosen by `key`: a Feistel network on a grid of about sqrt(n) by sqrt(n) cells, walked on
-    from a cell outside the range until one inside it (Black and Rogaway 2002, "Ciphers with arbitrary finite domains",
-    methods 2 and 3). The grid holds at most sqrt(n) cells too many, so the walk is nearly always one step."""
+    """A bijection of 0..n-1 chosen by `key`: a Feistel network on a grid of about sqrt(n) by sqrt(n) cells, applied
+    again from a cell outside the range until it gives one inside (Black and Rogaway 2002, "Ciphers with arbitrary
+    finite domains", methods 2 and 3). The grid holds at most sqrt(n) cells too many, so one step is nearly always
+    enough."""
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     while True:
@@ -160,12 +161,12 @@ def open_data(path: str | Path) -> TokenFile:
     return TokenFile(path, header, tokens)
 
 
-def _parse_header(path: Path, blob: bytes) -> Header:
+def _parse_header(path: Path, blob: bytes) -> TokenFileHeader:
     if blob[: len(MAGIC)] != MAGIC:
         raise BadInput(f"{path}: got first bytes {blob[: len(MAGIC)]!r}, expected {MAGIC!r} of a token file")
     if len(blob) < HEADER_BYTES:
         raise BadInput(f"{path}: got {len(blob)} bytes, expected a header of {HEADER_BYTES}")
-    header = Header(*HEADER.unpack_from(blob))
+    header = TokenFileHeader(*HEADER.unpack_from(blob))
     if header.version != VERSION:
         raise BadInput(f"{path}: got token file version {header.version}, expected {VERSION}")
     (crc,) = CRC.unpack_from(blob, HEADER.size)
@@ -178,7 +179,7 @@ def _parse_header(path: Path, blob: bytes) -> Header:
 
 def verify_checksum(file: TokenFile) -> None:
     """Read the whole file; raises BadInput if the tokens are not those that were written."""
-    got = hashlib.sha256(file.tokens).hexdigest()
+    got = hashlib.sha256(file.tokens.data).hexdigest()
     if got != file.checksum:
         raise BadInput(f"{file.path}: tokens have SHA256 {got}, expected {file.checksum} as its header says")
 
@@ -200,7 +201,7 @@ def write_tokens(
     token_bytes = 2 if vocab_size <= 1 << 16 else 4
     payload = np.concatenate([train, held_out]).astype(TOKEN_DTYPES[token_bytes])
     blob = HEADER.pack(
-        *Header(
+        *TokenFileHeader(
             magic=MAGIC,
             version=VERSION,
             token_bytes=token_bytes,
@@ -208,7 +209,7 @@ def write_tokens(
             n_train_tokens=len(train),
             n_eval_tokens=len(held_out),
             tokenizer=tokenizer.encode("ascii"),
-            payload_sha256=hashlib.sha256(payload).digest(),
+            payload_sha256=hashlib.sha256(payload.data).digest(),
             source_sha256=bytes.fromhex(source_checksum),
         )
     )
@@ -227,8 +228,8 @@ def _check_tokens(path: Path, vocab_size: int, train: np.ndarray, held_out: np.n
 
 
 def _write_whole(path: Path, parts: list) -> None:
-    """Write beside the target and rename, so that a reader or a crash never meets half a file; peers of one host that
-    prepare the same file at once replace it by an equal one."""
+    """Write beside the target and rename, so that no reader finds half a file, even after a crash. Peers of one host
+    that prepare the same file at once replace it by an equal one."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,4 @@
-"""A GPT in Flax, cut at any layer. The parameters of a stage are a dict by GLOBAL names, so that stages of any split
-merge and re-cut by name:
+"""A GPT in Flax, cut at any layer. The parameters of a stage are a dict by GLOBAL names (jaxdt.model.base):
 
   "tok" [V, D]            on the first stage; with a tied head on the last as well (once, where they are the same)
   "pos" [T, D]            on the first stage, where positions are learned
@@ -9,22 +8,26 @@ merge and re-cut by name:
                           layer 5, so that the stage which ends there sends the narrow tensor
   "receiver_006"          its widening half: on the stage that holds layer 6
 
-B samples, T tokens, D width, H heads, K head width, F feed-forward width, V vocabulary."""
+B samples, T tokens, D width, H heads, K head width, F feed-forward width, V vocabulary, W boundary width (D, or less
+with compression)."""
 
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Float32, Int
 
 from jaxdt.model import kernels
+from jaxdt.model.base import Boundary, Logits, Model, Params, Tokens
 from jaxdt.model.layers import INIT_STD, Dense, LayerNorm, Receiver, Sender
-from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
 
 ROTARY_BASE = 10000.0
-# What tells the random numbers of one entry from those of another; blocks count on from theirs.
+# Each entry of the parameters draws its random numbers from a key of its own: the seed's, folded with one of these
+# numbers. Blocks, senders and receivers count on from theirs.
 _EMBEDDING_ID, _HEAD_ID, _FIRST_BLOCK_ID = 0, 1, 2
 _FIRST_SENDER_ID, _FIRST_RECEIVER_ID = 1 << 20, 1 << 21
 
@@ -35,7 +38,7 @@ class Block(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         c = self.config
         # The two projections onto the residual stream start smaller, so its variance does not grow with depth
         # (Radford et al. 2019, GPT-2, Sec. 2.3).
@@ -53,8 +56,9 @@ class Embedding(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, tokens_BT):
-        c, normal = self.config, nn.initializers.normal(INIT_STD)
+    def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        c = self.config
+        normal = nn.initializers.normal(INIT_STD)
         x_BTD = self.param("tok", normal, (c.vocab_size, c.d_model), jnp.float32)[tokens_BT]
         if c.positions == "learned":
             pos = self.param("pos", normal, (c.seq_len, c.d_model), jnp.float32)
@@ -68,10 +72,11 @@ class Head(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, x_BTD, tok_VD):
+    def __call__(self, x_BTD: Float[Array, "B T D"], tok_VD: Float32[Array, "V D"] | None) -> Float32[Array, "B T V"]:
         c = self.config
         x_BTD = LayerNorm(name="ln")(x_BTD)
         if c.tied_head:
+            assert tok_VD is not None
             out_DV = tok_VD.T
         else:
             out_DV = self.param("out", nn.initializers.normal(INIT_STD), (c.d_model, c.vocab_size), jnp.float32)
@@ -111,34 +116,24 @@ def _activate(c: GPTConfig, up):
     return kernels.gelu(gate) * value
 
 
-def check_range(config: GPTConfig, lo: int, hi: int) -> None:
-    """BadInput unless 0 <= lo < hi <= n_layers and the cuts fall between runs of shared blocks: a run cut in two
-    would be two copies that drift apart."""
-    if not 0 <= lo < hi <= config.n_layers:
-        raise BadInput(f"stage layers: got {lo}..{hi}, expected 0 <= lo < hi <= n_layers {config.n_layers}")
-    for cut in (lo, hi):
-        if 0 < cut < config.n_layers and config.block_of(cut) != cut:
-            raise BadInput(
-                f"stage layers: got a cut at {cut}, which splits a shared block; expected a multiple of "
-                f"{config.layers_per_block}"
-            )
-
-
 def block_name(block: int) -> str:
+    """The entry of a block, by the first layer that applies it."""
     return f"block_{block:03d}"
 
 
 def sender_name(layer: int) -> str:
+    """The entry of the narrowing half behind the first `layer` layers."""
     return f"sender_{layer:03d}"
 
 
 def receiver_name(layer: int) -> str:
+    """The entry of the widening half behind the first `layer` layers."""
     return f"receiver_{layer:03d}"
 
 
 def stage_entries(config: GPTConfig, lo: int, hi: int) -> list[str]:
     """The top-level names of a stage's parameters, sorted."""
-    check_range(config, lo, hi)
+    config.check_range(lo, hi)
     names = {block_name(block) for block in config.blocks_in(lo, hi)}
     names |= {sender_name(layer) for layer in config.senders_in(lo, hi)}
     names |= {receiver_name(layer) for layer in config.receivers_in(lo, hi)}
@@ -149,22 +144,25 @@ def stage_entries(config: GPTConfig, lo: int, hi: int) -> list[str]:
     return sorted(names)
 
 
-def apply_stage(config: GPTConfig, lo: int, hi: int, dtype, params: dict, x):
-    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,boundary_width(lo)] in `dtype`; returns
-    logits [B,T,V] fp32 on the last stage, else [B,T,boundary_width(hi)] in `dtype`."""
+def apply_stage(
+    config: GPTConfig, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
+) -> Boundary | Logits:
+    """Layers lo..hi-1. x is tokens [B,T] int32 on the first stage, else [B,T,W] in `dtype` with W the boundary width at
+    lo; returns logits [B,T,V] fp32 on the last stage, else [B,T,W] in `dtype` with W the boundary width at hi."""
+    y: Any = x
     if lo == 0:
         tables = {name: params[name] for name in ("tok", "pos") if name in params}
-        x = Embedding(config, dtype).apply({"params": tables}, x)
+        y = Embedding(config, dtype).apply({"params": tables}, y)
     block, sender, receiver = Block(config), _sender(config), _receiver(config)
     for layer in range(lo, hi):
         if layer in config.compression_after:
-            x = receiver.apply({"params": params[receiver_name(layer)]}, x)
-        x = block.apply({"params": params[block_name(config.block_of(layer))]}, x)
+            y = receiver.apply({"params": params[receiver_name(layer)]}, y)
+        y = block.apply({"params": params[block_name(config.block_of(layer))]}, y)
         if layer + 1 in config.compression_after:
-            x = sender.apply({"params": params[sender_name(layer + 1)]}, x)
+            y = sender.apply({"params": params[sender_name(layer + 1)]}, y)
     if hi == config.n_layers:
-        x = Head(config).apply({"params": params["head"]}, x, params.get("tok"))
-    return x
+        y = Head(config).apply({"params": params["head"]}, y, params.get("tok"))
+    return y
 
 
 def _sender(config: GPTConfig) -> Sender:
@@ -175,12 +173,12 @@ def _receiver(config: GPTConfig) -> Receiver:
     return Receiver(config.d_model)
 
 
-def init_stage(config: GPTConfig, lo: int, hi: int, seed: int) -> dict:
+def init_stage(config: GPTConfig, lo: int, hi: int, seed: int) -> Params:
     """Fresh fp32 parameters of layers lo..hi-1. Every entry depends on the seed and its global name only, so all
-    splits start from the same bits. Five small programs are compiled at most, however many layers there are."""
+    splits start from the same bits. At most five small programs are compiled, however many layers there are."""
     names = stage_entries(config, lo, hi)
     key = jax.random.key(seed)
-    params = {}
+    params: Params = {}
     if "tok" in names:
         tables = _init_embedding(config, jax.random.fold_in(key, _EMBEDDING_ID))
         params |= {name: table for name, table in tables.items() if name in names}
@@ -196,28 +194,36 @@ def init_stage(config: GPTConfig, lo: int, hi: int, seed: int) -> dict:
 
 
 @partial(jax.jit, static_argnums=0)
-def _init_embedding(config: GPTConfig, key) -> dict:
+def _init_embedding(config: GPTConfig, key: jax.Array) -> Params:
     tokens_BT = jnp.zeros((1, config.seq_len), jnp.int32)
-    return Embedding(config, jnp.float32).init(key, tokens_BT)["params"]
+    return _init(Embedding(config, jnp.dtype(jnp.float32)), key, tokens_BT)
 
 
 @partial(jax.jit, static_argnums=0)
-def _init_block(config: GPTConfig, key) -> dict:
-    return Block(config).init(key, jnp.zeros((1, 1, config.d_model)))["params"]
+def _init_block(config: GPTConfig, key: jax.Array) -> Params:
+    return _init(Block(config), key, jnp.zeros((1, 1, config.d_model)))
 
 
 @partial(jax.jit, static_argnums=0)
-def _init_sender(config: GPTConfig, key) -> dict:
-    return _sender(config).init(key, jnp.zeros((1, 1, config.d_model)))["params"]
+def _init_sender(config: GPTConfig, key: jax.Array) -> Params:
+    return _init(_sender(config), key, jnp.zeros((1, 1, config.d_model)))
 
 
 @partial(jax.jit, static_argnums=0)
-def _init_receiver(config: GPTConfig, key) -> dict:
+def _init_receiver(config: GPTConfig, key: jax.Array) -> Params:
     narrow = config.d_model // config.compression_ratio
-    return _receiver(config).init(key, jnp.zeros((1, 1, narrow)))["params"]
+    return _init(_receiver(config), key, jnp.zeros((1, 1, narrow)))
 
 
 @partial(jax.jit, static_argnums=0)
-def _init_head(config: GPTConfig, key) -> dict:
+def _init_head(config: GPTConfig, key: jax.Array) -> Params:
     tok_VD = jnp.zeros((config.vocab_size, config.d_model))
-    return Head(config).init(key, jnp.zeros((1, 1, config.d_model)), tok_VD)["params"]
+    return _init(Head(config), key, jnp.zeros((1, 1, config.d_model)), tok_VD)
+
+
+def _init(module: nn.Module, key: jax.Array, *inputs: jax.Array) -> Params:
+    variables: Any = module.init(key, *inputs)
+    return variables["params"]
+
+
+MODEL = Model(entries=stage_entries, init=init_stage, apply=apply_stage)

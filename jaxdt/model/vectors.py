@@ -1,29 +1,32 @@
-"""The gradient of a stage as one flat vector per sync group, which is what replicas exchange.
+"""The gradient of a stage as one flat vector per sync group; replicas exchange these vectors.
 
 The group "stage" is averaged among the replicas of the stage. A token table that is both the first stage's embedding
-and the last stage's head is a group of its own, "tied", averaged among the replicas of both."""
+and the last stage's head is a group of its own, "tied", averaged among the replicas of both stages.
+
+n numbers of a group."""
 
 from math import prod
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32
 
-from jaxdt.model.gpt import stage_entries
-from jaxdt.spec.model import GPTConfig
+from jaxdt.model.base import Params, model_of
+from jaxdt.spec.model import ModelConfig
 
 STAGE_GROUP, TIED_GROUP = "stage", "tied"
 
 
-def group_entries(config: GPTConfig, lo: int, hi: int) -> dict[str, list[str]]:
+def group_entries(config: ModelConfig, lo: int, hi: int) -> dict[str, list[str]]:
     """Sync group -> the names of its entries, in the order of the vector."""
-    names = stage_entries(config, lo, hi)
+    names = model_of(config).entries(config, lo, hi)
     whole_model = lo == 0 and hi == config.n_layers
     if not config.tied_head or whole_model or "tok" not in names:
         return {STAGE_GROUP: names}
     return {STAGE_GROUP: [name for name in names if name != "tok"], TIED_GROUP: ["tok"]}
 
 
-def group_sizes(config: GPTConfig, lo: int, hi: int) -> dict[str, int]:
+def group_sizes(config: ModelConfig, lo: int, hi: int) -> dict[str, int]:
     """Sync group -> how many numbers its vector has."""
     sizes = {STAGE_GROUP: config.stage_params(lo, hi)}
     if TIED_GROUP in group_entries(config, lo, hi):
@@ -32,29 +35,37 @@ def group_sizes(config: GPTConfig, lo: int, hi: int) -> dict[str, int]:
     return sizes
 
 
-def gradient_vectors(config: GPTConfig, lo: int, hi: int, tree: dict) -> dict[str, jax.Array]:
-    """The leaves of each group, raveled and joined: {group: [n] fp32}."""
+def gradient_vectors(config: ModelConfig, lo: int, hi: int, tree: Params) -> dict[str, Float32[Array, " n"]]:
+    """The leaves of each group, raveled and joined."""
     return {
         group: jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(_pick(tree, names))])
         for group, names in group_entries(config, lo, hi).items()
     }
 
 
-def gradient_tree(config: GPTConfig, lo: int, hi: int, like: dict, vectors: dict, scale) -> dict:
-    """The inverse, times `scale`: a tree with the structure and shapes of `like`."""
-    tree = {}
+def gradient_tree(
+    config: ModelConfig,
+    lo: int,
+    hi: int,
+    like: Params,
+    vectors: dict[str, Float32[Array, " n"]],
+    scale: float | Float32[Array, ""],
+) -> Params:
+    """The inverse of gradient_vectors, times `scale`: a tree with the structure and shapes of `like`."""
+    tree: Params = {}
     for group, names in group_entries(config, lo, hi).items():
         tree |= _cut(vectors[group], _pick(like, names), scale)
     return tree
 
 
-def _pick(tree: dict, names: list[str]) -> dict:
+def _pick(tree: Params, names: list[str]) -> Params:
     return {name: tree[name] for name in names}
 
 
-def _cut(vector, like: dict, scale) -> dict:
+def _cut(vector: Float32[Array, " n"], like: Params, scale: float | Float32[Array, ""]) -> Params:
     leaves, structure = jax.tree.flatten(like)
-    parts, start = [], 0
+    parts = []
+    start = 0
     for leaf in leaves:
         size = prod(leaf.shape)
         parts.append(jnp.reshape(vector[start : start + size], leaf.shape) * scale)

@@ -14,8 +14,8 @@ from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.sim_peer import SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.memory import MOMENTS
 from jaxdt.spec.network import Link
+from jaxdt.spec.optim import OPTIMIZERS
 from jaxdt.spec.plan import Plan
 
 
@@ -60,4 +60,4 @@ class Arrivals:
 
 def state_words(config: RunConfig, plan: Plan, stage: int) -> int:
     """4-byte words of a stage's parameters and moments; the optimizer's counters are left out."""
-    return config.model.stage_params(*plan.stages[stage]) * (1 + MOMENTS[config.optim.name])
+    return config.model.stage_params(*plan.stages[stage]) * (1 + OPTIMIZERS[config.optim.name].n_moments)

@@ -10,7 +10,7 @@ from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import stage_memory_bytes
+from jaxdt.spec.memory import MemoryOptions, stage_memory_bytes
 from jaxdt.spec.network import Link, Network
 from jaxdt.spec.plan import Plan, even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
@@ -89,21 +89,14 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
 def memory_bytes(scenario: Scenario) -> dict[int, int]:
     """The most bytes that each peer holds at once (jaxdt.spec.memory)."""
     config, plan = scenario.config, scenario.plan
+    options = MemoryOptions(config.dtype, config.remat, config.optim.name, config.sync.delay)
+    size = config.train.microbatch_size
     found = {}
     for peer in plan.peers:
         stage, pipeline = plan.seat(peer)
+        lo, hi = plan.stages[stage]
         in_flight, retained = _microbatches_held(config, plan, stage, pipeline)
-        found[peer] = stage_memory_bytes(
-            config.model,
-            *plan.stages[stage],
-            config.train.microbatch_size,
-            in_flight,
-            config.dtype,
-            config.remat,
-            config.optim.name,
-            retained,
-            config.sync.delay,
-        )
+        found[peer] = stage_memory_bytes(config.model, lo, hi, size, in_flight, options, retained)
     return found
 
 

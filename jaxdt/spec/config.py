@@ -1,26 +1,26 @@
-"""One run's configuration: frozen dataclasses, read from plain data and checked in one pass.
+"""One run's configuration: frozen dataclasses, read from plain data and checked field by field.
 
-A message names the field, what it got and what it expects. Config files (configs/*.py) and --config.* flags fill the
-same names.
+An error names the field, its value and what was expected. Config files (configs/*.py) and --config.* flags fill the
+same names. Which kinds of wiring and sync exist, and which options make sense with each, is checked in jaxdt.build.
 """
 
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from jaxdt.spec import codec as codecs
 from jaxdt.spec import serialize
 from jaxdt.spec.delay import Delay
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest, require_at_least, require_one_of
 from jaxdt.spec.model import FIELDS as MODEL_FIELDS
 from jaxdt.spec.model import GPTConfig, gpt_config
 from jaxdt.spec.optim import OptimConfig
 from jaxdt.spec.plan import SCHEDULES, Plan, even_shares, ranges
 from jaxdt.spec.seq_lengths import SeqLengths
 
-WIRINGS = ("fixed", "swarm")
-SYNCS = ("allreduce",)
 DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
@@ -30,7 +30,7 @@ ON_STAGE_LOST = ("wait", "stop")
 @dataclass(frozen=True)
 class PlanConfig:
     """How to cut and place the model when no plan.json is given. `layers`: layers per stage such as "3,2,3", empty for
-    an even split. `microbatches`: all microbatches of one step, over all pipelines. `in_flight`: forwards in flight
+    an even split. `microbatches`: the microbatches of one step, over all pipelines. `in_flight`: forwards in flight
     per stage such as "4,2", empty for n_stages - stage."""
 
     stages: int = 1
@@ -44,8 +44,8 @@ class PlanConfig:
 @dataclass(frozen=True)
 class DataConfig:
     """`path`: a token file of prepare_data.py; empty means the committed corpus in bytes. Samples begin with
-    `seq_start` tokens and grow to model.seq_len over the first `seq_growth_steps` steps (jaxdt.spec.seq_lengths); 0 and
-    0: all have the full length."""
+    `seq_start` tokens and grow to model.seq_len over the first `seq_growth_steps` steps (jaxdt.spec.seq_lengths). With
+    0 and 0 all samples have the full length."""
 
     path: str = ""
     seq_start: int = 0
@@ -54,10 +54,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """`microbatch_size` in samples. Held-out loss every `eval_every_steps` (0: never) over `eval_microbatches`;
-    a checkpoint every `checkpoint_every_steps` (0: at the end only), of which the newest `keep_checkpoints` stay.
-    `on_nonfinite`: what a step does whose gradient is not finite: stop the run, skip its update, or roll back to the
-    last complete checkpoint and draw other samples from there on."""
+    """`microbatch_size` is in samples. The held-out loss is measured every `eval_every_steps` (0: never) over
+    `eval_microbatches`. A checkpoint is written every `checkpoint_every_steps` (0: at the end only); the newest
+    `keep_checkpoints` stay. `on_nonfinite` says what happens when the gradient of a step is not finite: stop the run,
+    skip the update, or roll back to the last complete checkpoint and draw other samples from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -71,15 +71,20 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class WiringConfig:
-    """`fixed`: the plan's pipelines; one that has lost a peer borrows the others' replicas until somebody takes the
-    place. `swarm`: `routers` peers choose the routes, with `window` microbatches on their way in all (0: four a peer);
-    each steers whole turns, of one microbatch for each peer of a stage, so in a step of few turns fewer peers steer.
-    `retain_bytes`: boundary tensors that a peer keeps of a step in case they are wanted again; others are made again.
-    0 keeps nothing: the least memory, and a loss in mid-step costs what was lost from the tokens on.
+    """`fixed`: microbatches follow the plan's pipelines. A pipeline that has lost a peer borrows replicas of the other
+    pipelines until another peer takes the open place.
+
+    `swarm`: `routers` peers choose the route of each microbatch, with at most `window` microbatches under way in all
+    (0: four per peer). A router routes whole turns, of one microbatch for each peer of a stage, so in a step of few
+    turns fewer peers route.
+
+    `retain_bytes`: boundary tensors of a step that a peer keeps in case another peer needs them again; tensors beyond
+    that are computed again. 0 keeps none: that takes the least memory, and after a loss in mid-step the lost
+    microbatches are computed again from their tokens on.
     `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop.
-    `rebalance_s`: how often the stage with most work waiting may get a peer of the one that can best do without it (0:
-    never); several steps are best, since queues are averaged over whole steps. `rebalance_moves`: how many peers may
-    change stages each time."""
+    `rebalance_s`: how often a stage that can do without a peer may give one to the stage with most work waiting (0:
+    never). A period of several steps is best, since queues are averaged over whole steps. `rebalance_moves`: how many
+    peers may change stages each time."""
 
     kind: str = "fixed"
     routers: int = 1
@@ -92,8 +97,8 @@ class WiringConfig:
 
 @dataclass(frozen=True)
 class SyncConfig:
-    """`delay` 1: a step is averaged and applied while the next one computes, with parameters that lag by one update;
-    the first `delay_after_steps` steps do without. `slice_bytes`: unit of the sharded exchange."""
+    """With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one
+    update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange."""
 
     kind: str = "allreduce"
     delay: int = 0
@@ -103,9 +108,9 @@ class SyncConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Deadlines are median + spread of what was observed, and never below the floor; all in seconds.
-    `queue_bytes`: payload waiting for one peer beyond which no new Work starts. `outage_s`: how long peers wait for a
-    coordinator that is gone."""
+    """A deadline is median + spread of the durations observed so far, and never below `deadline_floor_s`.
+    `queue_bytes`: no new Work starts while more payload than this waits to be sent to one peer. `outage_s`: how long
+    peers wait for a coordinator that is gone."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
@@ -119,7 +124,7 @@ class RunConfig:
 
     `codec`: how boundary tensors travel where no plan.json says otherwise (names: jaxdt.spec.codec). In a config file
     it may also name compression layers, as in maxout2 or maxout2+int8: `parse` moves those into the model.
-    `error_feedback`: what a codec loses of a tensor is added to the next one that crosses the same boundary."""
+    `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary."""
 
     model: GPTConfig
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -134,47 +139,63 @@ class RunConfig:
     dtype: str = "float32"
     remat: str = "recompute"
 
-    def __post_init__(self):
-        _at_least("plan.stages", self.plan.stages, 1)
-        _at_least("plan.pipelines", self.plan.pipelines, 1)
-        _at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
-        _one_of("plan.schedule", self.plan.schedule, SCHEDULES)
+    def __post_init__(self) -> None:
+        self._check_plan()
         self._check_growth()
-        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints"):
-            _at_least(f"train.{name}", getattr(self.train, name), 1)
-        for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
-            _at_least(f"train.{name}", getattr(self.train, name), 0)
-        _one_of("train.on_nonfinite", self.train.on_nonfinite, ON_NONFINITE)
-        _one_of("wiring.on_stage_lost", self.wiring.on_stage_lost, ON_STAGE_LOST)
-        _one_of("wiring.kind", self.wiring.kind, WIRINGS)
-        _at_least("wiring.routers", self.wiring.routers, 1)
-        _at_least("wiring.window", self.wiring.window, 0)
-        _at_least("wiring.retain_bytes", self.wiring.retain_bytes, 0)
-        _at_least("wiring.rebalance_moves", self.wiring.rebalance_moves, 1)
-        _rebalance_s(self.wiring)
-        _one_of("sync.kind", self.sync.kind, SYNCS)
-        _one_of("sync.delay", self.sync.delay, (0, 1))
-        _at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
-        _at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
+        self._check_train()
+        self._check_wiring()
+        self._check_sync()
         codecs.parse(self.codec)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("remat", self.remat, REMATS)
-        heartbeat_s, floor_s = self.net.heartbeat_s, self.net.deadline_floor_s
-        if not 0 < heartbeat_s < math.inf:
-            raise BadInput(f"net.heartbeat_s: got {heartbeat_s}, expected a finite number > 0")
-        if not 2 * heartbeat_s <= floor_s < math.inf:
-            raise BadInput(
-                f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
-            )
-        _at_least("net.queue_bytes", self.net.queue_bytes, 1)
+        require_one_of("dtype", self.dtype, DTYPES)
+        require_one_of("remat", self.remat, REMATS)
+        self._check_net()
 
-    def _check_growth(self):
+    def _check_plan(self) -> None:
+        require_at_least("plan.stages", self.plan.stages, 1)
+        require_at_least("plan.pipelines", self.plan.pipelines, 1)
+        require_at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
+        require_one_of("plan.schedule", self.plan.schedule, SCHEDULES)
+
+    def _check_growth(self) -> None:
         start, n_steps, full = self.data.seq_start, self.data.seq_growth_steps, self.model.seq_len
         if not 0 <= start <= full:
             raise BadInput(f"data.seq_start: got {start}, expected 0 (no growth) to model.seq_len {full}")
         if n_steps < 0 or (n_steps > 0) != (start > 0):
             wanted = "an integer >= 1" if start else "0"
             raise BadInput(f"data.seq_growth_steps: got {n_steps}, expected {wanted} with data.seq_start {start}")
+
+    def _check_train(self) -> None:
+        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints"):
+            require_at_least(f"train.{name}", getattr(self.train, name), 1)
+        for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
+            require_at_least(f"train.{name}", getattr(self.train, name), 0)
+        require_one_of("train.on_nonfinite", self.train.on_nonfinite, ON_NONFINITE)
+
+    def _check_wiring(self) -> None:
+        wiring = self.wiring
+        require_one_of("wiring.on_stage_lost", wiring.on_stage_lost, ON_STAGE_LOST)
+        require_at_least("wiring.routers", wiring.routers, 1)
+        require_at_least("wiring.window", wiring.window, 0)
+        require_at_least("wiring.retain_bytes", wiring.retain_bytes, 0)
+        require_at_least("wiring.rebalance_moves", wiring.rebalance_moves, 1)
+        if not 0 <= wiring.rebalance_s < math.inf:
+            raise BadInput(f"wiring.rebalance_s: got {wiring.rebalance_s}, expected a finite number >= 0")
+
+    def _check_sync(self) -> None:
+        require_one_of("sync.delay", self.sync.delay, (0, 1))
+        require_at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
+        require_at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
+
+    def _check_net(self) -> None:
+        heartbeat_s = self.net.heartbeat_s
+        floor_s = self.net.deadline_floor_s
+        if not 0 < heartbeat_s < math.inf:
+            raise BadInput(f"net.heartbeat_s: got {heartbeat_s}, expected a finite number > 0")
+        if not 2 * heartbeat_s <= floor_s < math.inf:
+            raise BadInput(
+                f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
+            )
+        require_at_least("net.queue_bytes", self.net.queue_bytes, 1)
 
     @property
     def seq_lengths(self) -> SeqLengths:
@@ -192,32 +213,35 @@ class RunConfig:
         return hashlib.sha256(json.dumps(serialize.write(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def parse(data: dict, vocab_size: int | None = None) -> RunConfig:
-    """A RunConfig from plain data. `model` is a preset and the fields that differ from it; the vocabulary defaults to
-    `vocab_size`, that of the token file, and must not be smaller. Compression layers that `codec` names stand
-    behind the stages of the default plan, unless model.compression_after says where."""
-    data = dict(data)
-    unknown = set(data) - set(RunConfig.__dataclass_fields__)
+def parse(data: Mapping[str, Any], vocab_size: int | None = None) -> RunConfig:
+    """A RunConfig from plain data. `model` is a preset and the fields that differ from it. The vocabulary defaults to
+    `vocab_size`, the token file's, and must not be smaller. Compression layers that `codec` names stand behind the
+    stages of the default plan, unless model.compression_after says where."""
+    fields = dict(data)
+    unknown = set(fields) - set(RunConfig.__dataclass_fields__)
     for name in sorted(unknown, key=str):
         raise BadInput(f"{name}: unknown field{nearest(str(name), RunConfig.__dataclass_fields__)}")
-    if not isinstance(data.get("codec", ""), str):
-        raise BadInput(f"codec: got {data['codec']!r}, expected a string")
-    layers, data["codec"] = codecs.split_compression(data.get("codec", codecs.NONE))
-    model = data.get("model")
-    if layers == codecs.NONE or not isinstance(model, dict):
-        return _read(data, model, vocab_size)
-    model = dict(model)
-    named, after = model.pop("compression", None), model.pop("compression_after", None)
+    if not isinstance(fields.get("codec", ""), str):
+        raise BadInput(f"codec: got {fields['codec']!r}, expected a string")
+    layers, fields["codec"] = codecs.split_compression(fields.get("codec", codecs.NONE))
+    model = fields.get("model")
+    if layers == codecs.NONE or not serialize.is_object(model):
+        return _read(fields, model, vocab_size)
+    uncompressed = dict(model)
+    named = uncompressed.pop("compression", None)
+    after: Any = uncompressed.pop("compression_after", None)
     if named not in (None, codecs.NONE, layers):
         raise BadInput(f"codec: names {layers}, but model.compression is {named!r}, expected one of the two")
-    config = _read(data, model, vocab_size)
-    after = after or [hi for _, hi in default_plan(config).stages[:-1]]
-    after = tuple(after) if isinstance(after, list) else after
+    config = _read(fields, uncompressed, vocab_size)
+    if not after:
+        after = tuple(hi for _, hi in default_plan(config).stages[:-1])
+    if serialize.is_list(after):
+        after = tuple(after)
     return replace(config, model=replace(config.model, compression=layers, compression_after=after))
 
 
-def _read(data: dict, model: dict | None, vocab_size: int | None) -> RunConfig:
-    return serialize.read(RunConfig, data | {"model": _model(model, vocab_size)}, "")
+def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConfig:
+    return serialize.read(RunConfig, fields | {"model": _model_fields(model, vocab_size)}, "")
 
 
 def default_plan(config: RunConfig) -> Plan:
@@ -246,19 +270,14 @@ def default_plan(config: RunConfig) -> Plan:
 
 
 def check_plan(config: RunConfig, plan: Plan) -> None:
-    """Refuse a plan that was made for another model."""
+    """Refuse a plan that was made for another model, or that names a codec which does not exist."""
     if plan.n_layers != config.model.n_layers:
         raise BadInput(f"plan: made for {plan.n_layers} layers, the model has {config.model.n_layers}")
     run = config.model.layers_per_block
     for stage, (lo, _) in enumerate(plan.stages):
         if lo % run:
             raise BadInput(f"plan.stages[{stage}]: starts at layer {lo}, inside a run of {run} layers with one block")
-    for boundary, entry in enumerate(plan.codec):
-        if "," in entry and config.wiring.kind != "fixed":
-            raise BadInput(
-                f"plan.codec[{boundary}]: got {entry!r}, a name per pipeline, expected one for all: with wiring "
-                f"{config.wiring.kind} a peer sends to any of the next stage"
-            )
+    for boundary in range(len(plan.codec)):
         for pipeline in range(plan.n_pipelines):
             for forward in (True, False):
                 codecs.parse(plan.codec_of(boundary, pipeline, forward), f"plan.codec[{boundary}]")
@@ -271,26 +290,19 @@ def with_codec(config: RunConfig, plan: Plan) -> Plan:
     return replace(plan, codec=(config.codec,) * (plan.n_stages - 1))
 
 
-def _model(data: dict | None, vocab_size: int | None) -> dict:
-    if not isinstance(data, dict):
+def _model_fields(data: Any, vocab_size: int | None) -> dict[str, Any]:
+    """All fields of the model that a preset and changed fields describe."""
+    if not serialize.is_object(data):
         raise BadInput(f"model: got {data!r}, expected an object with a preset or all of {', '.join(MODEL_FIELDS)}")
-    overrides = {name: value for name, value in data.items() if value is not None and name != "preset"}
-    given = overrides.get("vocab_size")
+    fields = dict(data)
+    preset = fields.pop("preset", "debug")
+    overrides = {name: value for name, value in fields.items() if value is not None}
+    requested = overrides.get("vocab_size")
     if vocab_size is not None:
-        if isinstance(given, int) and given < vocab_size:
-            raise BadInput(f"model.vocab_size: got {given}, expected at least the token file's {vocab_size}")
+        if isinstance(requested, int) and requested < vocab_size:
+            raise BadInput(f"model.vocab_size: got {requested}, expected at least the token file's {vocab_size}")
         overrides.setdefault("vocab_size", vocab_size)
-    return serialize.write(gpt_config(data.get("preset", "debug"), **overrides))
-
-
-def _rebalance_s(wiring: WiringConfig) -> None:
-    if not 0 <= wiring.rebalance_s < math.inf:
-        raise BadInput(f"wiring.rebalance_s: got {wiring.rebalance_s}, expected a finite number >= 0")
-    if wiring.rebalance_s and wiring.kind != "swarm":
-        raise BadInput(
-            f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
-            "fixed stages"
-        )
+    return serialize.write(gpt_config(preset, **overrides))
 
 
 def _integers(name: str, text: str, n: int) -> tuple[int, ...]:
@@ -301,14 +313,3 @@ def _integers(name: str, text: str, n: int) -> tuple[int, ...]:
     if len(numbers) != n or min(numbers) < 1:
         raise BadInput(f'{name}: got "{text}", expected {n} integers >= 1, one per stage')
     return numbers
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise BadInput(f"{name}: got {value}, expected an integer >= {least}")
-
-
-def _one_of(name: str, value, choices: tuple) -> None:
-    if value not in choices:
-        hint = nearest(value, choices) if isinstance(value, str) else ""
-        raise BadInput(f"{name}: got {value!r}, expected one of {', '.join(map(str, choices))}{hint}")

@@ -2,7 +2,7 @@
 
 Without delay step k computes with version k, which contains the updates 0..k-1. With a delay of one step it computes
 with version k-1, so that averaging and update of step k-1 run meanwhile: theta_{k+2} = theta_{k+1} + U(g_{k+1}), where
-g_{k+1} was computed at theta_k. The first steps may be spared: they compute as without delay.
+g_{k+1} was computed at theta_k. The first steps may compute without delay.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,28 @@
-"""The one exception for input that a person or a file got wrong."""
+"""The one exception for input that a person or a file got wrong, and the checks that most fields need."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class BadInput(Exception):
-    """One line: which field or file, what came, what was expected. Scripts print it and exit with code 2."""
+    """One line that says which field or file is wrong, what it holds and what was expected. Scripts print the line and
+    exit with code 2."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """' (did you mean "x"?)' for the known name closest to `name`, or '' when none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f' (did you mean "{close[0]}"?)' if close else ""
+
+
+def require_at_least(name: str, value: int, least: int) -> None:
+    """BadInput for a field below `least`."""
+    if value < least:
+        raise BadInput(f"{name}: got {value}, expected an integer >= {least}")
+
+
+def require_one_of(name: str, value: object, choices: Sequence[str] | Sequence[int]) -> None:
+    """BadInput for a field whose value is none of `choices`."""
+    if value not in choices:
+        hint = nearest(value, map(str, choices)) if isinstance(value, str) else ""
+        raise BadInput(f"{name}: got {value!r}, expected one of {', '.join(map(str, choices))}{hint}")

@@ -1,13 +1,49 @@
-"""The shape of a GPT: its fields, presets, and the integer arithmetic of parameters, boundaries and FLOP."""
+"""The half of a model that needs no arrays: its fields, presets, and the integer arithmetic of parameters, boundaries,
+memory and FLOP.
+
+ModelConfig lists what stage code and the memory estimate ask of any model; GPTConfig is the only one so far. The
+functions of a model are in the module that jaxdt.model.base has under the model's `kind`.
+"""
 
 import re
 from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest, require_one_of
+from jaxdt.spec.serialize import is_list
 
 POSITIONS = ("learned", "rotary")
 ACTIVATIONS = ("gelu", "geglu")
 COMPRESSION = re.compile("(?:bottleneck|maxout)([2-9]|[1-9][0-9]+)")
+# Values that one layer's backward computes at once, per token: so many per D, per up-projection and per H T.
+WORKING_WIDTHS, WORKING_UPS, WORKING_SCORES = 10, 2, 4 / 3
+
+
+class ModelConfig(Protocol):
+    """What stage code and the memory estimate ask of a model's config; see GPTConfig for what each answer means."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tied_head(self) -> bool: ...
+    @property
+    def token_table_params(self) -> int: ...
+    @property
+    def saved_width(self) -> int: ...
+    @property
+    def working_width(self) -> float: ...
+    def check_range(self, lo: int, hi: int) -> None: ...
+    def boundary_width(self, layer: int) -> int: ...
+    def boundary_numbers(self, microbatch_size: int, layer: int = 0) -> int: ...
+    def stage_params(self, lo: int, hi: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -32,20 +68,20 @@ class GPTConfig:
     compression: str = "none"
     compression_after: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    kind = "gpt"  # not a field: a config file names a preset
+
+    def __post_init__(self) -> None:
         for name in ("n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size"):
-            value = getattr(self, name)
+            value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise BadInput(f"model.{name}: got {value!r}, expected an integer >= 1")
         if self.d_model % self.n_heads:
             raise BadInput(f"model.n_heads: got {self.n_heads}, expected a divisor of d_model {self.d_model}")
-        if self.positions not in POSITIONS:
-            raise BadInput(_not_among("positions", self.positions, POSITIONS))
+        require_one_of("model.positions", self.positions, POSITIONS)
         if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:
             raise BadInput(f"model.n_heads: head width {self.d_model // self.n_heads} is odd, rotary needs an even one")
-        if self.activation not in ACTIVATIONS:
-            raise BadInput(_not_among("activation", self.activation, ACTIVATIONS))
-        if not isinstance(self.tied_head, bool):
+        require_one_of("model.activation", self.activation, ACTIVATIONS)
+        if type(self.tied_head) is not bool:
             raise BadInput(f"model.tied_head: got {self.tied_head!r}, expected true or false")
         shared = self.n_shared_blocks
         if type(shared) is not int or shared < 0 or (shared and self.n_layers % shared):
@@ -54,14 +90,14 @@ class GPTConfig:
             )
         self._check_compression()
 
-    def _check_compression(self):
+    def _check_compression(self) -> None:
         after, ratio, n_layers = self.compression_after, self.compression_ratio, self.n_layers
         if not ratio or self.d_model % ratio or ratio == self.d_model:
             raise BadInput(
                 f"model.compression: got {self.compression!r}, expected none, or bottleneckR or maxoutR "
                 f"with R from 2 on a proper divisor of d_model {self.d_model}"
             )
-        if not isinstance(after, tuple) or not all(type(layer) is int and 0 < layer < n_layers for layer in after):
+        if type(after) is not tuple or not all(type(layer) is int and 0 < layer < n_layers for layer in after):
             raise BadInput(f"model.compression_after: got {after!r}, expected layer indices from 1 to {n_layers - 1}")
         if list(after) != sorted(set(after)):
             raise BadInput(f"model.compression_after: got {after!r}, expected each layer index larger than the last")
@@ -70,6 +106,18 @@ class GPTConfig:
             raise BadInput(
                 f"model.compression_after: got {after!r}, expected {wanted} with compression {self.compression!r}"
             )
+
+    def check_range(self, lo: int, hi: int) -> None:
+        """BadInput unless 0 <= lo < hi <= n_layers and both cuts fall between runs of shared blocks. A run cut in two
+        would be two copies of one block that drift apart."""
+        if not 0 <= lo < hi <= self.n_layers:
+            raise BadInput(f"stage layers: got {lo}..{hi}, expected 0 <= lo < hi <= n_layers {self.n_layers}")
+        for layer in (lo, hi):
+            if 0 < layer < self.n_layers and self.block_of(layer) != layer:
+                raise BadInput(
+                    f"stage layers: got a cut at {layer}, which splits a shared block; expected a multiple of "
+                    f"{self.layers_per_block}"
+                )
 
     @property
     def compression_kind(self) -> str:
@@ -85,7 +133,7 @@ class GPTConfig:
         return int(match[1]) if match else 0
 
     def boundary_width(self, layer: int) -> int:
-        """Width of what crosses from layer - 1 to `layer`, where a stage ends there."""
+        """Width of the tensor that crosses from layer - 1 to `layer`, where a stage ends there."""
         return self.d_model // self.compression_ratio if layer in self.compression_after else self.d_model
 
     def senders_in(self, lo: int, hi: int) -> list[int]:
@@ -110,9 +158,27 @@ class GPTConfig:
         return sorted({self.block_of(layer) for layer in range(lo, hi)})
 
     @property
+    def up_width(self) -> int:
+        """Columns of a layer's up-projection."""
+        return self.d_ff * (2 if self.activation == "geglu" else 1)
+
+    @property
+    def saved_width(self) -> int:
+        """Results of a layer's weight products, per token: what remat "dots" keeps."""
+        return 4 * self.d_model + self.up_width
+
+    @property
+    def working_width(self) -> float:
+        """Values that one layer's backward computes at once, per token."""
+        return (
+            WORKING_WIDTHS * self.d_model + WORKING_UPS * self.up_width + WORKING_SCORES * self.n_heads * self.seq_len
+        )
+
+    @property
     def block_params(self) -> int:
+        """Numbers of one layer: two LayerNorms, the projections of attention, and the two of the feed-forward part."""
         d, ff = self.d_model, self.d_ff
-        up = (2 if self.activation == "geglu" else 1) * (d * ff + ff)
+        up = d * self.up_width + self.up_width
         return 4 * d + (d * 3 * d + 3 * d) + (d * d + d) + up + (ff * d + d)
 
     @property
@@ -168,17 +234,22 @@ class GPTConfig:
         return 6.0 * used * n_tokens
 
 
-def _not_among(name: str, value, choices: tuple[str, ...]) -> str:
-    return f"model.{name}: got {value!r}, expected one of {', '.join(choices)}{nearest(str(value), choices)}"
-
-
-def _shape(n_layers, d_model, n_heads, seq_len, vocab_size, **options) -> dict:
-    sizes = dict(n_layers=n_layers, d_model=d_model, n_heads=n_heads, seq_len=seq_len, vocab_size=vocab_size)
-    return sizes | {"d_ff": 4 * d_model} | options
+def _shape(
+    n_layers: int, d_model: int, n_heads: int, seq_len: int, vocab_size: int, tied_head: bool = False
+) -> dict[str, Any]:
+    return {
+        "n_layers": n_layers,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "seq_len": seq_len,
+        "vocab_size": vocab_size,
+        "d_ff": 4 * d_model,
+        "tied_head": tied_head,
+    }
 
 
 # base, xxlarge and gpt3 are the layer shapes of SWARM's Table 6 (width, feed-forward width, heads; length 512).
-PRESETS: dict[str, dict] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "debug": _shape(2, 64, 4, 32, 256),
     "small": _shape(8, 256, 8, 128, 1024),
     "gpt2_124m": _shape(12, 768, 12, 1024, 50257, tied_head=True),
@@ -191,8 +262,9 @@ PRESETS: dict[str, dict] = {
 FIELDS = tuple(field.name for field in fields(GPTConfig))
 
 
-def gpt_config(preset: str, **overrides) -> GPTConfig:
-    """The preset with the given fields replaced; a changed d_model moves an unset d_ff to 4 d_model."""
+def gpt_config(preset: Any, **overrides: Any) -> GPTConfig:
+    """The preset with the given fields replaced; a changed d_model moves an unset d_ff to 4 d_model. Values are checked
+    here, since they may come straight from a file."""
     if not isinstance(preset, str) or preset not in PRESETS:
         raise BadInput(
             f"model.preset: got {preset!r}, expected one of {', '.join(PRESETS)}{nearest(str(preset), PRESETS)}"
@@ -203,6 +275,7 @@ def gpt_config(preset: str, **overrides) -> GPTConfig:
     values = PRESETS[preset] | overrides
     if "d_model" in overrides and "d_ff" not in overrides and isinstance(values["d_model"], int):
         values["d_ff"] = 4 * values["d_model"]
-    if isinstance(values.get("compression_after"), list):
-        values["compression_after"] = tuple(values["compression_after"])
+    after = values.get("compression_after")
+    if is_list(after):
+        values["compression_after"] = tuple(after)
     return GPTConfig(**values)

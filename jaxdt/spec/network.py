@@ -10,9 +10,11 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
+from jaxdt.spec.serialize import is_list, is_object
 
 UNLIMITED_GBPS = math.inf
 
@@ -70,18 +72,19 @@ _link = functools.lru_cache(maxsize=1024)(Link)  # one object for all equal ones
 def uniform(n_devices: int, latency_s: float = 0.0, bandwidth_gbps: float = UNLIMITED_GBPS) -> Network:
     """n equal devices on one host and equal links."""
     devices = tuple(Device(f"device{i}", host="local") for i in range(n_devices))
-    row = lambda value: tuple(value for _ in range(n_devices))  # noqa: E731
-    return Network(devices, (row(latency_s),) * n_devices, (row(bandwidth_gbps),) * n_devices, "uniform")
+    latencies_s = ((latency_s,) * n_devices,) * n_devices
+    bandwidths_gbps = ((bandwidth_gbps,) * n_devices,) * n_devices
+    return Network(devices, latencies_s, bandwidths_gbps, "uniform")
 
 
 def parse(text: str, source: str) -> Network:
     """A network from the text of a network.json; `source` names it in errors."""
     try:
-        data = json.loads(text)
+        data: Any = json.loads(text)
     except ValueError as error:
         raise BadInput(f"{source}: not JSON ({error})") from None
-    if not isinstance(data, dict):
-        raise BadInput(f"{source}: got a {type(data).__name__}, expected an object with devices and matrices")
+    if not is_object(data):
+        raise BadInput(f"{source}: got a {_type_name(data)}, expected an object with devices and matrices")
     devices = _devices(data, source)
     latency_ms = _matrix(data, "latency_ms", len(devices), source)
     bandwidth_gbps = _matrix(data, "bandwidth_gbps", len(devices), source)
@@ -97,7 +100,7 @@ def load(path: str | Path) -> Network:
         raise BadInput(f"{path}: cannot be read ({error})") from None
 
 
-def to_json(network: Network) -> dict:
+def to_json(network: Network) -> dict[str, Any]:
     """The content of network.json; links without a limit have no JSON number and are refused."""
     if any(math.isinf(gbps) for row in network.bandwidth_gbps for gbps in row):
         raise BadInput("network: bandwidth_gbps: got a link without a limit, which a file cannot hold")
@@ -110,37 +113,51 @@ def to_json(network: Network) -> dict:
     }
 
 
-def _devices(data: dict, source: str) -> tuple[Device, ...]:
-    entries = data.get("devices")
-    if not isinstance(entries, list) or not entries:
-        raise BadInput(f"{source}: devices: got {type(entries).__name__}, expected a list of at least one device")
-    devices = []
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
-            raise BadInput(f"{source}: devices[{i}]: expected an object with a name, got {entry!r}")
-        memory_bytes = entry.get("memory_bytes")
-        if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes <= 0):
-            raise BadInput(f"{source}: devices[{i}].memory_bytes: got {memory_bytes!r}, expected a positive integer")
-        fields = {k: str(entry.get(k) or "") for k in ("name", "region", "kind", "host")}
-        devices.append(Device(**fields, memory_bytes=memory_bytes))
+def _devices(data: dict[str, Any], source: str) -> tuple[Device, ...]:
+    entries: Any = data.get("devices")
+    if not is_list(entries) or not entries:
+        raise BadInput(f"{source}: devices: got {_type_name(entries)}, expected a list of at least one device")
+    devices = tuple(_device(entry, f"{source}: devices[{i}]") for i, entry in enumerate(entries))
     names = [device.name for device in devices]
     for name in names:
         if names.count(name) > 1:
             raise BadInput(f"{source}: devices: the name {name!r} occurs {names.count(name)} times, expected once")
-    return tuple(devices)
+    return devices
 
 
-def _matrix(data: dict, field: str, n: int, source: str) -> tuple[tuple[float, ...], ...]:
-    rows = data.get(field)
-    if not isinstance(rows, list) or len(rows) != n:
-        got = f"{len(rows)} rows" if isinstance(rows, list) else type(rows).__name__
-        raise BadInput(f"{source}: {field}: got {got}, expected {n} rows for {n} devices")
-    for i, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != n:
-            got = f"{len(row)} numbers" if isinstance(row, list) else type(row).__name__
-            raise BadInput(f"{source}: {field}[{i}]: got {got}, expected {n} numbers")
-        for j, entry in enumerate(row):
-            number = isinstance(entry, int | float) and not isinstance(entry, bool)
-            if i != j and (not number or not 0 <= entry <= sys.float_info.max):
-                raise BadInput(f"{source}: {field}[{i}][{j}]: got {entry!r}, expected a finite number >= 0")
-    return tuple(tuple(0.0 if i == j else float(v) for j, v in enumerate(row)) for i, row in enumerate(rows))
+def _device(entry: Any, where: str) -> Device:
+    if not is_object(entry) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        raise BadInput(f"{where}: expected an object with a name, got {entry!r}")
+    memory_bytes = entry.get("memory_bytes")
+    if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes <= 0):
+        raise BadInput(f"{where}.memory_bytes: got {memory_bytes!r}, expected a positive integer")
+    name, region, kind, host = (str(entry.get(field) or "") for field in ("name", "region", "kind", "host"))
+    return Device(name, region, kind, memory_bytes, host)
+
+
+def _matrix(data: dict[str, Any], field: str, n: int, source: str) -> tuple[tuple[float, ...], ...]:
+    """The n x n numbers of a field; the diagonal is not a link and becomes 0."""
+    rows = _list_of(data.get(field), n, f"{source}: {field}", "rows", f"{n} rows for {n} devices")
+    return tuple(_matrix_row(row, i, n, f"{source}: {field}[{i}]") for i, row in enumerate(rows))
+
+
+def _matrix_row(row: Any, diagonal: int, n: int, where: str) -> tuple[float, ...]:
+    entries = _list_of(row, n, where, "numbers", f"{n} numbers")
+    for j, entry in enumerate(entries):
+        is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
+        if j != diagonal and (not is_number or not 0 <= entry <= sys.float_info.max):
+            raise BadInput(f"{where}[{j}]: got {entry!r}, expected a finite number >= 0")
+    return tuple(0.0 if j == diagonal else float(entry) for j, entry in enumerate(entries))
+
+
+def _list_of(value: Any, n: int, where: str, items: str, expected: str) -> list[Any]:
+    """The value, which must be a list of n items."""
+    if not is_list(value):
+        raise BadInput(f"{where}: got {_type_name(value)}, expected {expected}")
+    if len(value) != n:
+        raise BadInput(f"{where}: got {len(value)} {items}, expected {expected}")
+    return value
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__

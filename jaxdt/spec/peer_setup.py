@@ -1,4 +1,4 @@
-"""What the machines of one peer are built from: the run's config and plan, and the peer's place in them."""
+"""The values that the machines of one peer are built from: the run's config and plan, and the peer's place in them."""
 
 from dataclasses import dataclass
 

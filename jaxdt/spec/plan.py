@@ -1,4 +1,4 @@
-"""Who holds which layers: stages, placement, microbatch shares, schedule. Everybody in a run reads one plan.
+"""A plan: which peer holds which layers, the shares of microbatches, the schedule. All peers of a run read one plan.
 
 placement[stage][pipeline] is a device index of the network, and that index is the peer_id. The microbatches of a step
 are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them. codec[boundary] says how
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.spec import codec, serialize
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest, require_one_of
 
 FORMAT = "jaxdt-plan-1"
 SCHEDULES = ("1f1b", "gpipe")
-# What a solver says stands beside a plan's own fields under these names; anything else that it says, under FOUND.
+# A solver's results stand in plan.json beside the plan's own fields if they have one of these names, else under FOUND.
 FOUND = "found"
-SAID = frozenset(
+SOLVER_FIELDS = frozenset(
     ["network", "network_file", "left_out", "left_out_why", "c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap"]
     + ["proved", "objective", "solver", "seed", "profile", "step_s", "step_s_with_all", "evaluations", "time_s"]
 )
@@ -31,7 +31,7 @@ SAID = frozenset(
 class Plan:
     """See the module text; `in_flight[stage]` bounds forwards without backward under 1F1B (None: n_stages - stage).
 
-    `found` keeps what a solver says about the plan (cost, bound_s, solver, seed, ...); nothing here reads it."""
+    `found` keeps a solver's results for the plan (cost, bound_s, solver, seed, ...); nothing here reads it."""
 
     n_layers: int
     stages: tuple[tuple[int, int], ...]
@@ -41,20 +41,19 @@ class Plan:
     in_flight: tuple[int, ...] | None = None
     codec: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
-    found: dict[str, Any] = field(default_factory=dict, hash=False)
+    found: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_stages(self.stages, self.n_layers)
         n_pipelines = len(self.placement[0]) if self.placement else 0
         if len(self.placement) != self.n_stages or any(len(row) != n_pipelines for row in self.placement):
             raise BadInput(f"plan.placement: expected {self.n_stages} rows of equal length, one per stage")
-        seen = self.peers
-        if not seen or len(set(seen)) != len(seen) or min(seen) < 0:
+        peers = self.peers
+        if not peers or len(set(peers)) != len(peers) or min(peers) < 0:
             raise BadInput("plan.placement: expected every device index once and none negative")
         if len(self.shares) != n_pipelines or any(share < 1 for share in self.shares):
             raise BadInput(f"plan.shares: got {list(self.shares)}, expected {n_pipelines} integers >= 1")
-        if self.schedule not in SCHEDULES:
-            raise BadInput(f"plan.schedule: got {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+        require_one_of("plan.schedule", self.schedule, SCHEDULES)
         self._check_in_flight()
         if self.codec and len(self.codec) != self.n_stages - 1:
             raise BadInput(f"plan.codec: got {len(self.codec)} names, expected {self.n_stages - 1}, one per boundary")
@@ -65,7 +64,7 @@ class Plan:
                     f"each of {n_pipelines} pipelines"
                 )
 
-    def _check_in_flight(self):
+    def _check_in_flight(self) -> None:
         if self.in_flight is None:
             return
         if len(self.in_flight) != self.n_stages or any(n < 1 for n in self.in_flight):
@@ -108,11 +107,11 @@ class Plan:
         return range(first, first + self.shares[pipeline])
 
     def pipeline_of(self, microbatch: int, held_out: bool = False) -> int:
-        """The pipeline that takes a microbatch; held-out ones are dealt over the pipelines."""
-        return microbatch % self.n_pipelines if held_out else bisect.bisect_right(self._ends, microbatch)
+        """The pipeline that takes a microbatch. Held-out microbatches go to the pipelines in turn."""
+        return microbatch % self.n_pipelines if held_out else bisect.bisect_right(self._share_ends, microbatch)
 
     @functools.cached_property
-    def _ends(self) -> list[int]:
+    def _share_ends(self) -> list[int]:
         return list(itertools.accumulate(self.shares))
 
     def codec_of(self, boundary: int, pipeline: int, forward: bool) -> str:
@@ -122,24 +121,26 @@ class Plan:
     @property
     def codec_of_links(self) -> dict[tuple[int, int], str]:
         """The codec of every (src, dst) over which boundary tensors go."""
-        found = {}
+        codecs: dict[tuple[int, int], str] = {}
         for boundary, (senders, receivers) in enumerate(zip(self.placement[:-1], self.placement[1:], strict=True)):
             for pipeline, (src, dst) in enumerate(zip(senders, receivers, strict=True)):
-                found[src, dst] = self.codec_of(boundary, pipeline, forward=True)
-                found[dst, src] = self.codec_of(boundary, pipeline, forward=False)
-        return found
+                codecs[src, dst] = self.codec_of(boundary, pipeline, forward=True)
+                codecs[dst, src] = self.codec_of(boundary, pipeline, forward=False)
+        return codecs
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that agree iff two plans run the same way; what a solver said about them does not count."""
-        own = {name: value for name, value in serialize.write(self).items() if name != "found"}
-        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+        """16 hex digits that agree iff two plans run the same way; a solver's results do not count."""
+        fields: dict[str, Any] = serialize.write(self)
+        del fields[FOUND]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def with_newcomer(self, peer: int, stage: int) -> "Plan":
-        """The plan as a newcomer sees it, in the place of the first peer of its stage; that one has the newcomer's, if
-        it had another."""
+        """The plan as a newcomer sees it. The newcomer has the place of the first peer of its stage, which gets the
+        newcomer's former place if there was one."""
         first = self.placement[stage][0]
-        placement = tuple(tuple({first: peer, peer: first}.get(one, one) for one in row) for row in self.placement)
+        swapped = {first: peer, peer: first}
+        placement = tuple(tuple(swapped.get(planned, planned) for planned in row) for row in self.placement)
         return replace(self, placement=placement)
 
     def depth(self, stage: int) -> int:
@@ -171,31 +172,28 @@ def ranges(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(bounds[:-1], bounds[1:], strict=True))
 
 
-def to_json(plan: Plan) -> dict:
-    """The content of plan.json; see SAID for what a solver found."""
-    own = serialize.write(plan)
-    found = own.pop(FOUND)
-    said = {name: found.pop(name) for name in list(found) if name in SAID}
-    return {**said, "format": FORMAT, **own, "microbatches": plan.n_microbatches} | ({FOUND: found} if found else {})
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The content of plan.json; SOLVER_FIELDS names the results of a solver that stand beside the plan's own fields."""
+    fields: dict[str, Any] = serialize.write(plan)
+    found: dict[str, Any] = fields.pop(FOUND)
+    solver = {name: found.pop(name) for name in list(found) if name in SOLVER_FIELDS}
+    data = {**solver, "format": FORMAT, **fields, "microbatches": plan.n_microbatches}
+    return data | ({FOUND: found} if found else {})
 
 
 def parse(text: str, source: str) -> Plan:
     """A plan from the text of a plan.json; `source` names it in errors."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"{source}: not JSON ({error})") from None
-    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise BadInput(f'{source}: format: expected "{FORMAT}"')
+    data = serialize.json_object(text, source, FORMAT)
     total = data.pop("microbatches", None)
-    said = {name: data.pop(name) for name in sorted(SAID & set(data))}
-    known = [*Plan.__dataclass_fields__, "microbatches", *sorted(SAID)]
+    solver = {name: data.pop(name) for name in sorted(SOLVER_FIELDS & set(data))}
+    known = [*Plan.__dataclass_fields__, "microbatches", *sorted(SOLVER_FIELDS)]
     for name in data:
         if name not in known:
             raise BadInput(f"{source}: {name}: unknown field{nearest(name, known)}; a solver's own go under {FOUND!r}")
     try:
         found = serialize.read(dict[str, Any], data.pop(FOUND, {}), FOUND)
-        plan = serialize.read(Plan, data | {"codec": data.get("codec") or (), FOUND: found | said}, "plan")
+        fields = data | {"codec": data.get("codec") or (), FOUND: found | solver}
+        plan = serialize.read(Plan, fields, "plan")
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from None
     if total not in (None, plan.n_microbatches):

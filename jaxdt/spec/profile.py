@@ -2,15 +2,15 @@
 
 A stage's seconds are sums over its parts: layers, and the embedding on the first stage, head and loss on the last.
 `forward_s` and `backward_s` are for one microbatch, backward with the recomputation that `remat` asks for; `update_s`
-is the optimizer's step on the part's parameters, `gather_s` laying its gradient out for the exchange. A codec's seconds
-are for one boundary tensor of the full width; one with another block than what was measured takes its family's (int8's
-for int8:1024). Kinds of devices that differ by a factor need one entry each.
+is for the optimizer's step on the part's parameters, `gather_s` for laying out its gradient for the exchange. A codec's
+seconds are for one boundary tensor of the full width. A codec with another block than the measured one takes the
+seconds of its family (int8's for int8:1024). Kinds of devices that differ by a factor need one entry each.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from jaxdt.spec import codec as codec_names
 from jaxdt.spec import serialize
@@ -26,7 +26,7 @@ GATHER_BYTES_PER_NUMBER = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class PartTimes:
     """Seconds of one part of the model."""
 
     forward_s: float = 0.0
@@ -34,19 +34,24 @@ class Part:
     gather_s: float = 0.0
     update_s: float = 0.0
 
-    def __post_init__(self):
-        for name, value in serialize.write(self).items():
-            if not 0 <= value < float("inf"):
-                raise BadInput(f"profile: {name}: got {value}, expected finite seconds >= 0")
+    def __post_init__(self) -> None:
+        for name, seconds in vars(self).items():
+            if not 0 <= seconds < float("inf"):
+                raise BadInput(f"profile: {name}: got {seconds}, expected finite seconds >= 0")
 
-    def __add__(self, other: "Part") -> "Part":
-        return Part(
-            *(a + b for a, b in zip(serialize.write(self).values(), serialize.write(other).values(), strict=True))
+    def __add__(self, other: "PartTimes") -> "PartTimes":
+        return PartTimes(
+            forward_s=self.forward_s + other.forward_s,
+            backward_s=self.backward_s + other.backward_s,
+            gather_s=self.gather_s + other.gather_s,
+            update_s=self.update_s + other.update_s,
         )
 
 
 @dataclass(frozen=True)
 class CodecTimes:
+    """Seconds of encoding and of decoding one boundary tensor of the full width."""
+
     encode_s: float
     decode_s: float
 
@@ -55,15 +60,15 @@ NO_CODEC = CodecTimes(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of device. `work_s`: what each Work costs besides its maths. `spread_frac`: the middle half of repeated
-    timings over their median. `memory_bytes`: what a peer may use, None for unknown."""
+class DeviceKind:
+    """One kind of device. `work_s`: seconds that each Work costs besides its maths. `spread_frac`: the middle half of
+    repeated timings over their median. `memory_bytes`: what a peer may use, None for unknown."""
 
-    layer: Part
-    embedding: Part = Part()
-    head: Part = Part()
+    layer: PartTimes
+    embedding: PartTimes = PartTimes()
+    head: PartTimes = PartTimes()
     work_s: float = 0.0
-    codecs: dict[str, CodecTimes] = field(default_factory=dict)
+    codecs: dict[str, CodecTimes] = field(default_factory=dict[str, CodecTimes])
     spread_frac: float = 0.0
     memory_bytes: int | None = None
 
@@ -74,16 +79,16 @@ class Profile:
 
     model: GPTConfig
     microbatch_size: int
-    kinds: dict[str, Kind]
+    kinds: dict[str, DeviceKind]
     dtype: str = "float32"
     remat: str = "recompute"
     source: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.kinds:
             raise BadInput("profile.kinds: got none, expected at least one kind of device")
 
-    def kind(self, name: str) -> Kind:
+    def kind(self, name: str) -> DeviceKind:
         """A kind by name; a network without kinds means the only one there is."""
         if name in self.kinds:
             return self.kinds[name]
@@ -95,12 +100,11 @@ class Profile:
 
 def stage_seconds(profile: Profile, kind: str, lo: int, hi: int) -> dict[str, float]:
     """Seconds per kind of Work of a stage of layers lo..hi-1; a block that several layers share is updated once. The
-    last stage's forward is fused into its backward, and
-    its forward Work only takes the input in."""
+    last stage's forward is fused into its backward, and its forward Work only takes the input in."""
     times = profile.kind(kind)
     last = hi == profile.model.n_layers
     n_layers, n_blocks = hi - lo, len(profile.model.blocks_in(lo, hi))
-    ends = (times.embedding if lo == 0 else Part()) + (times.head if last else Part())
+    ends = (times.embedding if lo == 0 else PartTimes()) + (times.head if last else PartTimes())
     forward_s = n_layers * times.layer.forward_s + ends.forward_s
     backward_s = n_layers * times.layer.backward_s + ends.backward_s
     return {
@@ -113,8 +117,8 @@ def stage_seconds(profile: Profile, kind: str, lo: int, hi: int) -> dict[str, fl
 
 
 def codec_times(profile: Profile, kind: str, name: str) -> CodecTimes:
-    """Seconds of a codec on a kind of device: what was measured under this name, else under another of its family; what
-    leaves every number as it is costs nothing. BadInput where nothing of the family was measured."""
+    """Seconds of a codec on a kind of device: measured under this name, else under another name of its family. A codec
+    that leaves every number as it is costs nothing. BadInput where nothing of the family was measured."""
     spec, known = codec_names.parse(name), profile.kind(kind).codecs
     if not codec_names.loses(spec, DTYPE_BYTES[profile.dtype]):
         return NO_CODEC
@@ -137,50 +141,57 @@ def from_flops(
     dtype: str = "float32",
     remat: str = "recompute",
 ) -> Profile:
-    """A profile for devices that one does not have: `flops[kind]` peak FLOP/s, of which the maths reaches the share
+    """A profile of devices that were not measured: `flops[kind]` peak FLOP/s, of which the maths reaches the share
     `efficiency`; the optimizer and the codecs are bound by memory at `memory_gbps` (1e9 bit/s). Forward is 2 FLOP per
     parameter and token, backward 4, recomputation 2 more (SWARM Sec. 3.1)."""
     if not 0 < efficiency <= 1:
         raise BadInput(f"efficiency: got {efficiency}, expected a share in (0, 1]")
-    n_tokens, bytes_per_s = microbatch_size * model.seq_len, memory_gbps * 1e9 / 8
+    n_tokens = microbatch_size * model.seq_len
+    bytes_per_s = memory_gbps * 1e9 / 8
 
-    def part(n_params: int, peak: float, recomputed: float) -> Part:
+    def part(n_params: int, peak: float, recomputed: float) -> PartTimes:
         forward_s = 2.0 * n_params * n_tokens / (peak * efficiency)
-        moved_s = [n_params * n / bytes_per_s for n in (GATHER_BYTES_PER_NUMBER, UPDATE_BYTES_PER_NUMBER)]
-        return Part(forward_s, (2.0 + recomputed) * forward_s, *moved_s)
+        return PartTimes(
+            forward_s=forward_s,
+            backward_s=(2.0 + recomputed) * forward_s,
+            gather_s=n_params * GATHER_BYTES_PER_NUMBER / bytes_per_s,
+            update_s=n_params * UPDATE_BYTES_PER_NUMBER / bytes_per_s,
+        )
 
-    def times(codec: str) -> CodecTimes:
-        spec, n_numbers = codec_names.parse(codec), model.boundary_numbers(microbatch_size)
-        tensor, wire = n_numbers * DTYPE_BYTES[dtype], codec_names.wire_bytes(spec, n_numbers, DTYPE_BYTES[dtype])
-        n_reads = 2 if spec.block else 1  # once for the largest of each block
-        return CodecTimes((n_reads * tensor + wire) / bytes_per_s, (tensor + wire) / bytes_per_s)
-
-    codecs = {name: times(name) for name in (codec_names.BF16, codec_names.INT8, codec_names.DYNAMIC)}
-    kinds = {}
+    codecs = _codecs_from_memory(model.boundary_numbers(microbatch_size), DTYPE_BYTES[dtype], bytes_per_s)
+    kinds: dict[str, DeviceKind] = {}
     for name, peak in flops.items():
         if not 0 < peak < float("inf"):
             raise BadInput(f"flops[{name}]: got {peak}, expected FLOP/s > 0")
         table = part(model.token_table_params, peak, 0.0)
         embedding = replace(table, forward_s=0.0, backward_s=0.0)  # a look-up
-        kinds[name] = Kind(part(model.block_params, peak, RECOMPUTE[remat]), embedding, table, codecs=codecs)
+        kinds[name] = DeviceKind(part(model.block_params, peak, RECOMPUTE[remat]), embedding, table, codecs=codecs)
     source = f"derived: {efficiency:g} of {', '.join(f'{name} {peak:g} FLOP/s' for name, peak in flops.items())}"
     return Profile(model, microbatch_size, kinds, dtype, remat, source)
 
 
-def to_json(profile: Profile) -> dict:
+def _codecs_from_memory(n_numbers: int, dtype_bytes: int, bytes_per_s: float) -> dict[str, CodecTimes]:
+    """Seconds of every codec that computes, for a tensor of n_numbers: the time in which memory moves what it reads and
+    writes. Encoding in blocks reads the tensor twice, once for the largest number of each block."""
+    times: dict[str, CodecTimes] = {}
+    for name, family in codec_names.FAMILIES.items():
+        if not family.is_identity:
+            tensor_bytes = n_numbers * dtype_bytes
+            wire_bytes = codec_names.wire_bytes(codec_names.parse(name), n_numbers, dtype_bytes)
+            n_reads = 2 if family.default_block else 1
+            encode_s = (n_reads * tensor_bytes + wire_bytes) / bytes_per_s
+            times[name] = CodecTimes(encode_s, (tensor_bytes + wire_bytes) / bytes_per_s)
+    return times
+
+
+def to_json(profile: Profile) -> dict[str, Any]:
     """The content of profile.json."""
     return {"format": FORMAT, **serialize.write(profile)}
 
 
 def parse(text: str, source: str) -> Profile:
     """A profile from the text of a profile.json; `source` names it in errors."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"{source}: not JSON ({error})") from None
-    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise BadInput(f'{source}: format: expected "{FORMAT}"')
-    return serialize.read(Profile, data, f"{source}: profile")
+    return serialize.read(Profile, serialize.json_object(text, source, FORMAT), f"{source}: profile")
 
 
 def load(path: str | Path) -> Profile:

@@ -1,4 +1,4 @@
-"""How many tokens a sample of a training step has: a pure function of the step.
+"""The number of tokens that a sample of a training step has: a pure function of the step.
 
 SWARM's large run lets the length grow linearly, from 256 to 2048 over 12,000 steps (Sec. 4.3). A jitted function
 compiles anew for every shape, so here the line is rounded to the nearest of few lengths: start, 2 start, 4 start, ...

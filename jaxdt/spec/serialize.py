@@ -1,38 +1,54 @@
 """Frozen dataclasses <-> plain data (what JSON and msgpack can hold), with every type checked on the way in.
 
 One mechanism serves files and messages. Tuples travel as lists; a union is written as its member; a mapping has string
-keys. `read` never builds an object from data of the wrong shape: it raises BadInput that names the field. A type's
-reader is made once, since messages pass here by the thousand.
+keys. `read` never builds an object from data of the wrong shape: it raises BadInput that names the field. The reader of
+a type is made once, since messages pass here by the thousand.
 """
 
 import dataclasses
 import functools
+import json
 import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard, TypeVar, overload
 
 from jaxdt.spec.errors import BadInput, nearest
 
-SCALARS = frozenset((int, float, str, bool, types.NoneType))
+SCALARS: frozenset[type] = frozenset((int, float, str, bool, types.NoneType))
+SHORT_CHARACTERS = 60
+T = TypeVar("T")
+Reader = Callable[[Any], Any]
 
 
-class _Wrong(Exception):
-    """Where below the top, as text such as `.members[2].peer`, and what is wrong there."""
+class _Mismatch(Exception):
+    """Data that does not fit its type: what is wrong, and where below the top, as text such as `.members[2].peer`."""
 
-    def __init__(self, text: str, at: str = ""):
+    def __init__(self, text: str, path: str = ""):
         super().__init__(text)
-        self.text, self.at = text, at
+        self.text = text
+        self.path = path
 
-    def under(self, segment: str) -> "_Wrong":
-        self.at = segment + self.at
+    def inside(self, segment: str) -> "_Mismatch":
+        """The same, seen from one level up."""
+        self.path = segment + self.path
         return self
+
+
+def is_object(data: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether plain data is what JSON calls an object."""
+    return isinstance(data, dict)
+
+
+def is_list(data: Any) -> TypeGuard[list[Any]]:
+    """Whether plain data is a list."""
+    return isinstance(data, list)
 
 
 def write(value: Any) -> Any:
     """Plain data for a dataclass, tuple, mapping or scalar."""
-    kind = type(value)
+    kind: type[Any] = value.__class__
     if kind in SCALARS:
         return value
     if kind is tuple or kind is list:
@@ -44,22 +60,37 @@ def write(value: Any) -> Any:
     return value
 
 
+@overload
+def read(kind: type[T], data: Any, where: str) -> T: ...
+@overload
+def read(kind: types.UnionType, data: Any, where: str) -> Any: ...
 def read(kind: Any, data: Any, where: str) -> Any:
     """The value of type `kind` that `data` describes; `where` names it in errors."""
     try:
         return _reader(kind)(data)
-    except _Wrong as wrong:
-        path = where + wrong.at
-        raise BadInput(f"{path.removeprefix('.')}: {wrong.text}") from None
+    except _Mismatch as mismatch:
+        path = where + mismatch.path
+        raise BadInput(f"{path.removeprefix('.')}: {mismatch.text}") from None
+
+
+def json_object(text: str, source: str, file_format: str) -> dict[str, Any]:
+    """The object that a file of this format holds, without its field `format`; `source` names the file in errors."""
+    try:
+        data: Any = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{source}: not JSON ({error})") from None
+    if not is_object(data) or data.pop("format", None) != file_format:
+        raise BadInput(f'{source}: format: expected "{file_format}"')
+    return data
 
 
 @functools.cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @functools.cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
+def _reader(kind: Any) -> Reader:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
@@ -76,111 +107,115 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     return functools.partial(_read_scalar, kind)
 
 
-def _read_scalar(kind: type, data: Any) -> Any:
-    if type(data) is kind or (kind is dict and isinstance(data, dict)):
+def _read_scalar(kind: Any, data: Any) -> Any:
+    if type(data) is kind or (kind is dict and is_object(data)):
         return data
-    raise _Wrong(f"got {_short(data)}, expected {getattr(kind, '__name__', kind)}")
+    raise _Mismatch(f"got {_short(data)}, expected {getattr(kind, '__name__', kind)}")
 
 
 def _read_float(data: Any) -> float:
     if type(data) is float:
         return data
     if type(data) is not int:
-        raise _Wrong(f"got {_short(data)}, expected float")
+        raise _Mismatch(f"got {_short(data)}, expected float")
     if abs(data) > sys.float_info.max:
-        raise _Wrong(f"got {_short(data)}, expected a number that fits a float")
+        raise _Mismatch(f"got {_short(data)}, expected a number that fits a float")
     return float(data)
 
 
-def _mapping_reader(item_kind: Any) -> Callable[[Any], dict]:
-    def reader(data: Any) -> dict:
-        if not isinstance(data, dict):
-            raise _Wrong(f"got {_short(data)}, expected an object")
-        return {str(key): _inner(item_reader, item, f".{key}") for key, item in data.items()}
+def _mapping_reader(item_kind: Any) -> Reader:
+    def reader(data: Any) -> dict[str, Any]:
+        if not is_object(data):
+            raise _Mismatch(f"got {_short(data)}, expected an object")
+        return {str(key): _read_inside(item_reader, item, f".{key}") for key, item in data.items()}
 
     item_reader = _reader(item_kind)
     return reader
 
 
-def _inner(reader: Callable[[Any], Any], item: Any, segment: str) -> Any:
+def _read_inside(reader: Reader, item: Any, segment: str) -> Any:
     try:
         return reader(item)
-    except _Wrong as wrong:
-        raise wrong.under(segment) from None
+    except _Mismatch as mismatch:
+        raise mismatch.inside(segment) from None
 
 
-def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
+def _dataclass_reader(kind: Any) -> Reader:
     kinds = typing.get_type_hints(kind)
-    known = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     missing = dataclasses.MISSING
-    required = [n for n, f in known.items() if f.default is missing and f.default_factory is missing]
+    required = [name for name, f in fields.items() if f.default is missing and f.default_factory is missing]
 
     def reader(data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise _Wrong(f"got {_short(data)}, expected an object with the fields of {kind.__name__}")
-        values = {}
-        name = None
+        if not is_object(data):
+            raise _Mismatch(f"got {_short(data)}, expected an object with the fields of {kind.__name__}")
+        values: dict[str, Any] = {}
+        name: Any = None
         try:
             for name, item in data.items():
                 if name not in readers:
-                    hint = nearest(str(name), known)
-                    raise _Wrong(f"unknown field{hint}; known: {', '.join(known)}")
+                    hint = nearest(str(name), fields)
+                    raise _Mismatch(f"unknown field{hint}; known: {', '.join(fields)}")
                 values[name] = readers[name](item)
-        except _Wrong as wrong:
-            raise wrong.under(f".{name if name in readers else _named(name)}") from None
+        except _Mismatch as mismatch:
+            raise mismatch.inside(f".{name if name in readers else _one_line(name)}") from None
         for name in required:
             if name not in values:
-                raise _Wrong("missing", f".{name}")
+                raise _Mismatch("missing", f".{name}")
         return kind(**values)
 
-    readers = {name: _reader(kinds[name]) for name in known}
+    readers = {name: _reader(kinds[name]) for name in fields}
     return reader
 
 
-def _union_reader(kind: Any) -> Callable[[Any], Any]:
+def _union_reader(kind: Any) -> Reader:
     members = typing.get_args(kind)
-    rest = [member for member in members if member is not types.NoneType]
-    only = _reader(rest[0]) if len(rest) == 1 else None
+    others = [member for member in members if member is not types.NoneType]
+    single_reader = _reader(others[0]) if len(others) == 1 else None
 
     def reader(data: Any) -> Any:
         if data is None and types.NoneType in members:
             return None
-        if only:
-            return only(data)
-        if type(data) in rest:
+        if single_reader:
+            return single_reader(data)
+        if type(data) in others:
             return data
-        raise _Wrong(f"got {_short(data)}, expected {kind}")
+        raise _Mismatch(f"got {_short(data)}, expected {kind}")
 
     return reader
 
 
-def _tuple_reader(kind: Any) -> Callable[[Any], tuple]:
+def _tuple_reader(kind: Any) -> Reader:
     args = typing.get_args(kind)
     endless = len(args) == 2 and args[1] is Ellipsis
     readers = [_reader(arg) for arg in args if arg is not Ellipsis]
 
-    def reader(data: Any) -> tuple:
-        if not isinstance(data, list | tuple):
-            raise _Wrong(f"got {_short(data)}, expected a list")
+    def reader(data: Any) -> tuple[Any, ...]:
+        if not _is_list_or_tuple(data):
+            raise _Mismatch(f"got {_short(data)}, expected a list")
         if not endless and len(readers) != len(data):
-            raise _Wrong(f"got {len(data)} items, expected {len(readers)}")
-        values = []
+            raise _Mismatch(f"got {len(data)} items, expected {len(readers)}")
+        values: list[Any] = []
         try:
             for item_reader, item in zip(readers * len(data) if endless else readers, data, strict=True):
                 values.append(item_reader(item))
-        except _Wrong as wrong:
-            raise wrong.under(f"[{len(values)}]") from None
+        except _Mismatch as mismatch:
+            raise mismatch.inside(f"[{len(values)}]") from None
         return tuple(values)
 
     return reader
 
 
-def _named(name: Any) -> str:
-    """A field's name as somebody else wrote it, in one line."""
+def _is_list_or_tuple(data: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    return isinstance(data, list | tuple)
+
+
+def _one_line(name: Any) -> str:
+    """A field's name as the file or the peer wrote it, in one line."""
     text = str(name)
-    return text if text.isprintable() and len(text) <= 60 else _short(name)
+    return text if text.isprintable() and len(text) <= SHORT_CHARACTERS else _short(name)
 
 
 def _short(data: Any) -> str:
     text = repr(data)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= SHORT_CHARACTERS else text[: SHORT_CHARACTERS - 3] + "..."

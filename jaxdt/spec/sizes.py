@@ -33,7 +33,7 @@ def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
     """One group per stage; a tied head over several stages adds one for the token table on the first and the last."""
     model = config.model
     tied = model.tied_head and plan.n_stages > 1
-    groups = []
+    groups: list[Group] = []
     for stage, (lo, hi) in enumerate(plan.stages):
         shared = model.token_table_params if tied and (lo == 0 or hi == model.n_layers) else 0
         groups.append(Group(f"stage{stage}", (stage,), model.stage_params(lo, hi) - shared))

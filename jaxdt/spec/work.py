@@ -5,13 +5,13 @@ import re
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 
 FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
-MESSAGE = "message"  # no Work, but in a peer's seconds too: handling a message, at either end
+MESSAGE = "message"  # handling a message, at either end: no Work, but listed in a peer's seconds too
 _WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGU])(\d+)?(?:@p(\d+))?")
 
 
 @frozen_dataclass(order=True)
 class Work:
-    """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that makes a lost
+    """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that computes a lost
     input gradient again and adds nothing to the accumulator; E: forward without gradient, for the held-out loss; G: the
     accumulated gradient as one vector per group; U: the optimizer update.
     The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
@@ -35,5 +35,8 @@ def parse_work(text: str) -> Work:
     if not match:
         raise ValueError(f"work: got {text!r}, expected for example 2F7, 2F7@p13 or 4:2F7@p13")
     step, stage, kind, microbatch, peer = match.groups()
-    number = lambda digits: None if digits is None else int(digits)  # noqa: E731
-    return Work(int(stage), kind, number(microbatch), number(peer), number(step))
+    return Work(int(stage), kind, _optional_int(microbatch), _optional_int(peer), _optional_int(step))
+
+
+def _optional_int(digits: str | None) -> int | None:
+    return None if digits is None else int(digits)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES, stage_memory_bytes
+from jaxdt.spec.memory import FLOAT_BYTES, MemoryOptions, stage_memory_bytes
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
@@ -100,16 +100,9 @@ class StepWorkload:
         key = (lo, hi, in_flight)
         if key not in self._bytes:
             profile = self.profile
-            self._bytes[key] = stage_memory_bytes(
-                profile.model,
-                lo,
-                hi,
-                profile.microbatch_size,
-                in_flight,
-                dtype=profile.dtype,
-                remat=profile.remat,
-                optimizer=self.optimizer,
-            )
+            options = MemoryOptions(profile.dtype, profile.remat, self.optimizer)
+            size = profile.microbatch_size
+            self._bytes[key] = stage_memory_bytes(profile.model, lo, hi, size, in_flight, options)
         return self._bytes[key]
 
     def split(self, placement: np.ndarray, depth: tuple[int, ...]) -> Ranges | None:

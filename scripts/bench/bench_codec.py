@@ -22,7 +22,7 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import memory_settings, script_main
-from jaxdt.codec import decode, encode
+from jaxdt.codec.base import decode, encode
 from jaxdt.spec.codec import AUTO, parse
 from jaxdt.spec.errors import BadInput
 

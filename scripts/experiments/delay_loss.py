@@ -25,7 +25,7 @@ from absl import flags
 from jaxdt.cli import run_flags, script_main
 from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import optimizer
-from jaxdt.model.stage import StageFunctions, build_stage
+from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -71,9 +71,8 @@ def _compared(prompt: list[float], delayed: list[float]) -> dict[str, float | bo
 
 def whole_model(config: RunConfig) -> StageFunctions:
     """The functions of one stage with all layers."""
-    rule = optimizer(config.optim)
-    size = config.train.microbatch_size
-    return build_stage(config.model, 0, config.model.n_layers, size, config.remat, config.dtype, rule)
+    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype)
+    return build_stage(config.model, 0, config.model.n_layers, optimizer(config.optim), options)
 
 
 def trained(config: RunConfig, functions: StageFunctions, data: TokenFile) -> tuple[float, float]:

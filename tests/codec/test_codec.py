@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdt import codec
-from jaxdt.codec.int8 import DYNAMIC_VALUES, SMALLEST_ABSMAX
+from jaxdt.codec import base as codec
+from jaxdt.codec.int8 import SMALLEST_ABSMAX
+from jaxdt.codec.int8_dynamic import DYNAMIC_VALUES
 from jaxdt.spec.codec import parse, wire_bytes
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60)

@@ -17,7 +17,7 @@ from jaxdt.model import kernels
 from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
-from jaxdt.model.stage import build_stage
+from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.runtime.storage.checkpoint import (
     Checkpointer,
     about_run,
@@ -190,7 +190,8 @@ def test_a_pair_divides_what_is_on_the_wire_by_its_ratio_exactly(kind, ratio, he
 def test_what_a_stage_sends_and_takes_is_narrow(compression, dtype, remat):
     config = GPTConfig(**SIZES, compression=compression, compression_after=(1,))
     rule = optimizer(OptimConfig())
-    first, last = (build_stage(config, lo, hi, 2, remat, dtype, rule) for lo, hi in ((0, 1), (1, 3)))
+    options = StageOptions(2, remat, dtype)
+    first, last = (build_stage(config, lo, hi, rule, options) for lo, hi in ((0, 1), (1, 3)))
     tokens_BT = np.arange(8, dtype=np.int32).reshape(2, 4)
     params, below = (filled(jax.eval_shape(stage.zeros)) for stage in (first, last))
     y, residual = first.forward(params, tokens_BT)

@@ -7,7 +7,7 @@ import pytest
 from gpt_reference import CONFIGS, logits
 
 from jaxdt.model import kernels
-from jaxdt.model.gpt import apply_stage, check_range, init_stage, stage_entries
+from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
 from jaxdt.model.sample import assemble, generate
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
@@ -91,7 +91,7 @@ def test_init_draws_every_block_anew_and_from_the_seed():
 )
 def test_a_wrong_range_is_refused(name, lo, hi, said):
     with pytest.raises(BadInput, match=said):
-        check_range(CONFIGS[name], lo, hi)
+        CONFIGS[name].check_range(lo, hi)
 
 
 def plain_layer_norm(x, scale, bias):

@@ -12,7 +12,7 @@ from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.model.residual import put_weights_back, take_weights_out
 from jaxdt.model.sample import assemble
-from jaxdt.model.stage import build_stage
+from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.optim import OptimConfig
@@ -23,7 +23,7 @@ ADAMW = OptimConfig(weight_decay=0.1, warmup_steps=2, lr=1e-2)
 
 @cache  # stages hold no state, and compiling them is what takes the time here
 def build(config, lo, hi, remat="recompute", dtype="float32", devices=1):
-    return build_stage(config, lo, hi, N_SAMPLES, remat, dtype, optimizer(ADAMW), devices)
+    return build_stage(config, lo, hi, optimizer(ADAMW), StageOptions(N_SAMPLES, remat, dtype, devices))
 
 
 def build_split(config, cuts, **options):
@@ -228,9 +228,9 @@ def test_residuals_of_dots_do_not_hold_the_weights(dtype):
     stage = build(WIDE, 1, 2, remat="dots", dtype=dtype)
     params = stage.init(0)
     _, residual = stage.forward(params, np.ones((N_SAMPLES, 2, 32), stage.boundary_dtype))
-    n_kept, n_weights = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (residual, params))
+    n_saved, n_weights = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (residual, params))
     n_rows = N_SAMPLES * WIDE.seq_len
-    assert n_kept <= n_rows * (32 + 3 * 32 + 32 + 32 + 128 + 32) < n_weights / 5
+    assert n_saved <= n_rows * (32 + 3 * 32 + 32 + 32 + 128 + 32) < n_weights / 5
 
 
 def test_without_the_identity_of_weights_the_residual_is_larger_and_as_correct():
@@ -241,15 +241,15 @@ def test_without_the_identity_of_weights_the_residual_is_larger_and_as_correct()
         y_BTD, pullback = jax.vjp(partial(apply_stage, WIDE, 1, 2, jnp.float32), params, x_BTD)
         known = params if recognised else {}
         residual = take_weights_out(pullback, known)
-        return len(residual.kept), put_weights_back(residual, known)(y_BTD)
+        return len(residual.saved), put_weights_back(residual, known)(y_BTD)
 
-    (n_kept, gradient), (n_all, gradient_too) = pulled(True, params), pulled(False, params)
+    (n_saved, gradient), (n_all, gradient_too) = pulled(True, params), pulled(False, params)
     assert_trees_close(gradient, gradient_too)
-    assert n_kept < n_all
+    assert n_saved < n_all
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         (dict(remat="all"), "remat: got 'all'"),
         (dict(dtype="float16"), "dtype: got 'float16'"),
@@ -260,7 +260,7 @@ def test_without_the_identity_of_weights_the_residual_is_larger_and_as_correct()
         (dict(hi=9), "n_layers 3"),
     ],
 )
-def test_wrong_options_are_refused(options, said):
-    right = dict(lo=0, hi=2, microbatch_size=2, remat="dots", dtype="float32", optimizer=optimizer(ADAMW))
-    with pytest.raises(BadInput, match=said):
-        build_stage(CONFIGS["plain"], **right | options)
+def test_wrong_options_are_refused(options, message):
+    hi = options.pop("hi", 2)
+    with pytest.raises(BadInput, match=message):
+        build_stage(CONFIGS["plain"], 0, hi, optimizer(ADAMW), StageOptions(**dict(microbatch_size=2) | options))

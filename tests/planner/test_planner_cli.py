@@ -10,7 +10,7 @@ import pytest
 from planner_cases import NETWORKS, case
 
 from jaxdt.spec import plan as plans
-from jaxdt.spec.memory import stage_memory_bytes
+from jaxdt.spec.memory import MemoryOptions, stage_memory_bytes
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import parse, to_json
 from planner.__main__ import main
@@ -189,7 +189,7 @@ def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     model = gpt_config("small")
 
     def needs(lo, hi, in_flight):
-        return stage_memory_bytes(model, lo, hi, 1, in_flight, "bfloat16", "recompute")
+        return stage_memory_bytes(model, lo, hi, 1, in_flight, MemoryOptions("bfloat16"))
 
     room = needs(0, 3, 4)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from test_churn import Churning, churning  # noqa: F401
 
+from jaxdt.build import check_config
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -66,7 +67,7 @@ def test_a_queue_is_averaged_over_time_in_whole_steps():
 def test_rebalancing_needs_peers_that_may_have_any_stage():
     base = dict(model=dict(preset="debug"))
     with pytest.raises(BadInput, match="wiring.rebalance_s: got 5.0, expected 0 with wiring fixed"):
-        run_config.parse(base | {"wiring": dict(rebalance_s=5.0)})
+        check_config(run_config.parse(base | {"wiring": dict(rebalance_s=5.0)}))
     with pytest.raises(BadInput, match="wiring.rebalance_s: got -1.0, expected a finite number >= 0"):
         run_config.parse(base | {"wiring": dict(kind="swarm", rebalance_s=-1.0)})
     with pytest.raises(BadInput, match="wiring.rebalance_moves: got 0"):

@@ -110,8 +110,6 @@ def test_the_vocabulary_comes_from_the_token_file_unless_set():
         ("optim.decay_steps", 2.5, "optim.decay_steps: got 2.5, expected int"),
         ("optim.lr_schedule", "cosin", "optim.lr_schedule: got 'cosin', expected one of constant, cosine, linear"),
         ("optim.lr_schedule", "cosine", "optim.decay_steps: got 0, the cosine schedule needs more than"),
-        ("wiring.kind", "fix", "wiring.kind: got 'fix', expected one of fixed"),
-        ("sync.kind", "reduce", "sync.kind: got 'reduce', expected one of allreduce"),
         ("sync.delay", 2, "sync.delay: got 2, expected one of 0, 1"),
         ("sync.slice_bytes", 3, "sync.slice_bytes: got 3, expected an integer >= 4"),
         ("net.heartbeat_s", 0.0, "net.heartbeat_s: got 0.0, expected a finite number > 0"),

@@ -4,8 +4,15 @@ import jax
 import pytest
 
 from jaxdt.model.optim import optimizer
-from jaxdt.model.stage import build_stage
-from jaxdt.spec.memory import residual_bytes, stage_memory_bytes, state_bytes, update_bytes, working_bytes
+from jaxdt.model.stage import StageOptions, build_stage
+from jaxdt.spec.memory import (
+    MemoryOptions,
+    residual_bytes,
+    stage_memory_bytes,
+    state_bytes,
+    update_bytes,
+    working_bytes,
+)
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.optim import OptimConfig
 
@@ -18,7 +25,7 @@ SHAPE = dict(n_layers=5, d_model=32, n_heads=2, seq_len=16, vocab_size=64)
 @pytest.mark.parametrize(("lo", "hi"), [(1, 4), (2, 3)])
 def test_a_residual_is_what_the_stage_function_returns(lo, hi, activation, dtype, remat):
     model = gpt_config("small", activation=activation, **SHAPE)
-    stage = build_stage(model, lo, hi, 2, remat, dtype, optimizer(OptimConfig()))
+    stage = build_stage(model, lo, hi, optimizer(OptimConfig()), StageOptions(2, remat, dtype))
     params = jax.eval_shape(lambda: stage.init(0))
     _, residual = jax.eval_shape(stage.forward, params, jax.ShapeDtypeStruct((2, 16, 32), stage.boundary_dtype))
     n_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residual))
@@ -44,16 +51,18 @@ def test_the_last_stage_holds_logits_and_no_dots():
 def test_memory_grows_with_what_is_held():
     """With 16 samples computing needs more than the update."""
     model = gpt_config("small", **SHAPE)
-    one = stage_memory_bytes(model, 1, 3, 16, 1)
-    assert stage_memory_bytes(model, 1, 3, 16, 4) - one == 3 * 3 * model.boundary_numbers(16) * 4
-    assert stage_memory_bytes(model, 1, 3, 16, 1, retained=5) - one == 5 * 2 * model.boundary_numbers(16) * 4
-    delayed = stage_memory_bytes(model, 1, 3, 16, 1, delay=1)
-    assert delayed > one + 2 * 4 * model.stage_params(1, 3)  # parameters of the version before, a second accumulator
-    assert stage_memory_bytes(model, 1, 4, 16, 1) > one
-    assert stage_memory_bytes(model, 1, 3, 17, 1) > one
-    assert stage_memory_bytes(model, 1, 3, 16, 8, remat="dots") > stage_memory_bytes(model, 1, 3, 16, 8)
+    plain, dots, delayed = MemoryOptions(), MemoryOptions(remat="dots"), MemoryOptions(delay=1)
+    one = stage_memory_bytes(model, 1, 3, 16, 1, plain)
+    assert stage_memory_bytes(model, 1, 3, 16, 4, plain) - one == 3 * 3 * model.boundary_numbers(16) * 4
+    assert stage_memory_bytes(model, 1, 3, 16, 1, plain, retained=5) - one == 5 * 2 * model.boundary_numbers(16) * 4
+    # Parameters of the version before, and a second accumulator:
+    assert stage_memory_bytes(model, 1, 3, 16, 1, delayed) > one + 2 * 4 * model.stage_params(1, 3)
+    assert stage_memory_bytes(model, 1, 4, 16, 1, plain) > one
+    assert stage_memory_bytes(model, 1, 3, 17, 1, plain) > one
+    assert stage_memory_bytes(model, 1, 3, 16, 8, dots) > stage_memory_bytes(model, 1, 3, 16, 8, plain)
 
 
 def test_with_few_samples_the_update_needs_most():
     model = gpt_config("small", **SHAPE)
-    assert stage_memory_bytes(model, 1, 3, 1, 1) == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)
+    n_bytes = stage_memory_bytes(model, 1, 3, 1, 1, MemoryOptions())
+    assert n_bytes == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)

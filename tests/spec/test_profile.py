@@ -7,10 +7,12 @@ import pytest
 from jaxdt.spec import profile
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig, gpt_config
-from jaxdt.spec.profile import CodecTimes, Kind, Part, Profile, codec_times, from_flops, stage_seconds
+from jaxdt.spec.profile import CodecTimes, DeviceKind, PartTimes, Profile, codec_times, from_flops, stage_seconds
 
 MODEL = gpt_config("debug", n_layers=4)
-KIND = Kind(Part(1, 2, 3, 4), Part(10, 20, 30, 40), Part(100, 200, 300, 400), 0.5, {"int8": CodecTimes(7, 8)})
+KIND = DeviceKind(
+    PartTimes(1, 2, 3, 4), PartTimes(10, 20, 30, 40), PartTimes(100, 200, 300, 400), 0.5, {"int8": CodecTimes(7, 8)}
+)
 PROFILE = Profile(MODEL, 2, {"cpu": KIND})
 
 
@@ -61,7 +63,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
 
 
 def with_codecs(codecs):
-    return Profile(MODEL, 2, {"k": Kind(Part(), codecs=codecs)})
+    return Profile(MODEL, 2, {"k": DeviceKind(PartTimes(), codecs=codecs)})
 
 
 def test_a_codec_takes_its_own_seconds_or_its_familys():

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxdt.spec.config import check_plan, default_plan, parse
-from jaxdt.spec.memory import stage_memory_bytes, state_bytes
+from jaxdt.build import check
+from jaxdt.spec.config import default_plan, parse
+from jaxdt.spec.memory import MemoryOptions, stage_memory_bytes, state_bytes
 from jaxdt.spec.sizes import boundary_bytes, sync_groups
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -23,7 +24,7 @@ def test_the_large_model_has_the_papers_counts():
     """SWARM Sec. 4.3: 1.01B parameters and the compute of a 13B model, by the sums of its App. H."""
     config = load("swarm_1b")
     model, plan = config.model, default_plan(config)
-    check_plan(config, plan)
+    check(config, plan)
     weights, biases, norms = 4 * 4096**2 + 3 * 4 * 4096**2, 4 * 4096 + 2 * 16384 + 4096, 4 * 4096
     assert model.block_params == weights + biases + norms
     assert model.n_params == 3 * model.block_params + 50257 * 4096 + 2 * 4096
@@ -49,13 +50,14 @@ def test_the_large_models_stages():
     n_numbers = 2048 * 4096
     assert boundary_bytes(config, plan, 0, 0, forward=True) == n_numbers + 4 * n_numbers // 256
     assert state_bytes(model, 16, 32, "bfloat16", "lamb") == block * (4 * 4 + 2)
-    needs = [stage_memory_bytes(model, lo, hi, 1, 4, "bfloat16", optimizer="lamb") for lo, hi in plan.stages]
+    options = MemoryOptions("bfloat16", optimizer="lamb")
+    needs = [stage_memory_bytes(model, lo, hi, 1, 4, options) for lo, hi in plan.stages]
     assert 17e9 < min(needs) < max(needs) < 23e9
 
 
 def test_the_small_one_has_every_option():
     large, small = load("swarm_1b"), load("swarm")
-    check_plan(small, default_plan(small))
+    check(small, default_plan(small))
     for name in ("positions", "activation", "tied_head"):
         assert getattr(small.model, name) == getattr(large.model, name)
     assert small.model.n_shared_blocks == small.plan.stages and large.model.n_shared_blocks == large.plan.stages

@@ -14,7 +14,7 @@ from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.spec import codec
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.profile import CodecTimes, Kind, Part
+from jaxdt.spec.profile import CodecTimes, DeviceKind, PartTimes
 from jaxdt.spec.sizes import sync_groups
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
@@ -24,7 +24,7 @@ EXTRA_LAYERS = 2
 Seconds = dict[str, float]
 
 
-def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds: int) -> Kind:
+def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds: int) -> DeviceKind:
     """Seconds of the config's model on this process's device, medians of `n_rounds` rounds."""
     model = replace(config.model, n_layers=STAGES[-1][1], n_shared_blocks=0, compression="none", compression_after=())
     config = replace(config, model=model, train=replace(config.train, eval_every_steps=1))
@@ -43,7 +43,7 @@ def measure_kind(config: RunConfig, data: TokenFile, codecs: list[str], n_rounds
     return kind_of(stages, times, _spread(passes))
 
 
-def kind_of(stages: list[Seconds], codecs: dict[str, CodecTimes], spread_frac: float) -> Kind:
+def kind_of(stages: list[Seconds], codecs: dict[str, CodecTimes], spread_frac: float) -> DeviceKind:
     """The parts that explain the seconds of the four stages; no part is below zero, whatever the noise."""
     layer = _part({kind: (stages[LONG][kind] - s) / EXTRA_LAYERS for kind, s in stages[MIDDLE].items()})
     work_s = max(0.0, stages[MIDDLE][FORWARD] - layer.forward_s)
@@ -53,12 +53,12 @@ def kind_of(stages: list[Seconds], codecs: dict[str, CodecTimes], spread_frac: f
     both = last[BACKWARD] - (middle[FORWARD] + middle[BACKWARD] - work_s)
     forward_s = max(0.0, last[EVALUATE] - middle[EVALUATE])
     backward_s = max(0.0, both - forward_s)
-    head = Part(forward_s, backward_s, *(max(0.0, last[kind] - middle[kind]) for kind in (GATHER, UPDATE)))
-    return Kind(layer, embedding, head, work_s, codecs, spread_frac)
+    head = PartTimes(forward_s, backward_s, *(max(0.0, last[kind] - middle[kind]) for kind in (GATHER, UPDATE)))
+    return DeviceKind(layer, embedding, head, work_s, codecs, spread_frac)
 
 
-def _part(seconds: Seconds) -> Part:
-    return Part(*(max(0.0, seconds[kind]) for kind in (FORWARD, BACKWARD, GATHER, UPDATE)))
+def _part(seconds: Seconds) -> PartTimes:
+    return PartTimes(*(max(0.0, seconds[kind]) for kind in (FORWARD, BACKWARD, GATHER, UPDATE)))
 
 
 def _medians(rounds: list[Seconds]) -> Seconds:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdt.codec import decode, encode
+from jaxdt.codec.base import decode, encode
 from jaxdt.protocol.events import Boundary, Key, Round, SliceKey
 from jaxdt.runtime.calibrate.message_cost import N_ENDS, MessageCostProbe
 from jaxdt.runtime.storage.store import Store

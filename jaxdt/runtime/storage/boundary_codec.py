@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdt import codec
+from jaxdt.codec import base as codec
 from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol.events import Key
 from jaxdt.spec import codec as codecs
@@ -59,7 +59,7 @@ class BoundaryCodec:
         forgotten."""
         spec = self._spec(self._out, key)
         if not self._out[key.kind].feeds_back or not codecs.loses(spec, self._dtype.itemsize):
-            return tensor if spec.name == codecs.NONE else codec.encode(spec, tensor)
+            return tensor if spec.is_identity else codec.encode(spec, tensor)
         error = self._errors.get(key.kind)
         if error is None or error.shape != tensor.shape:
             error = jnp.zeros(tensor.shape, jnp.float32)
@@ -69,7 +69,7 @@ class BoundaryCodec:
     def incoming(self, key: Key, wire):
         """The tensor that came as `wire`."""
         spec = self._spec(self._in, key)
-        return wire if spec.name == codecs.NONE else codec.decode(spec, wire, self._shape(key), self._dtype)
+        return wire if spec.is_identity else codec.decode(spec, wire, self._shape(key), self._dtype)
 
     def leaf(self, key: Key) -> tuple[np.dtype, tuple[int, ...]]:
         """(dtype, shape) of the array that a tensor comes as; BadInput for one that nobody sends here."""

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
-from jaxdt.model.gpt import stage_entries
 from jaxdt.model.optim import optimizer
-from jaxdt.model.stage import StageFunctions, build_stage
+from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.protocol.events import Boundary, Key, Message, Round, SliceKey, State, StateKey
 from jaxdt.protocol.message import tensor_key
@@ -36,10 +36,8 @@ LINEAGE_STRIDE = 1_000_003
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
     """The stage's jitted functions as the config asks for them."""
     lo, hi = plan.stages[stage]
-    rule = optimizer(config.optim)
-    return build_stage(
-        config.model, lo, hi, config.train.microbatch_size, config.remat, config.dtype, rule, devices=devices
-    )
+    options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, devices)
+    return build_stage(config.model, lo, hi, optimizer(config.optim), options)
 
 
 class Store:
@@ -80,7 +78,8 @@ class Store:
         if version == 0:
             self.versions.begin()
             return
-        names = stage_entries(self._config.model, *self._plan.stages[self._stage])
+        lo, hi = self._plan.stages[self._stage]
+        names = model_of(self._config.model).entries(self._config.model, lo, hi)
         entries = self._load_entries(version, names)
         self.versions.put(version, join_entries(entries, self.versions.state))
 

@@ -11,9 +11,9 @@ from jaxdt.runtime.calibrate.measure_links import Host
 from jaxdt.runtime.net.shaper import Shape
 from jaxdt.spec import network as networks
 from jaxdt.spec.model import gpt_config
-from jaxdt.spec.profile import Kind, Part, Profile, stage_seconds
+from jaxdt.spec.profile import DeviceKind, PartTimes, Profile, stage_seconds
 
-KIND = Kind(Part(1, 2, 0.25, 0.5), Part(0.5, 0.25, 0.125, 0.25), Part(3, 4, 0.5, 0.75), 0.125)
+KIND = DeviceKind(PartTimes(1, 2, 0.25, 0.5), PartTimes(0.5, 0.25, 0.125, 0.25), PartTimes(3, 4, 0.5, 0.75), 0.125)
 
 
 def test_parts_explain_the_stages_exactly():
@@ -25,7 +25,7 @@ def test_parts_explain_the_stages_exactly():
 def test_noise_makes_no_part_negative():
     stages = [dict.fromkeys("FBEGU", seconds) for seconds in (1.0, 2.0, 1.5, 0.5)]
     kind = kind_of(stages, {}, 0.0)
-    assert kind.layer == Part() and kind.embedding == Part() and kind.work_s == 2.0
+    assert kind.layer == PartTimes() and kind.embedding == PartTimes() and kind.work_s == 2.0
 
 
 @pytest.fixture

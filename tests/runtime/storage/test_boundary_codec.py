@@ -11,7 +11,7 @@ import pytest
 import test_equivalence as equivalence
 from transport_nodes import message_bytes, run_credential, start  # noqa: F401
 
-from jaxdt import codec
+from jaxdt.codec import base as codec
 from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.stage import sum_sample_losses
 from jaxdt.protocol.events import Boundary, Key

@@ -1,0 +1,57 @@
+"""Combinations that make no sense are refused before a run is built, and the numbers that depend on a kind."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxdt.build import check, check_config, codec_per_pipeline, peer_load
+from jaxdt.spec.config import RunConfig, SyncConfig, WiringConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import gpt_config
+from jaxdt.spec.plan import Plan
+
+FIXED = RunConfig(gpt_config("debug", n_layers=4))
+SWARM = replace(FIXED, wiring=WiringConfig("swarm"))
+PLAN = Plan(4, ((0, 2), (2, 4)), ((0, 2), (1, 3)), (7, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(wiring=WiringConfig("fix")), "wiring.kind: got 'fix', expected one of fixed"),
+        (dict(sync=SyncConfig("reduce")), "sync.kind: got 'reduce', expected one of allreduce"),
+        (dict(wiring=WiringConfig(rebalance_s=5.0)), "wiring.rebalance_s: got 5.0, expected 0 with wiring fixed"),
+    ],
+)
+def test_a_kind_that_does_not_exist_or_does_not_fit_is_refused_in_one_line(changes, message):
+    config = replace(FIXED, **changes)
+    for refuse in (check_config, lambda config: check(config, PLAN)):
+        with pytest.raises(BadInput) as caught:
+            refuse(config)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+
+
+def test_where_the_wiring_picks_the_receiver_a_boundary_has_one_codec():
+    plan = replace(PLAN, codec=("int8,none",))
+    check(FIXED, plan)
+    with pytest.raises(BadInput, match=r"plan.codec\[0\]: got 'int8,none', a name per pipeline, expected one for all"):
+        check(SWARM, plan)
+    assert codec_per_pipeline(FIXED) and not codec_per_pipeline(SWARM)
+
+
+def test_forwards_in_flight_and_microbatches_of_a_peer():
+    """1F1B has n_stages - stage, GPipe a pipeline's whole share; routed microbatches are spread evenly."""
+    places = [(stage, pipeline) for stage in (0, 1) for pipeline in (0, 1)]
+    gpipe = replace(PLAN, schedule="gpipe")
+    narrow = replace(SWARM, wiring=WiringConfig("swarm", window=5))
+    for config, plan, in_flight, microbatches in (
+        (FIXED, PLAN, [2, 2, 1, 1], [7, 5, 7, 5]),
+        (FIXED, replace(PLAN, in_flight=(9, 3)), [7, 5, 3, 3], [7, 5, 7, 5]),
+        (FIXED, gpipe, [7, 5, 7, 5], [7, 5, 7, 5]),
+        (SWARM, PLAN, [6, 6, 6, 6], [6, 6, 6, 6]),
+        (narrow, gpipe, [3, 3, 3, 3], [6, 6, 6, 6]),
+    ):
+        loads = [peer_load(config, plan, *place) for place in places]
+        assert [load.n_in_flight for load in loads] == in_flight
+        assert [load.n_microbatches for load in loads] == microbatches
