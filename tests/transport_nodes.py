@@ -11,7 +11,7 @@ import pytest
 
 from jaxdt.runtime.net import credential, frame, handshake, unix_socket
 from jaxdt.runtime.net.buffer import aligned_empty
-from jaxdt.runtime.net.connection import Wire
+from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import Payload
 from jaxdt.runtime.net.handshake import Hello
 from jaxdt.runtime.net.limits import Limits
@@ -127,8 +127,8 @@ def raw_connection(node):
 
 
 def greeted(node, sock, me=7, session=5, oldest=1, **changes):
-    """A raw sender that has been welcomed; returns its Wire and what the node has of the session."""
-    wire = Wire(sock, QUICK)
+    """A raw sender that has been welcomed; returns its Connection and what the node has of the session."""
+    wire = Connection(sock, QUICK)
     wire.deadline_s = time.monotonic() + WAIT_S
     fields = {"run": "run", "me": me, "to": node.me, "lane": "data", "sends": True, "session": session}
     hello = handshake.greet(wire, Hello(**{**fields, **changes}, oldest=oldest))
