@@ -140,11 +140,11 @@ def be_host(me, hosts, credential, transfer_s, device_names, out, network) -> No
     """One host of the measurement, until the leader has ended it."""
     from jaxdt.runtime.calibrate.measure_links import Host
     from jaxdt.runtime.net.credential import load
-    from jaxdt.runtime.net.shaper import Shape
+    from jaxdt.runtime.net.shaper import LinkShape
 
-    def shape(dst: int) -> Shape:
+    def shape(dst: int) -> LinkShape:
         link = network.link(me, dst)
-        return Shape(link.latency_s, link.bandwidth_gbps)
+        return LinkShape(link.latency_s, link.bandwidth_gbps)
 
     loaded = load(Path(credential)) if credential else None
     with Host(me, hosts, loaded, transfer_s, shape if network else None) as host:

@@ -35,6 +35,7 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import credential
 from jaxdt.runtime.net.buffer import aligned_empty
+from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import Slices
@@ -198,8 +199,8 @@ def open_loop(me: int, machine, secret: str | None, report, durable: FileStore |
     """A loop with its transport, and the address that it listens on."""
     loop = Loop(me, machine, Trace(lambda line: None, 0), report, NoCheckpoints(), durable)
     loaded = credential.load(secret) if secret else None
-    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
-    loop.transport = Transport(me, "averaging", ("127.0.0.1", 0), loaded, **callbacks)
+    callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
+    loop.transport = Transport(me, "averaging", ("127.0.0.1", 0), loaded, callbacks)
     host, port = loop.transport.start()
     return loop, f"{host}:{port}"
 

@@ -51,7 +51,7 @@ def test_a_wide_umask_changes_nothing(tmp_path):
 
 
 def test_a_clock_that_jumped_keeps_nobody_out(tmp_path, monkeypatch):
-    """A host without a battery begins in 1970; whoever holds the key is a member all the same."""
+    """A host without a battery begins in 1970; it is a member as long as it holds the key."""
 
     class Ahead:
         @staticmethod
