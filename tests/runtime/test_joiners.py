@@ -34,7 +34,7 @@ churning, slow_links, alone = test_churn.churning, test_churn.slow_links, test_c
 
 OTHER_VERSION = (
     "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
-    "from jaxdt.runtime import frame; frame.VERSION = 9; runpy.run_path(sys.argv[0], run_name='__main__')"
+    "from jaxdt.runtime.net import frame; frame.VERSION = 9; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 
 
