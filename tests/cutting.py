@@ -89,7 +89,8 @@ def install() -> None:
 
 
 if __name__ == "__main__":  # a launcher: cutting.py FOLDER FLAGS, with the folder of `write_scripts`
-    folder, sys.argv = Path(sys.argv[1]), [sys.argv[0], *sys.argv[2:]]
+    folder = Path(sys.argv[1])
+    sys.argv = [sys.argv[0], *sys.argv[2:]]
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
     import launch
 

@@ -10,13 +10,13 @@ import time
 import pytest
 
 from jaxdt.runtime.net import credential, frame, handshake, unix_socket
-from jaxdt.runtime.net.buffer import aligned_empty
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import Payload
 from jaxdt.runtime.net.handshake import HandshakeHello
 from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
 WAIT_S = 20.0
 LOOPBACK = ("127.0.0.1", 0)
@@ -91,7 +91,8 @@ def _n_served(writer):
 
 
 def eventually(holds):
-    deadline_s, tick = time.monotonic() + WAIT_S, threading.Event()
+    deadline_s = time.monotonic() + WAIT_S
+    tick = threading.Event()
     while not holds():
         assert time.monotonic() < deadline_s, "did not come true"
         tick.wait(0.002)
@@ -111,7 +112,8 @@ def start(monkeypatch):
         serve(writer, connection, received)
 
     monkeypatch.setattr(ChunkWriter, "serve", serve_and_count)
-    fds, nodes = n_fds(), []
+    fds = n_fds()
+    nodes = []
 
     def make(*args, **options):
         nodes.append(Node(*args, **options))
@@ -163,7 +165,8 @@ def message_frame(head=b"", table=b"", *, sequence=0, offset=0, payload_bytes=0,
 
 
 def message_bytes(sequence, head, leaves):
-    limits, payload = TransportLimits(), Payload(leaves)
+    limits = TransportLimits()
+    payload = Payload(leaves)
     table = frame.table_of(leaves, limits)
     total = sum(leaf.n_bytes for leaf in table)
     sizes = {"sequence": sequence, "payload_bytes": total, "total_bytes": total}
@@ -183,7 +186,8 @@ class Wiretap:
     `attack(src, dst, back)`, which ends that connection when it returns. `back` leads to the dialing side."""
 
     def __init__(self, address, attack):
-        self._address, self._attack = address, attack
+        self._address = address
+        self._attack = attack
         self._server = socket.create_server(LOOPBACK)
         self.address = self._server.getsockname()
         self._socks: list[socket.socket] = []

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import numpy as np
-from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
@@ -34,13 +33,14 @@ from jaxdt.protocol.message import from_plain, tensor_key
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import credential
-from jaxdt.runtime.net.buffer import aligned_empty
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import Slices
 from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.sizes import Group
+from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
 from jaxdt.sync.allreduce import AllReduce
 
 GROUP = "stage0"

@@ -34,7 +34,7 @@ from jaxdt.membership.peer import Peer  # noqa: E402
 from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Ready, Updated  # noqa: E402
 from jaxdt.protocol.message import tensor_key  # noqa: E402
 from jaxdt.runtime.net import credential  # noqa: E402
-from jaxdt.runtime.net.buffer import aligned_empty  # noqa: E402
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty  # noqa: E402
 from jaxdt.runtime.storage.durable import FileStore  # noqa: E402
 from jaxdt.runtime.storage.gradient_slices import Slices  # noqa: E402
 from jaxdt.spec.delay import NO_DELAY

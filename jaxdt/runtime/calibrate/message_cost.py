@@ -9,11 +9,11 @@ from jaxdt.protocol.events import URGENT, Action, Boundary, Event, Header, Key, 
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net.buffer import aligned_empty
 from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.spec.errors import BadInput
 
 N_BYTES = 1 << 18  # of the tensor; threads that wake up cost more than these

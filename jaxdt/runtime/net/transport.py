@@ -130,7 +130,7 @@ class Transport:
             for dialing in (*known.channels.values(), *known.reverse_dialers):
                 dialing.dial_to(address)
             if self._listen is None and not known.reverse_dialers:
-                known.reverse_dialers = [self._start_reverse_dialer(peer, known, name) for name in CHANNELS]
+                known.reverse_dialers = [self._start_reverse_dialer(peer, known, address, name) for name in CHANNELS]
 
     def send(self, dst: int, head: dict, leaves: Sequence = (), *, priority: int = 0) -> bool:
         """Queue a message; lower priority numbers go first. False when dst is unknown: never connected, or dropped.
@@ -242,12 +242,10 @@ class Transport:
         self._spawn(f"send-{name}-{peer}", channel.run, peer)
         return channel
 
-    def _start_reverse_dialer(self, peer: int, known: _Peer, name: str) -> ReverseDialer:
+    def _start_reverse_dialer(self, peer: int, known: _Peer, address: Address, name: str) -> ReverseDialer:
         hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False)
         channel = self._inbound_channel(peer, name)
-        reverse_dialer = ReverseDialer(
-            known.address, hello, self._client_context, channel, known.link_state, self._limits
-        )
+        reverse_dialer = ReverseDialer(address, hello, self._client_context, channel, known.link_state, self._limits)
         self._spawn(f"receive-{name}-{peer}", reverse_dialer.run, peer)
         return reverse_dialer
 
@@ -279,9 +277,10 @@ class Transport:
                 return
             known = self._known_peer(hello.src)
             inbound = self._inbound_channel(hello.src, hello.channel)
+            outbound = None
             if not hello.sends:
                 outbound = known.channels.get(hello.channel) or self._start_channel(hello.src, known, hello.channel)
-        if not hello.sends:
+        if outbound is not None:
             outbound.send_on(connection, hello)
             return
         answer = functools.partial(

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 
 from jaxdt.protocol.events import Round, SliceKey
-from jaxdt.runtime.net.buffer import aligned_empty
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
 
 class Slices:

@@ -26,7 +26,8 @@ def record(end, data):
 
 def read(end, data, n_bytes=100):
     """The plaintext that one read returns for `data`; `end.n_asked` is how many bytes it asked for."""
-    source, buffer = io.BytesIO(data), memoryview(bytearray(n_bytes))
+    source = io.BytesIO(data)
+    buffer = memoryview(bytearray(n_bytes))
 
     def fill(part, begun):
         if source.readinto(part) < len(part):
@@ -46,7 +47,8 @@ def read(end, data, n_bytes=100):
 def test_records_are_read_in_pieces_of_any_size(chunks, n_bytes, dialer_sends):
     ends = two_ends()
     sender, receiver = ends if dialer_sends else ends[::-1]
-    source, plaintext = io.BytesIO(b"".join(record(sender, data) for data in chunks)), b""
+    source = io.BytesIO(b"".join(record(sender, data) for data in chunks))
+    plaintext = b""
     while len(plaintext) < sum(map(len, chunks)):
         buffer = memoryview(bytearray(n_bytes))
         n = receiver.read(lambda part, begun: source.readinto(part), buffer)

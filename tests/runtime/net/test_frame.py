@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transport_nodes import message_frame
 
 from jaxdt.runtime.net import frame
-from jaxdt.runtime.net.buffer import aligned_empty
 from jaxdt.runtime.net.frame import DTYPES, FrameError, FrameFeed, Leaf, Payload
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
 LIMITS = TransportLimits(chunk_bytes=64)
 ALL_KINDS = tuple(frame.KINDS)
@@ -49,7 +49,9 @@ class Receiver:
     """Collects messages as (head, leaves), and checks that the parser asks for no more than the limits allow."""
 
     def __init__(self, limits=LIMITS, kinds=ALL_KINDS):
-        self.messages, self._limits, self._open = [], limits, {}
+        self.messages = []
+        self._limits = limits
+        self._open = {}
         self._feed = FrameFeed(self._watched(frame.parse(limits, kinds, self._buffers_for, self._on_frame)))
 
     def feed(self, data, piece_bytes=1 << 20):

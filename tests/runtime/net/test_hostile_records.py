@@ -18,7 +18,8 @@ FIRST = 3  # the record that is attacked: the greeting and the message's head co
 
 def pieces(src):
     """The bytes of the dialing side: (0, TLS record) during the handshake, then (number from 1, AEAD record)."""
-    file, number = src.makefile("rb"), 0
+    file = src.makefile("rb")
+    number = 0
     with file:
         while len(head := file.read(4)) == 4:
             if head[0] in (20, 21, 22, 23):

@@ -44,7 +44,8 @@ def test_a_client_without_a_certificate_is_refused(start, run_credential):
 def test_a_greeting_that_drips_in_does_not_hold_a_place(start, cred):
     """Every byte advances the greeting, so only the deadline of the whole greeting can end it."""
     b = start(1, cred, limits=TransportLimits(handshake_s=0.4, n_greeting_max=1))
-    slow, done = (b"\x16\x03\x01\x02\x00" if cred else GREETING[:5]) + bytes(10_000), threading.Event()
+    slow = (b"\x16\x03\x01\x02\x00" if cred else GREETING[:5]) + bytes(10_000)
+    done = threading.Event()
     with raw_connection(b) as sock:
 
         def drip():

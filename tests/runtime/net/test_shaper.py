@@ -37,7 +37,8 @@ def test_without_a_bandwidth_limit_only_the_latency_counts():
 def test_arrivals_keep_their_order_under_jitter(sends, gbps, jitter_s):
     shape = LinkShape(0.1, gbps, jitter_s, seed=3)
     shaper, twin = Shaper(shape, 0, 1), Shaper(shape, 0, 1)
-    free_s, last_s = 0.0, 0.0
+    free_s = 0.0
+    last_s = 0.0
     for ready_s, n_bytes in sends:
         due_s = shaper.transmit(ready_s, n_bytes)
         assert due_s == twin.transmit(ready_s, n_bytes)

@@ -38,13 +38,15 @@ def test_every_dtype_and_shape_arrives_as_it_was(start, cred):
 
 def test_many_and_big_messages_both_ways_at_once(start, cred):
     a, b, c = start(0, cred), start(1, cred), start(2, cred)
-    n, nodes = 40, (a, b, c)
+    n = 40
+    nodes = (a, b, c)
     for node in nodes:
         for other in nodes:
             if other is not node:
                 node.connect(other)
     rng = np.random.default_rng(0)
-    big, small = rng.integers(0, 255, 5 * MB // 2, np.uint8), rng.integers(0, 255, 100, np.uint8)
+    big = rng.integers(0, 255, 5 * MB // 2, np.uint8)
+    small = rng.integers(0, 255, 100, np.uint8)
     for i in range(n):
         for node in nodes:
             for other in nodes:
@@ -80,7 +82,9 @@ def test_a_plain_buffer_from_expect_becomes_an_array(start):
 
 def test_a_leaf_is_converted_in_the_sender_thread(start):
     class OnDevice:
-        shape, dtype, threads = (2,), np.dtype(np.float32), []
+        shape = (2,)
+        dtype = np.dtype(np.float32)
+        threads = []
 
         def __array__(self, dtype=None, copy=None):
             self.threads.append(threading.current_thread().name)

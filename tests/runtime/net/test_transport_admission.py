@@ -24,11 +24,11 @@ from transport_nodes import (
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.runtime.net import credential, frame, handshake
-from jaxdt.runtime.net.buffer import aligned_empty
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import HandshakeHello
 from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.spec.errors import BadInput
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
