@@ -59,8 +59,10 @@ def alive(kinds):
 
 
 def come_and_go(node, peer, cred=None, n_messages=3):
-    """A peer that nobody can dial sends on one connection and gets an answer on the other. Then its process ends, in the
-    middle of a message."""
+    """A peer that nobody can dial sends on one connection and gets an answer on the other.
+
+    Then its process ends in the middle of a message.
+    """
     with (
         greeted(node, peer, "data", True, cred) as (sender, _),
         greeted(node, peer, "control", False, cred) as (back, _),
