@@ -47,7 +47,7 @@ N_ELEMENTS = flags.DEFINE_integer("n_elements", 25_000_000, "fp32 numbers of the
 N_ROUNDS = flags.DEFINE_integer("rounds", 6, "Rounds of one start; the first is not counted.", 2)
 N_STARTS = flags.DEFINE_integer("starts", 3, "How often all processes are started, in turn with the rival.", 1)
 SLICE_BYTES = flags.DEFINE_integer("slice_bytes", 1 << 22, "Unit of the exchange.", 4)
-TLS = flags.DEFINE_bool("tls", False, "With a credential, as runs have by default: mutual TLS, then sealed records.")
+TLS = flags.DEFINE_bool("tls", False, "With a credential, as runs have by default: mutual TLS, then AEAD records.")
 RIVAL = flags.DEFINE_string("rival", None, "Command of another system's all-reduce of the same vector.")
 RIVAL_KEY = flags.DEFINE_string("rival_key", "allreduce_s_median", "Where its JSON says the seconds of a round.")
 
