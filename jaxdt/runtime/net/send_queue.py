@@ -51,7 +51,7 @@ class SendQueue:
         self._chunk_bytes = chunk_bytes
         self._wake_sender = wake_sender
 
-        self._lock = threading.Lock()  # guards what several threads write, down to the blank line
+        self._lock = threading.Lock()  # guards the counters, and everything below down to the blank line
         self._new: list[QueuedMessage] = []
         self._unacknowledged: dict[int, QueuedMessage] = {}  # by sequence, ascending
         self._last_sequence = 0
