@@ -151,11 +151,11 @@ def be_host(me: int, setup: Setup) -> None:
     """Take part in the measurement as host `me`, until host 0 ends it."""
     from jaxdt.runtime.calibrate.measure_links import Host
     from jaxdt.runtime.net.credential import load
-    from jaxdt.runtime.net.shaper import Shape
+    from jaxdt.runtime.net.shaper import LinkShape
 
-    def shape(dst: int) -> Shape:
+    def shape(dst: int) -> LinkShape:
         link = setup.network.link(me, dst)
-        return Shape(link.latency_s, link.bandwidth_gbps)
+        return LinkShape(link.latency_s, link.bandwidth_gbps)
 
     credential = load(Path(setup.credential)) if setup.credential else None
     with Host(me, setup.hosts, credential, setup.transfer_s, shape if setup.network else None) as host:

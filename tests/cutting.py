@@ -1,5 +1,8 @@
-"""Links between the processes of a local fleet that break and heal, without a firewall: a file names the pairs that
-cannot reach each other now. Connections of such a pair end, dialling fails, and who is dialled hangs up."""
+"""Links between the processes of a local fleet that break and heal, without a firewall.
+
+A file names the pairs of peers that cannot reach each other at present. Connections of such a pair end, dialing fails,
+and a peer that is dialed ends the connection.
+"""
 
 import json
 import os
@@ -9,7 +12,7 @@ from pathlib import Path
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.runtime.net.acceptor import Acceptor
-from jaxdt.runtime.net.handshake import Dialler
+from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.transport import Transport
 
 VARIABLE = "JAXDT_TEST_CUTS"
@@ -23,7 +26,7 @@ POLL_S = 0.02
 
 
 def write_scripts(folder: Path, root: Path) -> None:
-    """train.py and coordinate.py that mind the file, for a launcher that looks for them in this folder."""
+    """Variants of train.py and coordinate.py that obey the file, for a launcher that looks for them in this folder."""
     for name in ("train.py", "coordinate.py"):
         paths = dict(tests=str(root / "tests"), scripts=str(root / "scripts"), script=str(root / "scripts" / name))
         (folder / name).write_text(PROGRAM.format(**paths))
@@ -42,45 +45,52 @@ def off(peer: int, others) -> list[tuple[int, int]]:
 
 
 def install() -> None:
-    """Make this process's transport mind the file."""
+    """Make the transport of this process obey the file."""
     path = Path(os.environ[VARIABLE])
 
     def others(me: int) -> set[int]:
         pairs = json.loads(path.read_text())
         return {a + b - me for a, b in pairs if me in (a, b)}
 
-    attempt, hear, start = Dialler.attempt, Acceptor._hear, Transport.start
+    attempt = Dialer.attempt
+    read_greeting = Acceptor._read_greeting
+    start = Transport.start
 
-    def attempt_unless_cut(self, address, mine):
-        if mine.to in others(mine.me):
-            self._fail(self._link.unreachable, f"{address[0]}:{address[1]}: cut", self._pause_s)
+    def attempt_unless_cut(self, address, hello):
+        if hello.dst in others(hello.src):
+            self._fail(self._link_state.unreachable, f"{address[0]}:{address[1]}: cut", self._pause_s)
             return None
-        return attempt(self, address, mine)
+        return attempt(self, address, hello)
 
-    def hear_unless_cut(self, wire, name):
-        theirs = hear(self, wire, name)
-        return None if theirs and theirs.me in others(theirs.to) else theirs
+    def read_greeting_unless_cut(self, connection, host):
+        hello = read_greeting(self, connection, host)
+        return None if hello and hello.src in others(hello.dst) else hello
 
     def start_and_watch(self):
         def watch():
-            gone, tick = set(), threading.Event()
+            unreachable = set()
+            tick = threading.Event()
             while not tick.wait(POLL_S):
-                before, gone = gone, others(self._me)
-                for peer in gone - before:
+                before = unreachable
+                unreachable = others(self._peer_id)
+                for peer in unreachable - before:
                     with self._lock:
                         known = self._peers.get(peer)
-                        inbounds = [inbound for (src, _), inbound in self._inbounds.items() if src == peer]
-                    for one in ([known] if known else []) + inbounds:
+                        inbound = [channel for (src, _), channel in self._inbound.items() if src == peer]
+                    for one in ([known] if known else []) + inbound:
                         one.cut()
 
         threading.Thread(target=watch, name="cuts", daemon=True).start()
         return start(self)
 
-    Dialler.attempt, Acceptor._hear, Transport.start = attempt_unless_cut, hear_unless_cut, start_and_watch
+    Dialer.attempt = attempt_unless_cut
+    Acceptor._read_greeting = read_greeting_unless_cut
+    Transport.start = start_and_watch
 
 
 if __name__ == "__main__":  # a launcher: cutting.py FOLDER FLAGS, with the folder of `write_scripts`
-    folder, sys.argv = Path(sys.argv[1]), [sys.argv[0], *sys.argv[2:]]
+    folder = Path(sys.argv[1])
+    sys.argv = [sys.argv[0], *sys.argv[2:]]
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
     import launch
 

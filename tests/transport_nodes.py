@@ -1,4 +1,4 @@
-"""What the transport's tests share: nodes whose callbacks fill queues, raw senders, and the check for leaks."""
+"""Shared by the tests of the transport: nodes whose callbacks fill queues, raw senders, and the check for leaks."""
 
 import contextlib
 import os
@@ -10,32 +10,37 @@ import time
 import pytest
 
 from jaxdt.runtime.net import credential, frame, handshake, unix_socket
-from jaxdt.runtime.net.buffer import aligned_empty
-from jaxdt.runtime.net.connection import Wire
+from jaxdt.runtime.net.chunk_writer import ChunkWriter
+from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import Payload
-from jaxdt.runtime.net.handshake import Hello
-from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.handshake import HandshakeHello
+from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
 WAIT_S = 20.0
 LOOPBACK = ("127.0.0.1", 0)
-QUICK = Limits(backoff_s_min=0.01, backoff_s_max=0.05)
+QUICK = TransportLimits(backoff_s_min=0.01, backoff_s_max=0.05)
 MB = 1 << 20
 
 
 class Node:
-    """A Transport whose callbacks fill queues; `gate` holds up its receiver inside expect or on_message."""
+    """A Transport whose callbacks fill queues; `gate` holds up its receiver inside expect or on_message. `settings` are
+    fields of TransportSettings."""
 
-    def __init__(
-        self, me, cred=None, run="run", listen=LOOPBACK, limits=QUICK, on_message=None, expect=None, **options
-    ):
-        self.inbox, self.links, self.asked = queue.Queue(), queue.Queue(), queue.Queue()
+    def __init__(self, me, cred=None, run="run", listen=LOOPBACK, on_message=None, expect=None, **settings):
+        self.inbox = queue.Queue()
+        self.links = queue.Queue()
+        self.asked = queue.Queue()
         self.gate = threading.Event()
         self.gate.set()
-        self._on_message, self._expect = on_message, expect
-        callbacks = {"on_message": self._message, "on_link": lambda *link: self.links.put(link), "expect": self._asked}
-        self.transport = Transport(me, run, listen, cred, limits=limits, **callbacks, **options)
-        self.me, self.address = me, self.transport.start()
+        self._on_message = on_message
+        self._expect = expect
+        callbacks = TransportCallbacks(self._message, lambda *link: self.links.put(link), self._asked)
+        settings = TransportSettings(**{"limits": QUICK} | settings)
+        self.transport = Transport(me, run, listen, cred, callbacks, settings)
+        self.me = me
+        self.address = self.transport.start()
 
     def _message(self, src, head, leaves):
         if self._on_message:
@@ -65,19 +70,29 @@ class Node:
             if got[:2] == (peer, state):
                 return got[2]
 
-    def lane(self, peer, name="data"):
-        return self.transport._peers[peer].lanes[name]
+    def channel(self, peer, name="data"):
+        return self.transport._peers[peer].channels[name]
 
     def cut(self, peer, name="data"):
-        """Break the connection under the lane."""
-        self.lane(peer, name)._wire.cut()
+        """Break the connection under the channel."""
+        self.channel(peer, name)._connection.cut()
 
     def stat(self, peer, name):
         return self.transport.stats()[peer][name]
 
+    def reconnects(self, peer):
+        """How many connections the outbound channels have used after their first ones."""
+        channels = self.transport._peers[peer].channels.values()
+        return sum(max(0, _n_served(channel._writer) - 1) for channel in channels)
+
+
+def _n_served(writer):
+    return getattr(writer, "n_served", 0)
+
 
 def eventually(holds):
-    deadline_s, tick = time.monotonic() + WAIT_S, threading.Event()
+    deadline_s = time.monotonic() + WAIT_S
+    tick = threading.Event()
     while not holds():
         assert time.monotonic() < deadline_s, "did not come true"
         tick.wait(0.002)
@@ -88,9 +103,17 @@ def n_fds():
 
 
 @pytest.fixture
-def start():
+def start(monkeypatch):
     """Makes Nodes; closes them at the end and looks for what they left behind."""
-    fds, nodes = n_fds(), []
+    serve = ChunkWriter.serve
+
+    def serve_and_count(writer, connection, received):
+        writer.n_served = _n_served(writer) + 1
+        serve(writer, connection, received)
+
+    monkeypatch.setattr(ChunkWriter, "serve", serve_and_count)
+    fds = n_fds()
+    nodes = []
 
     def make(*args, **options):
         nodes.append(Node(*args, **options))
@@ -112,10 +135,10 @@ def run_credential(tmp_path_factory):
     return credential.load(path)
 
 
-@pytest.fixture(params=["plain", "tls", "local"])
+@pytest.fixture(params=["plain", "tls", "unix"])
 def cred(request, run_credential, monkeypatch):
-    """A connection's kind: TCP without and with TLS and its records, and those over the Unix socket of this host."""
-    if request.param != "local":
+    """The kind of a connection: TCP without and with TLS and its records, and these over a Unix socket."""
+    if request.param != "unix":
         monkeypatch.setattr(unix_socket, "dial", lambda address: None)
     return None if request.param == "plain" else run_credential
 
@@ -127,21 +150,28 @@ def raw_connection(node):
 
 
 def greeted(node, sock, me=7, session=5, oldest=1, **changes):
-    """A raw sender that has been welcomed; returns its Wire and what the node has of the session."""
-    wire = Wire(sock, QUICK)
-    wire.deadline_s = time.monotonic() + WAIT_S
-    fields = {"run": "run", "me": me, "to": node.me, "lane": "data", "sends": True, "session": session}
-    hello = handshake.greet(wire, Hello(**{**fields, **changes}, oldest=oldest))
-    return wire, hello.have
+    """A raw sender that has been welcomed; returns its Connection and what the node has received of the session."""
+    connection = Connection(sock, QUICK)
+    connection.deadline_s = time.monotonic() + WAIT_S
+    fields = {"run": "run", "src": me, "dst": node.me, "channel": "data", "sends": True, "session": session}
+    answer = handshake.greet(connection, HandshakeHello(**{**fields, **changes}, oldest=oldest))
+    return connection, answer.received
+
+
+def message_frame(head=b"", table=b"", *, sequence=0, offset=0, payload_bytes=0, total_bytes=0):
+    """A MESSAGE frame up to its payload, of any numbers."""
+    sizes = {"offset": offset, "payload_bytes": payload_bytes, "total_bytes": total_bytes}
+    return frame.pack_message(head, table, view=0, sequence=sequence, **sizes)
 
 
 def message_bytes(sequence, head, leaves):
-    limits, payload = Limits(), Payload(leaves)
+    limits = TransportLimits()
+    payload = Payload(leaves)
     table = frame.table_of(leaves, limits)
     total = sum(leaf.n_bytes for leaf in table)
     sizes = {"sequence": sequence, "payload_bytes": total, "total_bytes": total}
-    control = frame.pack(frame.MESSAGE, frame.pack_head(head, limits), frame.pack_table(table), **sizes)
-    return control + b"".join(payload.part(0, total))
+    header = message_frame(frame.pack_head(head, limits), frame.pack_table(table), **sizes)
+    return header + b"".join(payload.part(0, total))
 
 
 def drained(sock) -> None:
@@ -152,11 +182,12 @@ def drained(sock) -> None:
 
 
 class Wiretap:
-    """Forwards connections to `address`; what the dialling side says on the first of them goes through
-    `attack(src, dst, back)`, which ends that connection when it returns. `back` leads to the dialling side."""
+    """Forwards connections to `address`. On the first of them, the bytes of the dialing side go through
+    `attack(src, dst, back)`, which ends that connection when it returns. `back` leads to the dialing side."""
 
     def __init__(self, address, attack):
-        self._address, self._attack = address, attack
+        self._address = address
+        self._attack = attack
         self._server = socket.create_server(LOOPBACK)
         self.address = self._server.getsockname()
         self._socks: list[socket.socket] = []

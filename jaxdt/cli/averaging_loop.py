@@ -9,6 +9,7 @@ from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import credential
+from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore
 
@@ -35,7 +36,7 @@ def open_loop(
     credential file, None for plaintext."""
     loop = Loop(peer, machine, Trace(lambda line: None, 0), report, NoCheckpoints(), durable)
     loaded = credential.load(secret) if secret else None
-    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
-    loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, **callbacks)
+    callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
+    loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, callbacks)
     host, port = loop.transport.start()
     return loop, f"{host}:{port}"

@@ -8,6 +8,7 @@ from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Ended, Header, Joi
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.runtime.net.connection import Address
 from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.spec.errors import BadInput
 
@@ -31,11 +32,8 @@ def ask(coordinator: Address, credential: Path | None, allow_plaintext: bool = F
         "",
         None,
         load_credential(credential) if credential else None,
-        read=from_plain,
-        on_message=on_message,
-        on_link=on_link,
-        expect=lambda src, event, table: None,
-        allow_plaintext=allow_plaintext,
+        TransportCallbacks(on_message, on_link, expect=lambda src, event, table: None, read=from_plain),
+        TransportSettings(allow_plaintext=allow_plaintext),
     )
     where = "coordinator {}:{}".format(*coordinator)
     try:

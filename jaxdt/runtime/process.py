@@ -25,7 +25,8 @@ from jaxdt.runtime.calibrate.stage_times import compile_step, time_stage
 from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.credential import load as load_credential
-from jaxdt.runtime.net.shaper import Shape
+from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.checkpoint import (
     Checkpointer,
@@ -245,24 +246,20 @@ def _open(job: Job, loop: Loop, me: int, listen: str) -> str:
     """Start the loop's transport; the address under which others reach it, '' for one that nobody can dial."""
     link = device_links(job.network)
 
-    def shape(dst: int) -> Shape | None:
+    def shape(dst: int) -> LinkShape | None:
         if job.network is None or max(me, dst) >= job.network.n_devices:
             return None  # a newcomer, which the network does not know
         to = link(me, dst)
         free = to.latency_s == 0 and to.bandwidth_gbps == float("inf")
-        return None if free else Shape(to.latency_s, to.bandwidth_gbps)
+        return None if free else LinkShape(to.latency_s, to.bandwidth_gbps)
 
     loop.transport = Transport(
         me,
         job.name,
         parse_address("listen", listen) if listen else None,
         load_credential(job.credential) if job.credential else None,
-        read=from_plain,
-        on_message=loop.on_message,
-        on_link=loop.on_link,
-        expect=loop.expect,
-        shape=shape,
-        allow_plaintext=job.allow_plaintext,
+        TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain),
+        TransportSettings(shape, allow_plaintext=job.allow_plaintext),
     )
     bound = loop.transport.start()
     return "{}:{}".format(*bound) if bound else ""

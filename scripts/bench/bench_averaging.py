@@ -34,7 +34,7 @@ from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Ready, Upda
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
 from jaxdt.runtime.net import credential
-from jaxdt.runtime.net.buffer import aligned_empty
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import Slices
 from jaxdt.spec.delay import NO_DELAY

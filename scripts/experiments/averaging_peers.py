@@ -31,7 +31,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.runtime.net.buffer import aligned_empty
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.gradient_slices import Slices
 from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.sizes import Group

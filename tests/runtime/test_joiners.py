@@ -21,6 +21,7 @@ from jaxdt.runtime.joining import ask
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.credential import create
 from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.process import parse_address
 from jaxdt.runtime.run_dir import job_flags
@@ -33,7 +34,7 @@ churning, slow_links, alone = test_churn.churning, test_churn.slow_links, test_c
 
 OTHER_VERSION = (
     "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
-    "from jaxdt.runtime import frame; frame.VERSION = 9; runpy.run_path(sys.argv[0], run_name='__main__')"
+    "from jaxdt.runtime.net import frame; frame.VERSION = 9; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 
 
@@ -56,9 +57,9 @@ def come_with_another_shape(address: str, credential) -> Stop:
     fit = dataclasses.replace(machine.membership.seat, fingerprint=welcome.fingerprint)
     machine.membership.seat = fit
     loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None, None)
-    callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
+    callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     name = f"{welcome.run}, {welcome.fingerprint}"
-    loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), **callbacks)
+    loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), callbacks)
     host, port = loop.transport.start()
     loop.transport.connect(COORDINATOR, parse_address("coordinator", address))
     return loop.run(f"{host}:{port}", lambda: Ready({}, 1000))

@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxdt.runtime.net.connection import Address
 from jaxdt.runtime.net.credential import Credential
-from jaxdt.runtime.net.shaper import Shape
+from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Device, Network, to_json
@@ -46,7 +47,7 @@ class Host:
         addresses: list[Address],
         credential: Credential | None,
         transfer_s: float = 1.0,
-        shape: Callable[[int], Shape | None] | None = None,
+        shape: Callable[[int], LinkShape | None] | None = None,
     ):
         self._me, self._addresses, self._transfer_s = me, addresses, transfer_s
         self._answers: Queue[tuple[int, dict]] = Queue()
@@ -56,10 +57,8 @@ class Host:
             "measure links",
             addresses[me],
             credential,
-            on_message=self._on_message,
-            on_link=lambda peer, state, reason: None,
-            expect=self._expect,
-            shape=shape,
+            TransportCallbacks(self._on_message, on_link=lambda peer, state, reason: None, expect=self._expect),
+            TransportSettings(shape),
         )
 
     def __enter__(self) -> "Host":
@@ -109,7 +108,7 @@ class Host:
 
     def measure(self, dst: int) -> LinkFound:
         """The link to another host."""
-        self._round_trip_s(dst, 0)  # connects both lanes
+        self._round_trip_s(dst, 0)  # connects both channels
         self._round_trip_s(dst, 1)
         rtt_s = min(self._round_trip_s(dst, 0) for _ in range(N_PINGS))
         short_s = self._round_trip_s(dst, SHORT_BYTES) - rtt_s

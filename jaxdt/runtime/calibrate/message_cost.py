@@ -9,14 +9,15 @@ from jaxdt.protocol.events import URGENT, Action, Boundary, Event, Header, Key, 
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net.buffer import aligned_empty
 from jaxdt.runtime.net.credential import Credential
-from jaxdt.runtime.net.shaper import Shape
+from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.spec.errors import BadInput
 
 N_BYTES = 1 << 18  # of the tensor; threads that wake up cost more than these
-A_WHILE = Shape(latency_s=1e-3, bandwidth_gbps=1.0)  # on the way, so that threads sleep as in a run
+A_WHILE = LinkShape(latency_s=1e-3, bandwidth_gbps=1.0)  # on the way, so that threads sleep as in a run
 N_EXCHANGES = 4
 N_ENDS = 4 * N_EXCHANGES  # there and back
 PATIENCE_S = 30.0
@@ -59,9 +60,9 @@ class MessageCostProbe:
     def _loop(self, me: int, credential: Credential | None) -> Loop:
         loop = Loop(me, _End(me, self._back), Trace(lambda line: None), lambda report: None, None)
         loop.tensors = _OneTensor()
-        callbacks = {"read": from_plain, "on_message": loop.on_message, "on_link": loop.on_link, "expect": loop.expect}
-        shape = {"shape": lambda dst: A_WHILE}
-        loop.transport = Transport(me, "echo", ("127.0.0.1", 0), credential, **callbacks, **shape)
+        callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
+        settings = TransportSettings(shape=lambda dst: A_WHILE)
+        loop.transport = Transport(me, "echo", ("127.0.0.1", 0), credential, callbacks, settings)
         return loop
 
 

@@ -1,7 +1,7 @@
-"""The listening side: takes connections, hears who they are, and turns away what does not belong here.
+"""The listening side: accepts connections, reads who they are, and refuses those that do not belong to this peer.
 
-Until its greeting is heard a connection costs one thread and no more than `handshake_s`; there are at most
-`n_greeting_max` of them. What is wrong with one of them harms no other.
+Until its greeting has arrived, a connection costs one thread for at most `handshake_s`; there are at most
+`n_greeting_max` such connections. A fault of one connection affects no other.
 """
 
 import select
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from jaxdt.runtime.net import frame, handshake, unix_socket
 from jaxdt.runtime.net.connection import Address, Connection
 from jaxdt.runtime.net.frame import FrameError
-from jaxdt.runtime.net.handshake import Hello, Refused
-from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused
+from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.self_pipe import SelfPipe
 from jaxdt.spec.errors import BadInput
 
@@ -24,20 +24,22 @@ _LINGER_S = 1.0
 
 
 class Acceptor:
-    """`check` raises Refused for a Hello that does not belong here; `welcome` takes over the others, in their thread.
+    """Accepts connections at an address, and hands those with a good greeting over.
 
-    `refused(peer, reason)` hears of the rest, with None for a peer that has not said who it is; `spawn(name, target)`
-    starts a thread.
+    check(hello): raises HandshakeRefused for a connection that does not belong to this peer.
+    welcome(connection, hello): takes over a greeted connection, in that connection's thread.
+    refused(peer, reason): hears of every other connection; peer is None when the connection has not said who it is.
+    spawn(name, target): starts a thread.
     """
 
     def __init__(
         self,
         address: Address,
         context: ssl.SSLContext | None,
-        limits: Limits,
+        limits: TransportLimits,
         *,
-        check: Callable[[Hello], None],
-        welcome: Callable[[Connection, Hello], None],
+        check: Callable[[HandshakeHello], None],
+        welcome: Callable[[Connection, HandshakeHello], None],
         refused: Callable[[int | None, str], None],
         spawn: Callable[[str, Callable[[], None]], None],
     ):
@@ -52,14 +54,14 @@ class Acceptor:
         self._closing = False
         self._last_refusal: tuple[int | None, str] | None = None
         tcp = _bind(address)
-        self._waker = SelfPipe()
+        self._self_pipe = SelfPipe()
         self.address: Address = tcp.getsockname()[:2]
         self._listeners = [sock for sock in (tcp, unix_socket.listener(self.address)) if sock is not None]
 
     def run(self) -> None:
         """Accept until closed."""
         poller = select.poll()
-        for listener in (*self._listeners, self._waker):
+        for listener in (*self._listeners, self._self_pipe):
             poller.register(listener, select.POLLIN)
         try:
             while not self._closing:
@@ -70,79 +72,79 @@ class Acceptor:
         finally:
             for listener in self._listeners:
                 listener.close()
-            self._waker.close()
+            self._self_pipe.close()
 
     def close(self) -> None:
-        """Accept no more, and end the greetings in progress; from any thread."""
+        """Accept no more connections, and end the handshakes in progress; from any thread."""
         with self._lock:
             self._closing = True
-            for wire in self._greeting:
-                wire.cut()
-        self._waker.wake()
+            for connection in self._greeting:
+                connection.cut()
+        self._self_pipe.wake()
 
     def _accept_one(self, listener: socket.socket) -> None:
         try:
-            sock, where = listener.accept()
-            wire = Connection(sock, self._limits)
+            sock, source = listener.accept()
+            connection = Connection(sock, self._limits)
         except (BlockingIOError, ConnectionError):
-            return  # gone before we came to it
+            return  # the other side has ended the connection already
         except OSError as error:
             self._refused(None, f"cannot accept: {error}")
-            self._waker.wait(_FULL_S)
+            self._self_pipe.wait(_FULL_S)
             return
-        name = where[0] if where else "this host"
+        host = source[0] if source else "this host"
         with self._lock:
             admitted = len(self._greeting) < self._limits.n_greeting_max and not self._closing
             if admitted:
-                self._greeting.add(wire)
+                self._greeting.add(connection)
         if admitted:
-            self._spawn(f"accepted-{name}", lambda: self._greet(wire, name))
+            self._spawn(f"accepted-{host}", lambda: self._greet(connection, host))
         else:
-            wire.close()
-            self._report(None, name, f"{self._limits.n_greeting_max} others have not greeted yet")
+            connection.close()
+            self._report(None, host, f"{self._limits.n_greeting_max} others have not greeted yet")
 
-    def _greet(self, wire: Connection, name: str) -> None:
-        wire.deadline_s = time.monotonic() + self._limits.handshake_s
+    def _greet(self, connection: Connection, host: str) -> None:
+        connection.deadline_s = time.monotonic() + self._limits.handshake_s
         try:
-            theirs = self._hear(wire, name)
+            hello = self._read_greeting(connection, host)
         finally:
             with self._lock:
-                self._greeting.remove(wire)
-        if theirs is None:
-            wire.close()
+                self._greeting.remove(connection)
+        if hello is None:
+            connection.close()
         else:
-            self._welcome(wire, theirs)
+            self._welcome(connection, hello)
 
-    def _hear(self, wire: Connection, name: str) -> Hello | None:
-        """Who it is, or None when it does not belong here."""
+    def _read_greeting(self, connection: Connection, host: str) -> HandshakeHello | None:
+        """The greeting of a connection, or None when it is refused."""
         peer = None
         try:
             if self._context is not None:
-                if wire.first_byte() == frame.MAGIC[:1]:
-                    raise Refused("credential: got plaintext, expected TLS with the credential of this run")
-                handshake.secure(wire, self._context, dialled=False)
-            theirs = handshake.hello_from(handshake.hear(wire, (frame.GREETING,)).head)
-            peer = theirs.me
-            self._check(theirs)
-        except (Refused, FrameError) as error:
-            self._report(peer, name, error)
-            handshake.refuse(wire, str(error))
-            wire.linger(_LINGER_S)
+                if connection.peek_byte() == frame.MAGIC[:1]:
+                    raise HandshakeRefused("credential: got plaintext, expected TLS with the credential of this run")
+                handshake.secure(connection, self._context, is_dialer=False)
+            hello = handshake.parse_hello(handshake.read_frame(connection, (frame.GREETING,)).head)
+            peer = hello.src
+            self._check(hello)
+        except (HandshakeRefused, FrameError) as error:
+            self._report(peer, host, error)
+            handshake.send_refusal(connection, str(error))
+            connection.linger(_LINGER_S)
         except ssl.SSLError as error:
-            self._report(peer, name, error)
-            wire.linger(_LINGER_S)
+            self._report(peer, host, error)
+            connection.linger(_LINGER_S)
         except OSError as error:
-            self._report(peer, name, error)
+            self._report(peer, host, error)
         else:
-            return theirs
+            return hello
         return None
 
-    def _report(self, peer: int | None, name: str, reason: object) -> None:
-        # Someone who does not belong here knocks every few seconds; one line is enough.
-        said = (peer, f"{name}: {reason}")
-        if not self._closing and said != self._last_refusal:
-            self._last_refusal = said
-            self._refused(*said)
+    def _report(self, peer: int | None, host: str, reason: object) -> None:
+        # A process that does not belong to the run dials every few seconds; a repeated refusal is reported once.
+        refusal = (peer, f"{host}: {reason}")
+        if not self._closing and refusal != self._last_refusal:
+            self._last_refusal = refusal
+            self._refused(*refusal)
 
 
 def _bind(address: Address) -> socket.socket:

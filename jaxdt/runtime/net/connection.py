@@ -1,7 +1,8 @@
-"""One connection, plain or sealed, used by one thread at a time; any thread may cut it.
+"""One connection, plain or encrypted. One thread at a time uses it; any thread may cut it.
 
-Neither TLS nor the records after it may be read or written by two threads at once, so each connection has one owner: a
-lane's sender thread (it writes frames and picks up acks) or a receiver thread (it reads frames and writes acks).
+Two threads at once may neither read nor write TLS, or the records after it, so each connection has one owner: the
+sender thread of a channel, which writes frames and reads acknowledgements, or a receiver thread, which reads frames and
+writes acknowledgements.
 """
 
 import errno
@@ -13,170 +14,144 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from jaxdt.runtime.net import unix_socket
 from jaxdt.runtime.net.aead_records import RECORD_BYTES, AeadRecords
-from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.self_pipe import SelfPipe, poll_ms
 
 Address = tuple[str, int]
 
-_N_PIECES = 64  # of one sendmsg; the system's limit is 1024
-_SEND_S = 0.2  # that one blocking write may take before acks are looked for
+_N_PIECES = 64  # in one sendmsg; the system's limit is 1024
+_SEND_S = 0.2  # a blocking write may take this long before acknowledgements are read
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a record of its own
 _READ_BYTES = 1 << 12
-_UNIX_BYTES = 1 << 22  # on their way over a Unix socket, as far as the system allows: senders stall below
+_UNIX_BYTES = 1 << 22  # send buffer of a Unix socket, as far as the system allows; with a smaller one senders stall
 
 
 class Connection:
-    """A connected socket. `deadline_s` (monotonic) bounds a whole handshake; without it each read has idle_s."""
+    """A connected socket. `deadline_s` (monotonic) bounds a whole handshake; after it, each read has idle_s."""
 
-    def __init__(self, sock: socket.socket, limits: Limits):
+    def __init__(self, sock: socket.socket, limits: TransportLimits):
         self._sock = sock
         self._limits = limits
         self._lock = threading.Lock()
         self._cut = False
-        self._waits = select.poll()
-        self._by_chunks = False  # not a bound method: a cycle would keep the buffers until the collector comes
-        self._sealed: AeadRecords | None = None
+        self._poller = select.poll()
+        # A flag, not a bound method: a reference cycle would keep the buffers until the garbage collector runs.
+        self._reads_whole_buffers = False
+        self._records: AeadRecords | None = None
         self.deadline_s: float | None = None
         try:
-            _tune(sock, limits)
+            _set_options(sock, limits)
         except OSError:
             sock.close()
             raise
 
-    def first_byte(self) -> bytes:
-        """What the next read begins with, left there; before TLS only."""
-        self._sock.settimeout(_left_s(self.deadline_s))
+    def peek_byte(self) -> bytes:
+        """The first byte of the next read, which stays unread; before TLS only."""
+        self._sock.settimeout(left_s(self.deadline_s))
         return self._sock.recv(1, socket.MSG_PEEK)
 
     def enter_tls(self, context: ssl.SSLContext, server_side: bool) -> None:
-        """TLS handshake, within the deadline; `handshake.secure` calls this and `leave_tls`."""
+        """Do the TLS handshake, within the deadline."""
         with self._lock:
-            self._sock.settimeout(_left_s(self.deadline_s))
+            self._sock.settimeout(left_s(self.deadline_s))
             self._sock = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
             if self._cut:
                 raise ConnectionAbortedError("cut")
         self._sock.do_handshake()
 
-    def leave_tls(self, sealed: AeadRecords) -> None:
-        """From here on all is records of `sealed`. Nobody may have more to say in TLS, or have begun with records."""
+    def leave_tls(self, records: AeadRecords) -> None:
+        """From here on both sides send records. Neither may have sent more in TLS, or have begun with records."""
         with self._lock:
             if self._sock.pending():
-                raise ConnectionAbortedError("more was said in TLS than a share of the keys")
+                raise ConnectionAbortedError("more was sent in TLS than a share of the keys")
             self._sock = socket.socket(fileno=self._sock.detach())
             if self._cut:
                 raise ConnectionAbortedError("cut")
-        self._sealed = sealed
+        self._records = records
 
-    def fill(self, buffer: memoryview, may_wait: bool = False) -> None:
-        """Read until the buffer is full. `may_wait`: the first byte may take for ever."""
-        got = 0
-        while got < len(buffer):
+    def read_exactly(self, buffer: memoryview, may_wait: bool = False) -> None:
+        """Read until the buffer is full. With `may_wait` the first byte may take any time."""
+        n_read = 0
+        while n_read < len(buffer):
             try:
-                n = self._read_some(buffer[got:])
+                n = self._read_some(buffer[n_read:])
             except TimeoutError as error:
                 if error.errno is not None:
-                    raise  # the system's: the link is dead
-                if may_wait and not got:
+                    raise  # from the system: the link is dead
+                if may_wait and not n_read:
                     continue
-                raise TimeoutError(f"{got} of {len(buffer)} expected bytes came in time") from None
+                raise TimeoutError(f"{n_read} of {len(buffer)} expected bytes came in time") from None
             if not n:
                 raise ConnectionAbortedError("closed by the other side")
-            got += n
+            n_read += n
 
-    def _read_some(self, buffer: memoryview) -> int:
-        return self._sealed.read(self._fill_raw, buffer) if self._sealed else self._receive(buffer)
-
-    def _fill_raw(self, buffer: memoryview, begun: bool) -> None:
-        """Ciphertext until the buffer is full; TimeoutError without errno only where no record has begun."""
-        got = 0
-        while got < len(buffer):
-            try:
-                n = self._receive(buffer[got:])
-            except TimeoutError as error:
-                if begun or got:
-                    raise TimeoutError(errno.ETIMEDOUT, "a record stopped in its middle") from error
-                raise
-            if not n:
-                raise ConnectionAbortedError("closed by the other side")
-            got += n
-
-    def write(self, data: bytes) -> None:
-        """Blocking: a handshake frame or an ack."""
-        if self.deadline_s is not None:
-            self._sock.settimeout(_left_s(self.deadline_s))
-        self._sock.sendall(b"".join(self._sealed.seal(data)) if self._sealed else data)
-
-    def block(self) -> None:
-        """From here on the owner is a receiver thread."""
-        self.deadline_s = None
-        # The system's own timeout, so that one call may wait for a whole chunk.
-        self._sock.settimeout(None)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
-        self._by_chunks = True
-
-    def unblock(self, waker: SelfPipe) -> None:
-        """From here on the owner is a sender thread, which `waker` wakes."""
-        self.deadline_s = None
-        # Blocking, so that one call takes in a whole chunk; reads ask not to wait.
-        self._sock.settimeout(None)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
-        self._waits.register(self._sock, select.POLLIN)
-        self._waits.register(waker, select.POLLIN)
-
-    def take(self) -> bytes | None:
-        """What has come, without waiting; None for nothing."""
+    def read_available(self) -> bytes | None:
+        """The bytes that have arrived, without waiting; None when there are none."""
         try:
             data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         if not data:
             raise ConnectionAbortedError("closed by the other side")
-        return self._sealed.take(data) if self._sealed else data
+        return self._records.decrypt(data) if self._records else data
 
-    def push(self, pieces: Sequence, meanwhile: Callable[[], None]) -> None:
-        """Write all pieces. While the socket has no room, `meanwhile` picks up acks: two full directions never meet."""
-        if self._sealed:
+    def write(self, data: bytes) -> None:
+        """Write a handshake frame or an acknowledgement; blocks."""
+        if self.deadline_s is not None:
+            self._sock.settimeout(left_s(self.deadline_s))
+        self._sock.sendall(b"".join(self._records.encrypt(data)) if self._records else data)
+
+    def write_pieces(self, pieces: Sequence, read_acks: Callable[[], None]) -> None:
+        """Write all pieces.
+
+        While the socket has no room, `read_acks` reads acknowledgements: otherwise two peers whose both directions are
+        full would wait for each other.
+        """
+        if self._records:
             for piece in _merged(pieces):
                 for start in range(0, len(piece), RECORD_BYTES):
-                    self._push_plain(self._sealed.seal(piece[start : start + RECORD_BYTES])[::-1], meanwhile)
+                    record = self._records.encrypt(piece[start : start + RECORD_BYTES])
+                    self._write_reversed(record[::-1], read_acks)
         else:
-            self._push_plain(list(reversed(pieces)), meanwhile)
+            self._write_reversed(list(reversed(pieces)), read_acks)
 
-    def _push_plain(self, rest: list, meanwhile: Callable[[], None]) -> None:
-        stalled_s = 0.0
-        while rest:
-            try:
-                n = self._sock.sendmsg(rest[: -_N_PIECES - 1 : -1])
-            except BlockingIOError:
-                n = 0
-            _advance(rest, n)
-            stalled_s = 0.0 if n else stalled_s + _SEND_S
-            if stalled_s >= self._limits.idle_s:
-                raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s")
-            if rest:
-                meanwhile()
+    def start_receiving(self) -> None:
+        """From here on the owner is a receiver thread."""
+        self.deadline_s = None
+        # The timeout is the system's own, so that one call can wait for a whole chunk.
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._limits.idle_s))
+        self._reads_whole_buffers = True
+
+    def start_sending(self, self_pipe: SelfPipe) -> None:
+        """From here on the owner is a sender thread, which `self_pipe` wakes."""
+        self.deadline_s = None
+        # The socket is blocking, so that one call accepts a whole chunk; reads ask not to wait.
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
+        self._poller.register(self._sock, select.POLLIN)
+        self._poller.register(self_pipe, select.POLLIN)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until something comes, the waker wakes, or the time is over."""
+        """Wait until bytes arrive, the self pipe wakes this thread, or the time is over; for a sender thread."""
         if timeout_s is not None and timeout_s < 1e-3:
-            time.sleep(max(timeout_s, 0.0))  # poll counts whole milliseconds
+            time.sleep(max(timeout_s, 0.0))  # poll() takes whole milliseconds
         else:
-            self._waits.poll(poll_ms(timeout_s))
+            self._poller.poll(poll_ms(timeout_s))
 
     def cut(self) -> None:
-        """End it from any thread: the owner's read or write fails at once."""
+        """End the connection, from any thread: the owner's read or write fails at once."""
         with self._lock:
             self._cut = True
             try:
-                # Not SSLSocket.shutdown, which would turn the owner's next read into one of ciphertext.
+                # SSLSocket.shutdown would make the owner's next read return ciphertext.
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
             except OSError:
-                return  # closed or never connected: as wished
+                return  # it is closed, or was never connected
 
     def linger(self, timeout_s: float) -> None:
-        """Let the other side read our last words: closing with unread input would reset the connection first."""
+        """Let the other side read the last frame. Closing now would reset the connection if there is unread input."""
         deadline_s = time.monotonic() + timeout_s
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_WR)
@@ -190,55 +165,53 @@ class Connection:
         with self._lock:
             self._sock.close()
 
+    def _read_some(self, buffer: memoryview) -> int:
+        return self._records.read(self._read_ciphertext, buffer) if self._records else self._receive(buffer)
+
+    def _read_ciphertext(self, buffer: memoryview, begun: bool) -> None:
+        """Read until the buffer is full. TimeoutError has no errno only where no record has begun."""
+        n_read = 0
+        while n_read < len(buffer):
+            try:
+                n = self._receive(buffer[n_read:])
+            except TimeoutError as error:
+                if begun or n_read:
+                    raise TimeoutError(errno.ETIMEDOUT, "a record stopped in its middle") from error
+                raise
+            if not n:
+                raise ConnectionAbortedError("closed by the other side")
+            n_read += n
+
     def _receive(self, buffer: memoryview) -> int:
-        if not self._by_chunks:
-            self._sock.settimeout(_left_s(self.deadline_s))
+        if not self._reads_whole_buffers:
+            self._sock.settimeout(left_s(self.deadline_s))
             return self._sock.recv_into(buffer)
         try:
             return self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)
         except BlockingIOError:
             raise TimeoutError from None
 
-
-def connect(address: Address, deadline_s: float, waker: SelfPipe) -> socket.socket:
-    """A connected socket; OSError with the last reason, InterruptedError when woken meanwhile."""
-    if (here := unix_socket.dial(address)) is not None:
-        return here
-    error: OSError = OSError(f"{address[0]} has no address")
-    for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            _connect_one(sock, target, deadline_s, waker)
-        except InterruptedError:
-            sock.close()
-            raise
-        except OSError as e:
-            sock.close()
-            error = e
-        else:
-            return sock
-    raise error
+    def _write_reversed(self, pieces: list, read_acks: Callable[[], None]) -> None:
+        """Write a list of pieces whose last piece goes first; empties the list."""
+        stalled_s = 0.0
+        while pieces:
+            try:
+                n = self._sock.sendmsg(pieces[: -_N_PIECES - 1 : -1])
+            except BlockingIOError:
+                n = 0
+            _remove_written(pieces, n)
+            stalled_s = 0.0 if n else stalled_s + _SEND_S
+            if stalled_s >= self._limits.idle_s:
+                raise TimeoutError(f"nothing could be written for {self._limits.idle_s:g} s")
+            if pieces:
+                read_acks()
 
 
-def _connect_one(sock: socket.socket, target, deadline_s: float, waker: SelfPipe) -> None:
-    sock.setblocking(False)
-    code = sock.connect_ex(target)
-    if code == errno.EINPROGRESS:
-        poller = select.poll()
-        poller.register(sock, select.POLLOUT)
-        poller.register(waker, select.POLLIN)
-        ready = dict(poller.poll(poll_ms(_left_s(deadline_s))))
-        if waker.fileno() in ready:
-            raise InterruptedError("woken while connecting")
-        if not ready:
-            raise TimeoutError("no answer")
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        raise OSError(code, errno.errorcode.get(code, "connect failed"))
+def _set_options(sock: socket.socket, limits: TransportLimits) -> None:
+    """Switch Nagle's algorithm off, and have the system notice a dead link after dead_link_s.
 
-
-def _tune(sock: socket.socket, limits: Limits) -> None:
-    """No Nagle, and a dead link noticed after dead_link_s. SO_SNDBUF stays: setting it ends the system's autotuning."""
+    SO_SNDBUF of TCP stays unset: setting it would end the system's autotuning.
+    """
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
         return
@@ -247,7 +220,7 @@ def _tune(sock: socket.socket, limits: Limits) -> None:
     third_s = max(1, round(limits.dead_link_s / 3))
     options = {
         "TCP_KEEPIDLE": third_s,
-        "TCP_KEEPALIVE": third_s,  # the same under another name
+        "TCP_KEEPALIVE": third_s,  # another system's name of TCP_KEEPIDLE
         "TCP_KEEPINTVL": third_s,
         "TCP_KEEPCNT": 2,
         "TCP_USER_TIMEOUT": round(limits.dead_link_s * 1000),
@@ -262,23 +235,24 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("@ll", int(whole_s), int(rest_s * 1e6))
 
 
-def _left_s(deadline_s: float) -> float:
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
+def left_s(deadline_s: float) -> float:
+    """Seconds until the deadline of a handshake; TimeoutError after it."""
+    seconds = deadline_s - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError("the handshake took too long")
-    return left_s
+    return seconds
 
 
-def _advance(rest: list, n_bytes: int) -> None:
-    """Take n_bytes off a list of pieces that is in reverse order."""
-    while rest and n_bytes >= len(rest[-1]):
-        n_bytes -= len(rest.pop())
+def _remove_written(pieces: list, n_bytes: int) -> None:
+    """Remove the first n_bytes from a list of pieces in reverse order."""
+    while pieces and n_bytes >= len(pieces[-1]):
+        n_bytes -= len(pieces.pop())
     if n_bytes:
-        rest[-1] = rest[-1][n_bytes:]
+        pieces[-1] = pieces[-1][n_bytes:]
 
 
 def _merged(pieces: Sequence) -> list:
-    """Neighbouring small pieces joined, large ones as they are: each record costs a system call."""
+    """The pieces, with neighbouring small ones joined, because each record costs a system call."""
     merged: list = []
     small = bytearray()
     for piece in pieces:

@@ -1,6 +1,6 @@
-"""The one secret of a run: a P-256 key and a self-signed certificate that every peer presents and verifies.
+"""The credential of a run: a P-256 key and a self-signed certificate that every peer presents and verifies.
 
-Whoever holds the file is a member; nobody else gets past the TLS handshake. Host names play no part.
+A process that holds the file is a member of the run; the TLS handshake fails for any other. Host names are not checked.
 """
 
 import datetime
@@ -20,8 +20,8 @@ from jaxdt.spec.errors import BadInput
 
 EXPECTED = "expected a credential of this run: a PEM key and its certificate"
 _YEARS = 10
-# X509_V_FLAG_NO_CHECK_TIME of OpenSSL: who holds the key is a member, and a host whose clock jumps, or begins in 1970,
-# stays one. That the credential has expired is said once, when it is loaded.
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL. A host that holds the key stays a member when its clock jumps or begins in 1970.
+# An expired credential is refused once, when it is loaded.
 NO_CHECK_TIME = 0x200000
 _CLOCK_SKEW = datetime.timedelta(days=1)  # clocks of far-apart hosts disagree
 
@@ -54,10 +54,10 @@ def create(path: str | Path) -> None:
 
 def load(path: str | Path) -> Credential:
     """The credential of a file that `create` wrote; BadInput when it is missing, open to others or broken."""
-    certificate = _checked(path, _read_private(path))
+    certificate = _checked_certificate(path, _read_private(path))
     pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.num_tickets = 0  # a connection is never resumed, and leaves TLS with nothing in it unread
+    server.num_tickets = 0  # no connection is resumed, and a ticket would be left unread when a connection leaves TLS
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     for context in (server, client):
@@ -73,7 +73,7 @@ def load(path: str | Path) -> Credential:
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    # The name is random: two runs' roots must not be taken for one another's issuer.
+    # The name is random, so that the root of one run never passes for the issuer of another run's certificate.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"jaxdt run {secrets.token_hex(8)}")])
     now = datetime.datetime.now(datetime.UTC)
     usage = dict.fromkeys(
@@ -113,14 +113,14 @@ def _read_private(path: str | Path) -> bytes:
     return data
 
 
-def _checked(path: str | Path, data: bytes) -> x509.Certificate:
+def _checked_certificate(path: str | Path, data: bytes) -> x509.Certificate:
     try:
         key = serialization.load_pem_private_key(data, password=None)
         certificate = x509.load_pem_x509_certificate(data)
-        together = key.public_key() == certificate.public_key()
+        belong_together = key.public_key() == certificate.public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise BadInput(f"{path}: broken, {EXPECTED}") from None
-    if not together:
+    if not belong_together:
         raise BadInput(f"{path}: its key and certificate do not belong together, {EXPECTED}")
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         raise BadInput(f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}, {EXPECTED}")

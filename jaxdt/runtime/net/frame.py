@@ -1,4 +1,4 @@
-"""Bytes <-> frames, without a socket: what travels between two peers, and what is refused.
+"""Bytes <-> frames, without a socket: the format of what travels between two peers, and what is refused.
 
 A frame is a fixed header, a head (msgpack map), a leaf table (msgpack list) and a part of the payload:
 
@@ -6,11 +6,12 @@ A frame is a fixed header, a head (msgpack map), a leaf table (msgpack list) and
     head table part
 
 A message is one MESSAGE frame with head and table and `offset` 0, then as many MESSAGE frames without them as its
-payload needs; `sequence` names it within a stream. Its payload is the leaves one after another, raw and little-endian.
-The crc covers header, head and table, so that a flipped length or sequence cannot be believed; the payload is
-covered by TCP, and by the records around it where there is a credential.
+payload needs; `sequence` identifies it within a session. Its payload is the leaves one after another, raw and
+little-endian. The crc covers header, head and table, so that a corrupted length or sequence is noticed. The payload is
+covered by TCP, and by AEAD records where there is a credential.
 
-A length is compared with `Limits` before anything of that length exists. What is not as described raises FrameError.
+A length is compared with `TransportLimits` before anything of that length is allocated. A frame that breaks a rule
+raises FrameError.
 """
 
 import itertools
@@ -26,7 +27,7 @@ import ml_dtypes
 import msgpack
 import numpy as np
 
-from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.options import TransportLimits
 
 MAGIC = b"jxdt"
 VERSION = 2
@@ -45,7 +46,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class FrameError(Exception):
-    """One line: what came over the wire (or was given to be sent), and what was expected."""
+    """One line: what was received (or passed in to be sent), and what was expected."""
 
 
 class Leaf(NamedTuple):
@@ -84,39 +85,37 @@ class _Header(NamedTuple):
     total_bytes: int
 
 
-def pack(
-    kind: int,
-    head: bytes = b"",
-    table: bytes = b"",
-    *,
-    view: int = 0,
-    sequence: int = 0,
-    offset: int = 0,
-    payload_bytes: int = 0,
-    total_bytes: int = 0,
+def pack(kind: int, head: bytes = b"", sequence: int = 0) -> bytes:
+    """A whole frame without payload: one of the handshake, or an ACK. `head` comes from pack_head."""
+    fields = _FIELDS.pack(MAGIC, VERSION, kind, 0, 0, len(head), 0, sequence, 0, 0, 0)
+    return fields + _CRC.pack(zlib.crc32(head, zlib.crc32(fields))) + head
+
+
+def pack_message(
+    head: bytes, table: bytes, *, view: int, sequence: int, offset: int, payload_bytes: int, total_bytes: int
 ) -> bytes:
-    """All of a frame but its part of the payload. `head` and `table` come from pack_head and pack_table."""
+    """A MESSAGE frame up to its part of the payload. `head` and `table` come from pack_head and pack_table."""
     sizes = (view, len(head), len(table), sequence, offset, payload_bytes, total_bytes)
-    fields = _FIELDS.pack(MAGIC, VERSION, kind, 0, *sizes)
+    fields = _FIELDS.pack(MAGIC, VERSION, MESSAGE, 0, *sizes)
     body = head + table
     return fields + _CRC.pack(zlib.crc32(body, zlib.crc32(fields))) + body
 
 
-def pack_head(head: dict, limits: Limits) -> bytes:
-    """A head as msgpack; TypeError for what msgpack cannot say, FrameError when it is too long."""
+def pack_head(head: dict, limits: TransportLimits) -> bytes:
+    """A head as msgpack; TypeError for a value that msgpack does not know, FrameError when the head is too long."""
     raw = msgpack.packb(head)
     _at_most("head", len(raw), limits.head_bytes_max)
     return raw
 
 
 def view_of(head: dict) -> int:
-    """What the header repeats of a head: its `view`, 0 for none."""
+    """The view that the header repeats from a head; 0 for none."""
     view = head.get("view")
     return view if type(view) is int and 0 <= view < 1 << 32 else 0
 
 
-def table_of(leaves: Sequence, limits: Limits) -> tuple[Leaf, ...]:
-    """The table of arrays, from `.dtype` and `.shape` alone: an array may still be on its device."""
+def table_of(leaves: Sequence, limits: TransportLimits) -> tuple[Leaf, ...]:
+    """The leaf table of arrays. It reads only `.dtype` and `.shape`, so an array may still be on its device."""
     table = tuple(Leaf(_dtype_name(i, leaf.dtype), tuple(map(int, leaf.shape))) for i, leaf in enumerate(leaves))
     _at_most("leaves", len(table), limits.n_leaves_max)
     for i, leaf in enumerate(table):
@@ -126,20 +125,21 @@ def table_of(leaves: Sequence, limits: Limits) -> tuple[Leaf, ...]:
 
 
 def pack_table(table: Sequence[Leaf]) -> bytes:
-    """A leaf table as msgpack: [[dtype, shape, bytes], ...]; nothing for no leaves."""
+    """A leaf table as msgpack: [[dtype, shape, bytes], ...]; empty when there are no leaves."""
     return msgpack.packb([(leaf.dtype, leaf.shape, leaf.n_bytes) for leaf in table]) if table else b""
 
 
 def parse(
-    limits: Limits,
+    limits: TransportLimits,
     kinds: Sequence[int],
-    place: Callable[[Frame], Iterable[memoryview]],
-    done: Callable[[Frame], None],
+    buffers_for: Callable[[Frame], Iterable[memoryview]],
+    on_frame: Callable[[Frame], None],
 ) -> Iterator[tuple[memoryview, bool]]:
-    """Endless: yields (buffer, between). The caller fills the buffer to its end and comes back for the next.
+    """Parse frames without end: yields (buffer, between_frames); the caller fills the buffer and asks for the next.
 
-    `between` is true where no frame has begun, so that waiting long is no fault. `place` says where a frame's part
-    of the payload goes: buffers of payload_bytes together. `done` gets each frame when its last byte is there.
+    `between_frames` is true where no frame has begun: the caller may wait there for any time. `buffers_for` returns the
+    buffers that receive a frame's part of the payload, payload_bytes together. `on_frame` gets each frame when its
+    last byte has arrived.
     """
     raw = memoryview(bytearray(HEADER_BYTES))
     while True:
@@ -150,49 +150,52 @@ def parse(
             yield body, False
         frame = _unpack_body(raw, header, body, limits)
         if frame.payload_bytes:
-            for part in place(frame):
-                yield part, False
-        done(frame)
+            for buffer in buffers_for(frame):
+                yield buffer, False
+        on_frame(frame)
 
 
-class Feed:
+class FrameFeed:
     """Drives a parse() with bytes in pieces of any size."""
 
     def __init__(self, parser: Iterator[tuple[memoryview, bool]]):
         self._parser = parser
-        self._rest = next(parser)[0]
+        self._unfilled = next(parser)[0]
 
     def feed(self, data: bytes) -> None:
-        """Take all of `data`; the parser's `place` and `done` are called on the way."""
+        """Parse all of `data`. This calls the parser's `buffers_for` and `on_frame`."""
         source = memoryview(data)
         while source:
-            n = min(len(source), len(self._rest))
-            self._rest[:n] = source[:n]
-            source, self._rest = source[n:], self._rest[n:]
-            if not self._rest:
-                self._rest = next(self._parser)[0]
+            n = min(len(source), len(self._unfilled))
+            self._unfilled[:n] = source[:n]
+            source = source[n:]
+            self._unfilled = self._unfilled[n:]
+            if not self._unfilled:
+                self._unfilled = next(self._parser)[0]
 
 
 class Payload:
-    """The bytes of C-contiguous arrays as one run, without copying them."""
+    """The bytes of C-contiguous arrays as one sequence of bytes, without copying them."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
         self._views = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays if array.size]
         self._starts = list(itertools.accumulate(map(len, self._views), initial=0))
 
     def part(self, offset: int, n_bytes: int) -> list[memoryview]:
-        """The pieces that hold bytes offset to offset + n_bytes of the run."""
+        """The pieces that hold bytes offset to offset + n_bytes."""
         pieces = []
         index = bisect_right(self._starts, offset) - 1
         while n_bytes > 0:
             start = offset - self._starts[index]
             piece = self._views[index][start : start + n_bytes]
             pieces.append(piece)
-            offset, n_bytes, index = offset + len(piece), n_bytes - len(piece), index + 1
+            offset += len(piece)
+            n_bytes -= len(piece)
+            index += 1
         return pieces
 
 
-def _unpack_header(raw: memoryview, limits: Limits, kinds: Sequence[int]) -> _Header:
+def _unpack_header(raw: memoryview, limits: TransportLimits, kinds: Sequence[int]) -> _Header:
     magic, version, kind, flags, *rest = _FIELDS.unpack_from(raw)
     if magic != MAGIC:
         raise FrameError(f"frame begins with {bytes(magic)!r}{_tls_hint(magic)}, expected {MAGIC!r}")
@@ -208,11 +211,11 @@ def _unpack_header(raw: memoryview, limits: Limits, kinds: Sequence[int]) -> _He
     _at_most("leaf table", header.table_bytes, limits.table_bytes_max)
     _at_most("payload", header.total_bytes, limits.payload_bytes_max)
     _at_most("chunk", header.payload_bytes, limits.chunk_bytes_max)
-    _check_part(header)
+    _check_chunk(header)
     return header
 
 
-def _check_part(header: _Header) -> None:
+def _check_chunk(header: _Header) -> None:
     end = header.offset + header.payload_bytes
     if end > header.total_bytes:
         raise FrameError(f"chunk ends at byte {end}, expected at most the payload's {header.total_bytes}")
@@ -224,28 +227,36 @@ def _check_part(header: _Header) -> None:
         raise FrameError(f"head or leaf table at byte {header.offset} of a payload, expected at byte 0 only")
 
 
-def _unpack_body(raw: memoryview, header: _Header, body: memoryview, limits: Limits) -> Frame:
+def _unpack_body(raw: memoryview, header: _Header, body: memoryview, limits: TransportLimits) -> Frame:
     (crc,) = _CRC.unpack_from(raw, _FIELDS.size)
-    found = zlib.crc32(body, zlib.crc32(raw[: _FIELDS.size]))
-    if crc != found:
-        raise FrameError(f"checksum of header, head and leaf table: got {crc:#010x}, expected {found:#010x}")
+    expected_crc = zlib.crc32(body, zlib.crc32(raw[: _FIELDS.size]))
+    if crc != expected_crc:
+        raise FrameError(f"checksum of header, head and leaf table: got {crc:#010x}, expected {expected_crc:#010x}")
     head = _unpack_head(body[: header.head_bytes], limits)
     table = _unpack_table(body[header.head_bytes :], limits)
     if not header.offset and sum(leaf.n_bytes for leaf in table) != header.total_bytes:
         expected = sum(leaf.n_bytes for leaf in table)
         raise FrameError(f"payload: got {header.total_bytes} bytes, expected the leaf table's {expected}")
-    part = (header.sequence, header.offset, header.payload_bytes, header.total_bytes)
-    return Frame(header.kind, header.view, *part, head, table)
+    return Frame(
+        header.kind,
+        header.view,
+        header.sequence,
+        header.offset,
+        header.payload_bytes,
+        header.total_bytes,
+        head,
+        table,
+    )
 
 
-def _unpack_head(raw: memoryview, limits: Limits) -> dict:
+def _unpack_head(raw: memoryview, limits: TransportLimits) -> dict:
     head = _unpack_msgpack("head", raw, limits.n_leaves_max) if raw else {}
     if not isinstance(head, dict):
         raise FrameError(f"head: got a {type(head).__name__}, expected a map")
     return head
 
 
-def _unpack_table(raw: memoryview, limits: Limits) -> tuple[Leaf, ...]:
+def _unpack_table(raw: memoryview, limits: TransportLimits) -> tuple[Leaf, ...]:
     entries = _unpack_msgpack("leaf table", raw, limits.n_leaves_max) if raw else []
     if not isinstance(entries, list):
         raise FrameError(f"leaf table: got a {type(entries).__name__}, expected a list")
@@ -253,7 +264,7 @@ def _unpack_table(raw: memoryview, limits: Limits) -> tuple[Leaf, ...]:
 
 
 def _unpack_msgpack(name: str, raw: memoryview, n_items_max: int):
-    # msgpack allocates a list by its claimed length; an honest one has a byte for each item.
+    # msgpack allocates a list by its claimed length; an honest list has at least one byte for each item.
     n_items_max = min(n_items_max, len(raw))
     try:
         return msgpack.unpackb(raw, strict_map_key=False, max_array_len=n_items_max, max_map_len=n_items_max)
@@ -261,7 +272,7 @@ def _unpack_msgpack(name: str, raw: memoryview, n_items_max: int):
         raise FrameError(f"{name}: {len(raw)} bytes that are not msgpack ({_short(error)})") from None
 
 
-def _leaf(i: int, entry: object, limits: Limits) -> Leaf:
+def _leaf(i: int, entry: object, limits: TransportLimits) -> Leaf:
     if not isinstance(entry, list) or len(entry) != 3:
         raise FrameError(f"leaf {i}: got {_short(entry)}, expected [dtype, shape, bytes]")
     dtype, shape, n_bytes = entry
@@ -276,11 +287,11 @@ def _leaf(i: int, entry: object, limits: Limits) -> Leaf:
     return leaf
 
 
-def _check_shape(i: int, leaf: Leaf, limits: Limits) -> None:
+def _check_shape(i: int, leaf: Leaf, limits: TransportLimits) -> None:
     _at_most(f"leaf {i}: dimensions", len(leaf.shape), limits.n_dims_max)
     if any(size < 0 for size in leaf.shape):
         raise FrameError(f"leaf {i}: shape: got {_short(leaf.shape)}, expected sizes >= 0")
-    # Sizes of zero are left out: numpy refuses (0, huge, huge) too.
+    # A size of zero counts as one, since numpy refuses (0, huge, huge) too.
     _at_most(f"leaf {i}: bytes", math.prod(size or 1 for size in leaf.shape), limits.payload_bytes_max)
 
 

@@ -1,66 +1,67 @@
-"""Opens the connections on which a peer sends to us: for a host that nobody can dial (NAT)."""
+"""Opens the connections on which another peer sends to this one, for a host that nobody can dial (NAT)."""
 
 import ssl
 import time
 from collections.abc import Callable
 
 from jaxdt.runtime.net.connection import Address, Connection
-from jaxdt.runtime.net.handshake import Dialler, Hello
-from jaxdt.runtime.net.inbound import Inbound
-from jaxdt.runtime.net.limits import Limits
-from jaxdt.runtime.net.link_state import Link
+from jaxdt.runtime.net.dialer import Dialer
+from jaxdt.runtime.net.handshake import HandshakeHello
+from jaxdt.runtime.net.inbound_channel import InboundChannel
+from jaxdt.runtime.net.link_state import LinkState
+from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.self_pipe import SelfPipe
 
 
 class ReverseDialer:
-    """One lane from one peer. `hello(session, oldest, have)` makes our greeting."""
+    """The thread that keeps one inbound channel connected. `hello(session, oldest, received)` makes the greeting."""
 
     def __init__(
         self,
         address: Address,
-        hello: Callable[[int, int, list], Hello],
+        hello: Callable[[int, int, list], HandshakeHello],
         context: ssl.SSLContext | None,
-        inbound: Inbound,
-        link: Link,
-        limits: Limits,
+        inbound: InboundChannel,
+        link_state: LinkState,
+        limits: TransportLimits,
     ):
         self._address = address
         self._hello = hello
         self._inbound = inbound
-        self._link = link
+        self._link_state = link_state
         self._limits = limits
-        self._waker = SelfPipe()
-        self._dialler = Dialler(context, link, limits, self._waker)
+        self._self_pipe = SelfPipe()
+        self._dialer = Dialer(context, link_state, limits, self._self_pipe)
         self._closing = False
 
     def run(self) -> None:
-        """Until closed: dial, receive, dial again."""
+        """Dial, receive, and dial again, until closed."""
         try:
             while not self._closing:
-                self._waker.clear()  # before looking: what changes after that wakes again
-                hello = self._hello(self._inbound.last_session, 0, self._inbound.have())
-                found = self._dialler.attempt(self._address, hello)
-                if found is not None:
-                    self._receive(*found)
+                self._self_pipe.clear()  # before reading the address: a change after that wakes the thread again
+                hello = self._hello(self._inbound.last_session, 0, self._inbound.received())
+                greeted = self._dialer.attempt(self._address, hello)
+                if greeted is not None:
+                    self._receive(*greeted)
         finally:
-            self._waker.close()
+            self._self_pipe.close()
 
     def dial_to(self, address: Address) -> None:
-        """From now on reach the peer there."""
+        """Dial this address from now on; from any thread."""
         if address != self._address:
             self._address = address
-            self._waker.wake()
+            self._self_pipe.wake()
 
     def close(self) -> None:
-        """End, from any thread."""
+        """End the thread; from any thread."""
         self._closing = True
-        self._dialler.cut()
-        self._waker.wake()
+        self._dialer.cut()
+        self._self_pipe.wake()
 
-    def _receive(self, wire: Connection, theirs: Hello) -> None:
+    def _receive(self, connection: Connection, hello: HandshakeHello) -> None:
         since_s = time.monotonic()
-        self._inbound.serve(wire, theirs, self._link)
+        self._inbound.serve(connection, hello, self._link_state)
         if time.monotonic() - since_s > self._limits.backoff_s_max:
-            self._dialler.reset()
+            self._dialer.reset()
         if not self._closing:
-            self._dialler.pause()
+            self._dialer.pause()

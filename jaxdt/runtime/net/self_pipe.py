@@ -1,4 +1,4 @@
-"""Wakes a thread that waits for a connection."""
+"""A way to wake a thread that waits in poll() for a connection."""
 
 import select
 import socket
@@ -8,7 +8,7 @@ _READ_BYTES = 1 << 12
 
 
 class SelfPipe:
-    """Ends another thread's wait: a byte in a socket pair, which poll sees beside the connection."""
+    """A socket pair that one thread polls beside its connection; another thread writes a byte to end the wait."""
 
     def __init__(self):
         self._reader, self._writer = socket.socketpair()
@@ -21,23 +21,24 @@ class SelfPipe:
         return self._reader.fileno()
 
     def wake(self) -> None:
-        """From any thread; nothing once it is closed."""
+        """End the wait, from any thread. After `close` this does nothing."""
         with self._lock:
             if self._closed:
                 return
             try:
                 self._writer.send(b"\0")
             except BlockingIOError:
-                return  # thousands of unread wakes wake as well
+                return  # the pipe is full: the reader will wake anyway
 
     def clear(self) -> None:
+        """Discard past wakes."""
         try:
             self._reader.recv(_READ_BYTES)
         except BlockingIOError:
             return
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Until woken or the time is over; says whether it was woken."""
+        """Wait until woken or until the time is over; returns whether it was woken."""
         poller = select.poll()
         poller.register(self, select.POLLIN)
         woken = bool(poller.poll(poll_ms(timeout_s)))
@@ -52,5 +53,5 @@ class SelfPipe:
 
 
 def poll_ms(timeout_s: float | None) -> int | None:
-    """poll counts whole milliseconds; None is for ever."""
+    """A timeout in the whole milliseconds that poll() takes; None means no limit."""
     return None if timeout_s is None else max(0, int(timeout_s * 1000))

@@ -1,7 +1,7 @@
-"""The emulated link of one ordered pair: when a transmission starts, and when it arrives.
+"""An emulated link from one peer to another: when a transmission starts, and when it arrives.
 
-The same model as the simulator's: a transmission occupies the link for bytes / bandwidth and arrives one latency
-after that, in order. Time comes in as an argument; nothing here waits.
+The model is the simulator's: a transmission occupies the link for bytes / bandwidth, and arrives one latency after
+that, in order. Time comes in as an argument; nothing in this file waits.
 """
 
 import random
@@ -13,8 +13,8 @@ from jaxdt.spec.network import UNLIMITED_GBPS, Link
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How one directed link behaves. Jitter is uniform in 0..jitter_s; drop_prob cuts the connection at a message."""
+class LinkShape:
+    """One directed link. Jitter is uniform in 0..jitter_s; with `drop_prob` a message breaks the connection."""
 
     latency_s: float = 0.0
     bandwidth_gbps: float = UNLIMITED_GBPS
@@ -33,34 +33,34 @@ class Shape:
 
 
 class Shaper:
-    """Both lanes of a pair share one: they share the link. Instants are seconds of one clock."""
+    """The state of one emulated link, shared by both channels from src to dst. Instants are seconds of one clock."""
 
-    def __init__(self, shape: Shape, src: int, dst: int):
+    def __init__(self, shape: LinkShape, src: int, dst: int):
         self._shape = shape
         self._link = Link(shape.latency_s, shape.bandwidth_gbps)
         self._random = random.Random(f"{shape.seed} {src} {dst}")
         self._lock = threading.Lock()
         self._free_s = float("-inf")
-        self._due_s = float("-inf")
+        self._last_arrival_s = float("-inf")
 
     @property
     def free_s(self) -> float:
-        """From when on the link takes another transmission."""
+        """The instant from which the link takes another transmission."""
         return self._free_s
 
     def transmit(self, ready_s: float, n_bytes: int) -> float:
         """Occupy the link from max(ready_s, free_s) on; returns the instant of arrival, never before an earlier one.
 
-        `ready_s` is when the bytes could have started, not when a thread got round to it: a late thread must not
-        make the link look slower.
+        `ready_s` is when the bytes could have started, not when the sending thread was scheduled: a late thread must
+        not make the link look slower.
         """
         with self._lock:
             self._free_s = max(ready_s, self._free_s) + self._link.occupied_s(n_bytes)
             arrival_s = self._free_s + self._shape.latency_s + self._random.uniform(0, self._shape.jitter_s)
-            self._due_s = max(self._due_s, arrival_s)
-            return self._due_s
+            self._last_arrival_s = max(self._last_arrival_s, arrival_s)
+            return self._last_arrival_s
 
     def drops(self) -> bool:
-        """Whether the connection is cut at this message."""
+        """Whether the connection breaks at this message."""
         with self._lock:
             return self._random.random() < self._shape.drop_prob

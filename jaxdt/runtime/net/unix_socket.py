@@ -1,9 +1,9 @@
-"""Peers of one host talk over a Unix socket: the same bytes, TLS handshake and records included, for about two
-thirds of the CPU of TCP.
+"""Unix sockets between peers of one host: the same bytes as over TCP, for about two thirds of the CPU.
 
-Who listens on a loopback address listens under that address in Linux's abstract namespace as well, which is as wide as
-the loopback interface; who dials the address looks there first. Where nobody is there it is TCP: a forwarded port,
-another system. A name is anybody's to take, so the other side must belong to the user that we do.
+A peer that listens on a loopback address also listens under that address in Linux's abstract namespace, which is as
+wide as the loopback interface. A peer that dials the address looks there first, and falls back to TCP when nobody
+listens there (a forwarded port, another system). Any process may bind a name, so the process on the other side must
+belong to the same user.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 def listener(address: tuple[str, int]) -> socket.socket | None:
-    """Listens beside the TCP socket that is bound to `address`, not blocking; None where that cannot be."""
+    """A non-blocking listener beside the TCP socket that is bound to `address`; None where that is impossible."""
     name = _name(address)
     if name is None:
         return None
@@ -27,34 +27,35 @@ def listener(address: tuple[str, int]) -> socket.socket | None:
         sock.listen(_BACKLOG)
     except OSError:
         sock.close()
-        return None  # taken: diallers find a stranger there, and come over TCP
+        return None  # the name is taken: dialers find another process there, and fall back to TCP
     sock.setblocking(False)
     return sock
 
 
 def dial(address: tuple[str, int]) -> socket.socket | None:
-    """A connection to who listens on `address`, if that is on this host and ours; None: try TCP."""
+    """A connection to the process that listens on `address`, if it is on this host and of this user; None: use TCP."""
     name = _name(address)
     if name is None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
-    if not sock.connect_ex(name) and is_ours(sock):
+    if not sock.connect_ex(name) and is_of_this_user(sock):
         return sock
     sock.close()
     return None
 
 
-def is_ours(sock: socket.socket) -> bool:
+def is_of_this_user(sock: socket.socket) -> bool:
     """Whether the other side of a Unix socket is a process of this user."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(raw)[1] == os.geteuid()
 
 
 def _name(address: tuple[str, int]) -> str | None:
+    """The abstract name of a loopback address, None for any other."""
     host, port = address
     try:
-        here = ipaddress.ip_address(host).is_loopback
+        is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         return None
-    return f"\0jaxdt {host}:{port}" if here and sys.platform == "linux" else None
+    return f"\0jaxdt {host}:{port}" if is_loopback and sys.platform == "linux" else None

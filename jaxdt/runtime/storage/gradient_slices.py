@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxdt.protocol.events import Round, SliceKey
-from jaxdt.runtime.net.buffer import aligned_empty
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
 VOID_MAX = 1000  # rounds whose late parts are turned away
 

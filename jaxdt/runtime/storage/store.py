@@ -17,7 +17,7 @@ from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.protocol.events import Boundary, Key, Message, Round, SliceKey, State, StateKey
 from jaxdt.protocol.message import tensor_key
-from jaxdt.runtime.net.buffer import aligned_empty
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.checkpoint import join_entries
 from jaxdt.runtime.storage.gradient_slices import Slices

@@ -31,9 +31,10 @@ def shake_hands(server_side, client_side):
 
 def test_a_new_credential_is_private_and_both_sides_prove_it(path):
     assert path.stat().st_mode & 0o777 == 0o600
-    mine, yours = credential.load(path), credential.load(path)
-    assert mine.fingerprint == yours.fingerprint and len(bytes.fromhex(mine.fingerprint)) == 32
-    server, client = shake_hands(mine, yours)
+    own = credential.load(path)
+    other = credential.load(path)
+    assert own.fingerprint == other.fingerprint and len(bytes.fromhex(own.fingerprint)) == 32
+    server, client = shake_hands(own, other)
     assert server.version() == client.version() == "TLSv1.3"
     assert server.getpeercert() and client.getpeercert()
     with pytest.raises(ssl.SSLWantReadError):
@@ -51,7 +52,7 @@ def test_a_wide_umask_changes_nothing(tmp_path):
 
 
 def test_a_clock_that_jumped_keeps_nobody_out(tmp_path, monkeypatch):
-    """A host without a battery begins in 1970; whoever holds the key is a member all the same."""
+    """A host without a battery begins in 1970; it is a member as long as it holds the key."""
 
     class Ahead:
         @staticmethod
@@ -63,25 +64,25 @@ def test_a_clock_that_jumped_keeps_nobody_out(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(credential, "datetime", clock)
         credential.create(tmp_path / "run.pem")
-    mine = credential.load(tmp_path / "run.pem")
-    server, client = shake_hands(mine, mine)
+    own = credential.load(tmp_path / "run.pem")
+    server, client = shake_hands(own, own)
     assert server.version() == client.version() == "TLSv1.3"
 
 
 def test_another_runs_credential_does_not_pass(path, tmp_path):
     credential.create(tmp_path / "other.pem")
-    mine, other = credential.load(path), credential.load(tmp_path / "other.pem")
-    assert mine.fingerprint != other.fingerprint
+    own, other = credential.load(path), credential.load(tmp_path / "other.pem")
+    assert own.fingerprint != other.fingerprint
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(mine, other)
+        shake_hands(own, other)
 
 
 def test_a_server_asks_for_the_clients_credential(path):
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
-    mine = credential.load(path)
+    own = credential.load(path)
     with pytest.raises(ssl.SSLError, match="(?i)peer did not return a certificate"):
-        shake_hands(mine, credential.Credential(mine.server_context, bare, ""))
+        shake_hands(own, credential.Credential(own.server_context, bare, ""))
 
 
 def test_an_existing_file_is_not_overwritten(path):
@@ -139,8 +140,8 @@ def test_a_flipped_bit_is_bad_input_or_harmless(path, tmp_path):
 
 def test_key_and_certificate_of_two_runs(path, tmp_path):
     credential.create(tmp_path / "other.pem")
-    mine, other = path.read_bytes(), (tmp_path / "other.pem").read_bytes()
-    cut = mine.index(b"-----BEGIN CERTIFICATE")
-    mixed = mine[:cut] + other[other.index(b"-----BEGIN CERTIFICATE") :]
+    own, other = path.read_bytes(), (tmp_path / "other.pem").read_bytes()
+    cut = own.index(b"-----BEGIN CERTIFICATE")
+    mixed = own[:cut] + other[other.index(b"-----BEGIN CERTIFICATE") :]
     with pytest.raises(BadInput, match="do not belong together"):
         credential.load(write_private(tmp_path / "mixed.pem", mixed))

@@ -1,5 +1,6 @@
 import struct
 import tracemalloc
+import zlib
 
 import ml_dtypes
 import msgpack
@@ -7,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transport_nodes import message_frame
 
 from jaxdt.runtime.net import frame
-from jaxdt.runtime.net.buffer import aligned_empty
-from jaxdt.runtime.net.frame import DTYPES, Feed, FrameError, Leaf, Payload
-from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.frame import DTYPES, FrameError, FrameFeed, Leaf, Payload
+from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
-LIMITS = Limits(chunk_bytes=64)
+LIMITS = TransportLimits(chunk_bytes=64)
 ALL_KINDS = tuple(frame.KINDS)
 
 leaf_entries = st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3))
@@ -28,27 +30,29 @@ def random_leaves(entries, seed):
 
 
 def encode(sequence, head, leaves, limits=LIMITS):
-    """All frames of a message, as one run of bytes."""
+    """All frames of a message, one after another."""
     table = frame.table_of(leaves, limits)
     payload = Payload(leaves)
     total = sum(leaf.n_bytes for leaf in table)
     out = bytearray()
     for offset in range(0, max(total, 1), limits.chunk_bytes):
         n = min(limits.chunk_bytes, total - offset)
-        control = () if offset else (frame.pack_head(head, limits), frame.pack_table(table))
-        fields = {"sequence": sequence, "offset": offset, "payload_bytes": n, "total_bytes": total, "view": 7}
-        out += frame.pack(frame.MESSAGE, *control, **fields)
+        first = (b"", b"") if offset else (frame.pack_head(head, limits), frame.pack_table(table))
+        sizes = {"offset": offset, "payload_bytes": n, "total_bytes": total}
+        out += frame.pack_message(*first, view=7, sequence=sequence, **sizes)
         for piece in payload.part(offset, n):
             out += piece
     return bytes(out)
 
 
 class Receiver:
-    """Collects messages as (head, leaves), and checks what the parser asks for against the limits."""
+    """Collects messages as (head, leaves), and checks that the parser asks for no more than the limits allow."""
 
     def __init__(self, limits=LIMITS, kinds=ALL_KINDS):
-        self.messages, self._limits, self._open = [], limits, {}
-        self._feed = Feed(self._watched(frame.parse(limits, kinds, self._place, self._done)))
+        self.messages = []
+        self._limits = limits
+        self._open = {}
+        self._feed = FrameFeed(self._watched(frame.parse(limits, kinds, self._buffers_for, self._on_frame)))
 
     def feed(self, data, piece_bytes=1 << 20):
         for start in range(0, len(data), piece_bytes):
@@ -57,23 +61,23 @@ class Receiver:
 
     def _watched(self, parser):
         longest = max(frame.HEADER_BYTES, self._limits.head_bytes_max + self._limits.table_bytes_max)
-        for buffer, between in parser:
+        for buffer, between_frames in parser:
             assert len(buffer) <= max(longest, self._limits.chunk_bytes_max)
-            yield buffer, between
+            yield buffer, between_frames
 
-    def _place(self, part):
-        if part.offset == 0:
-            leaves = [aligned_empty(leaf.shape, DTYPES[leaf.dtype]) for leaf in part.table]
-            self._open[part.sequence] = (part.head, leaves, Payload(leaves))
-        if part.sequence not in self._open:
+    def _buffers_for(self, chunk):
+        if chunk.offset == 0:
+            leaves = [aligned_empty(leaf.shape, DTYPES[leaf.dtype]) for leaf in chunk.table]
+            self._open[chunk.sequence] = (chunk.head, leaves, Payload(leaves))
+        if chunk.sequence not in self._open:
             raise FrameError("a chunk of nothing")
-        return self._open[part.sequence][2].part(part.offset, part.payload_bytes)
+        return self._open[chunk.sequence][2].part(chunk.offset, chunk.payload_bytes)
 
-    def _done(self, part):
-        if part.total_bytes == 0:
-            self.messages.append((part.head, [np.empty(leaf.shape, DTYPES[leaf.dtype]) for leaf in part.table]))
-        elif part.offset + part.payload_bytes == part.total_bytes:
-            self.messages.append(self._open.pop(part.sequence)[:2])
+    def _on_frame(self, chunk):
+        if chunk.total_bytes == 0:
+            self.messages.append((chunk.head, [np.empty(leaf.shape, DTYPES[leaf.dtype]) for leaf in chunk.table]))
+        elif chunk.offset + chunk.payload_bytes == chunk.total_bytes:
+            self.messages.append(self._open.pop(chunk.sequence)[:2])
 
 
 @settings(max_examples=100, deadline=None)
@@ -83,9 +87,9 @@ def test_messages_come_back_however_the_bytes_are_cut(content, piece_bytes):
     data = b"".join(encode(i, *message) for i, message in enumerate(sent))
     got = Receiver().feed(data, piece_bytes).messages
     assert [head for head, _ in got] == [head for head, _ in sent]
-    for (_, mine), (_, theirs) in zip(sent, got, strict=True):
-        assert [(a.dtype, a.shape, a.tobytes()) for a in mine] == [(a.dtype, a.shape, a.tobytes()) for a in theirs]
-        assert all(a.__array_interface__["data"][0] % 64 == 0 for a in theirs if a.size)
+    for (_, expected), (_, leaves) in zip(sent, got, strict=True):
+        assert [(a.dtype, a.shape, a.tobytes()) for a in expected] == [(a.dtype, a.shape, a.tobytes()) for a in leaves]
+        assert all(a.__array_interface__["data"][0] % 64 == 0 for a in leaves if a.size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,7 +126,7 @@ def test_garbage_is_a_frame_error_or_a_wait(raw, with_magic):
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=60), st.binary(max_size=60), st.integers(0, 100))
 def test_garbage_under_a_good_checksum_is_a_frame_error(head, table, total):
-    raw = frame.pack(frame.MESSAGE, head, table, payload_bytes=total, total_bytes=total)
+    raw = message_frame(head, table, payload_bytes=total, total_bytes=total)
     try:
         Receiver().feed(raw + bytes(total))
     except FrameError as error:
@@ -130,7 +134,13 @@ def test_garbage_under_a_good_checksum_is_a_frame_error(head, table, total):
 
 
 def table_frame(table, total=0):
-    return frame.pack(frame.MESSAGE, msgpack.packb({}), msgpack.packb(table), payload_bytes=total, total_bytes=total)
+    return message_frame(msgpack.packb({}), msgpack.packb(table), payload_bytes=total, total_bytes=total)
+
+
+def of_kind(kind, header):
+    """The same header, of a frame without head and table, for another kind."""
+    fields = header[:5] + bytes([kind]) + header[6:-4]
+    return fields + struct.pack("!I", zlib.crc32(fields))
 
 
 GOOD = encode(1, {}, [np.zeros(4, np.float32)])
@@ -144,14 +154,14 @@ BAD = {
     "huge head": (GOOD[:12] + b"\xff" * 4 + GOOD[16:], "head: got 4294967295, expected at most"),
     "huge table": (GOOD[:16] + b"\xff" * 4 + GOOD[20:], "leaf table: got 4294967295, expected at most"),
     "huge payload": (GOOD[:44] + b"\xff" * 8 + GOOD[52:], "payload: got"),
-    "huge chunk": (frame.pack(frame.MESSAGE, payload_bytes=1 << 23, total_bytes=1 << 24), "chunk: got 8388608"),
-    "chunk beyond the end": (frame.pack(frame.MESSAGE, offset=9, payload_bytes=9, total_bytes=10), "ends at byte 18"),
-    "empty chunk": (frame.pack(frame.MESSAGE, offset=9, payload_bytes=0, total_bytes=10), "empty chunk"),
-    "late head": (frame.pack(frame.MESSAGE, b"\x80", offset=5, payload_bytes=5, total_bytes=10), "at byte 0 only"),
-    "ack with payload": (frame.pack(frame.ACK, payload_bytes=4, total_bytes=4), "ack frame with 4 bytes"),
-    "head not a map": (frame.pack(frame.MESSAGE, msgpack.packb([1])), "head: got a list, expected a map"),
-    "head not msgpack": (frame.pack(frame.MESSAGE, b"\xc1"), "not msgpack"),
-    "unhashable key": (frame.pack(frame.MESSAGE, b"\x81\x90\x01"), "not msgpack"),
+    "huge chunk": (message_frame(payload_bytes=1 << 23, total_bytes=1 << 24), "chunk: got 8388608"),
+    "chunk beyond the end": (message_frame(offset=9, payload_bytes=9, total_bytes=10), "ends at byte 18"),
+    "empty chunk": (message_frame(offset=9, payload_bytes=0, total_bytes=10), "empty chunk"),
+    "late head": (message_frame(b"\x80", offset=5, payload_bytes=5, total_bytes=10), "at byte 0 only"),
+    "ack with payload": (of_kind(frame.ACK, message_frame(payload_bytes=4, total_bytes=4)), "ack frame with 4 bytes"),
+    "head not a map": (message_frame(msgpack.packb([1])), "head: got a list, expected a map"),
+    "head not msgpack": (message_frame(b"\xc1"), "not msgpack"),
+    "unhashable key": (message_frame(b"\x81\x90\x01"), "not msgpack"),
     "table not a list": (table_frame({}), "leaf table: got a dict"),
     "entry": (table_frame([["float32", [1]]], 4), "expected [dtype, shape, bytes]"),
     "dtype": (table_frame([["object", [1], 8]], 8), "dtype: got 'object', expected one of"),
@@ -184,8 +194,8 @@ def test_claimed_lengths_are_not_allocated():
     bombs = [
         GOOD[:12] + struct.pack("!I", 1 << 31) + GOOD[16:],
         GOOD[:44] + struct.pack("!Q", 1 << 60) + GOOD[52:],
-        frame.pack(frame.MESSAGE, b"\xdd\x7f\xff\xff\xff" * 200),  # lists of two billion, in one another
-        frame.pack(frame.MESSAGE, b"\xdd\x00\x00\x03\x00" * 200),
+        message_frame(b"\xdd\x7f\xff\xff\xff" * 200),  # lists of two billion, in one another
+        message_frame(b"\xdd\x00\x00\x03\x00" * 200),
         table_frame([["float64", [1 << 30], 1 << 33]]),
     ]
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""What may be done to a connection's keys and records on the way: it ends, with one line, and nothing else does."""
+"""Attacks on the keys and records of a connection: it ends, with one line, and no other connection does."""
 
 import contextlib
 import socket
@@ -10,15 +10,16 @@ import transport_nodes
 from transport_nodes import LOOPBACK, MB, WAIT_S, Wiretap, drained, eventually, raw_connection
 
 from jaxdt.runtime.net import aead_records, frame
-from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.options import TransportLimits
 
 start, run_credential = transport_nodes.start, transport_nodes.run_credential  # fixtures
 FIRST = 3  # the record that is attacked: the greeting and the message's head come before
 
 
 def pieces(src):
-    """What the dialling side says: (0, TLS record) during the handshake, then (number from 1, sealed record)."""
-    file, number = src.makefile("rb"), 0
+    """The bytes of the dialing side: (0, TLS record) during the handshake, then (number from 1, AEAD record)."""
+    file = src.makefile("rb")
+    number = 0
     with file:
         while len(head := file.read(4)) == 4:
             if head[0] in (20, 21, 22, 23):
@@ -90,8 +91,8 @@ ATTACKS = {
 
 @contextlib.contextmanager
 def attacked(start, cred, attack):
-    """Peers 0 and 1 with a message of 4 MB on its way between them, and what is done to it; 2 talks to 1 meanwhile."""
-    a, b, other = start(0, cred), start(1, cred, limits=Limits(idle_s=0.5)), start(2, cred)
+    """Peer 0 sends 4 MB to peer 1 under an attack, while peer 2 talks to peer 1. Yields 0 and 1, then checks all."""
+    a, b, other = start(0, cred), start(1, cred, limits=TransportLimits(idle_s=0.5)), start(2, cred)
     other.connect(b)
     other.transport.send(1, {"n": 0}, [np.zeros(3)])
     b.next()
@@ -102,10 +103,10 @@ def attacked(start, cred, attack):
         yield a, b
         src, head, (got,) = b.next()
         assert (src, head) == (0, {"n": 1}) and np.array_equal(got, payload)
-        assert a.stat(1, "reconnects") >= 1 and b.stat(0, "messages_in") == 1
+        assert a.reconnects(1) >= 1 and b.stat(0, "messages_in") == 1
         other.transport.send(1, {"n": 2}, [np.zeros(3)])
         assert b.next()[1] == {"n": 2}
-        assert other.stat(1, "reconnects") == 0
+        assert other.reconnects(1) == 0
         for node in (a, b, other):
             node.transport.close(0.0)
 
@@ -131,7 +132,7 @@ def test_when_a_key_has_served_there_is_a_new_connection(start, run_credential, 
     came = [b.next() for _ in range(10)]
     assert [(head["i"], leaves[0][0], leaves[0][-1]) for _, head, leaves in came] == [(i, i, i) for i in range(10)]
     eventually(lambda: a.transport.queued_bytes() == 0)
-    assert a.stat(1, "reconnects") >= 3 and b.inbox.empty()
+    assert a.reconnects(1) >= 3 and b.inbox.empty()
     assert (b.stat(0, "messages_in"), b.stat(0, "duplicates")) == (10, 0)
     assert "60 records under one key" in a.link(1, "down")
 
@@ -140,7 +141,7 @@ def test_when_a_key_has_served_there_is_a_new_connection(start, run_credential, 
 
 
 def share(n_bytes=32):
-    return frame.pack(frame.KEYS, frame.pack_head({"share": bytes(n_bytes)}, Limits()))
+    return frame.pack(frame.KEYS, frame.pack_head({"share": bytes(n_bytes)}, TransportLimits()))
 
 
 def of_version_1(data):
@@ -162,22 +163,22 @@ def beside_tls(secure, data):
     socket.socket.sendall(secure, data)
 
 
-UNSEALED = {
+BEFORE_RECORDS = {
     "a record at once": (beside_tls, b"\x00\x00\x01\x00" + bytes(272), "SSL"),
     "no share": (in_tls, frame.pack(frame.GREETING, b"\x80"), "frame kind: got greeting, expected keys"),
     "a short share": (in_tls, share(31), "share of the keys: expected 32 bytes"),
-    "more in TLS": (in_tls, share() + b"\x00", "more was said in TLS"),
+    "more in TLS": (in_tls, share() + b"\x00", "more was sent in TLS"),
     "nothing": (in_tls, b"", "the handshake took too long|came in time"),
     "a greeting in TLS": (in_tls, of_version_1(frame.pack(frame.GREETING, b"\x80")), "version: got 1, expected 2"),
 }
 
 
-@pytest.mark.parametrize(("way", "data", "words"), UNSEALED.values(), ids=UNSEALED)
-def test_without_a_share_of_the_keys_nobody_gets_in(start, run_credential, way, data, words):
-    a, b = start(0, run_credential), start(1, run_credential, limits=Limits(handshake_s=0.5, n_greeting_max=1))
+@pytest.mark.parametrize(("send", "data", "words"), BEFORE_RECORDS.values(), ids=BEFORE_RECORDS)
+def test_without_a_share_of_the_keys_nobody_gets_in(start, run_credential, send, data, words):
+    a, b = start(0, run_credential), start(1, run_credential, limits=TransportLimits(handshake_s=0.5, n_greeting_max=1))
     with shaken_hands(b, run_credential) as secure:
         if data:
-            way(secure, data)
+            send(secure, data)
         reason = b.link(None, "refused")
         assert any(part in reason for part in words.split("|")) and "\n" not in reason
         drained(secure)
@@ -195,7 +196,7 @@ def test_a_record_in_place_of_the_handshake(start, run_credential):
 
 
 def test_peers_of_two_versions_tell_each_other(start, run_credential):
-    """A peer of version 1 says all in TLS: its greeting, and its refusal of what is not version 1."""
+    """A peer of version 1 sends everything in TLS: its greeting, and its refusal of another version."""
     a, b = start(0, run_credential), start(1, run_credential)
     with shaken_hands(b, run_credential) as old:
         old.sendall(of_version_1(frame.pack(frame.GREETING, b"\x80")))
@@ -208,12 +209,14 @@ def test_peers_of_two_versions_tell_each_other(start, run_credential):
         sock.settimeout(WAIT_S)
         with run_credential.server_context.wrap_socket(sock, server_side=True) as old:
             assert len(old.recv(frame.HEADER_BYTES)) == frame.HEADER_BYTES  # enough for its refusal
-            old.sendall(of_version_1(frame.pack(frame.REFUSED, frame.pack_head({"reason": "version"}, Limits()))))
+            old.sendall(
+                of_version_1(frame.pack(frame.REFUSED, frame.pack_head({"reason": "version"}, TransportLimits())))
+            )
             assert "protocol version: got 1, expected 2" in a.link(1, "refused")
 
 
 def test_a_share_that_drips_in_does_not_hold_a_place(start, run_credential):
-    b = start(1, run_credential, limits=Limits(handshake_s=0.4, n_greeting_max=1))
+    b = start(1, run_credential, limits=TransportLimits(handshake_s=0.4, n_greeting_max=1))
     done = threading.Event()
     with shaken_hands(b, run_credential) as secure:
 

@@ -1,5 +1,5 @@
-"""What a hostile or broken other side may try beyond single frames: nothing crashes a peer, one bad connection harms no
-other, and a tensor is only received into what this peer holds."""
+"""Attacks and faults of the other side beyond single frames: no peer crashes, one bad connection harms no other, and a
+tensor is only received into memory that this peer has sized itself."""
 
 import contextlib
 import ssl
@@ -15,7 +15,7 @@ from transport_nodes import MB, Wiretap, drained, raw_connection
 
 from jaxdt.protocol.events import Boundary, Key, Reduced, Round, Shard, SliceKey
 from jaxdt.runtime.net import frame
-from jaxdt.runtime.net.limits import Limits
+from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
@@ -38,13 +38,14 @@ def test_a_client_without_a_certificate_is_refused(start, run_credential):
     assert "certificate" in b.link(None, "refused").lower()
     a.transport.send(1, {"n": 2})
     assert b.next()[1] == {"n": 2}
-    assert a.stat(1, "reconnects") == 0
+    assert a.reconnects(1) == 0
 
 
 def test_a_greeting_that_drips_in_does_not_hold_a_place(start, cred):
-    """Every byte advances it, so that only the whole greeting's deadline can end it."""
-    b = start(1, cred, limits=Limits(handshake_s=0.4, n_greeting_max=1))
-    slow, done = (b"\x16\x03\x01\x02\x00" if cred else GREETING[:5]) + bytes(10_000), threading.Event()
+    """Every byte advances the greeting, so only the deadline of the whole greeting can end it."""
+    b = start(1, cred, limits=TransportLimits(handshake_s=0.4, n_greeting_max=1))
+    slow = (b"\x16\x03\x01\x02\x00" if cred else GREETING[:5]) + bytes(10_000)
+    done = threading.Event()
     with raw_connection(b) as sock:
 
         def drip():
@@ -83,7 +84,7 @@ def test_a_bit_that_flips_on_the_way_breaks_the_connection_and_not_the_message(s
         a.transport.send(1, {"n": 1}, [payload])
         _, head, (got,) = b.next()
         assert head == {"n": 1} and np.array_equal(got, payload)
-        assert a.stat(1, "reconnects") >= 1 and b.stat(0, "messages_in") == 1
+        assert a.reconnects(1) >= 1 and b.stat(0, "messages_in") == 1
         for node in (a, b):
             node.transport.close(0.0)
 
@@ -108,7 +109,7 @@ keys = st.builds(Key, st.sampled_from(["act", "grad", "eval", ""]), numbers, num
 @settings(max_examples=300, deadline=None)
 @given(slices | keys, st.booleans())
 def test_only_what_is_held_here_is_received(store, key, is_sum):
-    """However the sender names a tensor and fits its table to it, the room made is bounded by this peer's own sizes."""
+    """Whatever key and table the sender chooses, the buffer is no larger than this peer's own sizes allow."""
     if isinstance(key, Key):
         body, table = Boundary(key), [(np.dtype(np.float32), (equivalence.BATCH, 16, 32))]
     else:

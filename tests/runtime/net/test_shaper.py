@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_nodes import MB, WAIT_S, eventually
 
-from jaxdt.runtime.net.limits import Limits
-from jaxdt.runtime.net.shaper import Shape, Shaper
+from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.runtime.net.shaper import LinkShape, Shaper
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
 
@@ -17,7 +17,7 @@ start, cred, run_credential = transport_nodes.start, transport_nodes.cred, trans
 
 def test_a_transmission_occupies_the_link_and_arrives_a_latency_later():
     link = Link(0.1, 0.008)  # a byte takes a microsecond
-    shaper = Shaper(Shape(link.latency_s, link.bandwidth_gbps), 0, 1)
+    shaper = Shaper(LinkShape(link.latency_s, link.bandwidth_gbps), 0, 1)
     assert shaper.transmit(5.0, 1000) == pytest.approx(5.0 + link.transfer_s(1000)) == pytest.approx(5.101)
     assert shaper.free_s == pytest.approx(5.001)
     assert shaper.transmit(5.0, 2000) == pytest.approx(5.103)  # waits for the link, not for the arrival
@@ -25,7 +25,7 @@ def test_a_transmission_occupies_the_link_and_arrives_a_latency_later():
 
 
 def test_without_a_bandwidth_limit_only_the_latency_counts():
-    shaper = Shaper(Shape(latency_s=0.2), 0, 1)
+    shaper = Shaper(LinkShape(latency_s=0.2), 0, 1)
     assert [shaper.transmit(1.0, 1 << 30) for _ in range(3)] == pytest.approx([1.2] * 3)
 
 
@@ -35,9 +35,10 @@ def test_without_a_bandwidth_limit_only_the_latency_counts():
     st.floats(0, 1),
 )
 def test_arrivals_keep_their_order_under_jitter(sends, gbps, jitter_s):
-    shape = Shape(0.1, gbps, jitter_s, seed=3)
+    shape = LinkShape(0.1, gbps, jitter_s, seed=3)
     shaper, twin = Shaper(shape, 0, 1), Shaper(shape, 0, 1)
-    free_s, last_s = 0.0, 0.0
+    free_s = 0.0
+    last_s = 0.0
     for ready_s, n_bytes in sends:
         due_s = shaper.transmit(ready_s, n_bytes)
         assert due_s == twin.transmit(ready_s, n_bytes)
@@ -49,12 +50,12 @@ def test_arrivals_keep_their_order_under_jitter(sends, gbps, jitter_s):
 
 def test_drops_come_as_often_as_they_should_and_repeat_with_the_seed():
     def dice(seed):
-        shaper = Shaper(Shape(drop_prob=0.25, seed=seed), 0, 1)
+        shaper = Shaper(LinkShape(drop_prob=0.25, seed=seed), 0, 1)
         return [shaper.drops() for _ in range(1000)]
 
     assert dice(1) == dice(1) != dice(2)
     assert 200 < sum(dice(1)) < 300
-    assert not any(Shaper(Shape(), 0, 1).drops() for _ in range(100))
+    assert not any(Shaper(LinkShape(), 0, 1).drops() for _ in range(100))
 
 
 @pytest.mark.parametrize(
@@ -62,12 +63,12 @@ def test_drops_come_as_often_as_they_should_and_repeat_with_the_seed():
 )
 def test_an_impossible_shape_is_bad_input(wrong):
     with pytest.raises(BadInput, match=f"shape: {next(iter(wrong))}: got"):
-        Shape(**wrong)
+        LinkShape(**wrong)
 
 
 def test_a_shaped_message_is_held_at_least_as_long_as_the_formula_says(start, cred):
     link = Link(0.05, 0.4)
-    a, b = start(0, cred, shape=lambda dst: Shape(link.latency_s, link.bandwidth_gbps)), start(1, cred)
+    a, b = start(0, cred, shape=lambda dst: LinkShape(link.latency_s, link.bandwidth_gbps)), start(1, cred)
     a.connect(b)
     a.transport.send(1, {"warm": "up"})
     b.next()
@@ -80,21 +81,21 @@ def test_a_shaped_message_is_held_at_least_as_long_as_the_formula_says(start, cr
 
 
 def test_a_control_message_takes_the_next_place_on_the_link(start):
-    a, b = start(0, shape=lambda dst: Shape(latency_s=0.001)), start(1)
+    a, b = start(0, shape=lambda dst: LinkShape(latency_s=0.001)), start(1)
     a.connect(b)
     for leaves in ([], [np.zeros(1)]):
         a.transport.send(1, {}, leaves)
         b.next()
-    a.lane(1)._shaper._free_s = time.monotonic() + 2 * WAIT_S  # a chunk is on the link for long
+    a.channel(1)._writer._shaper._free_s = time.monotonic() + 2 * WAIT_S  # a chunk is on the link for long
     a.transport.send(1, {}, [np.zeros(1)])
     a.transport.send(1, {})
-    eventually(lambda: a.lane(1, "control")._line and a.lane(1)._heap)
-    assert not a.lane(1)._line
+    eventually(lambda: a.channel(1, "control")._writer._delay_line and a.channel(1)._queue.most_urgent())
+    assert not a.channel(1)._writer._delay_line
 
 
 def test_on_a_slow_link_the_urgent_message_waits_for_one_chunk_at_most(start):
-    limits = Limits(chunk_bytes=1 << 14)
-    a, b = start(0, limits=limits, shape=lambda dst: Shape(0.0, 0.01)), start(1)  # 13 ms a chunk
+    limits = TransportLimits(chunk_bytes=1 << 14)
+    a, b = start(0, limits=limits, shape=lambda dst: LinkShape(0.0, 0.01)), start(1)  # 13 ms a chunk
     a.connect(b)
     a.transport.send(1, {"name": "shard"}, [np.zeros(20 << 14, np.uint8)], priority=9)
     b.asked.get(timeout=WAIT_S)

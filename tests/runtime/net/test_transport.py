@@ -26,9 +26,9 @@ def test_every_dtype_and_shape_arrives_as_it_was(start, cred):
     assert a.transport.send(1, head, leaves)
     src, got_head, got = b.next()
     assert (src, got_head) == (0, head)
-    for mine, theirs in zip(leaves, got, strict=True):
-        assert (theirs.dtype, theirs.shape) == (mine.dtype, np.shape(mine))
-        assert np.array_equal(np.asarray(mine), theirs)
+    for leaf, received in zip(leaves, got, strict=True):
+        assert (received.dtype, received.shape) == (leaf.dtype, np.shape(leaf))
+        assert np.array_equal(np.asarray(leaf), received)
     assert a.transport.send(1, {"empty": True}, [np.zeros((0, 2), np.int8)])
     assert b.next()[2][0].shape == (0, 2)
     assert a.transport.send(1, {"only": "head"})
@@ -38,13 +38,15 @@ def test_every_dtype_and_shape_arrives_as_it_was(start, cred):
 
 def test_many_and_big_messages_both_ways_at_once(start, cred):
     a, b, c = start(0, cred), start(1, cred), start(2, cred)
-    n, nodes = 40, (a, b, c)
+    n = 40
+    nodes = (a, b, c)
     for node in nodes:
         for other in nodes:
             if other is not node:
                 node.connect(other)
     rng = np.random.default_rng(0)
-    big, small = rng.integers(0, 255, 5 * MB // 2, np.uint8), rng.integers(0, 255, 100, np.uint8)
+    big = rng.integers(0, 255, 5 * MB // 2, np.uint8)
+    small = rng.integers(0, 255, 100, np.uint8)
     for i in range(n):
         for node in nodes:
             for other in nodes:
@@ -52,7 +54,7 @@ def test_many_and_big_messages_both_ways_at_once(start, cred):
                     node.transport.send(other.me, {"i": i}, [small if i % 4 else big])
                     node.transport.send(other.me, {"i": i})
     for node in nodes:
-        got = {(src, lane): [] for src in range(3) for lane in (0, 1) if src != node.me}
+        got = {(src, n_leaves): [] for src in range(3) for n_leaves in (0, 1) if src != node.me}
         for _ in range(4 * n):
             src, head, leaves = node.next()
             got[src, len(leaves)].append(head["i"])
@@ -80,7 +82,9 @@ def test_a_plain_buffer_from_expect_becomes_an_array(start):
 
 def test_a_leaf_is_converted_in_the_sender_thread(start):
     class OnDevice:
-        shape, dtype, threads = (2,), np.dtype(np.float32), []
+        shape = (2,)
+        dtype = np.dtype(np.float32)
+        threads = []
 
         def __array__(self, dtype=None, copy=None):
             self.threads.append(threading.current_thread().name)
@@ -173,13 +177,13 @@ def test_a_peer_behind_nat_opens_both_directions(start, cred):
         eventually(lambda: public.transport.send(1, {"n": n}, [payload]))  # noqa: B023
         src, head, leaves = hidden.next()
         assert (src, head) == (0, {"n": n}) and np.array_equal(leaves[0], payload)
-        eventually(lambda: public.lane(1)._wire is not None)
+        eventually(lambda: public.channel(1)._connection is not None)
         public.cut(1)
     eventually(lambda: public.transport.queued_bytes() == 0)
     assert hidden.stat(0, "messages_in") == 4
 
 
-def test_a_public_peer_that_restarts_is_pulled_from_again(start):
+def test_a_public_peer_that_restarts_is_dialed_again(start):
     public, hidden = start(0), start(1, listen=None)
     hidden.connect(public)
     public.link(1, "up")

@@ -1,5 +1,7 @@
-"""What a transport keeps of peers that are gone: a bounded memory of what has arrived, and nothing else, without the
-collector of cycles, which comes too seldom for buffers of a megabyte."""
+"""A transport remembers which messages of dropped peers have arrived, for a bounded number of peers, and nothing else.
+
+Memory must be free without the collector of cycles, which runs too seldom for buffers of a megabyte.
+"""
 
 import gc
 import socket
@@ -14,29 +16,34 @@ from transport_nodes import QUICK, WAIT_S, cred, eventually, message_bytes, n_fd
 from jaxdt.runtime.net import frame, handshake, transport
 from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.aead_records import AeadRecords
+from jaxdt.runtime.net.chunk_writer import ChunkWriter
 from jaxdt.runtime.net.connection import Connection
-from jaxdt.runtime.net.handshake import LANES, Dialler, Hello
-from jaxdt.runtime.net.inbound import Assembly, Inbound, Stream
-from jaxdt.runtime.net.link_state import Link
-from jaxdt.runtime.net.outbound_channel import OutboundChannel, Outgoing
+from jaxdt.runtime.net.dialer import Dialer
+from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
+from jaxdt.runtime.net.inbound_channel import InboundChannel, InboundSession, PartialMessage
+from jaxdt.runtime.net.link_state import LinkState
+from jaxdt.runtime.net.outbound_channel import OutboundChannel
 from jaxdt.runtime.net.reverse_dial import ReverseDialer
 from jaxdt.runtime.net.self_pipe import SelfPipe
+from jaxdt.runtime.net.send_queue import QueuedMessage, SendQueue
 
 __all__ = ["cred", "run_credential", "start"]  # fixtures
 
 OF_ONE_PEER = {
-    Dialler,
-    Assembly,
+    Dialer,
+    PartialMessage,
     OutboundChannel,
-    Outgoing,
-    Link,
+    SendQueue,
+    ChunkWriter,
+    QueuedMessage,
+    LinkState,
     ReverseDialer,
     AeadRecords,
     SelfPipe,
     Connection,
     transport._Peer,
 }
-REMEMBERED = {Inbound, Stream}
+REMEMBERED = {InboundChannel, InboundSession}
 
 
 @pytest.fixture
@@ -52,8 +59,10 @@ def alive(kinds):
 
 
 def come_and_go(node, peer, cred=None, n_messages=3):
-    """A peer that nobody can dial: on one connection it sends, on the other it hears an answer. Then its process ends,
-    in the middle of a message."""
+    """A peer that nobody can dial sends on one connection and gets an answer on the other.
+
+    Then its process ends in the middle of a message.
+    """
     with (
         greeted(node, peer, "data", True, cred) as (sender, _),
         greeted(node, peer, "control", False, cred) as (back, _),
@@ -63,20 +72,23 @@ def come_and_go(node, peer, cred=None, n_messages=3):
         for _ in range(n_messages):
             assert node.next()[0] == peer
         assert node.transport.send(peer, {"answer": peer})
-        assert handshake.hear(back, (frame.MESSAGE,)).head == {"answer": peer}
+        assert handshake.read_frame(back, (frame.MESSAGE,)).head == {"answer": peer}
         sender.write(message_bytes(n_messages + 1, {"n": 0}, [np.zeros(4_000)])[:1000])
     node.link(peer, "down")
     node.transport.drop(peer)
 
 
 @contextmanager
-def greeted(node, peer, lane="data", sends=True, cred=None):
-    wire = Connection(socket.create_connection(node.address, timeout=WAIT_S), QUICK)
-    wire.deadline_s = time.monotonic() + WAIT_S
+def greeted(node, peer, channel="data", sends=True, cred=None):
+    connection = Connection(socket.create_connection(node.address, timeout=WAIT_S), QUICK)
+    connection.deadline_s = time.monotonic() + WAIT_S
     if cred is not None:
-        handshake.secure(wire, cred.client_context, dialled=True)
-    yield wire, handshake.greet(wire, Hello("run", peer, node.me, lane, sends, 5, 1 if sends else 0))
-    wire.close()
+        handshake.secure(connection, cred.client_context, is_dialer=True)
+    yield (
+        connection,
+        handshake.greet(connection, HandshakeHello("run", peer, node.me, channel, sends, 5, 1 if sends else 0)),
+    )
+    connection.close()
 
 
 def test_nothing_is_kept_of_peers_that_are_gone(start, cred, no_collector):
@@ -100,19 +112,19 @@ def test_what_has_arrived_is_remembered_of_the_last_to_go(start, monkeypatch, no
     for peer in range(4, 9):
         come_and_go(node, peer)
         assert alive(REMEMBERED) == before
-    with greeted(node, 6) as (_, theirs):
-        assert theirs.have == [[0, 3]]
-    with greeted(node, 5) as (_, theirs):
-        assert theirs.have == [[0, 0]]
+    with greeted(node, 6) as (_, answer):
+        assert answer.received == [[0, 3]]
+    with greeted(node, 5) as (_, answer):
+        assert answer.received == [[0, 0]]
     eventually(lambda: len(node.transport._threads) == 1)
     node.transport.drop(5)
     node.transport.drop(6)
     assert set(node.transport._dropped) == {8, 5, 6}
 
 
-def test_a_dropped_peer_leaves_no_lane_that_it_did_not_use(start):
+def test_a_dropped_peer_leaves_no_channel_that_it_did_not_use(start):
     node = start(0)
     node.transport.connect(1, None)
     node.transport.drop(1)
-    assert not node.transport._inbounds
-    assert len(LANES) == 2
+    assert not node.transport._inbound
+    assert len(CHANNELS) == 2

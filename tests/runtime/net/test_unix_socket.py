@@ -14,11 +14,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of socket
 
 
 def families(node, peer):
-    return {lane._wire._sock.family for lane in node.transport._peers[peer].lanes.values()}
+    return {channel._connection._sock.family for channel in node.transport._peers[peer].channels.values()}
 
 
 def exchange(a, b):
-    """A message with a tensor arrives; over which kind of socket."""
+    """Send a message with a tensor; returns the kinds of sockets that carried it."""
     a.connect(b)
     tensor = np.arange(1 << 20, dtype=np.float32)
     assert a.transport.send(b.me, {"kind": "x"}, [tensor])
@@ -37,7 +37,7 @@ def test_where_the_name_is_taken_they_use_tcp(start, monkeypatch):
 
 
 def test_a_socket_of_another_user_is_not_used(start, monkeypatch):
-    monkeypatch.setattr(unix_socket, "is_ours", lambda sock: False)
+    monkeypatch.setattr(unix_socket, "is_of_this_user", lambda sock: False)
     assert exchange(start(0), start(1)) == {socket.AF_INET}
 
 

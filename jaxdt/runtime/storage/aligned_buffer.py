@@ -1,4 +1,4 @@
-"""Memory that tensors are received into."""
+"""Aligned memory for received tensors."""
 
 import math
 
@@ -9,7 +9,9 @@ ALIGNMENT_BYTES = 64
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An uninitialised array that starts on a 64-byte boundary, so that `jax.device_put` takes it over without a copy.
-    Never write into it again after that."""
+
+    Nobody may write into the array after that.
+    """
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(n_bytes + ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT_BYTES
