@@ -150,6 +150,32 @@ def test_package_files_hold_one_docstring(path):
     assert len(body) == 1 or path.parent.name == "codec"
 
 
+PARAMETERS_MAX, LINES_MAX, FILES_MAX = 7, 60, 19
+
+
+def functions_of(module: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    nodes = ast.walk(ast.parse(SOURCES[module].read_text()))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_functions_take_few_parameters_and_stay_short(module):
+    wrong = []
+    for function in functions_of(module):
+        arguments = function.args
+        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        n_parameters = len(names) - (names[:1] in (["self"], ["cls"]))
+        n_lines = function.end_lineno - function.lineno + 1
+        if n_parameters > PARAMETERS_MAX or n_lines > LINES_MAX:
+            wrong.append(f"{function.name}: {n_parameters} parameters, {n_lines} lines")
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES.values()}), ids=str)
+def test_a_folder_of_code_is_read_at_a_glance(folder):
+    assert len(list(folder.glob("*.py"))) <= FILES_MAX
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_every_file_says_what_it_is_for(module):
     assert ast.get_docstring(ast.parse(SOURCES[module].read_text()))

@@ -1,1 +1,5 @@
-"""The vocabulary of the machines: events, messages, ledger, schedules, trace. No policy."""
+"""The vocabulary of the machines: events, messages, reports, ledger, participants of a round, schedules, trace.
+
+No policy stands here: what happens when is decided in jaxdt.membership, jaxdt.wiring and jaxdt.sync. Imports jaxdt.spec
+only; standard library only.
+"""

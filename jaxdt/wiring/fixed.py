@@ -20,13 +20,9 @@ from jaxdt.protocol.events import (
     Evaluated,
     Event,
     Evicted,
-    Grant,
-    Inventory,
     Key,
-    Progress,
     Ran,
     Received,
-    Resend,
     Send,
     Updated,
     View,
@@ -50,7 +46,7 @@ NEVER = float("inf")
 class FixedWiring:
     """One peer's side."""
 
-    READS = frozenset({ViewChanged, Evicted, Updated, Boundary, Ran, Grant, Resend, Inventory, Progress})
+    READS = RoutedWiring.READS | {ViewChanged, Evicted, Updated, Boundary, Ran}
 
     def __init__(self, plan: Plan, shape: StepShape):
         self._plan = plan

@@ -1,0 +1,53 @@
+"""READS decides what Peer hands to a machine, so it must be what the machine's methods look at: for every machine."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import textwrap
+import typing
+
+import pytest
+
+from jaxdt import membership, sync, wiring
+from jaxdt.protocol.events import Event, Message
+
+READABLE = {kind.__name__ for kind in (*typing.get_args(Event), *typing.get_args(Message))} - {"Received"}
+
+
+def machines():
+    """All classes with READS in the packages of machines."""
+    for package in (membership, wiring, sync):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for _, kind in inspect.getmembers(importlib.import_module(found.name), inspect.isclass):
+                is_own = kind.__module__ == found.name
+                if is_own and hasattr(kind, "handle") and isinstance(getattr(kind, "READS", None), frozenset):
+                    yield kind
+
+
+def matched(machine):
+    """Names of events and messages that the methods of a class match, or compare a type with."""
+    names = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(machine)))):
+        if isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name):
+            names.add(node.cls.id)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is):
+            names |= {one.id for one in node.comparators if isinstance(one, ast.Name)}
+    return names & READABLE
+
+
+MACHINES = {machine.__name__: machine for machine in machines()}
+
+
+def test_all_machines_are_found():
+    assert {"Membership", "FixedWiring", "RoutedWiring", "AllReduce", "StateTransfer"} <= set(MACHINES)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_reads_every_event_that_it_matches(name):
+    assert matched(MACHINES[name]) <= {kind.__name__ for kind in MACHINES[name].READS}
+
+
+@pytest.mark.parametrize("name", sorted(set(MACHINES) - {"FixedWiring"}))  # which hands the others to its routed wiring
+def test_a_machine_is_spared_what_it_does_not_match(name):
+    assert {kind.__name__ for kind in MACHINES[name].READS} <= matched(MACHINES[name])
