@@ -1,8 +1,8 @@
 """mkdocs hook: the site also shows files of the repository that the pages link to.
 
 Pages in docs/ link to files outside of it (`../configs/study/README.md`), as GitHub wants it. mkdocs knows the files of
-docs/ only. So README.md becomes the home page, every other linked file is added as `repository/<its path>`, and links are
-rewritten to match. A link to a file that does not exist stays as it is, and `mkdocs build --strict` refuses it.
+docs/ only. So README.md becomes the home page, every other linked file is added as `repository/<its path>`, and links
+are rewritten to match. A link to a file that does not exist stays as it is, and `mkdocs build --strict` refuses it.
 """
 
 import posixpath

@@ -1,4 +1,4 @@
-"""README, BUILD.md and docs/ name what exists: links, paths, modules, flags and config fields; the reference is current."""
+"""README, BUILD.md and docs/ name what exists (links, paths, modules, flags, fields); the reference is current."""
 
 import dataclasses
 import os
@@ -52,17 +52,18 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_to_files_and_headings(page):
-    broken = []
-    for link in LINK.findall(outside_code(page.read_text())):
-        if "://" in link:
-            continue
-        path, _, anchor = link.partition("#")
-        target = Path(posixpath.normpath(page.parent / path)) if path else page
-        if not target.is_relative_to(ROOT) or not target.exists():
-            broken.append(link)
-        elif anchor and anchor not in anchors(target.read_text()):
-            broken.append(link)
+    links = [link for link in LINK.findall(outside_code(page.read_text())) if "://" not in link]
+    broken = [link for link in links if not leads_somewhere(page, link)]
     assert not broken, f"{named(page)}: these links lead nowhere: {broken}"
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether a relative link of a page leads to a file of the repository, and its anchor to a heading there."""
+    path, _, anchor = link.partition("#")
+    target = Path(posixpath.normpath(page.parent / path)) if path else page
+    if not target.is_relative_to(ROOT) or not target.exists():
+        return False
+    return not anchor or anchor in anchors(target.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
