@@ -3,8 +3,8 @@
     python docs/generate.py            writes the page
     python docs/generate.py --check    writes nothing; exit code 1 if the page differs from what would be written
 
-Names, defaults and descriptions come from the dataclasses. What a field accepts comes from the error message that the
-config itself gives for a value that no field accepts. Needs no jax.
+Names, defaults and descriptions come from the dataclasses. What a field accepts comes from the table that it names an
+entry of, else from the error message that the config gives for a value that no field accepts. Needs no jax.
 """
 
 import argparse
@@ -19,8 +19,11 @@ from jaxdt.ablation.grid import AblationConfig
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import PRESETS, GPTConfig
+from jaxdt.sync.base import SYNCS
+from jaxdt.wiring.base import WIRINGS
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
+TABLES = {"wiring.kind": WIRINGS, "sync.kind": SYNCS}  # fields that name an entry of a table
 NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field accepts
 SIZE = re.compile(r"((?:model\.)?(?:n_layers|d_model|seq_len)) \d+")  # a size of the config that was tried
 
@@ -97,7 +100,9 @@ def default(field: dataclasses.Field) -> str:
 
 
 def accepts(section: str, name: str, kinds: dict[str, typing.Any]) -> str:
-    """What the config expects of a field: the end of the message about a value that it refuses; '' without one."""
+    """What the config expects of a field; '' where nothing but the type is checked."""
+    if f"{section}.{name}" in TABLES:
+        return f"one of {', '.join(TABLES[f'{section}.{name}'])}"
     value = NO_VALUE.get(kinds[name])
     if value is None or section == "ablation":
         return ""
