@@ -65,7 +65,7 @@ def decode(spec: CodecSpec, wire: Wire, shape: Shape, dtype: DTypeLike) -> Float
 def encode_with_feedback(
     spec: CodecSpec, x: Float[Array, "*shape"], error: Float32[Array, "*shape"]
 ) -> tuple[Wire, Float32[Array, "*shape"]]:
-    """(wire, next error): what the codec lost of the tensors before, in fp32, is added before encoding (error feedback,
+    """(wire, next error). The rounding errors of former tensors, in fp32, are added before encoding (error feedback,
     Seide et al. 2014). Errors that are not finite become 0."""
     codec = codec_of(spec)
     corrected = x.astype(jnp.float32) + error

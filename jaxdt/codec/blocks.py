@@ -1,4 +1,4 @@
-"""What the codecs of one byte per number share: blocks of K numbers in memory order with one fp32 absmax each (SWARM
+"""Blocks of K numbers in memory order with one fp32 absmax each, which the codecs of one byte per number share (SWARM
 App. I).
 
 The wire is one array: n codes, then the absmax of each block, 4 bytes each. A last partial block is filled with zeros
@@ -31,7 +31,7 @@ def split_blocks(x: Float[Array, "..."], block: int) -> Float32[Array, "N K"]:
 
 
 def join_blocks(x_NK: Float32[Array, "N K"], shape: Shape, dtype: DTypeLike) -> Float[Array, "..."]:
-    """The tensor whose numbers stand in blocks; what fills the last block is left out."""
+    """The tensor whose numbers stand in blocks, without the zeros that fill the last one."""
     return x_NK.reshape(-1)[: prod(shape)].reshape(shape).astype(dtype)
 
 

@@ -1,4 +1,4 @@
-"""The table of models, and what stage code asks of each of them.
+"""The table of models, and the functions that stage code asks of each.
 
 A model's parameters are a dict by GLOBAL names, one entry per block, table or head. So the parameters of the stages of
 any split merge by name, and can be cut again. A stage holds the layers lo..hi-1, with the embedding on the first stage

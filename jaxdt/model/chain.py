@@ -1,18 +1,24 @@
 """The stages of a model in one process: the arithmetic of a run without its machines and sockets.
 
-B microbatch samples, T tokens."""
+B microbatch samples, T tokens, W boundary width, n numbers of a sync group."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Float32, Int
 
-from jaxdt.model.stage import StageFunctions
+from jaxdt.model.base import Params
+from jaxdt.model.stage import Scalar, StageFunctions, Vectors
 from jaxdt.model.vectors import TIED_GROUP
 
 
-def unchanged(x: jax.Array) -> jax.Array:
+Transmit = Callable[[Float[Array, "B T W"]], Float[Array, "B T W"]]
+
+
+def unchanged(x: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
     """A boundary without a codec."""
     return x
 
@@ -29,7 +35,7 @@ class Chain:
         stages: Sequence[StageFunctions],
         seed: int,
         clip_norm: float,
-        transmit: Callable[[jax.Array], jax.Array] = unchanged,
+        transmit: Transmit = unchanged,
     ):
         self.stages = list(stages)
         self.params = [stage.init(seed) for stage in self.stages]
@@ -37,21 +43,26 @@ class Chain:
         self._clip_norm = clip_norm
         self._transmit = transmit
 
-    def accumulate(self, tokens_BT: np.ndarray, accs: list) -> tuple[jax.Array, list]:
+    def accumulate(self, tokens_BT: Int[np.ndarray, "B T+1"], accs: list[Params]) -> tuple[Scalar, list[Params]]:
         """Forward and backward of one microbatch; tokens are [B, T+1]. Returns (loss sum, accumulators); `accs` are
         donated."""
-        x = tokens_BT[:, :-1]
+        x: Any = tokens_BT[:, :-1]
         residuals = []
         for stage, params in zip(self.stages[:-1], self.params, strict=False):
+            assert stage.forward is not None
             y, residual = stage.forward(params, x)
             residuals.append(residual)
             x = self._transmit(y)
-        loss, gx, accs[-1] = self.stages[-1].loss_backward(self.params[-1], x, tokens_BT[:, 1:], accs[-1])
+        loss_backward = self.stages[-1].loss_backward
+        assert loss_backward is not None
+        loss, gx, accs[-1] = loss_backward(self.params[-1], x, tokens_BT[:, 1:], accs[-1])
         for s in reversed(range(len(residuals))):
-            gx, accs[s] = self.stages[s].backward(self.params[s], residuals[s], self._transmit(gx), accs[s])
+            backward = self.stages[s].backward
+            assert backward is not None and gx is not None
+            gx, accs[s] = backward(self.params[s], residuals[s], self._transmit(gx), accs[s])
         return loss, accs
 
-    def step(self, microbatches: list[np.ndarray]) -> float:
+    def step(self, microbatches: list[Int[np.ndarray, "B T+1"]]) -> float:
         """One update. Returns the mean loss of its samples before the update."""
         accs = [stage.zeros() for stage in self.stages]
         losses = []
@@ -64,7 +75,7 @@ class Chain:
         self._update(_with_tied_sum(vectors), n_samples)
         return float(sum(losses)) / n_samples
 
-    def _update(self, vectors: list[dict], n_samples: int) -> None:
+    def _update(self, vectors: list[Vectors], n_samples: int) -> None:
         """Update each stage by its gradient vectors; both ends hold the same vector of a tied table."""
         distinct = {}
         for s, stage_vectors in enumerate(vectors):
@@ -76,18 +87,20 @@ class Chain:
         for s, stage in enumerate(self.stages):
             self.params[s], self.states[s] = stage.update(self.params[s], self.states[s], vectors[s], scale)
 
-    def evaluate(self, batches: list[np.ndarray]) -> float:
+    def evaluate(self, batches: list[Int[np.ndarray, "B T+1"]]) -> float:
         """Mean held-out loss, nats per token. Boundaries are the same as in training."""
+        eval_loss = self.stages[-1].eval_loss
+        assert eval_loss is not None
         total = 0.0
         for tokens_BT in batches:
-            x = tokens_BT[:, :-1]
+            x: Any = tokens_BT[:, :-1]
             for stage, params in zip(self.stages[:-1], self.params, strict=False):
                 x = self._transmit(stage.evaluate(params, x))
-            total += float(self.stages[-1].eval_loss(self.params[-1], x, tokens_BT[:, 1:]))
+            total += float(eval_loss(self.params[-1], x, tokens_BT[:, 1:]))
         return total / sum(len(tokens_BT) for tokens_BT in batches)
 
 
-def _with_tied_sum(vectors: list[dict]) -> list[dict]:
+def _with_tied_sum(vectors: list[Vectors]) -> list[Vectors]:
     """The gradient of a tied table is the sum of those of the first and the last stage."""
     if len(vectors) == 1 or TIED_GROUP not in vectors[0]:
         return vectors
@@ -96,5 +109,5 @@ def _with_tied_sum(vectors: list[dict]) -> list[dict]:
 
 
 @jax.jit
-def _norm(vectors: list) -> jax.Array:
+def _norm(vectors: list[Float32[Array, " n"]]) -> Scalar:
     return jnp.sqrt(sum(jnp.sum(jnp.square(vector)) for vector in vectors))

@@ -20,7 +20,7 @@ WORKING_WIDTHS, WORKING_UPS, WORKING_SCORES = 10, 2, 4 / 3
 
 
 class ModelConfig(Protocol):
-    """What stage code and the memory estimate ask of a model's config; see GPTConfig for what each answer means."""
+    """The questions that stage code and the memory estimate ask of a model's config; GPTConfig says what each means."""
 
     @property
     def kind(self) -> str: ...
@@ -53,7 +53,7 @@ class GPTConfig:
 
     `compression` ("none", "bottleneckR" or "maxoutR") puts a pair of layers that narrows the width by R, and widens it
     again, behind the first l layers, for each l in `compression_after` (SWARM App. J). A pair is part of the model,
-    whatever the stages are; where a stage ends at l, its narrow half is what crosses the boundary."""
+    whatever the stages are. Where a stage ends at l, the narrow tensor crosses the boundary."""
 
     n_layers: int
     d_model: int
@@ -164,7 +164,7 @@ class GPTConfig:
 
     @property
     def saved_width(self) -> int:
-        """Results of a layer's weight products, per token: what remat "dots" keeps."""
+        """Results of a layer's weight products, per token; remat "dots" keeps them."""
         return 4 * self.d_model + self.up_width
 
     @property

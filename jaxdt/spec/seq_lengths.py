@@ -5,7 +5,7 @@ compiles anew for every shape, so here the line is rounded to the nearest of few
 and the full length, at most ceil(log2(full / start)) + 1 of them. Between two neighbours the line is as long nearer to
 one as to the other, so the growth reads as many tokens as it would on the line.
 
-Samples of a short step are short, not padded: there is no mask, a sample's loss is the mean over its tokens as ever,
+Samples of a short step are short, not padded. There is no mask, a sample's loss is the mean over its tokens as always,
 and boundary tensors shrink with the samples. Held-out samples always have the full length.
 """
 
