@@ -14,7 +14,7 @@ from absl import flags
 from jaxdt.cli import run_flags
 from jaxdt.runtime.calibrate import doctor
 from jaxdt.runtime.net.credential import load as load_credential
-from jaxdt.runtime.process import parse_address
+from jaxdt.runtime.transport_setup import parse_address
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput

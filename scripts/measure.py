@@ -53,7 +53,7 @@ def profile() -> int:
     run_flags.set_cpus(CPUS.value)
     import jax
 
-    from jaxdt.runtime import process
+    from jaxdt.runtime import jax_setup
     from jaxdt.runtime.calibrate import layer_times
 
     config, _, data = run_flags.config_and_plan()
@@ -68,7 +68,7 @@ def profile() -> int:
     for name, value in measured_for.items():
         if earlier and getattr(earlier, name) != value:
             raise BadInput(f"{out}: {name}: was measured for another, expected {value}; choose another --out")
-    process.set_up_jax(Path("~/.cache/jaxdt").expanduser())
+    jax_setup.set_up_jax(Path("~/.cache/jaxdt").expanduser())
     kind = KIND.value or jax.devices()[0].device_kind
     measured = layer_times.measure_kind(config, data, CODECS.value, ROUNDS.value)
     kinds = (earlier.kinds if earlier else {}) | {kind: measured}
@@ -87,7 +87,7 @@ def links() -> int:
     if LOCAL.value:
         return local_links()
     run_flags.required("me")
-    from jaxdt.runtime.process import parse_address
+    from jaxdt.runtime.transport_setup import parse_address
 
     hosts = [parse_address("hosts", host) for host in HOSTS.value]
     if not 0 <= ME.value < len(hosts) or len(hosts) < 2:
@@ -149,7 +149,7 @@ class Setup:
 
 def be_host(me: int, setup: Setup) -> None:
     """Take part in the measurement as host `me`, until host 0 ends it."""
-    from jaxdt.runtime.calibrate.measure_links import Host
+    from jaxdt.runtime.calibrate.measure_links import MeasuringHost
     from jaxdt.runtime.net.credential import load
     from jaxdt.runtime.net.shaper import LinkShape
 
@@ -158,7 +158,7 @@ def be_host(me: int, setup: Setup) -> None:
         return LinkShape(link.latency_s, link.bandwidth_gbps)
 
     credential = load(Path(setup.credential)) if setup.credential else None
-    with Host(me, setup.hosts, credential, setup.transfer_s, shape if setup.network else None) as host:
+    with MeasuringHost(me, setup.hosts, credential, setup.transfer_s, shape if setup.network else None) as host:
         if me == 0:
             write(host.lead(setup.names, print_link), Path(setup.out))
         else:

@@ -1,24 +1,19 @@
-"""One peer of a run on this host, of its plan or one that joins it.
+"""One peer of a run on this host: a peer of the plan, or one that joins later.
 
     python scripts/train.py --flagfile=host_2.flags
     python scripts/train.py --join=HOST:PORT --credential=FILE --run_dir=DIR [--data=FILE.tok]
 
-A newcomer asks the coordinator at HOST:PORT for a stage, gets the stage's state from the peers that hold it, and then
-takes work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
+A newcomer asks the coordinator at HOST:PORT for a stage, fetches the stage's state from the peers that hold it, and
+then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
 """
 
 import os
 import sys
 from pathlib import Path
 
-from jaxdt.cli import memory_settings
+from absl import flags
 
-if __name__ == "__main__":
-    memory_settings.restart()
-
-from absl import flags  # noqa: E402
-
-from jaxdt.cli import run_flags  # noqa: E402
+from jaxdt.cli import memory_settings, run_flags
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
@@ -33,17 +28,25 @@ CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled p
 def main() -> int:
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     run_flags.set_cpus(CPUS.value)
-    from jaxdt.runtime import process  # imports jax, which counts the CPUs
+    from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
 
-    process.set_up_jax(Path(CACHE_DIR.value).expanduser())
+    jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
     if JOIN.value:
-        job, peer, stage = run_flags.newcomer(JOIN.value, DATA.value)
-        print(f"peer {peer}: joins for stage {stage}", flush=True)
+        job, peer, joins_stage = run_flags.newcomer(JOIN.value, DATA.value)
+        print(f"peer {peer}: joins for stage {joins_stage}", flush=True)
     else:
-        job, peer, stage = run_flags.job(), PEER.value, None
-    with_parent = run_flags.STOP_WITH_PARENT.value
-    coordinator = JOIN.value or COORDINATOR.value
-    stop = process.run_peer(job, peer, coordinator, LISTEN.value, DEVICES.value, with_parent, stage)
+        job = run_flags.job()
+        peer = PEER.value
+        joins_stage = None
+    options = peer_process.PeerOptions(
+        peer=peer,
+        coordinator=JOIN.value or COORDINATOR.value,
+        listen=LISTEN.value,
+        n_devices=DEVICES.value,
+        stop_with_parent=run_flags.STOP_WITH_PARENT.value,
+        joins_stage=joins_stage,
+    )
+    stop = peer_process.run_peer(job, options)
     print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -51,4 +54,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    memory_settings.restart()
     run_flags.run(main)

@@ -179,8 +179,8 @@ class JoinsWithoutState(Mutant):
 class WithoutRetention(SymbolicTensors):
     """A boundary tensor is dropped when it has been sent."""
 
-    def take(self, body):
-        tensor = super().take(body)
+    def tensor_to_send(self, body):
+        tensor = super().tensor_to_send(body)
         if isinstance(tensor_key(body), Key):
             del self._boundaries[body.key]
         return tensor

@@ -202,7 +202,7 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
     params = {}
     for stage in range(plan.n_stages):
         row = [peer for peer in sorted(stage_of) if peer in alive and stage_of[peer] == stage]
-        replicas = [jax.device_get(stores[peer].versions.params) for peer in row]
+        replicas = [jax.device_get(stores[peer].parameter_versions.params) for peer in row]
         for other in replicas[1:]:
             jax.tree.map(np.testing.assert_array_equal, replicas[0], other)
         for name, value in replicas[0].items():

@@ -180,7 +180,7 @@ def test_error_feedback_begins_anew_with_another_length(functions_of):  # noqa: 
     store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
     long = np.random.default_rng(0).standard_normal((equivalence.BATCH, 6, 32), np.float32)
     first, short, again = (
-        np.asarray(store.crossing.outgoing(Key("act", 0, 1, 0), x)) for x in (long, long[:, :3], long)
+        np.asarray(store.boundary_codec.encode(Key("act", 0, 1, 0), x)) for x in (long, long[:, :3], long)
     )
     assert short.size < first.size
     np.testing.assert_array_equal(first, again)

@@ -1,12 +1,14 @@
 """A loop with its transport for processes that average a vector and train nothing: bench_averaging, kill_averaging."""
 
+import threading
 from collections.abc import Callable
 
 from jaxdt.membership.peer import Machine
-from jaxdt.protocol.events import WroteCheckpoint
+from jaxdt.protocol.events import Ready, WroteCheckpoint
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.compute import compute
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import credential
 from jaxdt.runtime.net.options import TransportCallbacks
@@ -40,3 +42,9 @@ def open_loop(
     loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, callbacks)
     host, port = loop.transport.start()
     return loop, f"{host}:{port}"
+
+
+def run_peer_loop(loop: Loop, address: str) -> None:
+    """Run the loop of a peer that needs no preparation, with its compute thread, until the machine stops."""
+    threading.Thread(target=compute, args=(loop, lambda: Ready({})), name="compute", daemon=True).start()
+    loop.run(address)

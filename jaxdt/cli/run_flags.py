@@ -1,10 +1,11 @@
-"""The flags that launch.py, train.py and coordinate.py share, and the job that they describe."""
+"""The flags that launch.py, train.py and coordinate.py share, and the job that they describe. Needs no jax."""
 
 import itertools
 import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -19,8 +20,11 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
+if TYPE_CHECKING:
+    from jaxdt.runtime.run_job import RunJob
+
 FLAGS = flags.FLAGS
-try:  # this looks at the command line already, also into flag files
+try:  # this already reads the command line, and the flag files that it names
     CONFIG = config_flags.DEFINE_config_file(
         "config", None, "A configs/*.py file; --config.FIELD=VALUE changes a field."
     )
@@ -44,7 +48,7 @@ run = script_main.run
 
 
 def required(*names: str) -> None:
-    """BadInput for a flag that was not given."""
+    """BadInput if one of these flags was not given."""
     for name in names:
         if name == "config":
             config_dict()
@@ -59,20 +63,20 @@ def check_run_dir() -> None:
 
 
 def config_dict() -> ConfigDict:
-    """What the config file returns, with the fields that flags have changed."""
+    """The config that the file returns, with the fields that flags have changed."""
     try:
-        found = CONFIG.value
-        getattr(found, "to_dict", None)  # what stands for a file that is not there raises when it is looked into
+        config = CONFIG.value
+        getattr(config, "to_dict", None)  # the placeholder for a missing file raises when an attribute is read
     except OSError as error:
         raise BadInput(f"--config: {str(error).strip().splitlines()[-1].strip()}") from None
-    if not isinstance(found, ConfigDict):
-        got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {found!r:.40}"
+    if not isinstance(config, ConfigDict):
+        got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {config!r:.40}"
         raise BadInput(f"--config: {got}, expected a file whose get_config() returns a ConfigDict")
-    return found
+    return config
 
 
 def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
-    """The checked config and plan of the flags, and the open token file."""
+    """The config and plan that the flags describe, both checked, and the open token file."""
     fields = config_dict().to_dict()
     data = token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
@@ -98,7 +102,7 @@ def token_file(path: str) -> TokenFile:
 
 
 def emulated(plan: plans.Plan) -> networks.Network | None:
-    """The network to emulate."""
+    """The network to emulate, or None."""
     return None if EMULATE.value is None else network_of(EMULATE.value, plan)
 
 
@@ -113,45 +117,57 @@ def network_of(path: str, plan: plans.Plan) -> networks.Network:
     return network
 
 
-def job():
-    """The process.Job of the flags; imports jax, so whatever jax reads from the environment must be set before."""
-    from jaxdt.runtime.process import Job
+def job() -> "RunJob":
+    """The job that the flags describe. This imports jax, so the environment variables that jax reads must be set."""
+    from jaxdt.runtime.run_job import RunJob
 
     config, plan, data = config_and_plan()
     check_run_dir()
-    credential = Path(CREDENTIAL.value) if CREDENTIAL.value else None
-    return Job(
+    return RunJob(
         config=config,
         plan=plan,
         data=data,
         run=RUN.value,
         run_dir=Path(RUN_DIR.value),
-        credential=credential,
+        credential=_credential(),
         network=emulated(plan),
         resume=Path(RESUME.value) if RESUME.value else None,
         allow_plaintext=PLAINTEXT.value,
-        forward_s=FORWARD_S.value,
+        forward_s_min=FORWARD_S.value,
     )
 
 
-def newcomer(coordinator: str, data_path: str):
-    """(process.Job, peer, stage) of a newcomer, as the coordinator at host:port says."""
+def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
+    """(job, peer, stage) of a newcomer. The coordinator at `coordinator`, a host:port, assigns them. This imports jax,
+    as `job` does. `data_path` replaces the path of the token file in the run's config."""
     from jaxdt.build import fingerprint
-    from jaxdt.runtime.joining import ask
-    from jaxdt.runtime.process import Job, parse_address
+    from jaxdt.runtime.joining import ask_to_join
+    from jaxdt.runtime.run_job import RunJob
+    from jaxdt.runtime.transport_setup import parse_address
 
     check_run_dir()
-    credential = Path(CREDENTIAL.value) if CREDENTIAL.value else None
-    welcome = ask(parse_address("--join", coordinator), credential, PLAINTEXT.value)
+    welcome = ask_to_join(parse_address("--join", coordinator), _credential(), PLAINTEXT.value)
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
     plan = plans.parse(welcome.job["plan"], "the run's plan")
     data = token_file(data_path or config.data.path)
-    mine = fingerprint(config, plan, data.checksum)
-    if mine != welcome.fingerprint:
-        raise BadInput(f"--data: {data.path}: here is {mine}, the run has {welcome.fingerprint}")
-    own = dict(allow_plaintext=PLAINTEXT.value, forward_s=FORWARD_S.value)
-    job = Job(config, plan, data, welcome.run, Path(RUN_DIR.value), credential, **own)
-    return job, welcome.peer, welcome.stage
+    own_fingerprint = fingerprint(config, plan, data.checksum)
+    if own_fingerprint != welcome.fingerprint:
+        raise BadInput(f"--data: {data.path}: here is {own_fingerprint}, the run has {welcome.fingerprint}")
+    run_job = RunJob(
+        config=config,
+        plan=plan,
+        data=data,
+        run=welcome.run,
+        run_dir=Path(RUN_DIR.value),
+        credential=_credential(),
+        allow_plaintext=PLAINTEXT.value,
+        forward_s_min=FORWARD_S.value,
+    )
+    return run_job, welcome.peer, welcome.stage
+
+
+def _credential() -> Path | None:
+    return Path(CREDENTIAL.value) if CREDENTIAL.value else None
 
 
 def set_cpus(cpus: list[str]) -> None:

@@ -1,45 +1,49 @@
 """How every script runs: bad input is one line on standard error and exit code 2. Needs no jax."""
 
 import contextlib
+import faulthandler
 import os
 import sys
 import traceback
 from collections.abc import Callable, Collection
 
-from absl import app, flags, logging
+from absl import app, command_name, flags, logging
 
 from jaxdt.runtime.storage.durable import refusal
 from jaxdt.spec.errors import BadInput, nearest
 
 FLAGS = flags.FLAGS
+# absl.app defines these flags for app.run, which `run` replaces here. They would do nothing, so they are refused.
+APP_RUN_FLAGS = (
+    "only_check_args",
+    "pdb",
+    "pdb_post_mortem",
+    "profile_file",
+    "run_with_pdb",
+    "run_with_profiling",
+    "use_cprofile_for_profiling",
+)
 
 
 def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
-    """Run a script: bad input is one line on standard error and exit code 2. With `commands`, main is given the one
-    that stands on the command line."""
-
-    def guarded(argv: list[str]):
-        logging.set_verbosity(logging.FATAL)  # Orbax tells a story per checkpoint, and what is wrong we say
-        try:
-            words = argv[1:]
-            if commands and (len(words) != 1 or words[0] not in commands):
-                got = f"{' '.join(words) or 'none'}{nearest(' '.join(words), commands)}"
-                raise BadInput(f"command: got {got}, expected one of {', '.join(commands)}")
-            if words and not commands:
-                raise BadInput(f"argument: got {words[0]!r}, expected flags only")
-            sys.exit(main(*words))
-        except BadInput as error:
-            _refuse(str(error))
-        except OSError as error:  # a disk that is full or a folder that may not be written
-            if not (reason := refusal(error, _run_dir() or "disk")):
-                raise
-            _refuse(reason)
-
-    app.run(guarded, flags_parser=_parse)
-
-
-def _run_dir() -> str | None:
-    return FLAGS.run_dir if "run_dir" in FLAGS else None
+    """Run a script and exit with the code that `main` returns. Bad input is one line on standard error and exit code 2.
+    With `commands`, one of them must stand on the command line, and is passed to `main`."""
+    words = _parse_flags(sys.argv)
+    try:
+        if commands and (len(words) != 1 or words[0] not in commands):
+            got = f"{' '.join(words) or 'none'}{nearest(' '.join(words), commands)}"
+            raise BadInput(f"command: got {got}, expected one of {', '.join(commands)}")
+        if words and not commands:
+            raise BadInput(f"argument: got {words[0]!r}, expected flags only")
+        code = main(*words)
+    except BadInput as error:
+        _refuse(str(error))
+    except OSError as error:  # a disk that is full, or a folder that may not be written
+        run_dir = FLAGS.run_dir if "run_dir" in FLAGS else None
+        if not (reason := refusal(error, run_dir or "disk")):
+            raise
+        _refuse(reason)
+    sys.exit(code)
 
 
 def _refuse(reason: str) -> None:
@@ -49,24 +53,42 @@ def _refuse(reason: str) -> None:
     os._exit(2)  # another thread may be inside XLA, where the interpreter's own exit would abort it
 
 
-def _parse(argv: list[str]) -> list[str]:
-    """The words that are no flags; a flag that is wrong is one line and exit code 2, like all bad input."""
-    logging.get_absl_logger().setLevel("ERROR")  # what a config file makes the flags' own library say, we say
+def _parse_flags(argv: list[str]) -> list[str]:
+    """Parse the flags and return the other words. A wrong flag is one line and exit code 2, like all bad input."""
+    command_name.make_process_name_useful()
+    with contextlib.suppress(OSError, RuntimeError):  # standard error may be closed
+        faulthandler.enable()
+    logging.use_absl_handler()
+    logging.get_absl_logger().setLevel("ERROR")  # absl logs errors of a config file, which we print ourselves
+    app.define_help_flags()
+    for name in APP_RUN_FLAGS:
+        if name in FLAGS:
+            delattr(FLAGS, name)
     try:
-        app.define_help_flags()
-        return FLAGS(argv)
+        words = FLAGS(argv)[1:]
     except (flags.Error, KeyError, AttributeError, OSError) as error:
-        unknown = isinstance(error, KeyError | AttributeError)  # what ml_collections raises for --config.NO_SUCH_FIELD
-        while error.args and isinstance(error.args[0], Exception):
-            error = error.args[0]
-        reason = " ".join(str(error.args[-1] if error.args else error).split())
-        if "has no attribute 'get_config'" in reason:
-            _refuse("--config: the file has no function get_config(), expected one that returns a ConfigDict")
-        _refuse(f"--config: unknown field {reason}" if unknown else reason)
+        _refuse(_flag_refusal(error))
     except Exception as error:  # a config file is a program, which may raise anything
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{at.filename}:{at.lineno}"
-        if isinstance(error, SyntaxError):
-            file = next((word.partition("=")[2] for word in argv if word.startswith("--config=")), "")
-            where = f"{error.filename or file}:{error.lineno or 1}"
-        _refuse(f"--config: {where}: {type(error).__name__}: {' '.join(str(error).split())}")
+        _refuse(f"--config: {_place_of(error, argv)}: {type(error).__name__}: {' '.join(str(error).split())}")
+    logging.set_verbosity(logging.FATAL)  # Orbax logs many lines for each checkpoint, and we print what is wrong
+    return words
+
+
+def _flag_refusal(error: Exception) -> str:
+    """One line for an error that absl or ml_collections raised for a flag."""
+    is_unknown_field = isinstance(error, KeyError | AttributeError)  # of ml_collections, for --config.NO_SUCH_FIELD
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+    reason = " ".join(str(error.args[-1] if error.args else error).split())
+    if "has no attribute 'get_config'" in reason:
+        return "--config: the file has no function get_config(), expected one that returns a ConfigDict"
+    return f"--config: unknown field {reason}" if is_unknown_field else reason
+
+
+def _place_of(error: Exception, argv: list[str]) -> str:
+    """FILE:LINE of an error in a config file."""
+    if isinstance(error, SyntaxError):
+        file = next((word.partition("=")[2] for word in argv if word.startswith("--config=")), "")
+        return f"{error.filename or file}:{error.lineno or 1}"
+    raised_at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{raised_at.filename}:{raised_at.lineno}"

@@ -14,15 +14,15 @@ PLAIN_EVERY_S = 2.0
 
 
 class Display:
-    """`live` asks for the table; it is used only on a terminal."""
+    """Shows the run's progress. With `live`, and on a terminal, this is a table; otherwise it is lines."""
 
     def __init__(self, plan: Plan, n_steps: int, live: bool):
-        self._plan, self._n_steps = plan, n_steps
+        self._n_steps = n_steps
         self._stages = {peer: plan.seat(peer)[0] for peer in plan.peers}
-        self._beats: dict[int, dict] = {}
-        self._previous: dict[int, tuple[float, dict]] = {}
-        self._rates: dict[int, dict[str, float]] = {}
-        self._latest: dict = {}
+        self._heartbeats: dict[int, dict] = {}  # the latest of each peer
+        self._rate_starts: dict[int, tuple[float, dict]] = {}  # the heartbeat that a peer's next rates count from
+        self._rates: dict[int, dict[str, float]] = {}  # per second
+        self._latest_step: dict = {}
         self._printed_s = 0.0
         self._live: Live | None = None
         if live and sys.stdout.isatty():
@@ -37,37 +37,38 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def say(self, line: str) -> None:
-        """One line, above the table if there is one."""
+    def print(self, line: str) -> None:
+        """Print one line, above the table if there is one."""
         if self._live:
             self._live.console.print(line, highlight=False)
         else:
             print(line, flush=True)
 
     def members(self, stages: dict[int, int]) -> None:
-        """Who is in the run now, and for which stage."""
+        """Show these members of the run: peer -> stage."""
         self._stages = dict(stages)
-        for said in (self._beats, self._previous, self._rates):
-            for peer in said.keys() - stages.keys():
-                del said[peer]
+        for by_peer in (self._heartbeats, self._rate_starts, self._rates):
+            for peer in by_peer.keys() - stages.keys():
+                del by_peer[peer]
         self._refresh()
 
-    def beat(self, fields: dict) -> None:
-        """A peer's heartbeat with its counters."""
-        peer, now_s = fields["peer"], time.monotonic()
-        before_s, before = self._previous.get(peer, (now_s, fields))
-        if now_s - before_s >= 1.0 or peer not in self._previous:
+    def heartbeat(self, fields: dict) -> None:
+        """Show a peer's heartbeat, which has its counters."""
+        peer = fields["peer"]
+        now_s = time.monotonic()
+        before_s, before = self._rate_starts.get(peer, (now_s, fields))
+        if now_s - before_s >= 1.0 or peer not in self._rate_starts:
             span_s = now_s - before_s
             if span_s > 0:
                 names = ("busy_s", "bytes_out", "bytes_in")
-                self._rates[peer] = {n: (fields.get(n, 0) - before.get(n, 0)) / span_s for n in names}
-            self._previous[peer] = (now_s, fields)
-        self._beats[peer] = fields
+                self._rates[peer] = {name: (fields.get(name, 0) - before.get(name, 0)) / span_s for name in names}
+            self._rate_starts[peer] = (now_s, fields)
+        self._heartbeats[peer] = fields
         self._refresh()
 
     def step(self, fields: dict) -> None:
-        """A committed step."""
-        self._latest = fields
+        """Show a committed step."""
+        self._latest_step = fields
         if self._live:
             self._progress.update(self._task, completed=fields["step"] + 1)
             self._refresh()
@@ -75,14 +76,15 @@ class Display:
         last = fields["step"] + 1 == self._n_steps
         if last or "eval_loss" in fields or time.monotonic() - self._printed_s > PLAIN_EVERY_S:
             self._printed_s = time.monotonic()
-            self.say(self._line(fields))
+            self.print(self._line(fields))
 
     def summary(self, summary: dict) -> None:
-        """The last thing that is shown."""
+        """Show the summary of the run, and nothing after it."""
         self.close()
         print(summary["reason"])
         if summary["steps"]:
-            predicted_s, measured_s = summary["step_s_predicted"], summary["step_s_measured"]
+            predicted_s = summary["step_s_predicted"]
+            measured_s = summary["step_s_measured"]
             print(f"loss           {summary['loss_first']:.4f} -> {summary['loss_last']:.4f}")
             if summary["eval_loss_last"] is not None:
                 print(f"held-out loss  {summary['eval_loss_last']:.4f}")
@@ -109,15 +111,16 @@ class Display:
     def _table(self) -> Group:
         table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
         for peer, stage in sorted(self._stages.items()):
-            beat, rates = self._beats.get(peer), self._rates.get(peer, {})
-            state = "absent" if beat is None else "training" if self._latest else "preparing"
+            heartbeat = self._heartbeats.get(peer)
+            rates = self._rates.get(peer, {})
+            state = "absent" if heartbeat is None else "training" if self._latest_step else "preparing"
             table.add_row(
                 str(peer),
                 str(stage),
                 state,
-                f"{(beat or {}).get('step', 0):.0f}",
+                f"{(heartbeat or {}).get('step', 0):.0f}",
                 f"{rates.get('bytes_out', 0) / 1e6:.2f}",
                 f"{rates.get('bytes_in', 0) / 1e6:.2f}",
                 f"{max(0.0, 1 - rates.get('busy_s', 0)):.0%}" if rates else "",
             )
-        return Group(table, self._line(self._latest) if self._latest else "starting", self._progress)
+        return Group(table, self._line(self._latest_step) if self._latest_step else "starting", self._progress)

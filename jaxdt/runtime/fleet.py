@@ -1,4 +1,4 @@
-"""A run's processes on this machine: the coordinator and every peer as children of the launcher."""
+"""The processes of a run on this machine: the coordinator and every peer are children of the launcher."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.run_dir import job_flags
 from jaxdt.spec.plan import Plan
 
@@ -20,10 +21,15 @@ ADDRESS_S = 60.0
 
 
 class LocalFleet:
-    """Starts the children, waits for them, and leaves none behind. `scripts` holds train.py and coordinate.py;
-    `began_s` is when the launcher began, on the monotonic clock; `lock` an open file that they all hold. A run that
-    has begun goes on without peers that end: that is the coordinator's affair; and a coordinator that is killed is
-    started again."""
+    """Starts the processes, waits for them, and leaves none behind.
+
+    Once the run has begun, a peer that ends does not end it: the coordinator decides what follows. A coordinator that
+    is killed is started again.
+
+    scripts: the folder of train.py and coordinate.py.
+    n_cpus: CPUs of each peer; 0 shares out this machine's.
+    launched_s: when the launcher began, on the monotonic clock.
+    lock: a file descriptor that every process inherits."""
 
     def __init__(
         self,
@@ -32,19 +38,23 @@ class LocalFleet:
         scripts: Path,
         extra_flags: list[str],
         n_cpus: int,
-        began_s: float,
+        launched_s: float,
         lock: int,
     ):
-        self._run_dir, self._plan, self._scripts = run_dir, plan, scripts
+        self._run_dir = run_dir
+        self._plan = plan
+        self._scripts = scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
         self._n_cpus = n_cpus or (os.cpu_count() or 1) // len(plan.peers)
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
-        self._began_s, self._lock = began_s, lock
+        self._launched_s = launched_s
+        self._lock = lock
         self._first_view = run_dir / "coordinator" / "view.json"
 
     def run(self) -> int:
-        """The run's exit code: the coordinator's, unless a peer could not even start."""
+        """Run all processes until they have ended. Returns the exit code of the run: the coordinator's, unless a peer
+        could not even start."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         (self._run_dir / "logs").mkdir(exist_ok=True)
@@ -63,11 +73,11 @@ class LocalFleet:
             self._end()
 
     def _start_coordinator(self, listen: str = "127.0.0.1:0") -> str:
-        """Its address, or '' if it ended before it had one."""
+        """Start the coordinator. Returns its address, or '' if it ended before it had one."""
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
-        own = [f"--address_file={address_file}", f"--began_s={self._began_s}", f"--listen={listen}"]
-        command = [sys.executable, str(self._scripts / "coordinate.py"), *own, *self._flags]
+        own_flags = [f"--address_file={address_file}", f"--began_s={self._launched_s}", f"--listen={listen}"]
+        command = [sys.executable, str(self._scripts / "coordinate.py"), *own_flags, *self._flags]
         self._coordinator = subprocess.Popen(
             command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[self._lock]
         )
@@ -78,9 +88,10 @@ class LocalFleet:
 
     def _start_peer(self, peer: int, address: str) -> None:
         flags = [f"--peer={peer}", f"--coordinator={address}", *self._flags, *self._cpus(peer)]
-        # Peers that share CPUs compute on one thread each: the simulator counts on it, and more would only fight.
-        flag = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"
-        environment = os.environ | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + flag}
+        # Peers that share CPUs compute on one thread each. The simulator assumes this, and more threads would only
+        # compete for the CPUs.
+        one_thread = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"
+        environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + one_thread}
         with (self._run_dir / "logs" / f"peer_{peer}.log").open("w") as log:
             self._peers[peer] = subprocess.Popen(
                 [sys.executable, str(self._scripts / "train.py"), *flags],
@@ -94,39 +105,41 @@ class LocalFleet:
             )
 
     def _cpus(self, peer: int) -> list[str]:
-        """CPUs of its own for each peer, or none in particular if there are fewer CPUs than peers."""
+        """The flag that gives a peer its own CPUs; no flag if this machine has too few CPUs for all peers."""
         first = sorted(self._plan.peers).index(peer) * self._n_cpus
-        own = range(first, first + self._n_cpus)
-        return [f"--cpus={','.join(map(str, own))}"] if own and own[-1] < (os.cpu_count() or 1) else []
+        cpus = range(first, first + self._n_cpus)
+        return [f"--cpus={','.join(map(str, cpus))}"] if cpus and cpus[-1] < (os.cpu_count() or 1) else []
 
     def _wait(self, address: str) -> int:
-        """Until the coordinator has ended, or a peer has ended that the coordinator never heard of."""
-        while self._coordinator.poll() is None or self._revived(address):
+        """Wait until the coordinator has ended, or a peer has ended before the coordinator knew of it. Returns the exit
+        code of the run."""
+        while self._coordinator.poll() is None or self._restarts_coordinator(address):
             time.sleep(POLL_S)
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
             if self._first_view.exists():
                 continue
-            if ended and not self._settles(NOTICED_S):
-                self._tell_all(ended[0])
-                self._settles(GRACE_S)
+            if ended and not self._coordinator_ends_within(NOTICED_S):
+                self._end_for_lost_peer(ended[0])
+                self._coordinator_ends_within(GRACE_S)
                 break
         for peer, child in self._peers.items():
             if child.poll() not in EXPECTED_CODES:
-                self._explain(peer)
+                self._print_exit(peer)
         code = self._coordinator.returncode
         if code is not None and code not in RUN_CODES:
             print(f"coordinator: lost, its process ended with exit code {code}")
         return code if code in RUN_CODES else 3
 
-    def _revived(self, address: str) -> bool:
-        """A coordinator that was killed is started again where it was, if the run had begun."""
+    def _restarts_coordinator(self, address: str) -> bool:
+        """Start the coordinator again at its old address if it was killed and the run had begun. Returns whether it
+        runs again."""
         if self._coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
             return False
         print("coordinator: killed, started again", flush=True)
         return bool(self._start_coordinator(address))
 
-    def _tell_all(self, peer: int) -> None:
-        """A peer ended before the coordinator knew it: end the run for those who are there."""
+    def _end_for_lost_peer(self, peer: int) -> None:
+        """A peer has ended before the coordinator knew of it: tell all other processes to end."""
         code = self._peers[peer].returncode
         reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): lost, its process ended with exit code {code}"
         if code == 2:
@@ -136,27 +149,28 @@ class LocalFleet:
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(line)
 
-    def _explain(self, peer: int) -> None:
-        """A peer that crashed: how, and the last line of its log."""
+    def _print_exit(self, peer: int) -> None:
+        """Print the exit code of a peer that crashed, and the last line of its log."""
         print(f"peer {peer}: exit code {self._peers[peer].returncode}, in its log: {self._last_line(peer)}")
 
     def _last_line(self, peer: int) -> str:
         log = self._run_dir / "logs" / f"peer_{peer}.log"
         return (log.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
 
-    def _settles(self, timeout_s: float) -> bool:
-        """Whether the coordinator ends by itself in time."""
+    def _coordinator_ends_within(self, timeout_s: float) -> bool:
+        """Wait for at most timeout_s. Returns whether the coordinator has ended."""
         deadline_s = time.monotonic() + timeout_s
         while self._coordinator.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
         return self._coordinator.poll() is not None
 
     def _interrupt(self, *_) -> None:
-        """Once politely, through the coordinator, which tells everyone."""
+        """Interrupt the coordinator, which then ends the run for all peers."""
         if self._coordinator and self._coordinator.poll() is None:
             self._coordinator.send_signal(signal.SIGINT)
 
     def _end(self) -> None:
+        """End the children that still run: first through the coordinator, then by force."""
         children = [child for child in (self._coordinator, *self._peers.values()) if child]
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:

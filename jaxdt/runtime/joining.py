@@ -1,4 +1,4 @@
-"""How a newcomer with one credential and one address learns who it shall be: it asks the coordinator."""
+"""How a newcomer learns its peer id and its stage: it asks the coordinator, with the run's credential."""
 
 import secrets
 from pathlib import Path
@@ -15,8 +15,8 @@ from jaxdt.spec.errors import BadInput
 ANSWER_S = 30.0
 
 
-def ask(coordinator: Address, credential: Path | None, allow_plaintext: bool = False) -> Welcome:
-    """The coordinator's answer; BadInput if it refuses or does not answer."""
+def ask_to_join(coordinator: Address, credential: Path | None, allow_plaintext: bool = False) -> Welcome:
+    """Ask the coordinator for a place in the run. BadInput if it refuses or does not answer."""
     answers: SimpleQueue[Message | str] = SimpleQueue()
 
     def on_message(src: int, event: Received, leaves: list) -> None:
@@ -26,9 +26,9 @@ def ask(coordinator: Address, credential: Path | None, allow_plaintext: bool = F
         if state == "refused":
             answers.put(reason)
 
-    me = TEMPORARY_IDS + secrets.randbelow(TEMPORARY_IDS)
+    temporary_id = TEMPORARY_IDS + secrets.randbelow(TEMPORARY_IDS)
     transport = Transport(
-        me,
+        temporary_id,
         "",
         None,
         load_credential(credential) if credential else None,
@@ -38,7 +38,7 @@ def ask(coordinator: Address, credential: Path | None, allow_plaintext: bool = F
     where = "coordinator {}:{}".format(*coordinator)
     try:
         transport.connect(COORDINATOR, coordinator)
-        transport.send(COORDINATOR, to_plain(Header("", 0, 0, me), Join()))
+        transport.send(COORDINATOR, to_plain(Header("", 0, 0, temporary_id), Join()))
         answer = answers.get(timeout=ANSWER_S)
     except Empty:
         raise BadInput(f"--join: {where}: no answer within {ANSWER_S:.0f} s") from None

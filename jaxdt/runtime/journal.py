@@ -1,4 +1,4 @@
-"""What the coordinator writes down and shows: metrics.jsonl, summary.json, complete checkpoints, the fleet table."""
+"""The coordinator's record of a run, written to metrics.jsonl and summary.json and shown on the terminal."""
 
 import json
 import math
@@ -6,166 +6,185 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.protocol.events import Report
 from jaxdt.runtime.display import Display
 from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
-from jaxdt.sim.predict import Conditions, predict_step_s
+from jaxdt.sim.predict import Conditions, device_links, predict_step_s
 from jaxdt.spec.codec import NONE
-from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Link
 from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 2
-SAVES_MAX = 1000  # of the last checkpoints, for the summary
+SAVES_MAX = 1000  # the summary counts no more than the last checkpoints
 LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 class Journal:
-    """`report` takes what the coordinator machine reports, on the loop's thread. A context manager. `began_s`: when the
-    launcher began, on this host's monotonic clock."""
+    """Records the reports of the coordinator's machine. A context manager: the metrics file is open inside it.
+
+    launched_s: when the launcher began, on this host's monotonic clock; None without a launcher."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        config: RunConfig,
-        plan: Plan,
-        machine: Coordinator,
-        durable: FileStore,
-        link: Callable[[int, int], Link],
-        live: bool,
-        began_s: float | None = None,
+        self, job: RunJob, machine: Coordinator, durable: FileStore, live: bool, launched_s: float | None = None
     ):
-        self._run_dir, self._config, self._plan = run_dir, config, plan
-        self._machine, self._durable, self._link = machine, durable, link
-        self._metrics = Metrics(run_dir / "metrics.jsonl", machine.n_committed)
+        self._job = job
+        self._machine = machine
+        self._durable = durable
+        self._metrics = Metrics(job.run_dir / "metrics.jsonl", machine.n_committed)
         self._predicted_s: float | None = None
-        self._uncompressed_s: float | None = None
+        self._predicted_uncompressed_s: float | None = None
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._bytes: dict[str, int] = {}
-        self._clocks: dict[str, float] = {}
+        self._clock_offset_s: dict[str, float] = {}
         self._started_s = time.monotonic()
-        self._began_s = self._started_s if began_s is None else began_s
-        self._display = Display(plan, config.train.steps, live)
+        self._launched_s = self._started_s if launched_s is None else launched_s
+        self._display = Display(job.plan, job.config.train.steps, live)
 
     def __enter__(self):
         self._metrics.__enter__()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *exception):
         self._display.close()
-        self._metrics.__exit__()
+        self._metrics.__exit__(*exception)
 
     def report(self, report: Report) -> None:
+        """Record one report. Call this on the loop's thread."""
         fields = report.fields
         match report.kind:
             case "step":
                 self._step(fields)
             case "view" if fields["view"] == 1:
-                self._start_s = time.monotonic() - self._began_s
-                self._predicted_s = self._predict(self._plan)
-                if self._compresses:
-                    plain = replace(self._plan, codec=(NONE,) * (self._plan.n_stages - 1))
-                    self._uncompressed_s = self._predict(plain)
-                self._display.say(f"all {len(fields['members'])} peers are ready")
-                self._display.say(f"predicted step time {self._predicted_s:.3f} s")
+                self._first_view(fields)
             case "view":
-                self._display.members(fields["members"])
-                joining = "".join(f", {peer} joins" for peer in fields["joining"])
-                self._display.say(f"view {fields['view']}: peers {sorted(fields['members'])}{joining}")
+                self._view(fields)
             case "lost":
-                self._display.say(fields["reason"])
+                self._display.print(fields["reason"])
             case "leaving":
-                stays = (
-                    "; it is the last of its stage, and stays until another joins"
-                    if fields["last_of_its_stage"]
-                    else ""
-                )
-                self._display.say(f"peer {fields['peer']}: wants to leave{stays}")
+                self._leaving(fields)
             case "vacant":
                 self._vacant(fields)
             case "rollback":
-                self._roll_back(fields)
+                self._rollback(fields)
             case "checkpoint":
-                self._save_s.append(fields["save_s"])
-                self._display.say(f"checkpoint of {fields['version']} steps is complete")
+                self._checkpoint(fields)
             case "done":
-                peer = fields["peer"]
-                self._bytes |= {f"{peer}->{dst}": n_bytes for dst, n_bytes in fields["bytes_to"].items()}
-                self._clocks[str(peer)] = fields["clock_offset_s"]
+                self._done(fields)
             case "ended":
-                self._end(fields["code"], fields["reason"])
+                self._ended(fields["code"], fields["reason"])
             case "heartbeat":
-                self._display.beat(fields)
+                self._display.heartbeat(fields)
             case _:
-                self._display.say(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+                self._display.print(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
 
     def _step(self, fields: dict) -> None:
         self._metrics.add(fields)
         self._display.step(fields)
 
-    def _roll_back(self, fields: dict) -> None:
-        """The steps since the checkpoint are undone, so their metrics go too."""
-        self._metrics.cut(fields["to"])
-        lost = f"lost steps {fields['again']}" if fields["again"] else "no step is lost"
-        self._display.say(f"back from step {fields['step']} to the checkpoint of {fields['to']} steps; {lost}")
+    def _first_view(self, fields: dict) -> None:
+        """All peers have timed their stages, so the step time can be predicted."""
+        self._start_s = time.monotonic() - self._launched_s
+        plan = self._job.plan
+        self._predicted_s = self._predict(plan)
+        if any(codec != NONE for codec in plan.codec_of_links.values()):
+            uncompressed = replace(plan, codec=(NONE,) * (plan.n_stages - 1))
+            self._predicted_uncompressed_s = self._predict(uncompressed)
+        self._display.print(f"all {len(fields['members'])} peers are ready")
+        self._display.print(f"predicted step time {self._predicted_s:.3f} s")
+
+    def _view(self, fields: dict) -> None:
+        self._display.members(fields["members"])
+        joining = "".join(f", {peer} joins" for peer in fields["joining"])
+        self._display.print(f"view {fields['view']}: peers {sorted(fields['members'])}{joining}")
+
+    def _leaving(self, fields: dict) -> None:
+        last = "; it is the last of its stage, and stays until another joins" if fields["last_of_its_stage"] else ""
+        self._display.print(f"peer {fields['peer']}: wants to leave{last}")
 
     def _vacant(self, fields: dict) -> None:
-        self._display.say(
+        self._display.print(
             f"stage {fields['stage']} has lost all its peers; the run waits for another, and will go back to the "
             f"checkpoint of {fields['checkpoint']} steps"
         )
 
-    @property
-    def _compresses(self) -> bool:
-        return any(codec != NONE for codec in self._plan.codec_of_links.values())
+    def _rollback(self, fields: dict) -> None:
+        """The steps since the checkpoint are undone, and their metrics are deleted."""
+        self._metrics.cut(fields["to"])
+        lost = f"lost steps {fields['again']}" if fields["again"] else "no step is lost"
+        self._display.print(f"back from step {fields['step']} to the checkpoint of {fields['to']} steps; {lost}")
+
+    def _checkpoint(self, fields: dict) -> None:
+        self._save_s.append(fields["save_s"])
+        self._display.print(f"checkpoint of {fields['version']} steps is complete")
+
+    def _done(self, fields: dict) -> None:
+        """A peer has ended, and reports what it sent."""
+        peer = fields["peer"]
+        self._bytes |= {f"{peer}->{dst}": n_bytes for dst, n_bytes in fields["bytes_to"].items()}
+        self._clock_offset_s[str(peer)] = fields["clock_offset_s"]
 
     def _predict(self, plan: Plan) -> float:
-        """The step that a plan should take, from the peers' own timings, on the emulated links. Of a plan without the
-        codecs it is a little too much: the timings hold their encoding and decoding."""
-        host_of = {m.peer: host_name(m.address) for m in self._machine.view.members}
+        """The step time of a plan in seconds, predicted from the peers' own timings on the emulated links. Without the
+        codecs of the run's plan the prediction is a little too high: the timings contain encoding and decoding."""
+        host_of = {member.peer: host_name(member.address) for member in self._machine.view.members}
         cores = {host: os.cpu_count() if host == "here" else math.inf for host in host_of.values()}
-        conditions = Conditions(self._machine.profiles, self._link, host_of, cores, self._durable.put_s)
-        return predict_step_s(self._config, plan, conditions)
+        link = device_links(self._job.network)
+        conditions = Conditions(self._machine.profiles, link, host_of, cores, self._durable.put_s)
+        return predict_step_s(self._job.config, plan, conditions)
 
-    def _end(self, code: int, reason: str) -> None:
-        steps, lengths = list(self._metrics), self._config.seq_lengths
-        longest = lengths.at(len(steps) - 1)  # a step is predicted at the full length
-        fair = [s for s in steps[self._metrics.n_resumed + WARM_UP_STEPS :] if lengths.at(s["step"]) == longest]
-        timed = [s["step_s"] for s in fair if "eval_loss" not in s]
-        measured_s = statistics.median(timed) if timed else None
-        tokens = self._plan.n_microbatches * self._config.train.microbatch_size * longest
-        evals = [s["eval_loss"] for s in steps if "eval_loss" in s]
+    def _ended(self, code: int, reason: str) -> None:
+        """The run has ended: write the summary and show it."""
+        steps = list(self._metrics)
+        eval_losses = [step["eval_loss"] for step in steps if "eval_loss" in step]
+        measured_s, tokens_per_s = self._speed(steps)
         summary = {
             "code": code,
             "reason": reason,
             "steps": len(steps),
             "loss_first": steps[0]["loss"] if steps else None,
             "loss_last": steps[-1]["loss"] if steps else None,
-            "eval_loss_last": evals[-1] if evals else None,
+            "eval_loss_last": eval_losses[-1] if eval_losses else None,
             "step_s_predicted": self._predicted_s,
-            "step_s_predicted_uncompressed": self._uncompressed_s,
+            "step_s_predicted_uncompressed": self._predicted_uncompressed_s,
             "step_s_measured": measured_s,
-            "tokens_per_s": tokens / measured_s if measured_s else None,
+            "tokens_per_s": tokens_per_s,
             "bytes_on_links": self._bytes,
-            "codec_on_links": {f"{src}->{dst}": name for (src, dst), name in self._plan.codec_of_links.items()},
+            "codec_on_links": {f"{src}->{dst}": name for (src, dst), name in self._job.plan.codec_of_links.items()},
             "start_s": self._start_s,
             "save_s_p50": statistics.median(self._save_s) if self._save_s else None,
             "save_s_max": max(self._save_s, default=None),
             "wall_s": time.monotonic() - self._started_s,
-            "clock_offset_s": self._clocks,
+            "clock_offset_s": self._clock_offset_s,
         }
-        write_durably(self._run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        write_durably(self._job.run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self._display.summary(summary)
+
+    def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
+        """(median seconds of a step, tokens per second) of the steps that this coordinator has timed, without warm-up
+        and evaluation. Only steps of the greatest length count, since a step is predicted at the full length."""
+        config = self._job.config
+        plan = self._job.plan
+        lengths = config.seq_lengths
+        longest = lengths.at(len(steps) - 1)
+        timed_s = [
+            step["step_s"]
+            for step in steps[self._metrics.n_resumed + WARM_UP_STEPS :]
+            if lengths.at(step["step"]) == longest and "eval_loss" not in step
+        ]
+        if not timed_s:
+            return None, None
+        measured_s = statistics.median(timed_s)
+        n_tokens = plan.n_microbatches * config.train.microbatch_size * longest
+        return measured_s, n_tokens / measured_s if measured_s else None
 
 
 def host_name(address: str) -> str:
-    """Peers with one host name share its cores; loopback addresses are on the coordinator's own host."""
+    """The host of an address. Peers of one host share its cores; a loopback address is on the coordinator's own host,
+    which is called "here"."""
     host = address.rpartition(":")[0]
     return "here" if host.startswith(LOOPBACK) else host

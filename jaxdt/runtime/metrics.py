@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line for each committed step, in order. They stay on the disk: a run has more steps than memory."""
+"""metrics.jsonl: one line of JSON for each committed step, in order. The steps are not kept in memory."""
 
 import json
 import os
@@ -8,49 +8,50 @@ from typing import TextIO
 
 
 class Metrics:
-    """The steps of a file. A context manager: once open, it holds those of the first `n_committed` steps that an
-    earlier process left whole, `n_resumed` of them, and what is added. A crash leaves whole lines, and at most one that
-    is cut off."""
+    """The committed steps in one file. A context manager: opening it keeps the steps below `n_committed` that an
+    earlier process has written, and counts them in `n_resumed`. After a crash only the last line can be incomplete."""
 
     def __init__(self, path: Path, n_committed: int):
-        self._path, self._n_committed = path, n_committed
+        self._path = path
+        self._n_committed = n_committed
         self._file: TextIO | None = None
         self.n_resumed = 0
 
     def __enter__(self):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("a")
-        self._keep(line for line, step in left_whole(self._path) if step["step"] < self._n_committed)
+        self._truncate(line for line, step in whole_lines(self._path) if step["step"] < self._n_committed)
         self.n_resumed = sum(1 for _ in self)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *exception):
         self._file.close()
 
     def __iter__(self) -> Iterator[dict]:
         return (step for _, step in self._lines())
 
     def add(self, step: dict) -> None:
-        """The next step."""
+        """Append the next step."""
         self._file.write(json.dumps(step) + "\n")
         self._file.flush()
 
     def cut(self, n_steps: int) -> None:
-        """Only the first n_steps steps count from now on; durable on return."""
-        self._keep(line for line, step in self._lines() if step["step"] < n_steps)
+        """Delete all but the first n_steps steps; durable on return."""
+        self._truncate(line for line, step in self._lines() if step["step"] < n_steps)
 
     def _lines(self) -> Iterator[tuple[bytes, dict]]:
         with self._path.open("rb") as file:
             yield from ((line, json.loads(line)) for line in file)
 
-    def _keep(self, lines: Iterable[bytes]) -> None:
+    def _truncate(self, lines: Iterable[bytes]) -> None:
+        """Cut the file behind these lines, with which it begins."""
         os.ftruncate(self._file.fileno(), sum(map(len, lines)))
         os.fsync(self._file.fileno())
 
 
-def left_whole(path: Path) -> Iterator[tuple[bytes, dict]]:
-    """Lines and steps of a file that a process left. What a crash cut off or a disk damaged is left out, and all after
-    it: the steps stand in order."""
+def whole_lines(path: Path) -> Iterator[tuple[bytes, dict]]:
+    """The lines of a file, each with its step. They end before the first line that a crash cut off, that is damaged, or
+    that is not the next step."""
     with path.open("rb") as file:
         for number, line in enumerate(file):
             try:

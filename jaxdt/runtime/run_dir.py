@@ -1,4 +1,4 @@
-"""The folder of one run, and what every process of the run reads from it."""
+"""The folder of one run: the files that all its processes share, and the lock that keeps other runs out."""
 
 import fcntl
 import json
@@ -31,8 +31,8 @@ def get_config():
 
 
 def write_job(folder: Path, config: RunConfig, plan: Plan) -> None:
-    """All that the processes of a run must share: config.py, config.json, plan.json, run (its name, new each time) and
-    the credential, which a resumed run keeps."""
+    """Write what the processes of a run share: config.py, config.json, plan.json, run (the run's name, a new one each
+    time) and credential.pem, which a resumed run keeps."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(serialize.write(config), indent=1) + "\n")
     (folder / "config.py").write_text(CONFIG_PY)
@@ -53,7 +53,7 @@ def job_flags(folder: Path) -> list[str]:
 
 
 def clear(run_dir: Path, overwrite: bool) -> None:
-    """Refuse a folder in use; with `overwrite` delete it if it is a run's."""
+    """Empty the folder of an earlier run if `overwrite` is set. BadInput for a folder that may not be emptied."""
     if not run_dir.exists() or not _content(run_dir):
         return
     if not (run_dir / "config.json").exists():
@@ -61,7 +61,8 @@ def clear(run_dir: Path, overwrite: bool) -> None:
     if not overwrite:
         raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one, or --overwrite")
     os.close(hold(run_dir))
-    for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):  # last: it marks a run's folder
+    # config.json goes last: it marks the folder as a run's.
+    for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -73,8 +74,9 @@ def _content(run_dir: Path) -> list[Path]:
 
 
 def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
-    """A file descriptor that keeps other runs out of the folder while this process, or a child that inherits it, lives.
-    Processes of a run whose launcher was killed need a moment to end: BadInput if they have not after timeout_s."""
+    """Lock the folder. Returns a file descriptor that keeps other runs out while this process lives, or a child that
+    inherits it. The processes of a run whose launcher was killed need a moment to end: BadInput if some still hold the
+    folder after timeout_s."""
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     deadline_s = time.monotonic() + timeout_s

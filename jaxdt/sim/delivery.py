@@ -61,7 +61,7 @@ class Delivery:
             arrive, args = self._handle_event, (dst, event)
             at_once = False
             if self._follows_tensors and type(body) in WITH_TENSOR:
-                arrive, args = self._arrive_with_tensor, (dst, event, self._peers[src].tensors.take(body))
+                arrive, args = self._arrive_with_tensor, (dst, event, self._peers[src].tensors.tensor_to_send(body))
                 at_once = priority in self._free_priorities
                 if self._trace:
                     self._trace.send(src, now_s, dst, body.key, n_bytes)

@@ -14,7 +14,7 @@ class Tensors(Protocol):
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran."""
 
-    def take(self, body: Message) -> Any:
+    def tensor_to_send(self, body: Message) -> Any:
         """The tensor that a message to be sent names."""
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
@@ -52,7 +52,7 @@ class NoTensors:
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         return {"n_samples": self._n_samples, "loss_sum": 0.0} if work.kind in "BE" else {}
 
-    def take(self, body: Message) -> None:
+    def tensor_to_send(self, body: Message) -> None:
         return None
 
     def put(self, body: Message, src: int, tensor: Any) -> None:

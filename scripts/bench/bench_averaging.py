@@ -23,20 +23,21 @@ import numpy as np
 from absl import flags
 from external_baseline import baseline_seconds, check_command
 
-from jaxdt.cli import environment, memory_settings, script_main
-from jaxdt.cli.averaging_loop import RUN, open_loop
+from jaxdt.cli import environment, script_main
+from jaxdt.cli.averaging_loop import RUN, open_loop, run_peer_loop
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
-from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Ready, Updated
+from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Updated
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
+from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.net import credential
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
-from jaxdt.runtime.storage.gradient_slices import Slices
+from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.seq_lengths import SeqLengths
 from jaxdt.spec.sizes import Group
@@ -92,7 +93,7 @@ class Vectors:
     def __init__(self, peer: int, n_elements: int):
         self._vector = np.random.default_rng(peer).standard_normal(n_elements, dtype=np.float32)
         self._vector_crc = zlib.crc32(self._vector)
-        self._slices = Slices(peer)
+        self._slices = GradientSlices(peer)
         self.began_s: dict[int, float] = {}
         self.ended_s: dict[int, float] = {}
 
@@ -103,8 +104,8 @@ class Vectors:
             self.began_s[work.step] = time.monotonic()
         return {}
 
-    def take(self, body):
-        return self._slices.take(tensor_key(body))
+    def tensor_to_send(self, body):
+        return self._slices.part_to_send(tensor_key(body))
 
     def put(self, body, src, part) -> None:
         self._slices.put(tensor_key(body), part)
@@ -154,7 +155,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], results) 
     loop, address = open_loop(peer, machine, options.secret, ignore)
     loop.tensors = Vectors(peer, options.n_elements)
     loop.transport.connect(COORDINATOR, coordinator)
-    loop.run(address, lambda: Ready({}))
+    run_peer_loop(loop, address)
     results.put((peer, loop.tensors.began_s, loop.tensors.ended_s))
 
 
@@ -198,7 +199,7 @@ def rounds_s(options: Options) -> list[float]:
 
 def main() -> None:
     environment.compute_on_cpu()
-    os.environ.update(memory_settings.ENVIRONMENT)  # for the peers, which are child processes, as train.py has it
+    os.environ.update(MALLOC_ENVIRONMENT)  # for the peers, which are child processes, as train.py has it
     check_command(RIVAL.value)
     ours: list[float] = []
     baseline: list[float] = []

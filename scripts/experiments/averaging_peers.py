@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from jaxdt.cli.averaging_loop import RUN, open_loop
+from jaxdt.cli.averaging_loop import RUN, open_loop, run_peer_loop
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
@@ -22,7 +22,6 @@ from jaxdt.protocol.events import (
     Drained,
     Prepared,
     Ran,
-    Ready,
     Round,
     Run,
     Send,
@@ -32,7 +31,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
-from jaxdt.runtime.storage.gradient_slices import Slices
+from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.spec.delay import NO_DELAY
 from jaxdt.spec.sizes import Group
 from jaxdt.spec.work import BACKWARD, GATHER, UPDATE, Work
@@ -123,7 +122,7 @@ class Vectors:
         self._peer = peer
         self._options = options
         self._began_s = began_s
-        self._slices = Slices(peer)
+        self._slices = GradientSlices(peer)
         self._accumulators: dict[int, np.ndarray] = {}
 
     def run(self, work: Work, scale: float, rounds: Sequence[Round] = ()) -> dict[str, float]:
@@ -143,8 +142,8 @@ class Vectors:
         """CRC-32 of the complete result of a round."""
         return zlib.crc32(self._slices.result(round))
 
-    def take(self, body):
-        return self._slices.take(tensor_key(body))
+    def tensor_to_send(self, body):
+        return self._slices.part_to_send(tensor_key(body))
 
     def put(self, body, src, part) -> None:
         self._slices.put(tensor_key(body), part)
@@ -213,5 +212,5 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, 
     loop, address = open_loop(peer, Observed(machine, tensors, out), options.secret, lambda report: None)
     loop.tensors = tensors
     loop.transport.connect(COORDINATOR, coordinator)
-    loop.run(address, lambda: Ready({}))
+    run_peer_loop(loop, address)
     out.close()

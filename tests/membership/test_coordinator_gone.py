@@ -227,6 +227,6 @@ def test_the_display_keeps_the_members():
 
     display = Display(Plan(), 10, live=False)
     for peer in range(9):
-        display.beat({"peer": peer, "busy_s": 0.0})
+        display.heartbeat({"peer": peer, "busy_s": 0.0})
     display.members({0: 0, 7: 1})
-    assert set(display._beats) == set(display._previous) == {0, 7}
+    assert set(display._heartbeats) == set(display._rate_starts) == {0, 7}

@@ -223,7 +223,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     told = queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(((0, 1), (1, 3))):
         params, opt_state = stage_state(config, lo, hi, rule)
-        store = SimpleNamespace(versions=SimpleNamespace(state=(params, opt_state)))
+        store = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state)))
         Checkpointer(tmp_path, about_run(config, "abc"), 2, stage).save(4, store, told.put)
         told.get(timeout=60)
     mark_complete(tmp_path, 4, about_run(config, "abc") | {"generation": 0, "stages": 2})

@@ -17,14 +17,14 @@ from jaxdt.model.data import write_tokens
 from jaxdt.protocol.events import COORDINATOR, Fetch, Header, Ready, Received, Send, State, StateKey, Stop
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
-from jaxdt.runtime.joining import ask
+from jaxdt.runtime.joining import ask_to_join
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.credential import create
 from jaxdt.runtime.net.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.process import parse_address
 from jaxdt.runtime.run_dir import job_flags
+from jaxdt.runtime.transport_setup import parse_address
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
@@ -50,19 +50,20 @@ def come(*words: str, code: str = "") -> tuple[int, str]:
 
 def come_with_another_shape(address: str, credential) -> Stop:
     """A newcomer whose libraries make another optimizer state of the same config: 1000 words."""
-    welcome = ask(parse_address("coordinator", address), credential)
+    welcome = ask_to_join(parse_address("coordinator", address), credential)
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "config")
     plan = plans.parse(welcome.job["plan"], "plan")
     machine = build_newcomer(config, plan, welcome.peer, welcome.stage, RunStart(welcome.run))
     fit = dataclasses.replace(machine.membership.seat, fingerprint=welcome.fingerprint)
     machine.membership.seat = fit
-    loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None, None)
+    loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None)
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     name = f"{welcome.run}, {welcome.fingerprint}"
     loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), callbacks)
     host, port = loop.transport.start()
     loop.transport.connect(COORDINATOR, parse_address("coordinator", address))
-    return loop.run(f"{host}:{port}", lambda: Ready({}, 1000))
+    loop.post(Ready({}, 1000))
+    return loop.run(f"{host}:{port}")
 
 
 def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning, alone, tmp_path, slow_links):
@@ -110,7 +111,7 @@ def test_a_slice_of_state_is_taken_only_from_whom_it_was_asked_of():
         def send(self, *arguments, **options):
             return True
 
-    loop = Loop(0, Asks(), Trace(lambda line: None, 0), lambda report: None, None)
+    loop = Loop(0, Asks(), Trace(lambda line: None, 0), lambda report: None)
     loop.tensors, loop.transport = Keeps(), Nowhere()
     table = [(np.dtype(np.int32), (3,))]
     answer = Received(Header("r", 0, 1, 1), State(StateKey(4, 0, 2)))

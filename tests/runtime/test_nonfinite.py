@@ -38,7 +38,7 @@ class Poisoned(Store):
         return values
 
     def write_checkpoint(self, version):
-        self.saved[version] = jax.tree.map(np.array, split_entries(self.versions.state))
+        self.saved[version] = jax.tree.map(np.array, split_entries(self.parameter_versions.state))
 
 
 def _nan_like(tree):
@@ -71,14 +71,14 @@ def test_stop_ends_the_run_everywhere_before_the_step_is_applied(data):
     outcome, seats = run(data, "stop", 0)
     assert {stop.code for stop in outcome.stopped.values()} == {4}
     assert steps(outcome) == [(k, "apply") for k in range(POISONED_STEP)]
-    assert all(np.isfinite(seat.tensors.versions.params["tok"]).all() for seat in seats.values())
+    assert all(np.isfinite(seat.tensors.parameter_versions.params["tok"]).all() for seat in seats.values())
 
 
 def test_skip_advances_without_an_update(data):
     outcome, seats = run(data, "skip", 0)
     assert [stop.code for stop in outcome.stopped.values()] == [0, 0, 0]
     assert steps(outcome) == [(k, "skip" if k == POISONED_STEP else "apply") for k in range(6)]
-    assert all(np.isfinite(seat.tensors.versions.params["tok"]).all() for seat in seats.values())
+    assert all(np.isfinite(seat.tensors.parameter_versions.params["tok"]).all() for seat in seats.values())
 
 
 @pytest.mark.parametrize(("every", "back_to"), [(0, 0), (2, 2)])
@@ -92,5 +92,5 @@ def test_rollback_repeats_from_the_checkpoint_with_other_samples(data, every, ba
     ]
     losses = [fields["loss"] for fields in outcome.fields("step")]
     assert losses[back_to] != losses[POISONED_STEP]
-    first, second = (seat.tensors.versions.params["tok"] for seat in seats.values())
+    first, second = (seat.tensors.parameter_versions.params["tok"] for seat in seats.values())
     np.testing.assert_array_equal(first, second)

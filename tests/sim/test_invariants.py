@@ -127,14 +127,14 @@ def test_a_sum_counts_each_microbatch_once():
     for tensors in (own, other):
         tensors.run(Work(1, "G", None, tensors.peer, 0), 0.0, (ROUND,))
     part = Shard(SliceKey(ROUND, 0, 10, 3), (), 1)
-    own.put(part, 3, other.take(part))
+    own.put(part, 3, other.tensor_to_send(part))
     own.sum(SliceKey(ROUND, 0, 10), (1, 3))
     assert own.holds(ROUND) and not other.holds(ROUND)
     assert counted_twice({1: own, 3: other}, 0) is None
     backward(other, 0)
     other.run(Work(1, "G", None, 3, 0), 0.0, (ROUND,))
     assert counted_twice({1: own, 3: other}, 0) == ((0, 0, 1, 0), (1, 3))
-    own.put(part, 3, other.take(part))
+    own.put(part, 3, other.tensor_to_send(part))
     with pytest.raises(Found, match=r"\(1\) 1: Round\(.*counts {\(0, 0, 1, 0\): 2}"):
         own.sum(SliceKey(ROUND, 0, 10), (1, 3))
 

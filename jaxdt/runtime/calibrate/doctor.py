@@ -1,4 +1,4 @@
-"""Checks of a host before it joins a run: what was seen and, if it is bad, the command that mends it."""
+"""Checks a host before it joins a run. Each finding says what was seen and, if it is bad, the command that mends it."""
 
 import ctypes
 import datetime
@@ -19,7 +19,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import UNLIMITED_GBPS, Network
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ortools", "numpy", "msgpack", "cryptography")
-BUFFER_PRODUCTS = 2  # of bandwidth and round trip; one would do if nothing ever waited
+BUFFER_PRODUCTS = 2  # buffer size in products of bandwidth and round trip; one suffices only if nothing ever waits
 PROC = Path("/proc/sys/net")
 NVIDIA = Path("/proc/driver/nvidia/version")
 DIAL_S = 5.0
@@ -29,7 +29,7 @@ SKEW_S_MAX = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """`mend` is empty when all is well, else a command or an advice."""
+    """The result of one check. `mend` is empty if all is well, otherwise a command or advice."""
 
     what: str
     seen: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def versions() -> Iterable[Finding]:
-    """Python and the packages that decide whether two hosts compute the same."""
+    """The versions of Python and of the packages that determine whether two hosts compute the same."""
     yield Finding("python", platform.python_version())
     for name in PACKAGES:
         try:
@@ -47,7 +47,7 @@ def versions() -> Iterable[Finding]:
 
 
 def devices() -> Iterable[Finding]:
-    """What jax computes on."""
+    """The devices on which jax computes."""
     import jax
 
     kinds = sorted({device.device_kind for device in jax.local_devices()})
@@ -67,7 +67,7 @@ def port(host: str, number: int) -> Iterable[Finding]:
 
 
 def reach(host: str, number: int) -> Iterable[Finding]:
-    """Whether the coordinator can be dialled from here, and how far it is."""
+    """Whether this host can connect to the coordinator, and how long that takes."""
     start_s = time.monotonic()
     try:
         with socket.create_connection((host, number), timeout=DIAL_S):
@@ -78,7 +78,8 @@ def reach(host: str, number: int) -> Iterable[Finding]:
 
 
 def clock_error_s() -> float | None:
-    """How far the system says that its clock may be off: inf if nothing sets it, None where the system cannot tell."""
+    """The error of the clock that the system assumes: inf if nothing synchronizes it, None if the system does not
+    say."""
     adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
     if adjtimex is None:
         return None
@@ -89,7 +90,7 @@ def clock_error_s() -> float | None:
 
 
 def clock(error_s: float | None) -> Iterable[Finding]:
-    """A run decides nothing by the wall clock; it dates the logs and the credential."""
+    """Whether the wall clock is right. A run decides nothing by it, but logs and the credential bear its dates."""
     if error_s is None:
         return
     seen = "nothing sets this host's clock" if error_s == float("inf") else f"right within {error_s:.3f} s"
@@ -100,18 +101,19 @@ def validity(credential: Path) -> Iterable[Finding]:
     """The dates of the credential against this host's clock."""
     certificate = x509.load_pem_x509_certificate(certificate_block(credential.read_bytes()))
     now = datetime.datetime.now(datetime.UTC)
-    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    first = certificate.not_valid_before_utc
+    last = certificate.not_valid_after_utc
     seen = f"{now:%Y-%m-%d %H:%M:%S} UTC, credential valid {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d}"
     yield Finding("credential", seen, "" if first <= now <= last else "timedatectl set-ntp true")
 
 
 def certificate_block(pem: bytes) -> bytes:
-    """The certificate alone, of a file that holds a key too."""
+    """The part of a credential file that is the certificate; the file also holds a key."""
     return pem[pem.index(b"-----BEGIN CERTIFICATE-----") :]
 
 
 def tokens(file: TokenFile) -> Iterable[Finding]:
-    """Whether the token file is what was written; reads all of it."""
+    """Whether the token file is undamaged; this reads all of it."""
     try:
         verify_checksum(file)
     except BadInput as error:
@@ -121,16 +123,17 @@ def tokens(file: TokenFile) -> Iterable[Finding]:
 
 
 def disk(run_dir: Path, n_checkpoints: int, checkpoint_bytes: int) -> Iterable[Finding]:
-    """Room for the checkpoints that a run keeps."""
+    """Whether there is room for the checkpoints that a run keeps."""
     folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
-    free_bytes, need_bytes = shutil.disk_usage(folder).free, n_checkpoints * checkpoint_bytes
+    free_bytes = shutil.disk_usage(folder).free
+    need_bytes = n_checkpoints * checkpoint_bytes
     seen = f"{free_bytes / 1e9:.1f} GB free, {n_checkpoints} checkpoints take {need_bytes / 1e9:.1f} GB"
     yield Finding("disk", seen, "" if free_bytes >= need_bytes else "choose another --run_dir")
 
 
 def links(network: Network, peers: Iterable[int], sysctl: Callable[[str], str | None]) -> Iterable[Finding]:
-    """Each link's bandwidth-delay product against the limits of TCP's buffers; `sysctl` reads a setting's value. Every
-    mending command covers the neediest link, so that one does not undo another."""
+    """Whether TCP's buffers may be as large as each link's bandwidth-delay product. `sysctl` reads the value of a
+    setting. Every mending command sets what the most demanding link needs, so that no command undoes another."""
     peers = sorted(peers)
     needs_bytes = {(a, b): buffer_bytes(network, a, b) for a in peers for b in peers}
     worst_bytes = max(needs_bytes.values(), default=0)
@@ -138,7 +141,8 @@ def links(network: Network, peers: Iterable[int], sysctl: Callable[[str], str | 
     for (src, dst), need_bytes in needs_bytes.items():
         if need_bytes == 0:
             continue
-        link, rtt_s = network.link(src, dst), round_trip_s(network, src, dst)
+        link = network.link(src, dst)
+        rtt_s = round_trip_s(network, src, dst)
         seen = f"{link.bandwidth_gbps:g} Gb/s, round trip {rtt_s * 1e3:.0f} ms, needs {need_bytes / 1e6:.1f} MB"
         small = {name: value for name, value in limits.items() if value and int(value[-1]) < need_bytes}
         mends = [f"sysctl -w net.{name}='{' '.join(value[:-1])} {worst_bytes}'" for name, value in small.items()]
@@ -154,7 +158,7 @@ def round_trip_s(network: Network, src: int, dst: int) -> float:
 
 
 def buffer_bytes(network: Network, src: int, dst: int) -> int:
-    """What TCP must be allowed to keep in flight on a link; 0 where there is none, or one without limit."""
+    """The bytes that TCP must be allowed to have in flight on a link; 0 for no link, or for one without a limit."""
     bandwidth_gbps = network.link(src, dst).bandwidth_gbps
     if src == dst or not 0 < bandwidth_gbps < UNLIMITED_GBPS:
         return 0
@@ -162,6 +166,6 @@ def buffer_bytes(network: Network, src: int, dst: int) -> int:
 
 
 def read_sysctl(name: str) -> str | None:
-    """A setting below net, such as ipv4.tcp_rmem; None where the system has none of that name."""
+    """The value of a setting below net, such as ipv4.tcp_rmem; None if the system has no setting of that name."""
     path = PROC / name.replace(".", "/")
     return path.read_text().strip() if path.exists() else None

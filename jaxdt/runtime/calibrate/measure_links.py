@@ -1,9 +1,9 @@
-"""Measures the links between running hosts: round trips, and how fast messages arrive, over the run's own transport.
+"""Measures the links between running hosts over the run's own transport: latency and bandwidth.
 
-Every host runs a `Host`; the one with index 0 leads: it asks the others, one ordered pair at a time, to measure, so
-that no two measurements share a link. What one way takes cannot be told without a common clock: latency is half the
-shortest round trip. A message's seconds run from its sending to its receiver's word that it is there, less one round
-trip.
+Every host runs a `MeasuringHost`. Host 0 leads: it asks the hosts to measure one ordered pair after the other, so that
+no two measurements share a link. Without a common clock the time of one direction cannot be measured, so the latency is
+half of the shortest round trip. The time of a message counts from its sending to the receiver's acknowledgement, minus
+one round trip.
 """
 
 import itertools
@@ -25,64 +25,69 @@ from jaxdt.spec.network import Device, Network, to_json
 
 N_PINGS = 8
 SHORT_BYTES = 1 << 18
-FIRST_BYTES, LAST_BYTES = 1 << 20, 1 << 28
-PATIENCE_S = 60.0
+BYTES_MIN = 1 << 20
+BYTES_MAX = 1 << 28
+ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
-class LinkFound:
-    """One directed link: seconds one way, and 1e9 bit/s of a long transfer and of a short message after a pause."""
+class MeasuredLink:
+    """One directed link: its one-way latency, and its bandwidth for a long transfer and for a short message after a
+    pause (1e9 bit/s)."""
 
     latency_s: float
     bandwidth_gbps: float
     short_gbps: float
 
 
-class Host:
-    """One host's side; `addresses[i]` is where host i listens. Use as a context."""
+class MeasuringHost:
+    """One host's side. `addresses[i]` is where host i listens; a long transfer takes at least `transfer_s`. Use as a
+    context."""
 
     def __init__(
         self,
-        me: int,
+        index: int,
         addresses: list[Address],
         credential: Credential | None,
         transfer_s: float = 1.0,
         shape: Callable[[int], LinkShape | None] | None = None,
     ):
-        self._me, self._addresses, self._transfer_s = me, addresses, transfer_s
+        self._index = index
+        self._addresses = addresses
+        self._transfer_s = transfer_s
         self._answers: Queue[tuple[int, dict]] = Queue()
-        self._orders: Queue[dict] = Queue()
+        self._requests: Queue[dict] = Queue()
         self._transport = Transport(
-            me,
+            index,
             "measure links",
-            addresses[me],
+            addresses[index],
             credential,
             TransportCallbacks(self._on_message, on_link=lambda peer, state, reason: None, expect=self._expect),
             TransportSettings(shape),
         )
 
-    def __enter__(self) -> "Host":
+    def __enter__(self) -> "MeasuringHost":
         self._transport.start()
         for peer, address in enumerate(self._addresses):
-            if peer != self._me:
+            if peer != self._index:
                 self._transport.connect(peer, address)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *exception) -> None:
         self._transport.close(1.0)
 
     # -------------------------------------------------------------------------------------------------- the leader
 
-    def lead(self, names: list[str], found: Callable[[int, int, LinkFound], None]) -> dict:
-        """Measure all ordered pairs, tell `found` of each, end the others; the content of network.json, with a matrix
-        `short_gbps` more."""
+    def lead(self, names: list[str], on_link: Callable[[int, int, MeasuredLink], None]) -> dict:
+        """Measure all ordered pairs, call `on_link` with each, and end the other hosts. Returns the content of
+        network.json, with the additional matrix `short_gbps`."""
         n = len(self._addresses)
-        links: dict[tuple[int, int], LinkFound] = {}
+        links: dict[tuple[int, int], MeasuredLink] = {}
         for src, dst in itertools.permutations(range(n), 2):
-            links[src, dst] = self.measure(dst) if src == self._me else self._ask(src, dst)
-            found(src, dst, links[src, dst])
+            links[src, dst] = self.measure(dst) if src == self._index else self._ask(src, dst)
+            on_link(src, dst, links[src, dst])
         for peer in range(n):
-            if peer != self._me:
+            if peer != self._index:
                 self._transport.send(peer, {"do": "end"})
 
         def matrix(field: str) -> tuple[tuple[float, ...], ...]:
@@ -93,46 +98,46 @@ class Host:
         network = Network(devices, matrix("latency_s"), matrix("bandwidth_gbps"), "measured")
         return to_json(network) | {"short_gbps": matrix("short_gbps")}
 
-    def _ask(self, src: int, dst: int) -> LinkFound:
+    def _ask(self, src: int, dst: int) -> MeasuredLink:
         self._transport.send(src, {"do": "measure", "to": dst})
-        answer = self._answer(src, "measured", 4 * PATIENCE_S)
-        return LinkFound(answer["latency_s"], answer["bandwidth_gbps"], answer["short_gbps"])
+        answer = self._answer(src, "measured", 4 * ANSWER_S)
+        return MeasuredLink(answer["latency_s"], answer["bandwidth_gbps"], answer["short_gbps"])
 
     # -------------------------------------------------------------------------------------------------- the others
 
     def follow(self) -> None:
-        """Measure what the leader asks for, until it says that this is all."""
-        while (order := self._orders.get())["do"] != "end":
-            link = self.measure(order["to"])
+        """Measure what the leader requests, until it says that this is all."""
+        while (request := self._requests.get())["do"] != "end":
+            link = self.measure(request["to"])
             self._transport.send(0, {"do": "measured", **vars(link)})
 
-    def measure(self, dst: int) -> LinkFound:
-        """The link to another host."""
-        self._round_trip_s(dst, 0)  # connects both channels
+    def measure(self, dst: int) -> MeasuredLink:
+        """Measure the link to another host."""
+        self._round_trip_s(dst, 0)  # the first two round trips make the connections of both channels
         self._round_trip_s(dst, 1)
         rtt_s = min(self._round_trip_s(dst, 0) for _ in range(N_PINGS))
         short_s = self._round_trip_s(dst, SHORT_BYTES) - rtt_s
-        n_bytes = FIRST_BYTES
-        while (seconds := self._round_trip_s(dst, n_bytes) - rtt_s) < self._transfer_s and n_bytes < LAST_BYTES:
+        n_bytes = BYTES_MIN
+        while (seconds := self._round_trip_s(dst, n_bytes) - rtt_s) < self._transfer_s and n_bytes < BYTES_MAX:
             n_bytes *= 2
-        return LinkFound(rtt_s / 2, _gbps(n_bytes, seconds), _gbps(SHORT_BYTES, short_s))
+        return MeasuredLink(rtt_s / 2, _gbps(n_bytes, seconds), _gbps(SHORT_BYTES, short_s))
 
     def _round_trip_s(self, dst: int, n_bytes: int) -> float:
-        """Seconds until the word is back that so many bytes have arrived."""
+        """Seconds until the acknowledgement of so many bytes is back."""
         leaves = [np.zeros(n_bytes, np.uint8)] if n_bytes else []
         start_s = time.monotonic()
         self._transport.send(dst, {"do": "take"}, leaves)
-        self._answer(dst, "taken", PATIENCE_S)
+        self._answer(dst, "taken", ANSWER_S)
         return time.monotonic() - start_s
 
-    def _answer(self, peer: int, what: str, patience_s: float) -> dict:
+    def _answer(self, peer: int, kind: str, timeout_s: float) -> dict:
         try:
-            src, head = self._answers.get(timeout=patience_s)
+            src, head = self._answers.get(timeout=timeout_s)
         except Empty:
             host, port = self._addresses[peer]
-            raise BadInput(f"host {peer} ({host}:{port}): no answer within {patience_s:.0f} s") from None
-        if (src, head["do"]) != (peer, what):
-            raise BadInput(f"host {src}: said {head['do']!r}, expected {what!r} of host {peer}")
+            raise BadInput(f"host {peer} ({host}:{port}): no answer within {timeout_s:.0f} s") from None
+        if (src, head["do"]) != (peer, kind):
+            raise BadInput(f"host {src}: said {head['do']!r}, expected {kind!r} of host {peer}")
         return head
 
     def _on_message(self, src: int, head: dict, leaves: list[Any]) -> None:
@@ -143,16 +148,16 @@ class Host:
                 self._answers.put((src, head))
             case {"do": "measured", "latency_s": float(), "bandwidth_gbps": float(), "short_gbps": float()}:
                 self._answers.put((src, head))
-            case {"do": "measure", "to": int(to)} if src == 0 and 0 <= to < len(self._addresses) and to != self._me:
-                self._orders.put(head)
+            case {"do": "measure", "to": int(to)} if src == 0 and 0 <= to < len(self._addresses) and to != self._index:
+                self._requests.put(head)
             case {"do": "end"} if src == 0:
-                self._orders.put(head)
+                self._requests.put(head)
             case _:
                 raise BadInput(f"message of host {src}: got {str(head)[:60]}, which is no part of measuring")
 
     def _expect(self, src: int, head: dict, table: list) -> list[np.ndarray]:
-        if len(table) != 1 or table[0][0] != np.uint8 or len(table[0][1]) != 1 or table[0][1][0] > LAST_BYTES:
-            raise BadInput(f"message of host {src}: got tensors {str(table)[:60]}, expected at most {LAST_BYTES} bytes")
+        if len(table) != 1 or table[0][0] != np.uint8 or len(table[0][1]) != 1 or table[0][1][0] > BYTES_MAX:
+            raise BadInput(f"message of host {src}: got tensors {str(table)[:60]}, expected at most {BYTES_MAX} bytes")
         return [np.empty(table[0][1], np.uint8)]
 
 

@@ -1,4 +1,4 @@
-"""Two loops of one process that pass a tensor to and fro: what a message costs the processor, at its ends."""
+"""Measures what a message costs the processors at both ends: two loops of one process pass a tensor to and fro."""
 
 import threading
 from queue import Empty, SimpleQueue
@@ -16,33 +16,33 @@ from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.spec.errors import BadInput
 
-N_BYTES = 1 << 18  # of the tensor; threads that wake up cost more than these
-A_WHILE = LinkShape(latency_s=1e-3, bandwidth_gbps=1.0)  # on the way, so that threads sleep as in a run
+N_BYTES = 1 << 18  # the tensor's size; waking up threads costs more than copying these
+LINK = LinkShape(latency_s=1e-3, bandwidth_gbps=1.0)  # slow enough that threads sleep between messages, as in a run
 N_EXCHANGES = 4
-N_ENDS = 4 * N_EXCHANGES  # there and back
+N_ENDS = 4 * N_EXCHANGES  # two messages an exchange, each with two ends
 PATIENCE_S = 30.0
 
 
 class MessageCostProbe:
-    """`begin()` sends a tensor to the other end and back, N_EXCHANGES times; `wait()` until that is done. Use as a
-    context."""
+    """`begin` starts N_EXCHANGES exchanges, in each of which a tensor goes to the other end and back; `wait` waits for
+    the last. Use as a context."""
 
     def __init__(self, credential: Credential | None):
-        self._back: SimpleQueue[None] = SimpleQueue()
-        self._loops = [self._loop(me, credential) for me in (0, 1)]
+        self._finished: SimpleQueue[None] = SimpleQueue()
+        self._loops = [self._make_loop(end, credential) for end in (0, 1)]
         self._threads = [threading.Thread(target=loop.run, args=("",), daemon=True) for loop in self._loops]
 
     def __enter__(self) -> "MessageCostProbe":
-        here, there = (loop.transport.start() for loop in self._loops)
-        self._loops[0].transport.connect(1, there)
-        self._loops[1].transport.connect(0, here)
+        addresses = [loop.transport.start() for loop in self._loops]
+        self._loops[0].transport.connect(1, addresses[1])
+        self._loops[1].transport.connect(0, addresses[0])
         for thread in self._threads:
             thread.start()
-        self.begin()  # which connects
+        self.begin()  # the first messages make the connections
         self.wait()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *exception) -> None:
         for loop in self._loops:
             loop.post(Stop(0, ""))
         for thread in self._threads:
@@ -53,26 +53,29 @@ class MessageCostProbe:
 
     def wait(self) -> None:
         try:
-            self._back.get(timeout=PATIENCE_S)
+            self._finished.get(timeout=PATIENCE_S)
         except Empty:
             raise BadInput(f"127.0.0.1: a message to this process itself is lost for {PATIENCE_S:.0f} s") from None
 
-    def _loop(self, me: int, credential: Credential | None) -> Loop:
-        loop = Loop(me, _End(me, self._back), Trace(lambda line: None), lambda report: None, None)
+    def _make_loop(self, end: int, credential: Credential | None) -> Loop:
+        loop = Loop(end, _EndMachine(end, self._finished), Trace(lambda line: None), lambda report: None)
         loop.tensors = _OneTensor()
         callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
-        settings = TransportSettings(shape=lambda dst: A_WHILE)
-        loop.transport = Transport(me, "echo", ("127.0.0.1", 0), credential, callbacks, settings)
+        settings = TransportSettings(shape=lambda dst: LINK)
+        loop.transport = Transport(end, "message cost", ("127.0.0.1", 0), credential, callbacks, settings)
         return loop
 
 
-class _End:
-    """The machine of an end: 0 sends when it wakes, N_EXCHANGES times, and tells `back`; 1 answers."""
+class _EndMachine:
+    """The machine of one end. When end 0 wakes, it makes N_EXCHANGES exchanges and then puts None into `finished`. End
+    1 answers each message."""
 
-    def __init__(self, me: int, back: SimpleQueue[None]):
-        self._back = back
-        self._send = Send(1 - me, Boundary(Key("act", 0, me, 0)), N_BYTES, URGENT, Header("echo", 0, 0, me))
-        self._answers, self._n_left = me == 1, 0
+    def __init__(self, end: int, finished: SimpleQueue[None]):
+        self._finished = finished
+        header = Header("message cost", 0, 0, end)
+        self._send = Send(1 - end, Boundary(Key("act", 0, end, 0)), N_BYTES, URGENT, header)
+        self._answers = end == 1
+        self._n_left = 0
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
         if isinstance(event, Woke):
@@ -83,17 +86,17 @@ class _End:
             self._n_left -= 1
         if self._answers or self._n_left:
             return [self._send]
-        self._back.put(None)
+        self._finished.put(None)
         return []
 
 
 class _OneTensor:
-    """In the place of a Store."""
+    """Stands in for a Store."""
 
     def __init__(self):
         self._tensor = np.zeros(N_BYTES, np.uint8)
 
-    def take(self, body: Message) -> np.ndarray:
+    def tensor_to_send(self, body: Message) -> np.ndarray:
         return self._tensor
 
     def put(self, body: Message, src: int, tensor: np.ndarray) -> None:

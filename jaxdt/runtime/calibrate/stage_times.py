@@ -1,13 +1,14 @@
-"""Seconds of a peer's compiled stage functions, taken before it joins: what the simulator predicts a step from.
+"""Times a peer's compiled stage functions before the peer joins. The simulator predicts a step from these seconds.
 
-On a CPU the process's CPU seconds are taken, not the wall's: peers that share cores time themselves at the same moment,
-and the simulator models the sharing itself. On an accelerator it is the wall clock.
+On a CPU these are CPU seconds of the process, not wall seconds: peers that share cores time themselves at the same
+moment, and the simulator models the sharing itself. On an accelerator they are wall seconds.
 """
 
 import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,13 @@ from jaxdt.spec.codec import CodecSpec
 from jaxdt.spec.profile import CodecTimes
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, MESSAGE, UPDATE, Work
 
-N_WARM_UP, N_TIMED = 2, 8
-# A stage is timed for so long if that takes no more rounds: half a second of a machine's time says little of the next.
-STAGE_S, N_STAGE_MAX = 3.0, 40
-# What a Work takes in over a boundary: the kind of tensor, and the stage that its key names, counted from the Work's.
+N_WARM_UP = 2
+N_TIMED = 8
+# A stage is timed for STAGE_S seconds, and at most N_STAGE_MAX times. Fewer seconds would depend too much on the moment
+# at which they were measured.
+STAGE_S = 3.0
+N_STAGE_MAX = 40
+# The tensor that a Work receives over a boundary: its kind, and the stage in its key minus the stage of the Work.
 INPUTS = {FORWARD: ("act", 0), BACKWARD: ("grad", 1), EVALUATE: ("eval", 0)}
 
 
@@ -44,63 +48,76 @@ def time_codec(spec: CodecSpec, shape: tuple[int, ...], dtype: str) -> CodecTime
     return CodecTimes(seconds(lambda: encode(spec, x)), seconds(lambda: decode(spec, wire, shape, x.dtype)))
 
 
-def time_stage(
-    store: Store,
-    peer: int,
-    stage: int,
-    groups: dict[str, int],
-    evaluates: bool,
-    step: int,
-    microbatch: int = 0,
-    echo: MessageCostProbe | None = None,
-) -> dict[str, float]:
-    """Mean seconds per kind of Work (medians leave out the slow ones, which a step waits for too), through the store's
-    own code, decoding and encoding included, with inputs of zeros as long as `step` has them. `groups`: the run's names
-    of this stage's sync groups and their sizes, whose sums are timed with the update: over all slices, a member adds up
-    as many numbers as it holds; `microbatch`: one of the pipeline whose codecs to take; `echo`: a MESSAGE too, in CPU
-    seconds: how much longer a backward takes during which some are passed. Parameters and optimizer state are the same
-    afterwards."""
+@dataclass(frozen=True)
+class TimedStage:
+    """What to time.
+
+    group_sizes: the stage's sync groups by the names that the run knows them by, and the size of each one's vector.
+    evaluates: time evaluation too.
+    step: the step whose tensors' length is used.
+    microbatch: a microbatch of the pipeline whose codecs are used.
+    """
+
+    peer: int
+    stage: int
+    group_sizes: dict[str, int]
+    evaluates: bool
+    step: int
+    microbatch: int = 0
+
+
+def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None = None) -> dict[str, float]:
+    """Mean seconds of each kind of Work, through the store's own code, so with decoding and encoding. Means, not
+    medians, because a step also waits for the slow ones. Inputs are zeros.
+
+    The sums of the sync groups are timed with the update: over all slices, a member adds up as many numbers as it
+    holds. With a probe, the CPU seconds of a MESSAGE are measured too: how much longer a backward takes while the probe
+    exchanges messages. Parameters and optimizer state are the same afterwards."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
-    kinds = [FORWARD, BACKWARD, *([EVALUATE] if evaluates else []), GATHER, UPDATE]
+    kinds = [FORWARD, BACKWARD, *([EVALUATE] if timed.evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    message_s = []
-    began_s = time.monotonic()
-    with _as_of(store, step):
-        for now in range(step, step + N_WARM_UP + N_STAGE_MAX):
-            if now >= step + N_WARM_UP + N_TIMED and time.monotonic() - began_s > STAGE_S:
+    message_s: list[float] = []
+    started_s = time.monotonic()
+    with _at_version(store, timed.step):
+        for n_done in range(N_WARM_UP + N_STAGE_MAX):
+            if n_done >= N_WARM_UP + N_TIMED and time.monotonic() - started_s > STAGE_S:
                 break
-            rounds = tuple(Round(now, name, 0) for name in groups)
+            step = timed.step + n_done
+            rounds = tuple(Round(step, name, 0) for name in timed.group_sizes)
             for kind in kinds:
-                work = Work(stage, kind, microbatch, peer, now)
+                work = Work(timed.stage, kind, timed.microbatch, timed.peer, step)
                 _put_inputs(store, work)
-                start_s = clock()
-                for one in rounds if kind == UPDATE else ():
-                    store.sum(SliceKey(one, 0, groups[one.group]), (peer,))
+                work_started_s = clock()
+                if kind == UPDATE:
+                    for round in rounds:
+                        store.sum(SliceKey(round, 0, timed.group_sizes[round.group]), (timed.peer,))
                 store.run(work, 1.0, rounds if kind in (GATHER, UPDATE) else ())
-                seconds[kind].append(clock() - start_s)
-            if echo and len(message_s) < N_TIMED and time.monotonic() - began_s <= STAGE_S:
-                backward = Work(stage, BACKWARD, microbatch, peer, now)
-                alone_s, both_s = (_cpu_s(store, backward, with_it) for with_it in (None, echo))
-                message_s.append((both_s - alone_s) / N_ENDS)
-            store.free(now, rounds)
+                seconds[kind].append(clock() - work_started_s)
+            if probe and len(message_s) < N_TIMED and time.monotonic() - started_s <= STAGE_S:
+                backward = Work(timed.stage, BACKWARD, timed.microbatch, timed.peer, step)
+                alone_s = _cpu_s(store, backward, None)
+                with_messages_s = _cpu_s(store, backward, probe)
+                message_s.append((with_messages_s - alone_s) / N_ENDS)
+            store.free(step, rounds)
     means = {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
     return means | ({MESSAGE: max(0.0, statistics.fmean(message_s))} if message_s else {})
 
 
-def _cpu_s(store: Store, work: Work, echo: MessageCostProbe | None) -> float:
+def _cpu_s(store: Store, work: Work, probe: MessageCostProbe | None) -> float:
+    """CPU seconds of a Work, while the probe exchanges messages if there is one."""
     _put_inputs(store, work)
     start_s = time.process_time()
-    if echo:
-        echo.begin()
+    if probe:
+        probe.begin()
     store.run(work, 1.0)
-    if echo:
-        echo.wait()
+    if probe:
+        probe.wait()
     return time.process_time() - start_s
 
 
 def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
-    """Have all that computes a microbatch of this step compiled, for tensors as long as the step has them."""
-    with _as_of(store, step):
+    """Compile the functions that compute a microbatch of this step, for tensors of the step's length."""
+    with _at_version(store, step):
         for kind in (FORWARD, BACKWARD):
             work = Work(stage, kind, 0, peer, step)
             _put_inputs(store, work)
@@ -109,20 +126,23 @@ def compile_step(store: Store, peer: int, stage: int, step: int) -> None:
 
 
 @contextlib.contextmanager
-def _as_of(store: Store, step: int) -> Iterator[None]:
-    """Meanwhile the store's parameters count as those with which a step begins."""
-    version, (params, opt_state, *before) = store.versions.version, store.versions.state
-    store.versions.put(step, (params, store.functions.init_optimizer(params), *before))  # an update donates it
+def _at_version(store: Store, step: int) -> Iterator[None]:
+    """Inside this context the store's parameters count as the version with which a step begins."""
+    versions = store.parameter_versions
+    version = versions.version
+    params, opt_state, *before = versions.state
+    versions.put(step, (params, store.functions.init_optimizer(params), *before))  # an update donates this state
     yield
-    store.versions.put(version, (params, opt_state, *before))
-    store.crossing.forget()
+    versions.put(version, (params, opt_state, *before))
+    store.boundary_codec.reset_error_feedback()
 
 
 def _put_inputs(store: Store, work: Work) -> None:
+    """Give the store zeros for the boundary tensor that a Work needs, if it needs one."""
     if work.kind in INPUTS:
         kind, offset = INPUTS[work.kind]
-        at_the_end = store.functions.last if work.kind == BACKWARD else store.functions.first
-        if not at_the_end:
+        is_at_end = store.functions.last if work.kind == BACKWARD else store.functions.first
+        if not is_at_end:
             key = Key(kind, work.step, work.stage + offset, work.microbatch)
-            dtype, shape = store.crossing.leaf(key)
+            dtype, shape = store.boundary_codec.wire_leaf(key)
             store.put(Boundary(key), 0, np.zeros(shape, dtype))

@@ -1,7 +1,9 @@
-"""A peer's boundary tensors on their way out and in: the codec that the plan names for each link, and what error
-feedback remembers. Encoding is dispatched right behind the stage function that made the tensor, on its device; waiting
-for it and the copy to the host are the sender thread's, beside the next Work. (On a CPU, where programs run in the
-thread that calls them, the compute thread encodes: that takes about 1 ms for 2 MB of fp32.)"""
+"""Encodes the boundary tensors that a peer sends and decodes those that it receives, with the codec that the plan names
+for each boundary, and keeps the errors for error feedback.
+
+Encoding is dispatched right after the stage function that computes the tensor, on the same device. The thread that
+sends waits for the result and copies it to the host, while the next Work is computed. On a CPU a program runs in the
+thread that calls it, so there the compute thread encodes, which takes about 1 ms for 2 MB of fp32."""
 
 from typing import NamedTuple
 
@@ -18,11 +20,14 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
-ACTIVATION, GRADIENT, HELD_OUT = "act", "grad", "eval"
+ACTIVATION = "act"
+GRADIENT = "grad"
+HELD_OUT = "eval"
 
 
 class Direction(NamedTuple):
-    """Tensors of one kind over one boundary, [B,T,width] with the T of their step, and the codec of each pipeline."""
+    """Tensors of one kind over one boundary, [B,T,width] with the T of their step. specs: the codec of each
+    pipeline."""
 
     specs: tuple[CodecSpec, ...]
     batch: int
@@ -31,15 +36,17 @@ class Direction(NamedTuple):
 
 
 class BoundaryCodec:
-    """`outgoing` and `incoming` are called by the compute thread; `leaf` by anyone. A tensor's codec is the one of its
-    microbatch's pipeline, whoever sends it and to whom."""
+    """The compute thread calls `encode` and `decode`; any thread may call `wire_leaf`. The pipeline of a tensor's
+    microbatch determines its codec, whichever peers send and receive it."""
 
     def __init__(self, config: RunConfig, plan: Plan, peer: int, functions: StageFunctions):
-        self._plan, self._dtype, self._lengths = plan, jnp.dtype(functions.boundary_dtype), config.seq_lengths
+        self._plan = plan
+        self._dtype = jnp.dtype(functions.boundary_dtype)
+        self._lengths = config.seq_lengths
         self._errors: dict[str, jax.Array] = {}
         stage, _ = plan.seat(peer)
 
-        def direction(boundary: int, forward: bool, shape: tuple[int, ...], feeds_back: bool = False) -> Direction:
+        def direction(boundary: int, forward: bool, shape: tuple[int, ...], feeds_back: bool) -> Direction:
             names = [plan.codec_of(boundary, pipeline, forward) for pipeline in range(plan.n_pipelines)]
             specs = tuple(codecs.parse(name, f"plan.codec[{boundary}]") for name in names)
             return Direction(specs, shape[0], shape[-1], feeds_back and config.error_feedback)
@@ -47,16 +54,16 @@ class BoundaryCodec:
         self._out: dict[str, Direction] = {}
         self._in: dict[str, Direction] = {}
         if not functions.first:
-            self._in[ACTIVATION] = self._in[HELD_OUT] = direction(stage - 1, True, functions.in_shape)
-            self._out[GRADIENT] = direction(stage - 1, False, functions.in_shape, feeds_back=True)
+            self._in[ACTIVATION] = self._in[HELD_OUT] = direction(stage - 1, True, functions.in_shape, False)
+            self._out[GRADIENT] = direction(stage - 1, False, functions.in_shape, True)
         if not functions.last:
-            self._in[GRADIENT] = direction(stage, False, functions.out_shape)
-            self._out[HELD_OUT] = direction(stage, True, functions.out_shape)
-            self._out[ACTIVATION] = direction(stage, True, functions.out_shape, feeds_back=True)
+            self._in[GRADIENT] = direction(stage, False, functions.out_shape, False)
+            self._out[HELD_OUT] = direction(stage, True, functions.out_shape, False)
+            self._out[ACTIVATION] = direction(stage, True, functions.out_shape, True)
 
-    def outgoing(self, key: Key, tensor) -> jax.Array:
-        """What to send for a tensor; computed as soon as the tensor is. What was lost of a tensor of another length is
-        forgotten."""
+    def encode(self, key: Key, tensor) -> jax.Array:
+        """The array to send for a tensor. Its computation is dispatched, not awaited. With error feedback, the error of
+        a tensor of another length is dropped."""
         spec = self._spec(self._out, key)
         if not self._out[key.kind].feeds_back or not codecs.loses(spec, self._dtype.itemsize):
             return tensor if spec.is_identity else codec.encode(spec, tensor)
@@ -66,13 +73,14 @@ class BoundaryCodec:
         wire, self._errors[key.kind] = codec.encode_with_feedback(spec, tensor, error)
         return wire
 
-    def incoming(self, key: Key, wire):
-        """The tensor that came as `wire`."""
+    def decode(self, key: Key, wire):
+        """The tensor that was received as `wire`."""
         spec = self._spec(self._in, key)
         return wire if spec.is_identity else codec.decode(spec, wire, self._shape(key), self._dtype)
 
-    def leaf(self, key: Key) -> tuple[np.dtype, tuple[int, ...]]:
-        """(dtype, shape) of the array that a tensor comes as; BadInput for one that nobody sends here."""
+    def wire_leaf(self, key: Key) -> tuple[np.dtype, tuple[int, ...]]:
+        """(dtype, shape) of the array as which a tensor is received; BadInput for a tensor that nobody sends to this
+        peer."""
         if key.kind not in self._in:
             raise BadInput(f"boundary tensor: got kind {key.kind!r}, expected one of {', '.join(self._in) or 'none'}")
         if key.kind != HELD_OUT and not 0 <= key.microbatch < self._plan.n_microbatches:
@@ -83,10 +91,11 @@ class BoundaryCodec:
         return directions[key.kind].specs[self._plan.pipeline_of(key.microbatch, key.kind == HELD_OUT)]
 
     def _shape(self, key: Key) -> tuple[int, int, int]:
-        """Of a tensor that comes; held-out samples have the full length."""
-        _, batch, width, _ = self._in[key.kind]
-        return batch, self._lengths.full if key.kind == HELD_OUT else self._lengths.at(key.step), width
+        """The shape of a tensor that is received. Held-out samples have the full length."""
+        direction = self._in[key.kind]
+        length = self._lengths.full if key.kind == HELD_OUT else self._lengths.at(key.step)
+        return direction.batch, length, direction.width
 
-    def forget(self) -> None:
-        """Error feedback begins anew."""
+    def reset_error_feedback(self) -> None:
+        """Drop all errors: the tensors that follow belong to another series."""
         self._errors.clear()

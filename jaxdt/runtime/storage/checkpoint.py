@@ -1,13 +1,13 @@
-"""Checkpoints: Orbax arrays per layer, so that a run resumes on another cut of the model.
+"""Checkpoints: Orbax arrays per layer, so that a run can resume with other stages.
 
-  <run_dir>/checkpoints/00000050/stage_0/     the part of one stage: {entry: {"params": ..., "optimizer": [leaves]}},
-                                              with delayed updates "before" too, the parameters of 49 updates
-  <run_dir>/checkpoints/00000050/stage_0.json   a digest per entry, checked when it is read
-  <run_dir>/checkpoints/00000050/complete.json  written last, by the coordinator, when every stage's part is durable
+  <run_dir>/checkpoints/00000050/stage_0/       one stage's part: {entry: {"params": ..., "optimizer": [leaves]}};
+                                                with delayed updates also "before", the parameters after 49 updates
+  <run_dir>/checkpoints/00000050/stage_0.json   a digest per entry, compared when the entry is read
+  <run_dir>/checkpoints/00000050/complete.json  written by the coordinator after every stage's part is durable
 
-An entry is a global name (tok, pos, block_007, head), the same whatever the stages are. A folder without complete.json
-is not a checkpoint: a crash in the middle of writing never hides the last good one. complete.json says how many stages
-there were: parts that an earlier attempt at the same version left behind, on another cut of the model, do not count.
+An entry has a global name (tok, pos, block_007, head), which does not depend on the stages. A folder without
+complete.json is not a checkpoint, so a crash during writing never hides the last good one. complete.json holds the
+number of stages: an earlier attempt at the same version may have left parts of other stages, which are not read.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ COMPLETE = "complete.json"
 
 
 class Copying:
-    """A copy of the state on its way to host memory; an update, which gives the state's buffers away, waits for it."""
+    """A copy of the state to host memory, in progress. An update donates the state's buffers, so it waits for the copy.
+    waited_s: seconds that updates have waited."""
 
     def __init__(self):
         self._done = threading.Event()
@@ -53,49 +54,56 @@ class Copying:
 
 
 class Checkpointer:
-    """Copies and writes one stage's part on a thread of its own, while the next step computes. There are two copies at
-    most, one being written and one that waits: a disk that is slower than the checkpoints come holds up an update, and
-    does not fill the memory.
+    """Copies and writes one stage's part on a thread of its own, while the next step computes. There are at most two
+    copies, one that is being written and one that waits. If the disk is too slow for the checkpoints, an update waits
+    and memory does not fill up.
 
-    `about` says what the run's checkpoints belong to; the newest `keep` complete ones stay."""
+    about: the fields in which a checkpoint must agree with the run (about_run).
+    keep: how many complete checkpoints are kept, the newest ones."""
 
     def __init__(self, run_dir: Path, about: dict, keep: int, stage: int | None = None):
-        self._run_dir, self._about, self._keep, self._stage = run_dir, about, keep, stage
+        self._run_dir = run_dir
+        self._about = about
+        self._keep = keep
+        self._stage = stage
         self._threads: list[threading.Thread] = []
         self._copying: Copying | None = None
 
     def wait(self) -> None:
-        """Until what was last given to `save` may change."""
+        """Wait until the state that `save` was last called with has been copied, and may change."""
         if self._copying:
             self._copying.wait()
 
     def save(
         self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None]
     ) -> None:
-        """Write the store's state as `version`; `post` is called on the writing thread, with an exception if it must
-        end the process. The arrays must not change until `wait` has returned."""
-        state = [split_entries(store.versions.state)]
+        """Write the store's state as `version`, on a thread that calls `post` with the outcome. An exception must end
+        the process. The state's arrays must not change until `wait` has returned."""
+        state = [split_entries(store.parameter_versions.state)]
         folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
-        own = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")  # one taken for dead may still be writing his
-        earlier, copying = self._threads[-2:], Copying()
+        # A process that is thought to be dead may still be writing the same part, so each has a folder of its own.
+        temporary = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
+        earlier = self._threads[-2:]
+        copying = Copying()
 
         def write():
             for thread in earlier[:-1]:
                 thread.join()
             try:
-                parts = jax.tree.map(np.array, state.pop())  # held no longer than it takes
+                parts = jax.tree.map(np.array, state.pop())  # the list gives up the last reference to the state
                 copying.end()
                 for thread in earlier[-1:]:
                     thread.join()
-                (folder.parent / COMPLETE).unlink(missing_ok=True)  # what is written again counts when it is whole
+                # A checkpoint that is written again is incomplete until all of it has been written again.
+                (folder.parent / COMPLETE).unlink(missing_ok=True)
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                    checkpointer.save(own.absolute(), parts)
-                put_in_place(own, folder)
+                    checkpointer.save(temporary.absolute(), parts)
+                put_in_place(temporary, folder)
                 digests = {name: digest(entry) for name, entry in parts.items()}
                 write_durably(folder.with_suffix(".json"), json.dumps(digests).encode())
             except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
                 if (folder.parent / COMPLETE).exists():
-                    post(WroteCheckpoint(version, copying.waited_s))  # others took over, and swept up behind us
+                    post(WroteCheckpoint(version, copying.waited_s))  # another process wrote the part, and deleted ours
                 else:
                     post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
             except BaseException as error:
@@ -110,51 +118,51 @@ class Checkpointer:
         self._threads[-1].start()
 
     def mark_complete(self, version: int, generation: int) -> None:
-        """Every stage's part is durable: the checkpoint counts from now on, and older ones go. One that is gone again
-        was marked and deleted by a process of this host that heard of newer ones first."""
+        """Every stage's part is durable: mark the checkpoint complete and delete old ones. Its folder may be gone:
+        another process of this host, which knew of newer checkpoints first, has then marked and deleted it."""
         with contextlib.suppress(FileNotFoundError):
             mark_complete(self._run_dir, version, self._about | {"generation": generation})
         sweep(step_folder(self._run_dir, version))
         prune(self._run_dir, self._keep)
 
 
-def put_in_place(own: Path, folder: Path) -> None:
-    """Make `own` the part of a stage; what stands there, of an earlier attempt or of another saver, goes."""
-    old = own.with_name(f"{own.name}.old")
+def put_in_place(temporary: Path, folder: Path) -> None:
+    """Rename `temporary` to `folder`. What was there, from an earlier attempt or from another process, is deleted."""
+    old = temporary.with_name(f"{temporary.name}.old")
     while True:
         with contextlib.suppress(FileNotFoundError):
             folder.rename(old)
         shutil.rmtree(old, ignore_errors=True)
         try:
-            own.rename(folder)
+            temporary.rename(folder)
             return
         except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another saver's came in between
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another process put its own there in between
                 raise
 
 
 def sweep(folder: Path) -> None:
-    """Delete what savers who died have left in the folder of a complete checkpoint."""
+    """Delete the unfinished parts in the folder of a complete checkpoint, left by processes that died."""
     for path in folder.glob("stage_*.*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def about_run(config: RunConfig, data_checksum: str) -> dict:
-    """What a checkpoint can only be resumed with: the model, the kind of optimizer, and the tokens."""
+    """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens."""
     return {"model": serialize.write(config.model), "optimizer": config.optim.name, "data": data_checksum}
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Where a checkpoint stands: updates seen, and how often the run had been rolled back."""
+    """The version of a checkpoint (updates seen) and its generation (how often the run had been rolled back)."""
 
     version: int
     generation: int
 
 
 def check_resumable(folder: Path, about: dict) -> Stamp:
-    """The stamp of a complete checkpoint; BadInput naming the first field in which it belongs to something else."""
+    """The stamp of a complete checkpoint. BadInput names the first field of `about` in which the checkpoint differs."""
     stored = complete_record(folder)
     for name, expected in about.items():
         got = stored.get(name)
@@ -170,7 +178,7 @@ def check_resumable(folder: Path, about: dict) -> Stamp:
 
 
 def complete_record(folder: Path) -> dict:
-    """What complete.json says of a checkpoint; BadInput if it is damaged."""
+    """The content of a checkpoint's complete.json; BadInput if it is damaged."""
     path = folder / COMPLETE
     try:
         record = json.loads(path.read_bytes())
@@ -192,19 +200,20 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def prune(run_dir: Path, keep: int) -> list[Path]:
-    """Delete all but the newest `keep` complete checkpoints, and what is older than those and was never completed."""
-    kept = complete_checkpoints(run_dir)[-keep:]
-    old = [path for path in sorted(run_dir.glob("checkpoints/*")) if kept and path < kept[0]]
+    """Delete all but the newest `keep` complete checkpoints, and incomplete ones that are older than these. Returns the
+    deleted folders."""
+    newest = complete_checkpoints(run_dir)[-keep:]
+    old = [path for path in sorted(run_dir.glob("checkpoints/*")) if newest and path < newest[0]]
     for path in old:
-        (path / COMPLETE).unlink(missing_ok=True)  # first, so that a half-deleted one never counts
+        (path / COMPLETE).unlink(missing_ok=True)  # first, so that a half-deleted checkpoint never counts
         shutil.rmtree(path, ignore_errors=True)
     return old
 
 
 def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
-    """{entry: {"params": tree, "optimizer": leaves}}, and "before": tree with delayed updates
-    (jaxdt.runtime.storage.parameter_versions): every subtree of the optimizer's state that mirrors the parameters is
-    cut like them; scalars such as step counts go into every entry."""
+    """Split a state of ParameterVersions into {entry: {"params": tree, "optimizer": leaves}}, with delayed updates also
+    "before": tree. Every subtree of the optimizer's state that mirrors the parameters is split like them. Scalars such
+    as step counts go into every entry."""
     params, opt_state, *before = state
 
     def mirrors(tree: Any) -> bool:
@@ -222,8 +231,9 @@ def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
 
 
 def join_entries(entries: dict[str, dict], like: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inverse of split_entries, for the structure of `like`; a checkpoint of a run without delay serves one with
-    delay, which then begins with one version."""
+    """The inverse of split_entries, for the structure of `like`. A run with delayed updates can use a checkpoint of a
+    run
+    without them: both of its versions are then the same."""
     params, opt_state, *before = like
 
     def mirrors(tree: Any) -> bool:
@@ -237,8 +247,11 @@ def join_entries(entries: dict[str, dict], like: tuple[Any, ...]) -> tuple[Any, 
             joined.append({name: _rebuilt(node[name], iterators[name]) for name in params})
         else:
             joined.append([next(iterator) for iterator in iterators.values()][0])
-    kept = tuple({name: entries[name].get("before", entries[name]["params"]) for name in params} for _ in before)
-    return {name: entries[name]["params"] for name in params}, jax.tree.unflatten(structure, joined), *kept
+    joined_params = {name: entries[name]["params"] for name in params}
+    joined_before = tuple(
+        {name: entries[name].get("before", entries[name]["params"]) for name in params} for _ in before
+    )
+    return joined_params, jax.tree.unflatten(structure, joined), *joined_before
 
 
 def _rebuilt(like: Any, leaves) -> Any:
@@ -251,12 +264,12 @@ def leaves(entry: dict) -> list[np.ndarray]:
 
 
 def step_folder(run_dir: Path, version: int) -> Path:
-    """Where the checkpoint of `version` stands."""
+    """The folder of the checkpoint of `version`."""
     return run_dir / "checkpoints" / f"{version:08d}"
 
 
 def mark_complete(run_dir: Path, version: int, about: dict) -> None:
-    """Make the checkpoint count; `about` says what it belongs to."""
+    """Write complete.json, with the fields of `about`."""
     write_durably(step_folder(run_dir, version) / COMPLETE, json.dumps({"version": version} | about).encode())
 
 
@@ -269,10 +282,10 @@ def newest(run_dir: Path) -> Path:
 
 
 def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
-    """Entries of a complete checkpoint as numpy arrays, all or the named ones."""
+    """Entries of a complete checkpoint as numpy arrays: all, or those in `names`."""
     entries: dict[str, dict] = {}
     parts = [folder / f"stage_{stage}" for stage in range(complete_record(folder)["stages"])]
-    for part in filter(Path.is_dir, parts):  # a host may hold the parts of its own peers only
+    for part in filter(Path.is_dir, parts):  # a host may hold only the parts of its own peers
         entries |= _load_part(part, names, entries)
     missing = sorted(set(names or []) - set(entries))
     if missing:
@@ -281,7 +294,8 @@ def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict
 
 
 def _load_part(part: Path, names: list[str] | None, known: Collection[str]) -> dict[str, dict]:
-    """The wanted entries of one stage's part that are not known yet, each compared with its digest."""
+    """Entries of one stage's part, each compared with its digest: those in `names`, or all, without those in
+    `known`."""
     try:
         digests = json.loads(part.with_suffix(".json").read_text())
         if not isinstance(digests, dict):
@@ -295,8 +309,8 @@ def _load_part(part: Path, names: list[str] | None, known: Collection[str]) -> d
                 return {}
             item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-            how = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
-            entries = checkpointer.restore(part.absolute(), args=how)
+            arguments = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
+            entries = checkpointer.restore(part.absolute(), args=arguments)
     except (OSError, ValueError) as error:
         raise BadInput(f"{part}: cannot be read ({str(error).splitlines()[0]})") from None
     for name, entry in entries.items():

@@ -1,11 +1,11 @@
-"""The coordinator's storage on a disk: a value is durable when `put` returns. How a run's other files are written."""
+"""Files that survive a crash: the coordinator's durable values, and how a run's other files are written."""
 
 import errno
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxdt.spec.errors import BadInput
 
@@ -13,21 +13,22 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class FileStore:
-    """A folder with one JSON file per name: temporary, fsync, rename, fsync of the folder (step protocol, Sec. 5.2)."""
+    """A folder with one JSON file per name, each written by write_durably (step protocol, Sec. 5.2). put_s: seconds
+    that the latest `put` took."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self.put_s = 0.0
 
     def put(self, name: str, value: Any) -> None:
-        """Durable on return; put_s then says how long that took."""
+        """Store a value; it is durable on return."""
         start_s = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
         write_durably(self._folder / f"{name}.json", json.dumps(value).encode())
         self.put_s = time.monotonic() - start_s
 
     def get(self, name: str) -> Any:
-        """The value, or None if the name was never put; BadInput if the file is damaged."""
+        """The stored value, or None if there is none; BadInput if the file is damaged."""
         path = self._folder / f"{name}.json"
         try:
             return json.loads(path.read_bytes()) if path.exists() else None
@@ -36,12 +37,16 @@ class FileStore:
 
 
 class LateFile:
-    """A text file that is made at the first write, and emptied unless it `goes_on`: a process that is turned away
-    leaves it as it was. What was written `by_line` outlives the process."""
+    """A text file that is opened at the first write, so that a process which is refused leaves the old file as it was.
 
-    def __init__(self, path: Path, goes_on: bool = False, by_line: bool = False):
-        self._path, self._by_line, self._file = path, by_line, None
-        self._mode = "a" if goes_on else "w"
+    appends: keep the old content.
+    by_line: write each line to the file at once, so that it survives the death of the process."""
+
+    def __init__(self, path: Path, appends: bool = False, by_line: bool = False):
+        self._path = path
+        self._mode = "a" if appends else "w"
+        self._by_line = by_line
+        self._file: TextIO | None = None
 
     def write(self, text: str) -> None:
         if self._file is None:
@@ -55,7 +60,8 @@ class LateFile:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """The file holds either its old content or all of the new one, also after a crash; OSError names it."""
+    """Replace the content of a file: write a temporary file, fsync it, rename it, fsync the folder. Also after a crash
+    the file holds either all of its old content or all of the new one. An OSError names the file."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # peers of one host may write the same file
     try:
         with temporary.open("wb") as file:
@@ -74,8 +80,8 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def refusal(error: OSError, default: str) -> str:
-    """One line on a disk that refused: the file, or `default` where the system does not say which; '' if the error is
-    of another kind."""
+    """One line that says which file a disk refused and why, with `default` in place of a file that the system does not
+    name; '' for an error of another kind."""
     if error.filename is None and error.errno not in REFUSALS:
         return ""
     return f"{error.filename or default}: {error.strerror}"

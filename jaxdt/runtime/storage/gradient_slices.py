@@ -1,6 +1,7 @@
-"""The gradient vectors of a peer's groups while they are averaged: own contributions, what came, and the sums.
+"""The gradient vectors of a peer's groups while they are averaged: its own contributions, the parts that other peers
+sent, and the sums.
 
-The own vector is never written to, so that a round which was broken off can be done again.
+A peer's own vector is never written to, so that an aborted round can be repeated.
 """
 
 import struct
@@ -12,34 +13,35 @@ import numpy as np
 from jaxdt.protocol.events import Round, SliceKey
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
-VOID_MAX = 1000  # rounds whose late parts are turned away
+ABORTED_MAX = 1000  # aborted rounds whose late parts are ignored
 
 
-class Slices:
-    """fp32 vectors by round, and parts of them by SliceKey."""
+class GradientSlices:
+    """Own vectors (fp32) by round; received parts and sums by SliceKey."""
 
     def __init__(self, peer: int):
         self._peer = peer
         self._own: dict[Round, np.ndarray] = {}
         self._slices: dict[SliceKey, np.ndarray] = {}
-        self._void: dict[Round, None] = {}  # the last rounds that were given up, in this order
+        self._aborted: dict[Round, None] = {}  # the latest, in the order in which they were aborted
 
     def offer(self, round: Round, vector: np.ndarray) -> None:
         """This peer's contribution to a round."""
         self._own[round] = vector
 
-    def take(self, key: SliceKey) -> np.ndarray:
-        """The part to send: a piece of the own vector, or a sum."""
+    def part_to_send(self, key: SliceKey) -> np.ndarray:
+        """A part of the own vector, or a sum."""
         return self._own_part(key) if key.src is not None else self._slices[key]
 
     def put(self, key: SliceKey, part: np.ndarray) -> None:
-        """Keep a part that came, unless its round is void."""
-        if key.round not in self._void:
+        """Keep a part that another peer sent, unless its round has been aborted."""
+        if key.round not in self._aborted:
             self._slices[key] = part
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        """Add up the members' parts in their order; a digest and the squared norm of the sum. By digests members see
-        whether they hold the same sum, not whether a wire was true, so the norm's bits serve."""
+        """Add up the members' parts in the order of `members`. Returns a digest and the squared norm of the sum.
+        Members compare digests to see whether they hold the same sum. The digest need not detect transmission errors,
+        so it is computed from the norm alone."""
         parts = [
             self._own_part(key)
             if member == self._peer
@@ -58,28 +60,28 @@ class Slices:
         return zlib.crc32(struct.pack("<d", sq_norm)), sq_norm
 
     def result(self, round: Round) -> np.ndarray:
-        """The whole sum, joined from its slices in a buffer of its own that jax may keep."""
+        """The whole sum, joined from its slices in a new buffer, which jax may keep."""
         keys = sorted(key for key in self._slices if key.src is None and key.round == round)
         out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
         return np.concatenate([self._slices[key] for key in keys], out=out)
 
     def forget(self, round: Round) -> None:
-        """A round is void: forget what came for it, and what still comes."""
-        self._void[round] = None
-        if len(self._void) > VOID_MAX:
-            del self._void[next(iter(self._void))]
+        """Abort a round: delete its vector and parts, and ignore parts of it that still come."""
+        self._aborted[round] = None
+        if len(self._aborted) > ABORTED_MAX:
+            del self._aborted[next(iter(self._aborted))]
         self._own.pop(round, None)
         for key in [key for key in self._slices if key.round == round]:
             del self._slices[key]
 
     def free(self, rounds: Iterable[Round]) -> None:
-        """Forget rounds that are over. The rounds of a group end in order, so what is left of earlier ones goes too."""
+        """Delete what belongs to rounds that are over. The rounds of a group end in order, so earlier rounds go too."""
         last = {round.group: round for round in sorted(rounds)}
 
         def is_over(round: Round) -> bool:
             return round.group in last and round <= last[round.group]
 
-        for by_round in (self._void, self._own):
+        for by_round in (self._aborted, self._own):
             for round in [round for round in by_round if is_over(round)]:
                 del by_round[round]
         for key in [key for key in self._slices if is_over(key.round)]:

@@ -1,7 +1,8 @@
 """A stage's parameters and optimizer state; with delayed updates also the parameters of the version before.
 
-A step that is still under way when its successor's version is there goes on with its own: so two versions are held, and
-a state that moves to another peer or to a disk has both, or what follows would be another run.
+With delayed updates a step may still run when the next version of the parameters exists. The step goes on with the
+version that it began with, so two versions are held. A state that moves to another peer or to a disk contains both:
+otherwise the run would continue with other numbers.
 """
 
 from typing import Any
@@ -14,33 +15,38 @@ from jaxdt.spec.delay import Delay
 
 
 class ParameterVersions:
-    """Of one stage, beginning with version 0 as `seed` says. `state` is (params, opt_state), and with a delay (params,
-    opt_state, params of the version before)."""
+    """The parameters of one stage. Version 0 is drawn from `seed`."""
 
     def __init__(self, functions: StageFunctions, delay: Delay, seed: int):
-        self._functions, self._delay, self._seed = functions, delay, seed
-        self.begin()
+        self._functions = functions
+        self._delay = delay
+        self._seed = seed
+        self.initialize()
 
-    def begin(self) -> None:
-        """The initial parameters."""
+    def initialize(self) -> None:
+        """Set the initial parameters, version 0."""
         params = self._functions.init(self._seed)
         self._set(0, params, self._functions.init_optimizer(params), params)
 
     def put(self, version: int, state: tuple[Any, ...]) -> None:
-        """A state from a disk or a peer. Without parameters of the version before, steps under way begin with these."""
+        """Set a state that was read from a disk or fetched from a peer. If it lacks the parameters of the version
+        before, its own parameters take their place."""
         params, opt_state, *before = (self._functions.place(tree) for tree in state)
         self._set(version, params, opt_state, before[0] if before else params)
 
     def _set(self, version: int, params: Any, opt_state: Any, before: Any) -> None:
-        self.version, self.params, self.opt_state = version, params, opt_state
+        self.version = version
+        self.params = params
+        self.opt_state = opt_state
         self.before = before if self._delay.steps else None
 
     @property
     def state(self) -> tuple[Any, ...]:
+        """(params, opt_state), and with delayed updates (params, opt_state, params of the version before)."""
         return (self.params, self.opt_state) + ((self.before,) if self._delay.steps else ())
 
     def of(self, step: int) -> Any:
-        """The parameters that a step computes with."""
+        """The parameters with which a step computes."""
         version = self._delay.version_of(step)
         if version == self.version:
             return self.params
@@ -49,8 +55,8 @@ class ParameterVersions:
         return self.before
 
     def update(self, vectors: dict[str, np.ndarray], scale: float) -> None:
-        """The next version, by the summed gradients of the sync groups, times `scale`; none: an update that is skipped
-        changes nothing."""
+        """Make the next version from the summed gradients of the sync groups, times `scale`. Without vectors the update
+        is skipped: the next version has the same parameters."""
         before = self.params
         if vectors:
             params, opt_state = self._functions.update(self.params, self.opt_state, vectors, np.float32(scale))

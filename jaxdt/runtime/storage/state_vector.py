@@ -1,4 +1,4 @@
-"""A stage's parameters and optimizer state as one vector of 4-byte words, in slices that a newcomer fetches."""
+"""A stage's parameters and optimizer state as one vector of 4-byte words. A newcomer fetches it in slices."""
 
 import itertools
 import zlib
@@ -13,7 +13,8 @@ WORD = np.dtype(np.int32)
 
 
 class StateVector:
-    """The layout of the leaves of `like`, all of 4-byte types; every tree of that structure has it."""
+    """Converts between trees of one structure and vectors of words. `like` is one such tree; all its leaves have 4-byte
+    types."""
 
     def __init__(self, like: Any):
         leaves, self._structure = jax.tree.flatten(like)
@@ -22,20 +23,23 @@ class StateVector:
         self._ends = list(itertools.accumulate(int(np.prod(shape)) for shape, _ in self._leaves))
         self.n_words = self._ends[-1]
 
-    def cut(self, tree: Any, lo: int, hi: int) -> np.ndarray:
-        """Words lo..hi-1 and, as one more, their CRC-32: a copy, which later updates leave alone."""
+    def slice_with_checksum(self, tree: Any, lo: int, hi: int) -> np.ndarray:
+        """Words lo..hi-1 of the tree's vector, followed by one word with their CRC-32. This is a copy, which later
+        updates do not change."""
         out = np.empty(hi - lo + 1, WORD)
         start = 0
         for leaf, end in zip(jax.tree.leaves(tree), self._ends, strict=True):
-            a, b = max(lo, start), min(hi, end)
-            if a < b:
-                out[a - lo : b - lo] = np.asarray(leaf).reshape(-1).view(WORD)[a - start : b - start]
+            leaf_lo = max(lo, start)
+            leaf_hi = min(hi, end)
+            if leaf_lo < leaf_hi:
+                words = np.asarray(leaf).reshape(-1).view(WORD)
+                out[leaf_lo - lo : leaf_hi - lo] = words[leaf_lo - start : leaf_hi - start]
             start = end
         out[-1:].view(np.uint32)[0] = zlib.crc32(out[:-1])
         return out
 
     def tree(self, words: np.ndarray) -> Any:
-        """The tree that a whole vector stands for."""
+        """The tree whose vector this is. Its leaves are views of `words`."""
         starts = [0, *self._ends[:-1]]
         leaves = [
             words[start:end].view(dtype).reshape(shape)
@@ -44,9 +48,10 @@ class StateVector:
         return jax.tree.unflatten(self._structure, leaves)
 
 
-def checked(words: np.ndarray, what: object) -> np.ndarray:
-    """The words that `cut` made, without their sum; BadInput if they are not those."""
-    got, said = zlib.crc32(words[:-1]), int(words[-1:].view(np.uint32)[0])
-    if got != said:
-        raise BadInput(f"{what}: checksum {got}, expected {said}, which came with it")
+def without_checksum(words: np.ndarray, what: object) -> np.ndarray:
+    """The words of a slice_with_checksum; BadInput, which names `what`, if the checksum is not theirs."""
+    checksum = zlib.crc32(words[:-1])
+    expected = int(words[-1:].view(np.uint32)[0])
+    if checksum != expected:
+        raise BadInput(f"{what}: checksum {checksum}, expected {expected}, which came with it")
     return words[:-1]

@@ -1,8 +1,8 @@
-"""One peer's tensors by key, and the Work on them: what the machines name, this holds and computes.
+"""One peer's tensors, and the computations on them. The machines name tensors by key; the store holds them.
 
-Serves both drivers: the runtime's loop over sockets, and the simulator for real arithmetic under virtual time. `run` is
-called by one compute thread; `put` and `expect` by receiver threads; the rest by the loop.
-"""
+Both drivers use it: the runtime's loop over sockets, and the simulator where it does real arithmetic under virtual
+time. The compute thread calls `run`, `restore` and `install`; receiver threads call `put` and `expect`; the loop calls
+the rest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +20,18 @@ from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.checkpoint import join_entries
-from jaxdt.runtime.storage.gradient_slices import Slices
+from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.runtime.storage.state_vector import WORD, StateVector, checked
+from jaxdt.runtime.storage.state_vector import WORD, StateVector, without_checksum
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import TIED
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
 
-# Samples after a rollback are others than before: a generation draws as a seed far away from those that people choose.
-LINEAGE_STRIDE = 1_000_003
+# After a rollback, other samples are drawn than before: each generation has a seed of its own, far from the seeds that
+# people choose.
+GENERATION_SEED_STRIDE = 1_000_003
 
 
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
@@ -41,8 +42,8 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
 
 
 class Store:
-    """See the module text. Boundary tensors are kept as they travel: encoded. Parameters start as the config's seed
-    says; `restore` takes those of a checkpoint, which it reads with `load_entries(version, names)`."""
+    """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
+    from the config's seed; `restore` reads others from a checkpoint with `load_entries(version, names)`."""
 
     def __init__(
         self,
@@ -53,56 +54,60 @@ class Store:
         functions: StageFunctions,
         load_entries: Callable[[int, list[str]], dict[str, dict]] | None = None,
     ):
-        self.functions, self._load_entries = functions, load_entries
+        self.functions = functions
         self.generation = 0
-        self._config, self._plan, self._data = config, plan, data
+        self.boundary_codec = BoundaryCodec(config, plan, peer, functions)
+        self.parameter_versions = ParameterVersions(functions, config.delay, config.train.seed)
+        self._state_vector = StateVector(self.parameter_versions.state)
+        self.n_words = self._state_vector.n_words
+        self._config = config
+        self._plan = plan
+        self._data = data
+        self._load_entries = load_entries
         self._stage, _ = plan.seat(peer)
-        self.crossing = BoundaryCodec(config, plan, peer, functions)
-        self.versions = ParameterVersions(functions, config.delay, config.train.seed)
-        self._words = StateVector(self.versions.state)
-        self.n_words = self._words.n_words
         self._fetched: np.ndarray | None = None
         self._accumulators: dict[int, Any] = {}
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
-        self._slices = Slices(peer)
-        self._retains = config.wiring.retain_bytes > 0
+        self._slices = GradientSlices(peer)
+        self._retains_boundaries = config.wiring.retain_bytes > 0
         self._n_evals = 1
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
 
     def restore(self, version: int, generation: int) -> None:
-        """Parameters and optimizer state of a checkpoint, or for version 0 the initial ones; samples of
-        `generation`."""
-        self._start_over(generation)
+        """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones. Samples are drawn
+        for `generation` from now on."""
+        self._start_generation(generation)
         if version == 0:
-            self.versions.begin()
+            self.parameter_versions.initialize()
             return
         lo, hi = self._plan.stages[self._stage]
         names = model_of(self._config.model).entries(self._config.model, lo, hi)
         entries = self._load_entries(version, names)
-        self.versions.put(version, join_entries(entries, self.versions.state))
+        self.parameter_versions.put(version, join_entries(entries, self.parameter_versions.state))
 
     def install(self, version: int, generation: int) -> None:
-        """Parameters and optimizer state are the fetched ones; samples of `generation`."""
-        self._start_over(generation)
-        self.versions.put(version, self._words.tree(self._fetched))
+        """Take parameters and optimizer state from the slices that other peers have sent. Samples are drawn for
+        `generation` from now on."""
+        self._start_generation(generation)
+        self.parameter_versions.put(version, self._state_vector.tree(self._fetched))
         self._fetched = None
 
-    def _start_over(self, generation: int) -> None:
-        """What Work of before left behind belongs to nobody. On the compute thread, so none is running."""
+    def _start_generation(self, generation: int) -> None:
+        """Drop the results of Work from an earlier generation. No Work is running, since this is the compute thread."""
         self.generation = generation
-        self.crossing.forget()
+        self.boundary_codec.reset_error_feedback()
         self._accumulators.clear()
         self._residuals.clear()
 
     # ------------------------------------------------------------------------------------------------------- compute
 
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
-        """Do the Work and wait for its result, but not until what a neighbour gets of it is encoded: the next Work need
-        not wait for that. The values of its Ran."""
-        if work.step < self.versions.version and work.kind not in (GATHER, UPDATE):
-            return {}  # its step has been over since it was wanted; what it needs is gone
+        """Do the Work and wait for its result. Returns the values of its Ran. This does not wait for the encoding of a
+        tensor that is sent to a neighbour, since the next Work does not need it."""
+        if work.step < self.parameter_versions.version and work.kind not in (GATHER, UPDATE):
+            return {}  # its step has ended since the Work was requested, and its inputs have been freed
         if work.kind == FORWARD:
             return self._forward(work)
         if work.kind == BACKWARD:
@@ -116,55 +121,57 @@ class Store:
         return self._update(scale, rounds)
 
     def _forward(self, work: Work) -> dict[str, float]:
-        """The last stage leaves everything to its fused backward."""
+        """The last stage does nothing here: its backward contains the forward."""
         if not self.functions.last:
             x = self._input(work)
-            y, residual = self.functions.forward(self.versions.of(work.step), x)
+            y, residual = self.functions.forward(self.parameter_versions.of(work.step), x)
             self._residuals[self._key("act", work)] = residual
-            self._hand_out("act", work, 1, y)
+            self._encode_boundary("act", work, 1, y)
         return {}
 
-    def _hand_out(self, kind: str, work: Work, offset: int, tensor) -> None:
-        """Keep a boundary tensor as it will be sent, once it is computed."""
+    def _encode_boundary(self, kind: str, work: Work, offset: int, tensor) -> None:
+        """Encode a boundary tensor and hold the result for sending. Waits until the tensor is computed."""
         key = self._key(kind, work, offset)
-        self._boundaries[key] = self.crossing.outgoing(key, tensor)
+        self._boundaries[key] = self.boundary_codec.encode(key, tensor)
         jax.block_until_ready(tensor)
 
     def _backward(self, work: Work) -> dict[str, float]:
         accumulator = self._accumulators.pop(work.step, None)
         if accumulator is None:
             accumulator = self.functions.zeros()
-        values, self._accumulators[work.step] = self._into(accumulator, work)
+        values, self._accumulators[work.step] = self._accumulate(accumulator, work)
         return values
 
     def _regenerate(self, work: Work) -> dict[str, float]:
-        """The input gradient again; its parameter gradient is counted elsewhere already."""
-        self._into(self.functions.zeros(), work)
+        """Compute the input gradient again. The parameter gradient is dropped, since another peer has counted it
+        already."""
+        self._accumulate(self.functions.zeros(), work)
         return {}
 
-    def _into(self, accumulator, work: Work) -> tuple[dict[str, float], Any]:
-        """A backward into an accumulator, which it donates."""
-        functions, params = self.functions, self.versions.of(work.step)
+    def _accumulate(self, accumulator, work: Work) -> tuple[dict[str, float], Any]:
+        """Run a backward that adds to an accumulator, which it donates."""
+        functions = self.functions
+        params = self.parameter_versions.of(work.step)
         values: dict[str, float] = {"n_samples": self._config.train.microbatch_size}
         if functions.last:
             targets = self._tokens(work)[:, 1:]
             loss, gx, accumulator = functions.loss_backward(params, self._input(work), targets, accumulator)
             values["loss_sum"] = float(loss)
         else:
-            gy = self._arrived(self._key("grad", work, 1))
+            gy = self._received(self._key("grad", work, 1))
             residual = self._residuals.pop(self._key("act", work))
             gx, accumulator = functions.backward(params, residual, gy, accumulator)
         if not functions.first:
-            self._hand_out("grad", work, 0, gx)
+            self._encode_boundary("grad", work, 0, gx)
         return values, jax.block_until_ready(accumulator)
 
     def _evaluate(self, work: Work) -> dict[str, float]:
         x = self._input(work, "eval")
         if not self.functions.last:
-            y = self.functions.evaluate(self.versions.of(work.step), x)
-            self._hand_out("eval", work, 1, y)
+            y = self.functions.evaluate(self.parameter_versions.of(work.step), x)
+            self._encode_boundary("eval", work, 1, y)
             return {}
-        loss = self.functions.eval_loss(self.versions.of(work.step), x, self._tokens(work)[:, 1:])
+        loss = self.functions.eval_loss(self.parameter_versions.of(work.step), x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
     def _gather(self, step: int, rounds: tuple[Round, ...]) -> dict[str, float]:
@@ -175,31 +182,33 @@ class Store:
         return {}
 
     def _gradient_sum(self, step: int):
-        """The step's accumulator; a peer that got no microbatch of it contributes zeros."""
+        """The accumulator of a step. A peer without a microbatch in that step contributes zeros."""
         return self._accumulators[step] if step in self._accumulators else self.functions.zeros()
 
     def _update(self, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
         names = {self._group(name): name for name in self.functions.group_sizes}
         vectors = {names[round.group]: self._slices.result(round) for round in rounds}
-        self.versions.update(vectors, scale)
+        self.parameter_versions.update(vectors, scale)
         return {}
 
     def _input(self, work: Work, kind: str = "act"):
         if self.functions.first:
             return self._tokens(work)[:, :-1]
-        return self._arrived(self._key(kind, work))
+        return self._received(self._key(kind, work))
 
-    def _arrived(self, key: Key):
-        """A boundary tensor that is used up."""
-        return self.crossing.incoming(key, self._boundaries.pop(key))
+    def _received(self, key: Key):
+        """Decode a received boundary tensor, which is then no longer held."""
+        return self.boundary_codec.decode(key, self._boundaries.pop(key))
 
     def _tokens(self, work: Work) -> np.ndarray:
-        """[microbatch_size, T + 1] of a microbatch, a pure function of its name; T is the length of its step."""
-        train, lengths = self._config.train, self._config.seq_lengths
+        """The tokens [microbatch_size, T + 1] of a microbatch, with the length T of its step. They depend only on the
+        microbatch's number, its step, the generation and the config."""
+        train = self._config.train
+        lengths = self._config.seq_lengths
         if work.kind == EVALUATE:
             return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, lengths.full)
         n = self._plan.n_microbatches
-        seed = train.seed + LINEAGE_STRIDE * self.generation
+        seed = train.seed + GENERATION_SEED_STRIDE * self.generation
         seq_len = lengths.at(work.step)
         return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
 
@@ -207,39 +216,41 @@ class Store:
         return Key(kind, work.step, work.stage + offset, work.microbatch)
 
     def _group(self, local_name: str) -> str:
-        """The run's name of one of the stage functions' groups."""
+        """The name by which the run knows a sync group of the stage functions."""
         return {STAGE_GROUP: f"stage{self._stage}", TIED_GROUP: TIED}[local_name]
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
-    def take(self, body: Message) -> Any:
-        """The tensor to send with a message. A boundary tensor is handed over, or stays until its step is over where
-        it may have to be sent again; a slice stays."""
+    def tensor_to_send(self, body: Message) -> Any:
+        """The tensor to send with a message. A boundary tensor is given away, unless it may have to be sent again: then
+        it is held until its step has ended. A slice is held."""
         key = tensor_key(body)
         if isinstance(key, Key):
-            retains = self._retains and key.kind != "eval"  # held-out microbatches begin anew
+            retains = (
+                self._retains_boundaries and key.kind != "eval"
+            )  # a held-out microbatch that is lost starts over from its tokens
             return self._boundaries[key] if retains else self._boundaries.pop(key)
         if isinstance(key, StateKey):
-            return self._words.cut(self.versions.state, key.lo, key.hi)
-        return self._slices.take(key)
+            return self._state_vector.slice_with_checksum(self.parameter_versions.state, key.lo, key.hi)
+        return self._slices.part_to_send(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
-        """Keep the tensor that came with a message."""
+        """Hold the tensor that was received with a message."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
         elif isinstance(body, State):
             if self._fetched is None:
                 self._fetched = np.empty(self.n_words, WORD)
-            self._fetched[body.key.lo : body.key.hi] = checked(tensor, body)
+            self._fetched[body.key.lo : body.key.hi] = without_checksum(tensor, body)
         else:
             self._slices.put(tensor_key(body), tensor)
 
     def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
-        """Buffers for the tensors that are announced beside a message; BadInput if they are not what it must carry."""
+        """Buffers for the tensors that a message announces; BadInput if they are not those that it must carry."""
         key = tensor_key(body)
         wanted = []
         if isinstance(key, Key):
-            wanted = [self.crossing.leaf(key)]
+            wanted = [self.boundary_codec.wire_leaf(key)]
         elif isinstance(key, StateKey):
             if not 0 <= key.lo < key.hi <= self.n_words:
                 raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")
@@ -254,25 +265,26 @@ class Store:
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        """Add up a slice; its digest and squared norm."""
+        """Add up a slice. Returns its digest and squared norm."""
         return self._slices.sum(key, members)
 
     def forget(self, round: Round) -> None:
-        """A round of averaging is void."""
+        """A round of averaging has been aborted."""
         self._slices.forget(round)
 
     def discard(self, key: Key) -> None:
-        """A boundary tensor is not kept any longer."""
+        """A boundary tensor need not be held any longer."""
         self._boundaries.pop(key, None)
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
-        """Forget boundary tensors and accumulators of a step and of earlier ones, and all of rounds that are over."""
-        for old in [kept for kept in self._accumulators if kept <= step]:
-            del self._accumulators[old]
-        for kept in (self._residuals, self._boundaries):
-            for key in [key for key in kept if key.step <= step]:
-                del kept[key]
+        """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
+        are over."""
+        for past_step in [held_step for held_step in self._accumulators if held_step <= step]:
+            del self._accumulators[past_step]
+        for tensors in (self._residuals, self._boundaries):
+            for key in [key for key in tensors if key.step <= step]:
+                del tensors[key]
         self._slices.free(rounds)
 
     def write_checkpoint(self, version: int) -> None:
-        """Under the simulator nothing is written; the runtime's loop has a Checkpointer for it."""
+        """The simulator calls this, and writes nothing. In the runtime the loop's Checkpointer writes."""

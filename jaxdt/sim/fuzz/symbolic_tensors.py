@@ -144,7 +144,7 @@ class SymbolicTensors:
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
-    def take(self, body: Message) -> Counter | int:
+    def tensor_to_send(self, body: Message) -> Counter | int:
         key = tensor_key(body)
         if isinstance(key, StateKey):
             if key.version != self.version:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from jaxdt.runtime.calibrate.layer_times import STAGES, kind_of
-from jaxdt.runtime.calibrate.measure_links import Host
+from jaxdt.runtime.calibrate.measure_links import MeasuringHost
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.spec import network as networks
 from jaxdt.spec.model import gpt_config
@@ -34,7 +34,10 @@ def measured():
     latency_s = 0.02
     gbps = {(0, 1): 0.08, (1, 0): 0.04, (0, 2): 0.02, (2, 0): 0.08, (1, 2): 0.04, (2, 1): 0.02}
     addresses = free_addresses(3)
-    hosts = [Host(me, addresses, None, 0.1, lambda dst, me=me: LinkShape(latency_s, gbps[me, dst])) for me in range(3)]
+    hosts = [
+        MeasuringHost(me, addresses, None, 0.1, lambda dst, me=me: LinkShape(latency_s, gbps[me, dst]))
+        for me in range(3)
+    ]
     lines = []
     with hosts[0], hosts[1], hosts[2]:
         followers = [threading.Thread(target=host.follow) for host in hosts[1:]]

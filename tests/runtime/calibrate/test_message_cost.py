@@ -1,4 +1,4 @@
-"""What a message's handling takes: measured by an echo, counted in Ready."""
+"""The cost of handling a message: measured by a probe, counted in Ready."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import transport_nodes
 
 from jaxdt.model.data import open_data, write_tokens
 from jaxdt.runtime.calibrate import message_cost
-from jaxdt.runtime.calibrate.stage_times import time_stage
+from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.spec.config import default_plan, parse
 from jaxdt.spec.errors import BadInput
@@ -17,23 +17,23 @@ from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, MESSAGE, UPDATE
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
 
 
-def test_an_echo_comes_back_and_leaves_nothing_behind(start, cred):
-    with message_cost.MessageCostProbe(cred) as both:
+def test_a_probe_comes_back_and_leaves_nothing_behind(start, cred):
+    with message_cost.MessageCostProbe(cred) as probe:
         for _ in range(3):
-            both.begin()
-            both.wait()
-        loops = enumerate(both._loops)
+            probe.begin()
+            probe.wait()
+        loops = enumerate(probe._loops)
         n_messages = 4 * message_cost.N_EXCHANGES  # some connected
         assert [loop.transport.stats()[1 - me]["messages_in"] for me, loop in loops] == [n_messages] * 2
 
 
-def test_an_echo_that_is_lost_is_said_to_be(start, monkeypatch):
-    with message_cost.MessageCostProbe(None) as both:
+def test_a_probe_that_is_lost_is_said_to_be(start, monkeypatch):
+    with message_cost.MessageCostProbe(None) as probe:
         monkeypatch.setattr(message_cost, "PATIENCE_S", 0.05)
-        both._loops[1].transport.close(0.0)
-        both.begin()
+        probe._loops[1].transport.close(0.0)
+        probe.begin()
         with pytest.raises(BadInput, match="127.0.0.1: a message to this process itself is lost"):
-            both.wait()
+            probe.wait()
 
 
 def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
@@ -43,10 +43,11 @@ def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
     write_tokens(path, "x", 16, np.arange(400, dtype=np.uint16) % 16, np.zeros(100, np.uint16))
     store = Store(config, plan, 0, open_data(path), stage_functions(config, plan, 0))
     groups = {group.name: group.n_elements for group in sync_groups(config, plan) if 0 in group.stages}
-    before = jax.tree.map(np.array, store.versions.state)
+    before = jax.tree.map(np.array, store.parameter_versions.state)
     kinds = {FORWARD, BACKWARD, GATHER, UPDATE}
-    assert set(time_stage(store, 0, 0, groups, False, 0)) == kinds
-    with message_cost.MessageCostProbe(None) as both:
-        seconds = time_stage(store, 0, 0, groups, False, 0, echo=both)
+    timed = TimedStage(0, 0, groups, evaluates=False, step=0)
+    assert set(time_stage(store, timed)) == kinds
+    with message_cost.MessageCostProbe(None) as probe:
+        seconds = time_stage(store, timed, probe)
     assert set(seconds) == kinds | {MESSAGE} and all(s > 0 for s in seconds.values())
-    jax.tree.map(np.testing.assert_array_equal, store.versions.state, before)
+    jax.tree.map(np.testing.assert_array_equal, store.parameter_versions.state, before)

@@ -110,8 +110,8 @@ def test_stages_train_as_one_process_that_quantises_at_the_same_boundaries(name,
 class Weighed(Store):
     """Compares every boundary tensor that leaves with what the wiring was told."""
 
-    def take(self, body):
-        tensor = super().take(body)
+    def tensor_to_send(self, body):
+        tensor = super().tensor_to_send(body)
         if isinstance(body, Boundary):
             forward = body.key.kind != "grad"
             boundary = body.key.stage - 1
@@ -140,12 +140,12 @@ def test_what_leaves_a_peer_is_as_many_bytes_as_its_link_was_told(functions_of, 
 
 @pytest.mark.parametrize("name", ["none", "bf16", "int8", "int8-dynamic:100"])
 def test_payload_on_a_socket_is_as_many_bytes_as_counted(name, functions_of, start):  # noqa: F811
-    """From one peer's crossing over loopback into another's: the payload and the frame around it, to the byte."""
+    """From one peer's boundary codec over loopback into another's: the payload and the frame around it, to the byte."""
     config = config_of(name)
     plan = run_config.default_plan(config)
     ends = [BoundaryCodec(config, plan, peer, functions_of(config, plan, peer)) for peer in (0, 1)]
     x = np.random.default_rng(0).standard_normal((equivalence.BATCH, 16, 32), np.float32)
-    wire = ends[0].outgoing(ACT, jax.numpy.asarray(x))
+    wire = ends[0].encode(ACT, jax.numpy.asarray(x))
     a, b = start(0), start(1)
     a.connect(b)
     a.transport.send(1, {"n": 1}, [wire])
@@ -154,8 +154,8 @@ def test_payload_on_a_socket_is_as_many_bytes_as_counted(name, functions_of, sta
     assert counted == wire_bytes(parse(name), x.size, 4) == leaf.nbytes
     frame_bytes = len(message_bytes(1, {"n": 1}, [leaf])) - counted
     assert b.stat(0, "bytes_in") == counted + frame_bytes
-    assert (leaf.dtype, leaf.shape) == ends[1].leaf(ACT)
-    np.testing.assert_allclose(ends[1].incoming(ACT, leaf), x, atol=0.05)
+    assert (leaf.dtype, leaf.shape) == ends[1].wire_leaf(ACT)
+    np.testing.assert_allclose(ends[1].decode(ACT, leaf), x, atol=0.05)
 
 
 def test_a_tensor_in_another_codec_is_refused(functions_of):
@@ -197,11 +197,11 @@ def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, func
     plan = run_config.default_plan(config)
     store = Store(config, plan, peer, equivalence.Tokens(), functions_of(config, plan, peer))
     if peer:
-        dtype, shape = store.crossing.leaf(ACT)
+        dtype, shape = store.boundary_codec.wire_leaf(ACT)
         store.put(Boundary(ACT), 0, np.zeros(shape, dtype))
-    monkeypatch.setattr(store.crossing, "outgoing", lambda key, tensor: Unfinished(tensor))
+    monkeypatch.setattr(store.boundary_codec, "encode", lambda key, tensor: Unfinished(tensor))
     store.run(work, 1.0)
-    wire = store.take(Boundary(sent))
+    wire = store.tensor_to_send(Boundary(sent))
     assert isinstance(wire, Unfinished)
     assert wire.tensor.is_ready()
 
@@ -209,14 +209,14 @@ def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, func
 def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):
     config = config_of("int8", error_feedback=True)
     plan = run_config.default_plan(config)
-    crossing = BoundaryCodec(config, plan, 0, functions_of(config, plan, 0))
+    boundary_codec = BoundaryCodec(config, plan, 0, functions_of(config, plan, 0))
     x = np.random.default_rng(0).standard_normal((equivalence.BATCH, 16, 32), np.float32)
-    sent = [np.asarray(crossing.outgoing(ACT, x)) for _ in range(2)]
-    held_out = [np.asarray(crossing.outgoing(Key("eval", 0, 1, 0), x)) for _ in range(2)]
+    sent = [np.asarray(boundary_codec.encode(ACT, x)) for _ in range(2)]
+    held_out = [np.asarray(boundary_codec.encode(Key("eval", 0, 1, 0), x)) for _ in range(2)]
     assert np.any(sent[0] != sent[1])
     np.testing.assert_array_equal(held_out[0], held_out[1])
-    crossing.forget()
-    np.testing.assert_array_equal(np.asarray(crossing.outgoing(ACT, x)), sent[0])
+    boundary_codec.reset_error_feedback()
+    np.testing.assert_array_equal(np.asarray(boundary_codec.encode(ACT, x)), sent[0])
 
 
 def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):
@@ -227,7 +227,7 @@ def test_a_peer_with_several_devices_encodes_the_same_bytes(functions_of):
     tokens_BT = equivalence.Tokens().train_batch(0, 0, 0, equivalence.BATCH, 16, 1)[:, :-1]
     y, _ = two.forward(two.place(params), tokens_BT)
     assert len(y.sharding.device_set) == 2
-    wires = [np.asarray(BoundaryCodec(config, plan, 0, made).outgoing(ACT, y)) for made in (one, two)]
+    wires = [np.asarray(BoundaryCodec(config, plan, 0, made).encode(ACT, y)) for made in (one, two)]
     wires.append(np.asarray(codec.encode(parse("int8:96"), np.asarray(y))))
     np.testing.assert_array_equal(wires[0], wires[2])
     np.testing.assert_array_equal(wires[1], wires[2])

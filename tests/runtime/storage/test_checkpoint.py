@@ -76,7 +76,7 @@ def save_stages(run_dir, cuts, version, params, opt_state, optim):
     """Each stage writes its part of the whole model's state; the events that come of it."""
     entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        store = SimpleNamespace(versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
+        store = SimpleNamespace(parameter_versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
         Checkpointer(run_dir, ABOUT, 2, stage).save(version, store, told.put)
     return [told.get(timeout=60) for _ in cuts[1:]]
 
@@ -144,7 +144,7 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
     told = queue.SimpleQueue()
     checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
     checkpointer.wait()
-    checkpointer.save(1, SimpleNamespace(versions=SimpleNamespace(state=(params, opt_state))), told.put)
+    checkpointer.save(1, SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state))), told.put)
     checkpointer.wait()
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
     assert told.get(timeout=60).version == 1
@@ -154,7 +154,7 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
 
 def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_path, trained, monkeypatch):
     params, opt_state = trained(OPTIMIZERS[2])
-    store, told = SimpleNamespace(versions=SimpleNamespace(state=(params, opt_state))), queue.SimpleQueue()
+    store, told = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state))), queue.SimpleQueue()
     disk, updated = threading.Event(), threading.Event()
     monkeypatch.setattr(checkpoint_module, "digest", lambda entry: (disk.wait(60), 0)[1])
     checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
@@ -236,7 +236,7 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
     posted = queue.Queue()
     savers = [Checkpointer(tmp_path, ABOUT | MARK | {"stages": 1}, 2, 0) for _ in range(4)]
     for saver in savers:
-        saver.save(5, SimpleNamespace(versions=SimpleNamespace(state=state)), posted.put)
+        saver.save(5, SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
     assert [posted.get(timeout=60) for _ in savers] == [WroteCheckpoint(5, ANY)] * 4
     savers[0].mark_complete(5, 0)
     folder = newest(tmp_path)
@@ -254,7 +254,7 @@ def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, 
         raise FileNotFoundError(2, "swept up", str(own))
 
     monkeypatch.setattr(checkpoint_module, "put_in_place", swept)
-    saver.save(5, SimpleNamespace(versions=SimpleNamespace(state=state)), posted.put)
+    saver.save(5, SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
     assert posted.get(timeout=60) == WroteCheckpoint(5, ANY)
 
 

@@ -60,7 +60,7 @@ class Watched(Store):
 
     def held(self):
         """Bytes of the different arrays in the store; a residual may be the input that is also a boundary tensor."""
-        kept = (self.versions.state, self._accumulators, self._residuals, list(self._boundaries.values()))
+        kept = (self.parameter_versions.state, self._accumulators, self._residuals, list(self._boundaries.values()))
         vectors = [*self._slices._own.values(), *self._slices._slices.values()]
         arrays = [leaf for leaf in jax.tree.leaves(kept) if isinstance(leaf, jax.Array | np.ndarray)]
         return sum({id(array): array.nbytes for array in arrays}.values()) + sum(vector.nbytes for vector in vectors)

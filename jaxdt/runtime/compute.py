@@ -1,0 +1,43 @@
+"""The compute thread of a peer: it prepares the stage, then does the Work that the loop hands it, one at a time."""
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from jaxdt.protocol.events import Event, Install, Installed, Ran, Restore, Restored
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.storage.checkpoint import Checkpointer
+from jaxdt.spec.work import UPDATE
+
+
+def compute(
+    loop: Loop,
+    prepare: Callable[[], Event],
+    checkpointer: Checkpointer | None = None,
+    work_s_min: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Run this as a thread. `prepare` makes the loop's tensors and returns the event that tells the machine so. After
+    that, this takes actions from the loop's `work` until None comes, and posts one event for each.
+
+    An update waits until the checkpointer has copied the state that the update replaces. A Work of a kind takes at
+    least work_s_min[kind], which emulates a slower device. An exception is posted too, and ends the process."""
+    try:
+        loop.post(prepare())
+        while (action := loop.work.get()) is not None:
+            started_s = time.monotonic()
+            if isinstance(action, Restore):
+                loop.tensors.restore(action.version, action.generation)
+                loop.post(Restored(action.version))
+            elif isinstance(action, Install):
+                loop.tensors.install(action.version, action.generation)
+                loop.post(Installed(action.version))
+            else:
+                kind = action.work.kind
+                if kind == UPDATE and checkpointer:
+                    checkpointer.wait()
+                values = loop.tensors.run(action.work, action.scale, action.rounds)
+                if seconds_min := work_s_min.get(kind):
+                    time.sleep(max(0.0, started_s + seconds_min - time.monotonic()))
+                loop.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
+    except BaseException as error:
+        loop.post(error)

@@ -1,0 +1,132 @@
+"""The process of one peer, from its job to its exit code."""
+
+import contextlib
+import functools
+import threading
+import time
+from dataclasses import dataclass
+
+from jaxdt.build import RunStart, build_newcomer, build_peer
+from jaxdt.membership.peer import Peer
+from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Stop
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
+from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
+from jaxdt.runtime.compute import compute
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.run_job import RunJob
+from jaxdt.runtime.stop_requests import StopRequests
+from jaxdt.runtime.storage.durable import LateFile
+from jaxdt.runtime.storage.store import Store, stage_functions
+from jaxdt.runtime.transport_setup import parse_address, start_transport
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import sync_groups
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """What one peer is given beside the job of the run.
+
+    coordinator, listen: "host:port"; `listen` is '' for a peer that nobody can dial.
+    n_devices: local devices over which the stage's microbatches are spread.
+    stop_with_parent: end when standard input ends.
+    joins_stage: the stage of a newcomer, which the plan does not name; None for a peer of the plan.
+    """
+
+    peer: int
+    coordinator: str
+    listen: str
+    n_devices: int = 1
+    stop_with_parent: bool = False
+    joins_stage: int | None = None
+
+
+@dataclass(frozen=True)
+class ServedStage:
+    """The stage that a peer serves: its index, the peer's machine for it, and the plan with the peer in it. The stage's
+    state is read from a checkpoint if `is_planned`, and fetched from other peers otherwise."""
+
+    stage: int
+    machine: Peer
+    plan: Plan
+    is_planned: bool
+
+
+def run_peer(job: RunJob, options: PeerOptions) -> Stop:
+    """Be one peer of the run until the run or the peer ends.
+
+    The coordinator may move the peer to another stage. The peer goes on there as a newcomer does: it drops the state of
+    its old stage, compiles the functions of the new one, and fetches the new state from the peers that hold it."""
+    peer = options.peer
+    stop_requests = StopRequests(Leave(), options.stop_with_parent)
+    joins_stage = options.joins_stage
+    has_moved = False
+    while True:
+        served = _planned_stage(job, peer) if joins_stage is None else _joined_stage(job, peer, joins_stage)
+        checkpointer = job.checkpointer(served.stage)
+        trace_file = LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl", appends=has_moved)
+        with contextlib.closing(trace_file):
+            trace = Trace(trace_file.write, job.trace_steps)
+            queue_bytes = job.config.net.queue_bytes
+            loop = Loop(peer, served.machine, trace, log_report, checkpointer, queue_bytes=queue_bytes)
+            address = start_transport(job, loop, peer, options.listen)
+            loop.transport.connect(COORDINATOR, parse_address("coordinator", options.coordinator))
+            stop_requests.deliver_to(loop)
+            prepare = functools.partial(_prepare, job, options, served, loop)
+            arguments = (loop, prepare, checkpointer, job.work_s_min(served.stage))
+            compute_thread = threading.Thread(target=compute, args=arguments, name="compute", daemon=True)
+            compute_thread.start()
+            end = loop.run(address)
+            if isinstance(end, Stop):
+                return end
+            compute_thread.join()  # only then is there room for the arrays of the next stage
+        joins_stage = end.stage
+        has_moved = True
+
+
+def _planned_stage(job: RunJob, peer: int) -> ServedStage:
+    """The stage that the plan gives to the peer."""
+    stage, _ = job.plan.seat(peer)
+    machine = build_peer(job.config, job.plan, peer, job.run_start)
+    return ServedStage(stage, machine, job.plan, True)
+
+
+def _joined_stage(job: RunJob, peer: int, stage: int) -> ServedStage:
+    """A stage of a run that the peer joins later."""
+    start = RunStart(job.run, data_checksum=job.data.checksum)
+    machine = build_newcomer(job.config, job.plan, peer, stage, start)
+    return ServedStage(stage, machine, job.plan.with_newcomer(peer, stage), False)
+
+
+def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop) -> Ready:
+    """Make the stage's tensors, compile its functions and time them."""
+    config = job.config
+    plan = served.plan
+    peer = options.peer
+    stage = served.stage
+    functions = stage_functions(config, plan, stage, options.n_devices)
+    store = Store(config, plan, peer, job.data, functions, job.load_entries)
+    if served.is_planned:
+        store.restore(job.start.version, job.start.generation)
+    loop.tensors = store
+    for step in config.seq_lengths.first_steps(job.start.version, config.train.steps):
+        compile_step(store, peer, stage, step)
+    timed = TimedStage(
+        peer=peer,
+        stage=stage,
+        group_sizes={group.name: group.n_elements for group in sync_groups(config, plan) if stage in group.stages},
+        evaluates=config.train.eval_every_steps > 0,
+        step=config.data.seq_growth_steps,
+        microbatch=plan.microbatches(plan.seat(peer)[1]).start,
+    )
+    with MessageCostProbe(job.load_credential()) as probe:
+        measured_s = time_stage(store, timed, probe)
+    work_s_min = job.work_s_min(stage)
+    seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
+    return Ready(seconds, store.n_words)
+
+
+def log_report(report: Report) -> None:
+    """Write a report to a peer's own log, as one line."""
+    fields = " ".join(f"{name}={value}" for name, value in report.fields.items())
+    print(f"{time.strftime('%H:%M:%S')} {report.kind} {fields}", flush=True)

@@ -1,0 +1,90 @@
+"""The job of one run, as its coordinator and each of its peers know it."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxdt.build import RunStart, fingerprint
+from jaxdt.model.data import TokenFile
+from jaxdt.runtime.net.credential import Credential
+from jaxdt.runtime.net.credential import load as load_credential_file
+from jaxdt.runtime.storage.checkpoint import (
+    Checkpointer,
+    Stamp,
+    about_run,
+    check_resumable,
+    load_entries,
+    step_folder,
+)
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import BACKWARD, FORWARD, REGENERATE
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """Everything that a process of a run is given.
+
+    run: the name of the run, equal on all its processes.
+    credential: the run's credential file; without one, only loopback addresses are allowed unless `allow_plaintext`.
+    network: the links that the transport emulates, or None.
+    resume: the folder of a complete checkpoint to resume from, or None.
+    forward_s_min: emulates a slower device: a forward takes at least this long, and a backward twice as long.
+    """
+
+    config: RunConfig
+    plan: Plan
+    data: TokenFile
+    run: str
+    run_dir: Path
+    credential: Path | None = None
+    network: Network | None = None
+    resume: Path | None = None
+    trace_steps: int = 30
+    allow_plaintext: bool = False
+    forward_s_min: float = 0.0
+
+    @property
+    def about(self) -> dict:
+        """The fields in which a checkpoint must agree with this run."""
+        return about_run(self.config, self.data.checksum)
+
+    @property
+    def connection_name(self) -> str:
+        """The name that both ends of a connection must agree on: a process that runs something else is refused."""
+        return f"{self.run}, {fingerprint(self.config, self.plan, self.data.checksum)}"
+
+    @functools.cached_property
+    def start(self) -> Stamp:
+        """The version and generation at which the run starts."""
+        return check_resumable(self.resume, self.about) if self.resume else Stamp(0, 0)
+
+    @property
+    def run_start(self) -> RunStart:
+        """The start of the run, as `build` needs it."""
+        return RunStart(self.run, self.start.version, self.start.generation, self.data.checksum)
+
+    def load_credential(self) -> Credential | None:
+        return load_credential_file(self.credential) if self.credential else None
+
+    def load_entries(self, version: int, names: list[str]) -> dict[str, dict]:
+        """Entries of the checkpoint of `version`: this run's own, or the one that it resumed from."""
+        is_resumed = self.resume and version == self.start.version
+        return load_entries(self.resume if is_resumed else step_folder(self.run_dir, version), names)
+
+    def work_s_min(self, stage: int) -> dict[str, float]:
+        """The shortest time that each kind of Work takes on the emulated device. The last stage's backward contains
+        its forward."""
+        if stage == self.plan.n_stages - 1:
+            forward_s = 0.0
+            backward_s = 3 * self.forward_s_min
+        else:
+            forward_s = self.forward_s_min
+            backward_s = 2 * self.forward_s_min
+        return {FORWARD: forward_s, BACKWARD: backward_s, REGENERATE: backward_s}
+
+    def checkpointer(self, stage: int | None) -> Checkpointer:
+        """What writes a stage's part of each checkpoint; for `stage` None, what marks checkpoints complete."""
+        about = self.about | {"stages": self.plan.n_stages}
+        return Checkpointer(self.run_dir, about, self.config.train.keep_checkpoints, stage)

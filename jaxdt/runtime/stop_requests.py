@@ -1,0 +1,52 @@
+"""Requests to stop that reach a process from outside: signals, and its launcher's line on standard input."""
+
+import itertools
+import os
+import signal
+import sys
+import threading
+
+from jaxdt.protocol.events import Event, Interrupted
+from jaxdt.runtime.loop import Loop
+
+
+class StopRequests:
+    """Turns requests to stop into events for the loop that runs at the moment.
+
+    The first SIGINT or SIGTERM becomes the event `on_first_signal`; each further signal becomes Interrupted.
+
+    With `stop_with_parent`, standard input is watched too. The launcher may write a line "CODE REASON" to it, which
+    ends this process with that exit code and reason. The end of standard input means that the launcher was killed,
+    and becomes Interrupted."""
+
+    def __init__(self, on_first_signal: Event, stop_with_parent: bool):
+        self._loop: Loop | None = None
+        self._requests: list[Event] = []
+        events = itertools.chain([on_first_signal], itertools.repeat(Interrupted()))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._add(next(events)))
+        if stop_with_parent:
+            threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
+
+    def deliver_to(self, loop: Loop) -> None:
+        """Deliver requests to this loop from now on. It also gets all earlier requests: the loop before it may have
+        ended without handling them."""
+        self._loop = loop
+        for event in self._requests:
+            loop.post(event)
+
+    def _add(self, event: Event) -> None:
+        self._requests.append(event)
+        if self._loop:
+            self._loop.post(event)
+
+    def _watch_parent(self) -> None:
+        received = b""
+        # os.read, not the buffered reader: a thread that blocks inside the reader breaks the interpreter's exit.
+        while chunk := os.read(sys.stdin.fileno(), 4096):
+            received += chunk
+            if b"\n" in received:
+                code, _, reason = received.decode().strip().partition(" ")
+                self._add(Interrupted(int(code), reason))
+                return
+        self._add(Interrupted())
