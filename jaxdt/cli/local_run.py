@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # the launcher sets it too, for peers that share CPUs
 CONFIG = '''"""Written by a script for a run of its own."""
@@ -47,7 +49,7 @@ def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subpro
         f"--run_dir={run_dir}",
         *more_arguments,
     ]
-    environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
+    environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
     return start(log, "train.py", arguments, environment)
 
 

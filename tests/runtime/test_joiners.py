@@ -19,6 +19,7 @@ from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.joining import ask_to_join
 from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.net.credential import create
 from jaxdt.runtime.net.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
@@ -41,7 +42,7 @@ OTHER_VERSION = (
 def come(*words: str, code: str = "") -> tuple[int, str]:
     """Exit code and last line of a process of scripts/train.py."""
     command = [sys.executable, *(["-c", code] if code else []), str(ROOT / "scripts/train.py"), *words]
-    environment = os.environ | {"LD_PRELOAD": "", "MALLOC_ARENA_MAX": "1"}
+    environment = os.environ | MALLOC_ENVIRONMENT | {"LD_PRELOAD": ""}
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90, env=environment
     )

@@ -1,1 +1,3 @@
-"""What this host and its links can do: timings, checks."""
+"""Measurements and checks of a host and its links: seconds of a stage, of a layer and of a message; bandwidths.
+
+May import `loop`, `storage` and `net` of the runtime, and everything below the runtime."""

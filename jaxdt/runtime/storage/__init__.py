@@ -1,1 +1,3 @@
-"""Tensors and files: boundary tensors, gradients, parameters, checkpoints."""
+"""Tensors and files of one process: boundary tensors, gradients, parameters, checkpoints, durable values.
+
+May import jax, jaxdt.model, jaxdt.codec, protocol and spec, and of the runtime only `net`."""

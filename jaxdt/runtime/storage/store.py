@@ -226,9 +226,8 @@ class Store:
         it is held until its step has ended. A slice is held."""
         key = tensor_key(body)
         if isinstance(key, Key):
-            retains = (
-                self._retains_boundaries and key.kind != "eval"
-            )  # a held-out microbatch that is lost starts over from its tokens
+            # A held-out microbatch that is lost starts over from its tokens, so its tensors are never sent again.
+            retains = self._retains_boundaries and key.kind != "eval"
             return self._boundaries[key] if retains else self._boundaries.pop(key)
         if isinstance(key, StateKey):
             return self._state_vector.slice_with_checksum(self.parameter_versions.state, key.lo, key.hi)
