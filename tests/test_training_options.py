@@ -8,8 +8,8 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-import test_crossing as crossing
 import test_equivalence as equivalence
+from quantised_reference import N_STEPS, in_one_process
 from test_equivalence import functions_of, one_process  # noqa: F401
 
 from jaxdt.model.data import write_tokens
@@ -77,11 +77,11 @@ def test_a_newcomer_in_the_middle_of_the_growth(functions_of, one_process):  # n
 
 
 def test_all_options_with_quantised_boundaries(functions_of):  # noqa: F811
-    config = replace(config_with("all", 2, 1, steps=crossing.N_STEPS), codec="int8:64")
-    config = replace(config, data=run_config.DataConfig(seq_start=8, seq_growth_steps=crossing.N_STEPS - 1))
+    config = replace(config_with("all", 2, 1, steps=N_STEPS), codec="int8:64")
+    config = replace(config, data=run_config.DataConfig(seq_start=8, seq_growth_steps=N_STEPS - 1))
     plan = run_config.default_plan(config)
     losses, _, params, _ = equivalence.train_in_pieces(config, functions_of, plan)
-    expected_losses, _ = crossing.in_one_process(config, plan, "int8:64")
+    expected_losses, _ = in_one_process(config, plan, "int8:64")
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
 
 

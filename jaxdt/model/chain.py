@@ -14,7 +14,6 @@ from jaxdt.model.base import Params
 from jaxdt.model.stage import Scalar, StageFunctions, Vectors
 from jaxdt.model.vectors import TIED_GROUP
 
-
 Transmit = Callable[[Float[Array, "B T W"]], Float[Array, "B T W"]]
 
 
