@@ -2,12 +2,14 @@
 
 import sys
 import time
+from collections.abc import Mapping
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jaxdt.protocol.reports import HeartbeatReport, StepReport
 from jaxdt.spec.plan import Plan
 
 PLAIN_EVERY_S = 2.0
@@ -19,10 +21,12 @@ class Display:
     def __init__(self, plan: Plan, n_steps: int, live: bool):
         self._n_steps = n_steps
         self._stages = {peer: plan.seat(peer)[0] for peer in plan.peers}
-        self._heartbeats: dict[int, dict] = {}  # the latest of each peer
-        self._rate_starts: dict[int, tuple[float, dict]] = {}  # the heartbeat that a peer's next rates count from
+        self._heartbeats: dict[int, Mapping[str, float]] = {}  # the latest of each peer
+        self._rate_starts: dict[
+            int, tuple[float, Mapping[str, float]]
+        ] = {}  # the heartbeat that a peer's next rates count from
         self._rates: dict[int, dict[str, float]] = {}  # per second
-        self._latest_step: dict = {}
+        self._latest_step: StepReport | None = None
         self._printed_s = 0.0
         self._live: Live | None = None
         if live and sys.stdout.isatty():
@@ -44,7 +48,7 @@ class Display:
         else:
             print(line, flush=True)
 
-    def members(self, stages: dict[int, int]) -> None:
+    def members(self, stages: Mapping[int, int]) -> None:
         """Show these members of the run: peer -> stage."""
         self._stages = dict(stages)
         for by_peer in (self._heartbeats, self._rate_starts, self._rates):
@@ -52,31 +56,31 @@ class Display:
                 del by_peer[peer]
         self._refresh()
 
-    def heartbeat(self, fields: dict) -> None:
+    def heartbeat(self, report: HeartbeatReport) -> None:
         """Show a peer's heartbeat, which has its counters."""
-        peer = fields["peer"]
+        peer, status = report.peer, report.status
         now_s = time.monotonic()
-        before_s, before = self._rate_starts.get(peer, (now_s, fields))
+        before_s, before = self._rate_starts.get(peer, (now_s, status))
         if now_s - before_s >= 1.0 or peer not in self._rate_starts:
             span_s = now_s - before_s
             if span_s > 0:
                 names = ("busy_s", "bytes_out", "bytes_in")
-                self._rates[peer] = {name: (fields.get(name, 0) - before.get(name, 0)) / span_s for name in names}
-            self._rate_starts[peer] = (now_s, fields)
-        self._heartbeats[peer] = fields
+                self._rates[peer] = {name: (status.get(name, 0) - before.get(name, 0)) / span_s for name in names}
+            self._rate_starts[peer] = (now_s, status)
+        self._heartbeats[peer] = status
         self._refresh()
 
-    def step(self, fields: dict) -> None:
+    def step(self, report: StepReport) -> None:
         """Show a committed step."""
-        self._latest_step = fields
+        self._latest_step = report
         if self._live:
-            self._progress.update(self._task, completed=fields["step"] + 1)
+            self._progress.update(self._task, completed=report.step + 1)
             self._refresh()
             return
-        last = fields["step"] + 1 == self._n_steps
-        if last or "eval_loss" in fields or time.monotonic() - self._printed_s > PLAIN_EVERY_S:
+        last = report.step + 1 == self._n_steps
+        if last or report.eval_loss is not None or time.monotonic() - self._printed_s > PLAIN_EVERY_S:
             self._printed_s = time.monotonic()
-            self.print(self._line(fields))
+            self.print(self._line(report))
 
     def summary(self, summary: dict) -> None:
         """Show the summary of the run, and nothing after it."""
@@ -97,11 +101,11 @@ class Display:
                 print(f"on the links   {total / 1e6:.1f} MB")
         sys.stdout.flush()
 
-    def _line(self, fields: dict) -> str:
-        held_out = f"  held-out {fields['eval_loss']:.4f}" if "eval_loss" in fields else ""
+    def _line(self, report: StepReport) -> str:
+        held_out = "" if report.eval_loss is None else f"  held-out {report.eval_loss:.4f}"
         return (
-            f"step {fields['step'] + 1:>5}/{self._n_steps}  loss {fields['loss']:.4f}  {fields['step_s']:.3f} s  "
-            f"{fields['tokens_per_s']:.0f} tokens/s{held_out}"
+            f"step {report.step + 1:>5}/{self._n_steps}  loss {report.loss:.4f}  {report.step_s:.3f} s  "
+            f"{report.tokens_per_s:.0f} tokens/s{held_out}"
         )
 
     def _refresh(self) -> None:
@@ -118,7 +122,7 @@ class Display:
                 str(peer),
                 str(stage),
                 state,
-                f"{(heartbeat or {}).get('step', 0):.0f}",
+                f"{0 if heartbeat is None else heartbeat.get('step', 0):.0f}",
                 f"{rates.get('bytes_out', 0) / 1e6:.2f}",
                 f"{rates.get('bytes_in', 0) / 1e6:.2f}",
                 f"{max(0.0, 1 - rates.get('busy_s', 0)):.0%}" if rates else "",

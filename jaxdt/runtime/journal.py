@@ -9,7 +9,19 @@ from collections import deque
 from dataclasses import replace
 
 from jaxdt.membership.coordinator import Coordinator
-from jaxdt.protocol.events import Report
+from jaxdt.protocol.reports import (
+    CheckpointReport,
+    DoneReport,
+    EndedReport,
+    HeartbeatReport,
+    LeavingReport,
+    LostReport,
+    Report,
+    RollbackReport,
+    StepReport,
+    VacantReport,
+    ViewReport,
+)
 from jaxdt.runtime.display import Display
 from jaxdt.runtime.metrics import Metrics
 from jaxdt.runtime.run_job import RunJob
@@ -55,38 +67,35 @@ class Journal:
 
     def report(self, report: Report) -> None:
         """Record one report. Call this on the loop's thread."""
-        fields = report.fields
-        match report.kind:
-            case "step":
-                self._step(fields)
-            case "view" if fields["view"] == 1:
-                self._first_view(fields)
-            case "view":
-                self._view(fields)
-            case "lost":
-                self._display.print(fields["reason"])
-            case "leaving":
-                self._leaving(fields)
-            case "vacant":
-                self._vacant(fields)
-            case "rollback":
-                self._rollback(fields)
-            case "checkpoint":
-                self._checkpoint(fields)
-            case "done":
-                self._done(fields)
-            case "ended":
-                self._ended(fields["code"], fields["reason"])
-            case "heartbeat":
-                self._display.heartbeat(fields)
+        match report:
+            case StepReport():
+                self._metrics.add(report.fields)
+                self._display.step(report)
+            case ViewReport(view=1):
+                self._first_view(report)
+            case ViewReport():
+                self._view(report)
+            case LostReport():
+                self._display.print(report.reason)
+            case LeavingReport():
+                self._leaving(report)
+            case VacantReport():
+                self._vacant(report)
+            case RollbackReport():
+                self._rollback(report)
+            case CheckpointReport():
+                self._save_s.append(report.save_s)
+                self._display.print(f"checkpoint of {report.version} steps is complete")
+            case DoneReport():
+                self._done(report)
+            case EndedReport():
+                self._ended(report.code, report.reason)
+            case HeartbeatReport():
+                self._display.heartbeat(report)
             case _:
-                self._display.print(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+                self._display.print(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in report.fields.items()))
 
-    def _step(self, fields: dict) -> None:
-        self._metrics.add(fields)
-        self._display.step(fields)
-
-    def _first_view(self, fields: dict) -> None:
+    def _first_view(self, report: ViewReport) -> None:
         """All peers have timed their stages, so the step time can be predicted."""
         self._start_s = time.monotonic() - self._launched_s
         plan = self._job.plan
@@ -94,39 +103,34 @@ class Journal:
         if any(codec != NONE for codec in plan.codec_of_links.values()):
             uncompressed = replace(plan, codec=(NONE,) * (plan.n_stages - 1))
             self._predicted_uncompressed_s = self._predict(uncompressed)
-        self._display.print(f"all {len(fields['members'])} peers are ready")
+        self._display.print(f"all {len(report.members)} peers are ready")
         self._display.print(f"predicted step time {self._predicted_s:.3f} s")
 
-    def _view(self, fields: dict) -> None:
-        self._display.members(fields["members"])
-        joining = "".join(f", {peer} joins" for peer in fields["joining"])
-        self._display.print(f"view {fields['view']}: peers {sorted(fields['members'])}{joining}")
+    def _view(self, report: ViewReport) -> None:
+        self._display.members(report.members)
+        joining = "".join(f", {peer} joins" for peer in report.joining)
+        self._display.print(f"view {report.view}: peers {sorted(report.members)}{joining}")
 
-    def _leaving(self, fields: dict) -> None:
-        last = "; it is the last of its stage, and stays until another joins" if fields["last_of_its_stage"] else ""
-        self._display.print(f"peer {fields['peer']}: wants to leave{last}")
+    def _leaving(self, report: LeavingReport) -> None:
+        last = "; it is the last of its stage, and stays until another joins" if report.last_of_its_stage else ""
+        self._display.print(f"peer {report.peer}: wants to leave{last}")
 
-    def _vacant(self, fields: dict) -> None:
+    def _vacant(self, report: VacantReport) -> None:
         self._display.print(
-            f"stage {fields['stage']} has lost all its peers; the run waits for another, and will go back to the "
-            f"checkpoint of {fields['checkpoint']} steps"
+            f"stage {report.stage} has lost all its peers; the run waits for another, and will go back to the "
+            f"checkpoint of {report.checkpoint} steps"
         )
 
-    def _rollback(self, fields: dict) -> None:
+    def _rollback(self, report: RollbackReport) -> None:
         """The steps since the checkpoint are undone, and their metrics are deleted."""
-        self._metrics.cut(fields["to"])
-        lost = f"lost steps {fields['again']}" if fields["again"] else "no step is lost"
-        self._display.print(f"back from step {fields['step']} to the checkpoint of {fields['to']} steps; {lost}")
+        self._metrics.cut(report.to)
+        lost = f"lost steps {report.again}" if report.again else "no step is lost"
+        self._display.print(f"back from step {report.step} to the checkpoint of {report.to} steps; {lost}")
 
-    def _checkpoint(self, fields: dict) -> None:
-        self._save_s.append(fields["save_s"])
-        self._display.print(f"checkpoint of {fields['version']} steps is complete")
-
-    def _done(self, fields: dict) -> None:
+    def _done(self, report: DoneReport) -> None:
         """A peer has ended, and reports what it sent."""
-        peer = fields["peer"]
-        self._bytes |= {f"{peer}->{dst}": n_bytes for dst, n_bytes in fields["bytes_to"].items()}
-        self._clock_offset_s[str(peer)] = fields["clock_offset_s"]
+        self._bytes |= {f"{report.peer}->{dst}": n_bytes for dst, n_bytes in report.bytes_to.items()}
+        self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 
     def _predict(self, plan: Plan) -> float:
         """The step time of a plan in seconds, predicted from the peers' own timings on the emulated links. Without the

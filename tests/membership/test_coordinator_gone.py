@@ -34,6 +34,7 @@ from jaxdt.protocol.events import (
     Welcome,
     Woke,
 )
+from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.runtime.display import Display
 from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.router import BANNED_MAX, StageQueue
@@ -227,6 +228,6 @@ def test_the_display_keeps_the_members():
 
     display = Display(Plan(), 10, live=False)
     for peer in range(9):
-        display.heartbeat({"peer": peer, "busy_s": 0.0})
+        display.heartbeat(HeartbeatReport(peer, {"busy_s": 0.0}))
     display.members({0: 0, 7: 1})
     assert set(display._heartbeats) == set(display._rate_starts) == {0, 7}
