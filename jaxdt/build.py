@@ -4,13 +4,12 @@ Which combinations of options make sense is checked here, since only build may l
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.member import Membership, PeerIdentity
-from jaxdt.membership.peer import Peer
+from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig, check_plan
@@ -19,7 +18,7 @@ from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan, to_json
 from jaxdt.sync.base import sync_entry
 from jaxdt.sync.state_transfer import StateTransfer
-from jaxdt.wiring.base import PeerLoad, Wiring, wiring_entry
+from jaxdt.wiring.base import PeerLoad, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.load_report import LoadReporter
 from jaxdt.wiring.rebalance import Rebalancer
@@ -114,10 +113,10 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
     return Peer(Membership(identity), _wiring(setup), sync, state_transfer)
 
 
-def _wiring(setup: PeerSetup) -> Wiring:
+def _wiring(setup: PeerSetup) -> Machine:
     """One wiring per step under way, and around them what measures their queues where the config asks for it."""
     config = setup.config
-    wirings: Sequence[Wiring] = wiring_entry(config.wiring.kind).build(setup, 1 + config.sync.delay)
+    wirings = wiring_entry(config.wiring.kind).build(setup, 1 + config.sync.delay)
     wiring = wirings[0] if len(wirings) == 1 else DelayedUpdate(setup.peer, setup.stage, wirings, config.delay)
     if config.wiring.rebalance_s:
         return LoadReporter(wiring, config.wiring.rebalance_s / LOAD_REPORTS_A_PERIOD)

@@ -37,37 +37,49 @@ class Agreement(Protocol):
 
     def start(self, now_s: float) -> None:
         """A coordinator goes on where an earlier one has died."""
+        ...
 
     def restore(self, records: Sequence[Record], n_committed: int) -> None:
         """What an earlier coordinator made durable: its last records, and the steps committed before its last view."""
+        ...
 
     def hear(self, src: int, message: Message, admissions: Mapping[int, int]) -> None:
         """A member of the present view has said something. `admissions`: member -> its present admission."""
+        ...
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         """What the members have agreed on, if they have. The coordinator makes a Record durable, and then says so."""
+        ...
 
     def durable_form(self, record: Record) -> Any:
         """What has to be durable once `record` is: plain data but for frozen dataclasses."""
+        ...
 
     def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
         """The record is durable: what all members are told, and reports."""
+        ...
 
     @property
     def records(self) -> tuple[Record, ...]:
         """The last records, which a new view carries."""
+        ...
 
     def missed(self) -> list[Message]:
         """What a member that was out of reach may have missed."""
+        ...
 
     def leave_view(self, members: Collection[int]) -> Results:
         """A new view of these members is about to be made durable: what it carries over from steps under way."""
+        ...
 
     def adopt_view(self, now_s: float, view: View) -> None:
         """A view is durable."""
+        ...
 
     def roll_back(self) -> None:
         """Nothing counts any more of what was said and committed since the last complete checkpoint."""
+        ...
 
     def checkpoint_complete(self) -> None:
         """A checkpoint is complete."""
+        ...

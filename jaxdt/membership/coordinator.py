@@ -7,6 +7,9 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 (Sec. 7). A view names the results that its members hold, so nothing is averaged twice (Sec. 4.6).
 """
 
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
 from dataclasses import replace
 from typing import Any
 
@@ -269,7 +272,11 @@ class Coordinator:
 
     def _send_missed(self, src: int) -> list[Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
-        missed = [self.view, *self._agreement.missed(), CheckpointComplete(self._checkpoints.checkpoint)]
+        missed: list[Message] = [
+            self.roster.current_view,
+            *self._agreement.missed(),
+            CheckpointComplete(self._checkpoints.checkpoint),
+        ]
         return [self._send(src, body) for body in missed]
 
     def _on_profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
@@ -302,11 +309,11 @@ class Coordinator:
             if over:
                 peer, reason = over
                 return self._lost(peer, reason)
-        return self.roster.move_due(now_s)
+        return [*self.roster.move_due(now_s)]
 
     def _lost(self, peer: int, reason: str) -> list[Action]:
         """Go on without a peer, wait for it, or end."""
-        stage, reason = self.roster.stage_of.get(peer), f"{self.roster.name(peer)}: lost, {reason}"
+        reason = f"{self.roster.name(peer)}: lost, {reason}"
         if peer in self.roster.lost or peer in self.roster.missing:
             return []
         if self.view is None:
@@ -318,6 +325,7 @@ class Coordinator:
             if not self.config.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
             at_stake = list(range(self._checkpoints.checkpoint, self.n_committed))
+            stage = self.roster.stage_of[peer]
             actions.append(VacantReport(stage, reason, self._checkpoints.checkpoint, at_stake))
         return actions + self._change_view()
 
@@ -382,7 +390,7 @@ class Coordinator:
         if save_s is None:
             return []
         self._agreement.checkpoint_complete()
-        mark = MarkCheckpoint(saved.version, self.view.generation)
+        mark = MarkCheckpoint(saved.version, self.roster.current_view.generation)
         report = CheckpointReport(saved.version, save_s)
         return [mark, report, *self._to_all(CheckpointComplete(saved.version)), *self._end_if_over()]
 
@@ -398,7 +406,7 @@ class Coordinator:
         return [EndedReport(code, reason), *sends, Stop(code, reason)]
 
     def _to_all(self, body: Message) -> list[Action]:
-        return [self._send(member.peer, body) for member in self.view.members]
+        return [self._send(member.peer, body) for member in self.roster.current_view.members]
 
     def _send(self, dst: int, body: Message) -> Send:
         generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)

@@ -28,7 +28,7 @@ class CoordinatorConfig:
     deadline_floor_s: float
     waits: bool = False
     delay_steps: int = 0
-    job: Mapping[str, str] = field(default_factory=dict)
+    job: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:
         """'' if the peer is the one that it should be and runs the same; else the reason, for people."""

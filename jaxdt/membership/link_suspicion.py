@@ -29,7 +29,7 @@ class LinkSuspicion:
         """One member that has to leave now, and why."""
         present = roster.members - roster.lost - roster.missing
         self._broken = {ends: since for ends, since in self._broken.items() if set(ends) <= present}
-        joining = set(roster.view.joining) if roster.view else set()
+        joining: set[int] = set(roster.view.joining) if roster.view else set()
         for ends, (since_s, reason) in self._broken.items():
             if since_s + self._patience_s <= now_s or ends[0] == ends[1] or joining & set(ends):
                 del self._broken[ends]
@@ -47,4 +47,4 @@ class LinkSuspicion:
 
 def _can_be_spared(peer: int, roster: Roster) -> bool:
     """Whether the peer's stage keeps a replica without it."""
-    return bool(roster.live(roster.stage_of[peer]) - {peer}) or peer in roster.view.joining
+    return bool(roster.live(roster.stage_of[peer]) - {peer}) or peer in roster.current_view.joining

@@ -5,7 +5,10 @@ nothing of microbatches or gradients. A peer that finds itself outside of a view
 hello again and is admitted anew. A peer whose coordinator is silent goes on, and waits for it.
 """
 
-from collections.abc import Collection
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.protocol.deadline import RECONNECT_S, Deadline
@@ -36,6 +39,7 @@ from jaxdt.protocol.events import (
     LinkChanged,
     MarkCheckpoint,
     Meet,
+    Member,
     Message,
     MoveTo,
     Profiled,
@@ -272,7 +276,8 @@ class Membership:
         if view.number <= self._last_view_number:
             return []
         own, before = self.identity.peer, self.view
-        members, old_members = view.by_peer, before.by_peer if before else {}
+        members = view.by_peer
+        old_members: Mapping[int, Member] = before.by_peer if before else {}
         gone = sorted(old_members.keys() - members.keys() - {own})
         actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from jaxdt.membership.member import ACCEPT, DROP, HOLD, Membership
-from jaxdt.protocol.events import INTERNAL, Action, Event, Post, Received, Send, ViewChanged
+from jaxdt.protocol.events import INTERNAL, Action, Event, Header, Post, Received, Send, ViewChanged
 from jaxdt.protocol.reports import DroppedReport
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
-_SET_HEADER = {kind: kind.header.__set__ for kind in (Send, Post)}
+_SET_HEADER: dict[type, Callable[[Any, Header], None]] = {kind: vars(kind)["header"].__set__ for kind in (Send, Post)}
 
 
 class Machine(Protocol):
@@ -22,14 +22,14 @@ class Machine(Protocol):
     def handle(self, now_s: float, event: Any) -> list[Action | Event]: ...
 
 
-class Readers(dict[type, tuple[tuple[int, Callable[..., Any]], ...]]):
+class Readers(dict[type, tuple[tuple[int, Callable[..., list[Any]]], ...]]):
     """Kind of event, or of a message's body -> the machines that read it, by position, and their `handle`. All peers
     with machines of the same types share it."""
 
     def __init__(self, machines: tuple[tuple[type[Machine], frozenset[type]], ...]):
         self._machines = machines
 
-    def __missing__(self, kind: type) -> tuple[tuple[int, Callable[..., Any]], ...]:
+    def __missing__(self, kind: type) -> tuple[tuple[int, Callable[..., list[Any]]], ...]:
         readers = [(i, machine.handle) for i, (machine, reads) in enumerate(self._machines) if kind in reads]
         return self.setdefault(kind, tuple(readers))
 
@@ -55,7 +55,7 @@ class Peer:
         actions: list[Any] = []
         for event in events:  # grows while it is read
             kind = type(event)
-            if kind is Received:
+            if type(event) is Received:
                 body = event.body
                 verdict = membership.admit(event.header, body)
                 if verdict != ACCEPT:
@@ -64,7 +64,7 @@ class Peer:
                 kind = type(body)
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
-                    answer_kind = type(answer)
+                    answer_kind: type[object] = type(answer)
                     if answer_kind in _SET_HEADER:
                         # A new message is nobody else's yet. Its header is set in place, since messages are many. A
                         # message that a machine kept and sends again may still be on its way, so it is copied.

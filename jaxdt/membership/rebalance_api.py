@@ -27,6 +27,7 @@ class Balance(Protocol):
 
     def report(self, now_s: float, peer: int, load: Load) -> None:
         """A peer's measured queue and busy time."""
+        ...
 
     def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
         """The moves that are due now, of peers in `may_move`."""

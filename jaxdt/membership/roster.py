@@ -52,6 +52,12 @@ class Roster:
     # ------------------------------------------------------------------------------------------------- who is there
 
     @property
+    def current_view(self) -> View:
+        """The view, for what is only asked once there is one."""
+        assert self.view is not None
+        return self.view
+
+    @property
     def members(self) -> set[int]:
         return set(self.admissions)
 
@@ -68,7 +74,7 @@ class Roster:
     def live(self, stage: int) -> set[int]:
         """The members that hold their stage's state and are there."""
         absent = self.lost | self.missing | self._joining
-        return {peer for peer in self.view.stage_peers(stage) if peer not in absent}
+        return {peer for peer in self.current_view.stage_peers(stage) if peer not in absent}
 
     @property
     def vacant(self) -> list[int]:
@@ -134,7 +140,7 @@ class Roster:
     def reassign(self) -> list[tuple[int, int]]:
         """Newcomers that are ready but are needed more at another stage, and that stage. One that was sent to another
         stage before is sent on only to a stage without any peer: loads change while it prepares, and back again."""
-        found = []
+        found: list[tuple[int, int]] = []
         for peer in sorted(self.candidates & self.coming):
             stage = self.balance.better(self.stages, peer)
             if stage is not None and (peer not in self._newcomers.sent or not self.stages[stage]):
@@ -171,7 +177,7 @@ class Roster:
         `next_view` is being made durable: a peer that leaves with it does not count as a replica."""
         self.candidates.discard(peer)
         self._newcomers.coming.discard(peer)
-        staying = (next_view or self.view).by_peer.keys()
+        staying = (next_view or self.current_view).by_peer.keys()
         if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) & staying - {peer}:
             self.lost |= {peer} & self.members
             return True
@@ -214,15 +220,15 @@ class Roster:
         joining = {peer for peer in self.candidates if admits and self._evictions.may_return(peer, n_committed)}
         if not leaving and not joining:
             return None
-        number = self.view.number + 1
+        number = self.current_view.number + 1
         changed = {self.stage_of[peer] for peer in leaving - self._joining}
         staying = self._staying(leaving, n_committed, changed)
         first_step = n_committed + 1 + self._delay_steps  # the first that is not under way yet
         return replace(
-            self.view,
+            self.current_view,
             number=number,
             members=_in_order([*staying, *(self._member(peer, number, first_step) for peer in joining)]),
-            stage_views=tuple(number if s in changed else v for s, v in enumerate(self.view.stage_views)),
+            stage_views=tuple(number if s in changed else v for s, v in enumerate(self.current_view.stage_views)),
             n_committed=n_committed,
             records=tuple(records),
             rolled_back=False,
@@ -242,8 +248,8 @@ class Roster:
 
     def _staying(self, leaving: set[int], n_committed: int, changed: set[int]) -> list[Member]:
         """The members that stay. In `changed` stages rounds begin anew, and every member with the state takes part."""
-        staying = []
-        for member in self.view.members:
+        staying: list[Member] = []
+        for member in self.current_view.members:
             if member.peer in leaving:
                 continue
             if member.stage in changed and member.peer not in self._joining:
@@ -253,13 +259,13 @@ class Roster:
 
     def roll_back(self, checkpoint: int) -> View:
         """A new generation, at the last complete checkpoint, of all peers that are there."""
-        number = self.view.number + 1
+        number = self.current_view.number + 1
         staying = self._staying(self.lost | self.missing, checkpoint, set())
         joining = [self._member(peer, number, 0) for peer in self.candidates]
         return replace(
-            self.view,
+            self.current_view,
             number=number,
-            generation=self.view.generation + 1,
+            generation=self.current_view.generation + 1,
             members=tuple(replace(member, first_step=0) for member in _in_order([*staying, *joining])),
             stage_views=(number,) * self._n_stages,
             n_committed=checkpoint,

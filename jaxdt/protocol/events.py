@@ -136,7 +136,7 @@ class View:
     @functools.cached_property
     def _by_stage(self) -> Mapping[int, list[Member]]:
         """Looked up in every step, while views are few."""
-        found = defaultdict(list)
+        found: defaultdict[int, list[Member]] = defaultdict(list)
         for member in self.members:
             found[member.stage].append(member)
         return found
@@ -469,7 +469,7 @@ class Ran:
     work: Work
     started_s: float
     seconds: float
-    values: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @frozen_dataclass
@@ -565,7 +565,7 @@ class Status:
     """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done."""
 
     values: dict[str, float]
-    bytes_to: dict[str, int] = field(default_factory=dict)
+    bytes_to: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @frozen_dataclass

@@ -1,24 +1,26 @@
 """Messages <-> plain data for the wire; what does not fit a message's types is refused before anyone sees it."""
 
 import typing
+from typing import Any, TypeGuard
 
 from jaxdt.protocol import events
 from jaxdt.protocol.events import Header, Message, Received
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
-WITH_TENSOR = frozenset({events.Boundary, events.Shard, events.Reduced, events.State})
+TensorMessage = events.Boundary | events.Shard | events.Reduced | events.State
+WITH_TENSOR: frozenset[type] = frozenset(typing.get_args(TensorMessage))
 MESSAGES = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
-def to_plain(header: Header, body: Message) -> dict:
+def to_plain(header: Header, body: Message) -> dict[str, Any]:
     """The head of a frame."""
     return {"head": serialize.write(header), "kind": type(body).__name__, "body": serialize.write(body)}
 
 
-def from_plain(data: dict) -> Received:
+def from_plain(data: Any) -> Received:
     """The event that a frame's head stands for; BadInput for anything else than a message."""
-    if not isinstance(data, dict) or set(data) != {"head", "kind", "body"}:
+    if not serialize.is_object(data) or set(data) != {"head", "kind", "body"}:
         raise BadInput("message: expected an object with head, kind and body")
     if not isinstance(data["kind"], str) or data["kind"] not in MESSAGES:
         raise BadInput(f"message.kind: got {str(data['kind'])[:40]!r}, expected one of {', '.join(MESSAGES)}")
@@ -28,4 +30,8 @@ def from_plain(data: dict) -> Received:
 
 def tensor_key(body: Message) -> events.Key | events.SliceKey | events.StateKey | None:
     """The key of the tensor that travels with the message, if one does."""
-    return body.key if type(body) in WITH_TENSOR else None
+    return body.key if _has_tensor(body) else None
+
+
+def _has_tensor(body: Message) -> TypeGuard[TensorMessage]:
+    return type(body) in WITH_TENSOR

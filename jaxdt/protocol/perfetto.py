@@ -5,22 +5,33 @@ each send to its receive. The slice of a message on its send track lasts until t
 earlier than the arrival of the message before it on that link.
 """
 
+from typing import Any
+
+from jaxdt.protocol.trace import TraceRecord
 from jaxdt.spec.work import parse_work
+
+TimelineEvent = dict[str, Any]  # of the Chrome trace event format
 
 RECEIVE, COMPUTE, SEND = 1, 2, 3  # tracks; that of a link to dst is SEND + dst
 RECEIVE_US = 50.0
 
 
-def chrome(records: list[dict], stage_of: dict[int, int]) -> dict:
+def chrome(records: list[TraceRecord], stage_of: dict[int, int]) -> dict[str, Any]:
     """The content of timeline.json for the records of a trace, in order of time."""
     timed = [record for record in records if record["what"] != "report"]
     if not timed:
         return {"traceEvents": [], "displayTimeUnit": "ms"}
-    zero_s = min(record["t"] for record in timed)
-    us = lambda t_s: (t_s - zero_s) * 1e6  # noqa: E731
-    arrivals = {(r["from"], r["peer"], r["tensor"]): r["t"] for r in timed if r["what"] == "recv"}
+    zero_s: float = min(record["t"] for record in timed)
+
+    def us(t_s: float) -> float:
+        return (t_s - zero_s) * 1e6
+
+    arrivals: dict[tuple[int, int, str], float] = {
+        (r["from"], r["peer"], r["tensor"]): r["t"] for r in timed if r["what"] == "recv"
+    }
     free_s: dict[tuple[int, int], float] = {}
-    events, tracks = [], set()
+    events: list[TimelineEvent] = []
+    tracks: set[tuple[int, int, str]] = set()
     for record in timed:
         if record["what"] == "run":
             work = parse_work(record["work"])
@@ -40,7 +51,7 @@ def chrome(records: list[dict], stage_of: dict[int, int]) -> dict:
     return {"traceEvents": _labels(tracks, stage_of) + events, "displayTimeUnit": "ms"}
 
 
-def _message(record: dict, start_us: float, arrival_us: float, length_us: float) -> list[dict]:
+def _message(record: TraceRecord, start_us: float, arrival_us: float, length_us: float) -> list[TimelineEvent]:
     """A message's slices on its send track and its receive track, and the arrow between them."""
     src, dst, tensor = record["peer"], record["to"], record["tensor"]
     arrow = {"name": "message", "cat": "message", "id": f"{src}>{dst} {tensor}"}
@@ -52,7 +63,9 @@ def _message(record: dict, start_us: float, arrival_us: float, length_us: float)
     ]
 
 
-def _slice(peer: int, track: int, start_us: float, length_us: float, name: str, details: dict) -> dict:
+def _slice(
+    peer: int, track: int, start_us: float, length_us: float, name: str, details: dict[str, Any]
+) -> TimelineEvent:
     return {
         "name": name,
         "ph": "X",
@@ -64,11 +77,11 @@ def _slice(peer: int, track: int, start_us: float, length_us: float, name: str, 
     }
 
 
-def _labels(tracks: set[tuple[int, int, str]], stage_of: dict[int, int]) -> list[dict]:
+def _labels(tracks: set[tuple[int, int, str]], stage_of: dict[int, int]) -> list[TimelineEvent]:
     peers = sorted({peer for peer, _, _ in tracks})
     processes = [_label("process_name", peer, 0, f"peer {peer} (stage {stage_of.get(peer, '?')})") for peer in peers]
     return processes + [_label("thread_name", peer, track, name) for peer, track, name in sorted(tracks)]
 
 
-def _label(kind: str, peer: int, track: int, name: str) -> dict:
+def _label(kind: str, peer: int, track: int, name: str) -> TimelineEvent:
     return {"name": kind, "ph": "M", "pid": peer, "tid": track, "args": {"name": name}}

@@ -75,7 +75,7 @@ class DoneReport(Report):
 
     kind: ClassVar[str] = "done"
     peer: int
-    bytes_to: Mapping[int, int]
+    bytes_to: Mapping[str, int]
     totals: Mapping[str, float] = field(metadata=_MERGED)
 
 

@@ -89,7 +89,7 @@ def grid(run: DryRun) -> str:
     stages = sorted({stage for tick in run.ticks for stage in tick} | {work.stage for work in run.waits_for})
     width = max((len(str(work)) for tick in run.ticks for work in tick.values()), default=0)
     waits = {work.stage: f"   {work} waits for {', '.join(map(str, m))}" for work, m in run.waits_for.items()}
-    rows = []
+    rows: list[str] = []
     for stage in stages:
         cells = [str(tick[stage]) if stage in tick else "." for tick in run.ticks]
         row = f"stage {stage:<3}" + "".join(f" {cell:>{width}}" for cell in cells)
@@ -114,7 +114,7 @@ def _check_complete(orders: Mapping[int, Order]) -> None:
             is_plain = work.microbatch is not None and work == Work(stage, work.kind, work.microbatch)
             if work.kind not in (FORWARD, BACKWARD) or not is_plain:
                 raise ValueError(f"stage {stage}: got {work}, expected forwards and backwards such as {stage}F0")
-    expected = {work.microbatch for order in orders.values() for work in order}
+    expected = {m for order in orders.values() for work in order if (m := work.microbatch) is not None}
     for stage, order in orders.items():
         for kind in (FORWARD, BACKWARD):
             got = [work.microbatch for work in order if work.kind == kind]

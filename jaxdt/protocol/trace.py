@@ -11,13 +11,16 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from jaxdt.protocol.events import COORDINATOR, Key, Report, SliceKey, StateKey
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.serialize import is_object
 from jaxdt.spec.work import Work, parse_work
 
-FIELDS = {
+TraceRecord = dict[str, Any]  # of one line, as JSON gives it
+
+FIELDS: dict[str, dict[str, type]] = {
     "run": {"s": float, "work": str},
     "send": {"to": int, "tensor": str, "bytes": int},
     "recv": {"from": int, "tensor": str},
@@ -33,6 +36,7 @@ class Trace:
         self._write, self._n_steps = write, n_steps
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
+        assert work.step is not None  # all Work that runs belongs to a step
         if work.step < self._n_steps:
             self._put({"what": "run", "peer": peer, "t": start_s, "s": seconds, "work": str(work)})
 
@@ -48,7 +52,7 @@ class Trace:
     def report(self, peer: int, now_s: float, report: Report) -> None:
         self._put({"what": "report", "peer": peer, "t": now_s, "kind": report.kind, "fields": report.fields})
 
-    def _put(self, record: dict) -> None:
+    def _put(self, record: TraceRecord) -> None:
         for field in ("t", "s"):
             if field in record:
                 record[field] = round(record[field], 6)
@@ -72,14 +76,14 @@ def tensor_name(key: Key | SliceKey | StateKey) -> str:
     return f"{key.round.step}:{key.round.group}[{key.lo}:{key.hi}]{src}"
 
 
-def read(lines: Iterable[str], source: str = "trace") -> list[dict]:
+def read(lines: Iterable[str], source: str = "trace") -> list[TraceRecord]:
     """The records of a trace, in order of time. A last line that a crash cut off is left out. Any other line that is
     not a record raises BadInput, which names `source` and the line."""
     lines = list(lines)
-    records = []
+    records: list[TraceRecord] = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            record: Any = json.loads(line)
         except ValueError:
             if number == len(lines):
                 break
@@ -90,14 +94,14 @@ def read(lines: Iterable[str], source: str = "trace") -> list[dict]:
     return sorted(records, key=lambda record: record["t"])
 
 
-def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict) or str(record.get("what")) not in FIELDS:
+def _is_record(record: Any) -> TypeGuard[TraceRecord]:
+    if not is_object(record) or str(record.get("what")) not in FIELDS:
         return False
     types = {"t": float, "peer": int} | FIELDS[record["what"]]
     return all(isinstance(record.get(name), (int, float) if kind is float else kind) for name, kind in types.items())
 
 
-def bytes_per_link(records: Iterable[dict]) -> dict[tuple[int, int], int]:
+def bytes_per_link(records: Iterable[TraceRecord]) -> dict[tuple[int, int], int]:
     """Payload bytes per directed pair of peers."""
     total: dict[tuple[int, int], int] = {}
     for record in records:
@@ -110,11 +114,11 @@ def bytes_per_link(records: Iterable[dict]) -> dict[tuple[int, int], int]:
 _BOUNDARY_TENSOR = re.compile(r"(\d+):(?:act|grad)(\d+)\.\d+")  # step and stage of such a name
 
 
-def bytes_per_boundary(records: Iterable[dict]) -> dict[int, float]:
+def bytes_per_boundary(records: Iterable[TraceRecord]) -> dict[int, float]:
     """Payload bytes of training, per step, that cross each stage boundary (between the stages b and b + 1) in both
     directions and all pipelines."""
     total: dict[int, float] = {}
-    steps = set()
+    steps: set[str] = set()
     for record in records:
         if record["what"] == "send" and (found := _BOUNDARY_TENSOR.fullmatch(record["tensor"])):
             steps.add(found[1])
@@ -123,7 +127,7 @@ def bytes_per_boundary(records: Iterable[dict]) -> dict[int, float]:
     return {boundary: n_bytes / len(steps) for boundary, n_bytes in sorted(total.items())}
 
 
-def grid(records: Iterable[dict], step: int) -> str:
+def grid(records: Iterable[TraceRecord], step: int) -> str:
     """The Work of one step as text: a row per peer, in the order in which it ran."""
     rows: dict[int, list[str]] = {}
     for record in records:

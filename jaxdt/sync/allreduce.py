@@ -15,6 +15,9 @@ A peer may be in two groups: the replicas of its stage, and, with a tied head, t
 first and last stage, whose two gradients are summed here and counted once in the norm.
 """
 
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
 from collections import Counter
 
 from jaxdt.membership.agreement import Agreement
@@ -135,9 +138,11 @@ class AllReduce:
         return []
 
     def _ran(self, work: Work) -> list[Action | Event]:
+        step = work.step
+        assert step is not None  # as in all Work of a run
         if work.kind == GATHER:
-            return self._on_gathered(work.step)
-        return self._advance(work.step) if work.kind == UPDATE else []
+            return self._on_gathered(step)
+        return self._advance(step) if work.kind == UPDATE else []
 
     # --------------------------------------------------------------------------------------------------------- views
 
@@ -299,6 +304,7 @@ class AllReduce:
         exchanges = self._rounds.known(step)
         if self._is_joining or exchanges is None or not all(exchange.complete for exchange in exchanges):
             return []
+        assert self._view is not None  # there is no exchange before the first view
         admission = self._view.by_peer[self._peer].admission
         return [Send(COORDINATOR, Prepared(step, admission, tuple([exchange.result() for exchange in exchanges])))]
 
@@ -321,7 +327,9 @@ class AllReduce:
 
     def _advance(self, step: int) -> list[Action | Event]:
         """The update of a step is done."""
-        done, self._updating = self._updating, None
+        done = self._updating
+        assert done is not None  # an update runs from here on only after `_on_committed`
+        self._updating = None
         if self._rollback:
             return self._roll_back(self._rollback)
         if self._view and (done.generation, step) != (self._view.generation, self._version):

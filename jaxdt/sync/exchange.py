@@ -32,7 +32,7 @@ class Sharding:
 @functools.lru_cache(maxsize=64)
 def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int) -> Sharding:
     """Each owner's shard of a vector, cut into slices."""
-    slices = {}
+    slices: dict[int, list[Bounds]] = {}
     for rank, owner in enumerate(owners):
         lo, end = (r * n_elements // len(owners) for r in (rank, rank + 1))
         slices[owner] = [(start, min(start + slice_elements, end)) for start in range(lo, end, slice_elements)]

@@ -6,6 +6,9 @@ version until the step that begins with it is committed, and that step waits for
 same version.
 """
 
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
 from collections import Counter
 from collections.abc import Sequence
 
@@ -72,7 +75,7 @@ class StateTransfer:
                 return self._installed(now_s, version)
             case Refused(peer, _) if self._download and peer is not None:
                 self._download.refused(peer)
-                return self._ask()
+                return self._ask(self._download)
             case Received(header, body) if self._view:
                 return self._received(header.src, body)
         return []
@@ -82,10 +85,16 @@ class StateTransfer:
             case Fetch(key):
                 return self._give(src, key)
             case State(key) if self._download and self._download.arrived(key):
-                return self._go_on()
+                return self._go_on(self._download)
             case Committed(record):
                 self._expect_updates((record,))
         return []
+
+    @property
+    def _current_view(self) -> View:
+        """The view that this peer is a member of; it gives and fetches only while there is one."""
+        assert self._view is not None
+        return self._view
 
     def _expect_updates(self, records: Sequence[Record]) -> None:
         """An update of what is here is about to begin."""
@@ -108,7 +117,7 @@ class StateTransfer:
             if self._has == (view.generation, view.n_committed):
                 return [Fetching(1, 0, 1), Joined(view.n_committed)]
             self._download = Download(view.n_committed, self._n_words, self._slice_words, now_s)
-        return self._go_on() if self._download else []
+        return self._go_on(self._download) if self._download else []
 
     def _updated(self, version: int) -> list[Action | Event]:
         """A version is here; what was asked of it can be given now."""
@@ -122,12 +131,13 @@ class StateTransfer:
     # -------------------------------------------------------------------------------------------------- as a donor
 
     def _donors(self) -> list[int]:
-        return [peer for peer in self._view.stage_peers(self._stage) if peer not in self._view.joining]
+        view = self._current_view
+        return [peer for peer in view.stage_peers(self._stage) if peer not in view.joining]
 
     def _give(self, src: int, key: StateKey) -> list[Action | Event]:
         """A slice of this peer's state, if it is of the version asked for, or once it is. A peer that asks for what no
         newcomer of this stage would is refused: the step waits for it, and would wait for ever."""
-        if src not in self._view.joining:
+        if src not in self._current_view.joining:
             return []
         if problem := self._problem(key):
             return [
@@ -149,26 +159,27 @@ class StateTransfer:
             or key.hi != min(key.lo + self._slice_words, n_words)
         ):
             return f"asks for words {key.lo}..{key.hi} of a state that has {n_words} in slices of {self._slice_words}"
-        if key.version > self._view.n_committed:
-            return f"asks for the state of {key.version} steps, committed are {self._view.n_committed}"
+        n_committed = self._current_view.n_committed
+        if key.version > n_committed:
+            return f"asks for the state of {key.version} steps, committed are {n_committed}"
         return ""
 
     # ----------------------------------------------------------------------------------------------- as a newcomer
 
-    def _go_on(self) -> list[Action | Event]:
-        if self._download.done:
-            return [self._download.progress, Install(self._download.version, self._view.generation)]
-        return self._ask()
+    def _go_on(self, download: "Download") -> list[Action | Event]:
+        if download.done:
+            return [download.progress, Install(download.version, self._current_view.generation)]
+        return self._ask(download)
 
-    def _ask(self) -> list[Action | Event]:
-        return [*self._download.ask(self._donors()), self._download.progress]
+    def _ask(self, download: "Download") -> list[Action | Event]:
+        return [*download.ask(self._donors()), download.progress]
 
     def _installed(self, now_s: float, version: int) -> list[Action | Event]:
         """The state is installed, unless a view has made its download void."""
         if not self._download or self._download.version != version:
             return []
         download, self._download = self._download, None
-        self._has = (self._view.generation, version)
+        self._has = (self._current_view.generation, version)
         n_bytes, seconds = WORD_BYTES * download.n_words, now_s - download.began_s
         return [DownloadReport(version, n_bytes, seconds, self._donors()), Joined(version)]
 
@@ -199,7 +210,8 @@ class Download:
         for key, donor in list(self._asked.items()):
             if donor not in donors:
                 self._ask_again(key)
-        sends, load = [], Counter(self._asked.values())
+        sends: list[Send] = []
+        load = Counter(self._asked.values())
         for _ in range(IN_FLIGHT):
             for donor in donors:
                 if self._left and load[donor] < IN_FLIGHT:

@@ -119,7 +119,7 @@ def step_shape(setup: PeerSetup) -> StepShape:
     """The shape of all steps of a run, at one of its peers."""
     config, plan, stage = setup.config, setup.plan, setup.stage
     first, last = stage == 0, stage == plan.n_stages - 1
-    sent_bytes = []
+    sent_bytes: list[tuple[int, int]] = []
     for pipeline in range(plan.n_pipelines):
         activation = 0 if last else boundary_bytes(config, plan, stage, pipeline, forward=True)
         gradient = 0 if first else boundary_bytes(config, plan, stage - 1, pipeline, forward=False)

@@ -50,6 +50,7 @@ class DelayedUpdate:
             case Received(_, body):
                 actions = self._wiring_of(_step_of(body)).handle(now_s, event)
             case Ran(work) if work.kind in COMPUTING:
+                assert work.step is not None  # as in all Work of a wiring
                 self._is_running = False
                 actions = self._wiring_of(work.step).handle(now_s, event)
             case _:
@@ -113,7 +114,9 @@ class DelayedUpdate:
         others: list[Action | Event] = []
         for action in actions:
             if isinstance(action, Run):
-                self._waiting[action.work.step] = action
+                step = action.work.step
+                assert step is not None  # as in all Work of a wiring
+                self._waiting[step] = action
             else:
                 others.append(action)
         self._cancel_committed()

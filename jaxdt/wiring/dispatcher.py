@@ -34,7 +34,7 @@ class Dispatcher:
 
     def next(self, now_s: float) -> list[tuple[Task, Route]]:
         """Tasks that begin now, with their routes."""
-        begun = []
+        begun: list[tuple[Task, Route]] = []
         while tasks := self._next_alike():
             first = tasks[0]
             routes = self._routes.routes(first.kind, [task.microbatch for task in tasks], first.lo, first.hi)
@@ -50,7 +50,8 @@ class Dispatcher:
         """The next tasks of one kind and through the same stages, as many as may begin."""
         room = max(0, self._routes.in_flight_limit - len(self._under_way))
         alike = groupby(islice(reversed(self._waiting), room), key=lambda task: (task.kind, task.lo, task.hi))
-        return next((list(tasks) for _, tasks in alike), [])
+        first = next(alike, None)
+        return list(first[1]) if first else []
 
     def progress(self, now_s: float, done: Progress) -> None:
         """A Work of one of the tasks is done. It measures the peer, and the last Work of a task makes room for another.

@@ -69,24 +69,24 @@ class FixedWiring:
         self._arrived: set[tuple[str, int, int, int]] = set()  # fields of keys, which are quicker to compare
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
-        kind = type(event)
-        if kind is Ran:
+        if type(event) is Ran:
             work = event.work
             if self._work and work.step == self._step and work.kind in COMPUTING:
                 self._slot.free()
                 self._work.popleft()
                 return self._finished(work, event.values) + self._next()
-        elif kind is Received:
-            if type(event.body) is Boundary and event.body.key.step >= self._strict_from:
-                key = event.body.key
+        elif type(event) is Received:
+            body = event.body
+            if type(body) is Boundary and body.key.step >= self._strict_from:
+                key = body.key
                 self._arrived.add((key.kind, key.step, key.stage, key.microbatch))
                 return self._next()
-        elif kind is Updated:
+        elif type(event) is Updated:
             if event.version >= self._strict_from:
                 return self._begin(event.version)
-        elif kind is ViewChanged:
+        elif type(event) is ViewChanged:
             return self._adopt(now_s, event.view)
-        elif kind is Evicted:
+        elif type(event) is Evicted:
             self._stop()
         return self._routed.handle(now_s, event) + self._next()
 
@@ -105,7 +105,7 @@ class FixedWiring:
         self._pipeline = assignment.pipeline_of(self._stage, self._peer)
         if self._pipeline is not None:
             self._order = stage_order(self._plan, self._stage, self._pipeline)
-            self._find_neighbours(assignment.places)
+            self._find_neighbours(assignment.places, self._pipeline)
         if assignment.is_whole:
             self._strict_from = view.n_committed + (view.number > 1)
         if view.n_committed < self._strict_from:
@@ -113,12 +113,12 @@ class FixedWiring:
         self._routed.void_routes(view)
         return []
 
-    def _find_neighbours(self, places: Places) -> None:
-        activation_bytes, gradient_bytes = self._shape.sent_bytes[self._pipeline]
+    def _find_neighbours(self, places: Places, pipeline: int) -> None:
+        activation_bytes, gradient_bytes = self._shape.sent_bytes[pipeline]
         if not self._is_last:
-            self._next_peer = places[self._stage + 1][self._pipeline], activation_bytes
+            self._next_peer = places[self._stage + 1][pipeline], activation_bytes
         if not self._is_first:
-            self._previous_peer = places[self._stage - 1][self._pipeline], gradient_bytes
+            self._previous_peer = places[self._stage - 1][pipeline], gradient_bytes
 
     def _stop(self) -> None:
         """The rest of the step is not done here."""
@@ -133,12 +133,12 @@ class FixedWiring:
         self._routed.enter_without_tasks(step)
         if self._pipeline is None:
             return [Drained(step)]  # in reserve
-        self._work = deque((*self._evaluations(step), *self._order))
+        self._work = deque((*self._evaluations(step, self._pipeline), *self._order))
         return self._next()
 
-    def _evaluations(self, step: int) -> list[Work]:
+    def _evaluations(self, step: int, pipeline: int) -> list[Work]:
         """Held-out microbatches are dealt over the pipelines."""
-        held_out = range(self._pipeline, self._shape.n_held_out(step), self._plan.n_pipelines)
+        held_out = range(pipeline, self._shape.n_held_out(step), self._plan.n_pipelines)
         return [Work(self._stage, EVALUATE, m) for m in held_out]
 
     def _next(self) -> list[Action | Event]:
@@ -154,14 +154,20 @@ class FixedWiring:
 
     def _needs(self, work: Work) -> tuple[str, int, int, int] | None:
         """The fields of the tensor's key that must have come over a link before this Work may run."""
+        m = work.microbatch
+        assert m is not None  # as in all Work of a wiring
         if work.kind == BACKWARD:
-            return None if self._is_last else ("grad", self._step, self._stage + 1, work.microbatch)
+            return None if self._is_last else ("grad", self._step, self._stage + 1, m)
         kind = "act" if work.kind == FORWARD else "eval"
-        return None if self._is_first else (kind, self._step, self._stage, work.microbatch)
+        return None if self._is_first else (kind, self._step, self._stage, m)
 
     def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
-        step, stage, m = self._step, self._stage, work.microbatch
-        n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
+        step = self._step
+        stage = self._stage
+        m = work.microbatch
+        assert m is not None  # as in all Work of a wiring
+        n_samples = int(values.get("n_samples", 0))
+        loss_sum = values.get("loss_sum")
         actions: list[Action | Event] = [*self._recovery.made(work)]
         if work.kind == BACKWARD:
             self._recovery.count(BACKWARD, m)
@@ -174,12 +180,14 @@ class FixedWiring:
             key = Key("act" if work.kind == FORWARD else "eval", step, stage + 1, m)
             actions.append(self._send(key, self._next_peer))
         elif work.kind == EVALUATE:
+            assert loss_sum is not None  # the last stage measures it
             self._recovery.count(EVALUATE, m)
             actions.append(Evaluated(step, n_samples, loss_sum))
         return actions
 
     def _send(self, key: Key, neighbour: tuple[int | None, int]) -> Send:
         peer, n_bytes = neighbour
+        assert peer is not None  # no place is open in a step that is done here
         return Send(peer, Boundary(key), n_bytes)
 
 

@@ -44,7 +44,7 @@ class StageLoad:
 
 def loads_of(table: Table, sizes: Sequence[int] | None = None) -> list[StageLoad]:
     """Per stage. With `sizes`, some of its peers have said nothing: who is on its way will share what there is."""
-    found = []
+    found: list[StageLoad] = []
     for stage, own in enumerate(table):
         n = len(own) if sizes is None else sizes[stage]
         queue, busy = (sum(getattr(load, name) for load in own.values()) for name in ("queue", "busy"))
@@ -108,8 +108,8 @@ class Rebalancer:
         """What a peer says of its queue."""
         self._now_s, self._reports[peer] = now_s, (now_s, load)
 
-    def moves(self, now_s: float, stages: Stages, at_work: Collection[int]) -> list[Move]:
-        """Those that are due now, of peers `at_work`."""
+    def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
+        """The moves that are due now, of peers in `may_move`."""
         self._now_s = now_s
         if self._due_s is None:
             self._due_s = now_s + self._period_s
@@ -117,7 +117,7 @@ class Rebalancer:
             return []
         self._due_s = now_s + self._period_s
         table = self._table(stages)
-        self._before = decide(table, self._n_moves, self._before, at_work, _sizes(stages)) if table else []
+        self._before = decide(table, self._n_moves, self._before, may_move, _sizes(stages)) if table else []
         return self._before
 
     def stage_for(self, stages: Stages) -> int:

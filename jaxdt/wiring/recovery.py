@@ -52,6 +52,12 @@ class Recovery:
         return self._view is not None
 
     @property
+    def _current_view(self) -> View:
+        """The view that recovery follows from; there is one while recovery is active."""
+        assert self._view is not None
+        return self._view
+
+    @property
     def owes_inventory(self) -> bool:
         """Whether this peer has yet to tell its inventory."""
         return self._owes_inventory
@@ -102,10 +108,10 @@ class Recovery:
 
     def _missing(self, microbatch: int, trains: bool, evaluates: bool) -> list[Task]:
         """Nothing is missing at a stage whose result of the step is there."""
-        done = {round.group for round, _ in self._view.results}
+        done = {round.group for round, _ in self._current_view.results}
         open_stages = [stage for stage in range(self._n_stages) if f"stage{stage}" not in done]
         last = self._n_stages - 1
-        tasks = []
+        tasks: list[Task] = []
         if evaluates and last in open_stages and self._holder(last, (EVALUATE, microbatch)) is None:
             tasks.append(Task(EVALUATE, microbatch, 0, last))
         if trains:
@@ -123,5 +129,5 @@ class Recovery:
     def _holder(self, stage: int, counted: Counted) -> int | None:
         """The live member of a stage that counted this."""
         inventories = self._inventories
-        peers = self._view.stage_peers(stage)
+        peers = self._current_view.stage_peers(stage)
         return next((peer for peer in peers if peer in inventories and counted in inventories[peer][0]), None)

@@ -39,19 +39,22 @@ class Retention:
         """A Work of the step is done and its result is kept; what is let go for it."""
         if work.kind not in self._bytes or not self._budget_bytes:
             return []
-        m, n_bytes = work.microbatch, self._bytes[work.kind]
+        m = work.microbatch
+        step = work.step
+        assert m is not None and step is not None  # as in all Work of a wiring
+        n_bytes = self._bytes[work.kind]
         if work.kind == FORWARD:
             self._kept_bytes += n_bytes - self._outputs.get(m, 0)
             self._outputs[m] = n_bytes
             return []
         self._kept_bytes += n_bytes - self._both.get(m, 0)
         self._both[m] = self._outputs.pop(m, 0) + n_bytes
-        discards = []
+        discards: list[Discard] = []
         while self._kept_bytes > self._budget_bytes and not self._is_promised and len(self._both) > 1:
             oldest = next(iter(self._both))
             self._kept_bytes -= self._both.pop(oldest)
-            discards.append(Discard(Key("act", work.step, self._stage + 1, oldest)))
-            discards.append(Discard(Key("grad", work.step, self._stage, oldest)))
+            discards.append(Discard(Key("act", step, self._stage + 1, oldest)))
+            discards.append(Discard(Key("grad", step, self._stage, oldest)))
         return discards
 
     def promise(self) -> tuple[int, ...]:

@@ -11,6 +11,9 @@ A view in mid-step makes all routes void, since messages of old views are droppe
 done again. A peer that joins computes from the next step on.
 """
 
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
 import heapq
 
 from jaxdt.protocol.events import (
@@ -107,6 +110,12 @@ class RoutedWiring:
     def cancel_run(self) -> None:
         self._slot.free()
 
+    @property
+    def _current_view(self) -> View:
+        """The view that this peer is a member of; steps and inventories are only looked at while there is one."""
+        assert self._view is not None
+        return self._view
+
     def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
         match body:
             case Grant() | Boundary():
@@ -155,7 +164,7 @@ class RoutedWiring:
         self._ready.clear()
 
     def _begin(self, now_s: float, step: int) -> list[Action | Event]:
-        if self._peer not in self._view.working(self._stage, step):
+        if self._peer not in self._current_view.working(self._stage, step):
             return []
         self._enter(step)
         if step >= self._shape.n_steps:
@@ -165,7 +174,7 @@ class RoutedWiring:
             self._accept(given)
         if self._recovery.is_active:
             return self._tell_inventory(now_s)
-        self._routes.begin_step(self._view)
+        self._routes.begin_step(self._current_view)
         tasks = whole_step(self._shape.n_stages, self._shape.n_microbatches, self._shape.n_held_out(step))
         self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
         return self._begin_tasks(now_s) + self._next() + self._drained()
@@ -181,7 +190,7 @@ class RoutedWiring:
         self._clear_work()
         self._recovery.begin_step()
         self._counted = {of: counted for of, counted in self._counted.items() if of >= step}
-        if self._view.n_committed < step:
+        if self._current_view.n_committed < step:
             self._recovery.stop()
 
     def _owns(self, kind: str, microbatch: int) -> bool:
@@ -221,14 +230,19 @@ class RoutedWiring:
         return [self._slot.start(heapq.heappop(self._ready)[2])]
 
     def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
-        if work.step != self._step:
+        step = self._step
+        if work.step != step:
             return []  # of a generation that was rolled back
-        step, kind, m = work.step, work.kind, work.microbatch
-        n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
+        kind = work.kind
+        m = work.microbatch
+        assert m is not None  # as in all Work of a wiring
+        n_samples = int(values.get("n_samples", 0))
+        loss_sum = values.get("loss_sum")
         actions: list[Action | Event] = [*self._recovery.made(work)]
         if kind == BACKWARD:
             actions.append(Accumulated(step, self._stage, m, n_samples, loss_sum))
         if kind == EVALUATE and self._is_last:
+            assert loss_sum is not None  # the last stage measures it
             actions.append(Evaluated(step, n_samples, loss_sum))
         if self._counts(kind):
             self._recovery.count(kind, m)
@@ -239,15 +253,17 @@ class RoutedWiring:
             self._forwarded.add(m)
             if m in self._early_gradients:
                 self._enqueue(BACKWARD, m)
-        return actions + self._pass_on(work, given) + self._tell_progress(now_s, work)
+        return actions + self._pass_on(kind, m, given) + self._tell_progress(now_s, kind, m)
 
-    def _pass_on(self, work: Work, given: Grant | Boundary) -> list[Action | Event]:
-        """Send the result to the next peer of the route, if there is one."""
-        stage, m = self._stage, work.microbatch
-        if work.kind in (BACKWARD, REGENERATE):
-            key, to = Key("grad", work.step, stage, m), stage - 1
+    def _pass_on(self, kind: str, m: int, given: Grant | Boundary) -> list[Action | Event]:
+        """Send the result of a Work to the next peer of the route, if there is one."""
+        stage = self._stage
+        if kind in (BACKWARD, REGENERATE):
+            key = Key("grad", self._step, stage, m)
+            to = stage - 1
         else:
-            key, to = Key("act" if work.kind == FORWARD else "eval", work.step, stage + 1, m), stage + 1
+            key = Key("act" if kind == FORWARD else "eval", self._step, stage + 1, m)
+            to = stage + 1
         if not 0 <= to < self._shape.n_stages or given.route[to] == NOBODY:
             return []
         return [self._send(Boundary(key, given.route, given.regenerate))]
@@ -265,10 +281,10 @@ class RoutedWiring:
         """Whether the replicas of a stage wait for such a Work before the step is over there."""
         return kind == BACKWARD or (kind == EVALUATE and self._is_last)
 
-    def _tell_progress(self, now_s: float, work: Work) -> list[Action | Event]:
-        progress = Progress(work.step, work.kind, work.stage, work.microbatch, self._gap_s)
-        receivers = {self._routes.owning_router(task_kind(work.kind), work.microbatch)}
-        if self._counts(work.kind):
+    def _tell_progress(self, now_s: float, kind: str, m: int) -> list[Action | Event]:
+        progress = Progress(self._step, kind, self._stage, m, self._gap_s)
+        receivers = {self._routes.owning_router(task_kind(kind), m)}
+        if self._counts(kind):
             receivers.update(self._replicas)
         own = self._on_progress(now_s, progress)
         return [Send(peer, progress) for peer in sorted(receivers - {self._peer})] + own
@@ -317,14 +333,14 @@ class RoutedWiring:
         """Tell the inventory once this peer is in the view's step and no Work runs that might still be counted."""
         if not self._recovery.owes_inventory or self._slot.is_busy:
             return []
-        if not self._step == self._view.n_committed < self._shape.n_steps:
+        if not self._step == self._current_view.n_committed < self._shape.n_steps:
             return []
         inventory = self._recovery.inventory(self._step)
         sends = [Send(peer, inventory) for peer in self._members if peer != self._peer]
         return sends + self._on_inventory(now_s, self._peer, inventory)
 
     def _on_inventory(self, now_s: float, src: int, inventory: Inventory) -> list[Action | Event]:
-        if not self._recovery.is_active or inventory.step != self._view.n_committed:
+        if not self._recovery.is_active or inventory.step != self._current_view.n_committed:
             return []
         self._recovery.add(src, inventory)
         if src in self._replicas:
