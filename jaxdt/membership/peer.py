@@ -64,7 +64,7 @@ class Peer:
                 kind = type(body)
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
-                    answer_kind: type[object] = type(answer)
+                    answer_kind: Any = type(answer)
                     if answer_kind in _SET_HEADER:
                         # A new message is nobody else's yet. Its header is set in place, since messages are many. A
                         # message that a machine kept and sends again may still be on its way, so it is copied.
