@@ -1,4 +1,4 @@
-"""The vocabulary of the machines: Work, tensor keys, messages between peers, events in, actions out. All frozen.
+"""The vocabulary of the machines: tensor keys, messages between peers, events in, actions out. All frozen.
 
 A machine is driven by `handle(now_s, event) -> list of actions`. It names tensors by key and never holds one: the
 driver (runtime or simulator) keeps them, moves them beside the messages that name them and runs the Work.
@@ -20,7 +20,7 @@ from jaxdt.spec.work import Work
 
 COORDINATOR = -1
 NOBODY = -2  # in a route
-TEMPORARY_IDS = 1 << 40  # from here on: names under which newcomers ask for an id
+TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask for a peer id
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
 URGENT, BULK = 0, 1
@@ -74,8 +74,8 @@ class StateKey:
 
 @frozen_dataclass
 class Header:
-    """Stands on every message. A wrong run or generation is dropped and counted, an old view dropped, a newer one
-    held."""
+    """Stands on every message. A message of another run, another generation or an old view is dropped and counted; one
+    of a newer view is held."""
 
     run: str
     generation: int
@@ -98,8 +98,8 @@ class Member:
 
 @frozen_dataclass
 class Record:
-    """A committed step of a generation. Squared norm of the summed gradient over all groups; verdict "apply" or "skip"
-    (not finite)."""
+    """A committed step of a generation. `sq_norm`: squared norm of the summed gradient over all groups. `verdict`:
+    "apply", or "skip" if that norm is not finite."""
 
     step: int
     rounds: tuple[Round, ...]
@@ -111,11 +111,17 @@ class Record:
 
 @dataclass(frozen=True)
 class View:
-    """Numbered membership; stage_views[s] is the view in which stage s last changed. `records`: the last ones that were
-    committed. `results`: rounds of steps under way whose whole result some members hold, with those members: they
-    stay, all others of groups that changed begin anew. rolled_back: a generation begins with it, and every member goes
-    back to the checkpoint of n_committed before it computes. `joining`: members that lack the state of n_committed;
-    they get it from the others of their stage, and the results of steps under way too."""
+    """Numbered membership.
+
+    stage_views  stage_views[s] is the view in which stage s last changed
+    n_committed  steps that are committed
+    records      the last committed ones
+    rolled_back  a generation begins with this view: every member goes back to the checkpoint of n_committed first
+    results      rounds of steps under way whose whole result some members hold, with those members. These rounds stay;
+                 all other rounds of groups that changed begin anew
+    joining      members that lack the state of n_committed. They get it, and the results of steps under way, from the
+                 other members of their stage
+    """
 
     number: int
     coordinator_term: int
@@ -163,13 +169,13 @@ class Hello:
 
 @frozen_dataclass
 class Join:
-    """A newcomer, under a passing name -> coordinator: which peer shall I be?"""
+    """Newcomer, under a temporary id -> coordinator: asks for a peer id and a stage."""
 
 
 @frozen_dataclass
 class Welcome:
-    """The answer: the run, the newcomer's peer id and stage, and what its process has to know, `config` and `plan`, as
-    JSON."""
+    """Coordinator -> newcomer, the answer to Join: the run, the newcomer's peer id and stage, and `job`, which holds the
+    run's `config` and `plan` as JSON."""
 
     run: str
     peer: int
@@ -180,8 +186,8 @@ class Welcome:
 
 @frozen_dataclass
 class Profiled:
-    """The peer's `process` can compute: the seconds of its stage functions per kind of Work, and the version of its
-    parameters."""
+    """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, and the
+    version of its parameters."""
 
     seconds: dict[str, float]
     version: int
@@ -190,14 +196,14 @@ class Profiled:
 
 @frozen_dataclass
 class Reassign:
-    """Coordinator -> peer that is no member: you are for this stage, come back as a newcomer to it."""
+    """Coordinator -> peer that is no member: come back as a newcomer to this stage."""
 
     stage: int
 
 
 @frozen_dataclass
 class Heartbeat:
-    """Peer -> coordinator, on the control lane; the status is for people only."""
+    """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED."""
 
     count: int
     status: dict[str, float]
@@ -213,9 +219,9 @@ class HeartbeatAck:
 
 @frozen_dataclass
 class Grant:
-    """Router -> first peer of the route: begin `microbatch`, a forward or an evaluation (kind). route[s] is the peer of
-    stage s, chosen beforehand, so that no hop waits for a choice; NOBODY where nothing has to be done (again). The
-    stages in `regenerate` make lost tensors again, and count nothing."""
+    """Router -> first peer of a route: begin `microbatch`, with a forward or an evaluation (kind). route[s] is the peer
+    of stage s; it is chosen beforehand, so that no hop waits for a choice. NOBODY stands where nothing has to be done
+    (again). The stages in `regenerate` make lost tensors again, and count nothing."""
 
     step: int
     kind: str
@@ -245,15 +251,15 @@ class Inventory:
 
 @frozen_dataclass
 class FetchResult:
-    """Member -> holder of a round's whole result: send it to me."""
+    """Member -> holder of a round's whole result: asks for it."""
 
     round: Round
 
 
 @frozen_dataclass
 class Progress:
-    """Peer -> the microbatch's router, and to the replicas of its stage when it counts there: the Work is done, gap_s
-    after the one before it at this peer."""
+    """Peer -> the microbatch's router, and to the replicas of its stage if the Work counts there: the Work is done,
+    `gap_s` after the Work before it at this peer."""
 
     step: int
     kind: str
@@ -264,22 +270,22 @@ class Progress:
 
 @frozen_dataclass
 class Fetch:
-    """Joining member -> one of its stage: send me this slice of your state."""
+    """Joining member -> another member of its stage: asks for a slice of its state."""
 
     key: StateKey
 
 
 @frozen_dataclass
 class State:
-    """The answer, with the words and, as one more, their CRC-32."""
+    """The answer to Fetch, with the words and their CRC-32 as one more word."""
 
     key: StateKey
 
 
 @frozen_dataclass
 class Load:
-    """Member -> coordinator, now and then: the mean length of its queue over whole steps (Work that waits or runs), and
-    the share of that time in which some ran."""
+    """Member -> coordinator, every few steps. `queue`: the mean length of its queue over whole steps (Work that waits or
+    runs); `busy`: the share of that time in which Work ran."""
 
     queue: float
     busy: float
@@ -287,13 +293,13 @@ class Load:
 
 @frozen_dataclass
 class Leaving:
-    """Member -> coordinator: let me go as soon as that costs nothing."""
+    """Member -> coordinator: asks to leave between two steps."""
 
 
 @frozen_dataclass
 class Boundary:
-    """Carries the tensor `key` over a stage boundary; `route` and `regenerate` as in Grant, empty where the plan says
-    the way."""
+    """Peer -> peer of a neighbouring stage: carries the tensor `key`. `route` and `regenerate` are as in Grant; they are
+    empty where the plan gives the route."""
 
     key: Key
     route: tuple[int, ...] = ()
@@ -302,7 +308,7 @@ class Boundary:
 
 @frozen_dataclass
 class Tally:
-    """Sums of losses over so many samples, of training microbatches and of held-out ones."""
+    """Sums of losses and numbers of samples, of training microbatches and of held-out ones."""
 
     loss_sum: float = 0.0
     n_losses: int = 0
@@ -545,7 +551,7 @@ class Started:
 
 @frozen_dataclass
 class Refused:
-    """A connection with `peer` (None: it never said who it is) was refused by one of its ends."""
+    """A connection with `peer` was refused by one of its ends; None if the other end did not name itself."""
 
     peer: int | None
     reason: str
@@ -629,7 +635,8 @@ class Drained:
 
 @frozen_dataclass
 class Fetching:
-    """handover -> membership, for the heartbeats: a newcomer's state is `of_bytes`, so much is here or asked for."""
+    """state transfer -> membership, for the heartbeats: how much of a newcomer's state is here, and how much it has asked
+    for."""
 
     here_bytes: float
     asked_bytes: float
@@ -638,7 +645,7 @@ class Fetching:
 
 @frozen_dataclass
 class Joined:
-    """handover -> sync: the state of `version` is here, this peer may count."""
+    """state transfer -> sync: the state of `version` is here, so this peer may count."""
 
     version: int
 
@@ -671,8 +678,8 @@ class Send:
 
 @frozen_dataclass
 class Post:
-    """Many messages in one action, in this order: of each the peer, the body and n_bytes, as in Send. Those that are
-    equal are one object, and encoded once."""
+    """Many messages in one action, in this order: for each the peer, the body and n_bytes, as in Send. Equal bodies are
+    one object, and are encoded once."""
 
     letters: tuple[tuple[int, Message, int], ...]
     priority: int = URGENT
@@ -696,7 +703,7 @@ class Meet:
 
 @frozen_dataclass
 class Disconnect:
-    """`peer` is no member any more: end its connections, forget what waits for it."""
+    """`peer` is no member any more: end its connections and forget the messages that wait for it."""
 
     peer: int
 

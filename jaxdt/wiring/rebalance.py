@@ -1,12 +1,14 @@
-"""Who changes stages (SWARM Sec. 3.3, Algorithm 2): one table of queue lengths in, moves out.
+"""Which peers change stages (SWARM Sec. 3.3, Algorithm 2): a table of queue lengths in, moves out.
 
-The stage of the greatest load (the sum of its peers' queues) gets a peer. The paper takes it from the stage of the
-least load; but in a pipeline that is in balance with its slowest stage all others have equal loads, whatever their
-sizes (Little's law), so the least of them is noise. Here it comes from the stage that stays fastest without it: work
-that would come through if the stage never waited goes as its peers over the share of time in which they compute. It
-is that stage's peer of the shortest queue, as in the paper. Nothing moves if the stage that gives would then be no
-faster than the one that gets is now, so that the slowest stage never gets slower by a move, and what a move has
-mended is not undone by the next. Decided by one machine from one table, so that two peers never both move.
+The stage with the greatest load (the sum of its peers' queues) gets a peer. The paper takes it from the stage with the
+least load. But in a pipeline that is in balance with its slowest stage, all other stages have equal loads, whatever
+their sizes (Little's law), so the least load is noise. Here the peer comes from the stage that stays fastest without
+it. The rate of a stage that never waits is its number of peers over the share of time in which they compute. The peer
+with the shortest queue moves, as in the paper.
+
+Nothing moves if the giving stage would then be no faster than the receiving stage is now. So a move never makes the
+slowest stage slower, and the next move does not undo it. One machine decides from one table, so two peers never both
+move for the same reason.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -43,7 +45,8 @@ class StageLoad:
 
 
 def loads_of(table: Table, sizes: Sequence[int] | None = None) -> list[StageLoad]:
-    """Per stage. With `sizes`, some of its peers have said nothing: who is on its way will share what there is."""
+    """The load of each stage. `sizes`: its number of peers, if some have reported nothing. A peer on its way will take
+    a share of the queue."""
     found: list[StageLoad] = []
     for stage, own in enumerate(table):
         n = len(own) if sizes is None else sizes[stage]
@@ -105,7 +108,7 @@ class Rebalancer:
         self._before: list[Move] = []
 
     def report(self, now_s: float, peer: int, load: Load) -> None:
-        """What a peer says of its queue."""
+        """A peer's measured queue and busy time."""
         self._now_s, self._reports[peer] = now_s, (now_s, load)
 
     def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
@@ -135,10 +138,11 @@ class Rebalancer:
         return best if best != own and loads[own].rate(1 + MARGIN) > loads[best].rate() else None
 
     def _table(self, stages: Stages) -> list[dict[int, Load]]:
-        """Late reports are left out; nothing if nobody of a stage has said anything lately."""
+        """The fresh reports, per stage; empty if a stage with peers has none."""
         fresh_s = self._now_s - FRESH_PERIODS * self._period_s
-        fresh = self._reports = {peer: said for peer, said in self._reports.items() if said[0] >= fresh_s}
-        table = [{peer: fresh[peer][1] for peer in sorted(peers) if peer in fresh} for peers in stages]
+        self._reports = {peer: report for peer, report in self._reports.items() if report[0] >= fresh_s}
+        fresh = {peer: load for peer, (_, load) in self._reports.items()}
+        table = [{peer: fresh[peer] for peer in sorted(peers) if peer in fresh} for peers in stages]
         return [] if any(peers and not own for peers, own in zip(stages, table, strict=True)) else table
 
 
