@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.build import check, check_config, codec_per_pipeline, peer_load
+from jaxdt.build import check, check_config, follows_plan, peer_load
 from jaxdt.spec.config import RunConfig, SyncConfig, WiringConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import gpt_config
@@ -37,7 +37,7 @@ def test_where_the_wiring_picks_the_receiver_a_boundary_has_one_codec():
     check(FIXED, plan)
     with pytest.raises(BadInput, match=r"plan.codec\[0\]: got 'int8,none', a name per pipeline, expected one for all"):
         check(SWARM, plan)
-    assert codec_per_pipeline(FIXED) and not codec_per_pipeline(SWARM)
+    assert follows_plan(FIXED) and not follows_plan(SWARM)
 
 
 def test_forwards_in_flight_and_microbatches_of_a_peer():

@@ -15,6 +15,7 @@ from jaxdt.model.gpt import receiver_name, sender_name
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.stage import StageFunctions
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 N_WARM_UP, N_TIMED = 3, 15
@@ -37,7 +38,7 @@ def _stage_seconds(chain: Chain, s: int) -> dict[str, float]:
     backward_s = _loss_backward_seconds(stage, params, x) if stage.last else _backward_seconds(stage, params, x)
     vectors = stage.gradient_vectors(stage.zeros())
     return {
-        FORWARD: 0.0 if stage.last else _seconds(lambda: stage.forward(params, x)),
+        FORWARD: _forward_seconds(stage, params, x),
         BACKWARD: backward_s,
         EVALUATE: _seconds(lambda: stage.evaluate(params, x)),
         GATHER: _seconds(lambda: stage.gradient_vectors(params)),
@@ -45,23 +46,33 @@ def _stage_seconds(chain: Chain, s: int) -> dict[str, float]:
     }
 
 
+def _forward_seconds(stage: StageFunctions, params, x) -> float:
+    forward = stage.forward
+    return 0.0 if forward is None else _seconds(lambda: forward(params, x))
+
+
 def _loss_backward_seconds(stage: StageFunctions, params, x) -> float:
+    loss_backward = stage.loss_backward
+    assert loss_backward is not None  # this is the last stage
     acc = [stage.zeros()]
 
     def run():
-        loss, gx, acc[0] = stage.loss_backward(params, x, _tokens(stage), acc[0])
+        loss, gx, acc[0] = loss_backward(params, x, _tokens(stage), acc[0])
         return loss, gx, acc[0]
 
     return _seconds(run)
 
 
 def _backward_seconds(stage: StageFunctions, params, x) -> float:
-    _, residual = stage.forward(params, x)
+    forward = stage.forward
+    backward = stage.backward
+    assert forward is not None and backward is not None  # this is not the last stage
+    _, residual = forward(params, x)
     gy = _noise(stage.out_shape, stage.boundary_dtype)
     acc = [stage.zeros()]
 
     def run():
-        gx, acc[0] = stage.backward(params, residual, gy, acc[0])
+        gx, acc[0] = backward(params, residual, gy, acc[0])
         return gx, acc[0]
 
     return _seconds(run)
@@ -93,6 +104,7 @@ def _boundary_seconds(chain: Chain, case: Case) -> tuple[float, float]:
 def _layer_seconds(chain: Chain, case: Case) -> tuple[float, float]:
     stage = chain.stages[0]
     model = stage.config
+    assert isinstance(model, GPTConfig)  # the only model with compression layers
     send = jax.jit(Sender(model.compression_kind, model.compression_ratio).apply)
     receive = jax.jit(Receiver(model.d_model).apply)
     sender = {"params": chain.params[0][sender_name(stage.hi)]}

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from jaxdt.ablation.grid import BASELINE, METHODS, AblationConfig, Case
 from jaxdt.ablation.report import Row
 
-COLOURS = dict(zip(METHODS, ("#000000", "#4c78a8", "#72b7b2", "#e45756", "#f58518"), strict=True))
+COLOURS: dict[str, str] = dict(zip(METHODS, ("#000000", "#4c78a8", "#72b7b2", "#e45756", "#f58518"), strict=True))
 DASHES = {1: "-", 2: "-", 4: "--"}
 # The vertical axis ends here, as a multiple of the best perplexity: with the first steps on it the curves would hardly
 # differ.
@@ -47,6 +47,8 @@ def _curves(row: Row, ablation: AblationConfig, finished: Mapping[Case, dict]) -
 
 
 def _curve(axes: Axes, case: Case, xs: np.ndarray, perplexities: np.ndarray) -> None:
-    style = {"color": COLOURS[case.method], "linestyle": DASHES.get(case.ratio, ":")}
-    axes.plot(xs, perplexities.mean(axis=0), label=f"{case.method} {case.ratio}x", linewidth=1.2, **style)
-    axes.fill_between(xs, perplexities.min(axis=0), perplexities.max(axis=0), color=style["color"], alpha=0.15, lw=0)
+    label = f"{case.method} {case.ratio}x"
+    color = COLOURS[case.method]
+    linestyle = DASHES.get(case.ratio, ":")
+    axes.plot(xs, perplexities.mean(axis=0), label=label, linewidth=1.2, color=color, linestyle=linestyle)
+    axes.fill_between(xs, perplexities.min(axis=0), perplexities.max(axis=0), color=color, alpha=0.15, lw=0)

@@ -31,7 +31,13 @@ class Row:
     @property
     def target_steps(self) -> float | None:
         """Mean steps to the target; None if a seed does not reach it."""
-        return None if None in self.steps_to_target else statistics.fmean(self.steps_to_target)
+        reached = self.steps_reached
+        return statistics.fmean(reached) if len(reached) == len(self.steps_to_target) else None
+
+    @property
+    def steps_reached(self) -> list[float]:
+        """Steps to the target of the seeds that reach it."""
+        return [step for step in self.steps_to_target if step is not None]
 
 
 def cut_cases(ablation: AblationConfig) -> list[Case]:
@@ -118,14 +124,14 @@ def cost(config: RunConfig, ablation: AblationConfig, table: list[Row]) -> str:
     for row in table:
         steps = row.target_steps
         method = row.case.method
-        n_reached = sum(step is not None for step in row.steps_to_target)
+        reached = row.steps_reached
         lines.append(
             [
                 method,
                 "1x" if method == BASELINE else f"{row.case.ratio}x{' (16-bit)' if method in EIGHT_BIT else ''}",
                 str(row.case.stages),
                 "-" if method == BASELINE else spread(row.loss_differences, 3, "+"),
-                f"{n_reached} of {ablation.seeds} seeds" if steps is None else spread(row.steps_to_target, 0),
+                f"{len(reached)} of {ablation.seeds} seeds" if steps is None else spread(reached, 0),
                 f"{row.step_bytes / 1e6:.2f}",
                 f"{row.encode_s * 1e3:.2f}",
                 f"{row.decode_s * 1e3:.2f}",

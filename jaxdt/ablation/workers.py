@@ -73,7 +73,9 @@ def _work(setup: Setup, cpus: list[str], tasks: Queue, messages: Queue) -> None:
     from jaxdt.ablation.train import train  # imports jax, which counts the CPUs
 
     def on_step(case: Case, step: int) -> None:
-        if not multiprocessing.parent_process().is_alive():
+        parent = multiprocessing.parent_process()
+        assert parent is not None  # this is a child process
+        if not parent.is_alive():
             sys.exit(1)
         messages.put(("step", case, step))
 

@@ -40,7 +40,9 @@ def open_loop(
     loaded = credential.load(secret) if secret else None
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, callbacks)
-    host, port = loop.transport.start()
+    address = loop.transport.start()
+    assert address is not None  # it listens
+    host, port = address
     return loop, f"{host}:{port}"
 
 

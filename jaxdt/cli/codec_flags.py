@@ -29,7 +29,7 @@ def decided(config: RunConfig, plan: Plan) -> Plan:
         times = codec_choice.profiled(config, network, profiles.load(PROFILE.value))
     else:
         times = _measured(config)
-    plan, choices = codec_choice.choose(config, plan, network, times, build.codec_per_pipeline(config))
+    plan, choices = codec_choice.choose(config, plan, network, times, build.follows_plan(config))
     for choice in choices:
         print(choice, flush=True)
     return plan

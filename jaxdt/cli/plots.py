@@ -6,6 +6,7 @@ Figures are made without pyplot: they need no display and no choice of a backend
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -51,7 +52,9 @@ def loss(axes: Axes, metrics: list[dict]) -> None:
     axes.legend()
     if metrics:
         seconds = sum(m["step_s"] for m in metrics) / len(metrics)
-        above = axes.secondary_xaxis("top", functions=(lambda x: x * seconds, lambda s: s / seconds))
+        above = axes.secondary_xaxis(
+            "top", functions=(lambda x: np.asarray(x) * seconds, lambda s: np.asarray(s) / seconds)
+        )
         above.set_xlabel("seconds, at the mean step time")
 
 
@@ -232,7 +235,8 @@ def _middle_step(records: list[dict]) -> int | None:
     for r in records:
         if r["what"] == "run":
             work = parse_work(r["work"])
-            kinds.setdefault(work.step, set()).add(work.kind)
+            if work.step is not None:
+                kinds.setdefault(work.step, set()).add(work.kind)
     steps = sorted(step for step, seen in kinds.items() if "E" not in seen) or sorted(kinds)
     return steps[len(steps) // 2] if steps else None
 

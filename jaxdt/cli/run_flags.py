@@ -128,7 +128,7 @@ def job() -> "RunJob":
         plan=plan,
         data=data,
         run=RUN.value,
-        run_dir=Path(RUN_DIR.value),
+        run_dir=_run_dir(),
         credential=_credential(),
         network=emulated(plan),
         resume=Path(RESUME.value) if RESUME.value else None,
@@ -158,12 +158,18 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
         plan=plan,
         data=data,
         run=welcome.run,
-        run_dir=Path(RUN_DIR.value),
+        run_dir=_run_dir(),
         credential=_credential(),
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
     )
     return run_job, welcome.peer, welcome.stage
+
+
+def _run_dir() -> Path:
+    if RUN_DIR.value is None:
+        raise BadInput("--run_dir: missing")
+    return Path(RUN_DIR.value)
 
 
 def _credential() -> Path | None:

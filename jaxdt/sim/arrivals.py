@@ -45,8 +45,9 @@ class Arrivals:
         """The link between the machines that two peers, or a peer and the coordinator, now run on."""
         return self._link(self._machine_of.get(src, src), self._machine_of.get(dst, dst))
 
-    def make_peer(self, peer: int, stage: int) -> SimPeer:
-        """A newcomer for `stage`, on the next free machine."""
+    def make_peer(self, peer: int, stage: int | None) -> SimPeer:
+        """A newcomer for `stage`, on the next free machine. No peer of the plan (stage None) starts again here."""
+        assert stage is not None and self._seconds_at is not None
         machine = self._free_machines.popleft()
         self._machine_of[peer] = machine
         config, plan = self._config, self._plan

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.membership.peer import Machine
+from jaxdt.protocol.driven_machine import DrivenMachine
 from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,
@@ -54,14 +54,13 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
-from jaxdt.protocol.trace import Trace
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
 from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, STARTS, Fault
 from jaxdt.sim.hosts import make_host
 from jaxdt.sim.link_table import LinkTable
-from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, SimPeer
+from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.spec.work import BACKWARD, MESSAGE, REGENERATE, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
@@ -79,11 +78,11 @@ class Simulation:
 
     def __init__(
         self,
-        coordinator: Machine,
+        coordinator: DrivenMachine,
         peers: Mapping[int, SimPeer],
         environment: Environment,
         faults: Sequence[Fault] = (),
-        trace: Trace | None = None,
+        trace: Recorder | None = None,
         observer: Observer | None = None,
         processes: ProcessFactory | None = None,
     ):
@@ -93,7 +92,7 @@ class Simulation:
         self._n_starts: Counter[int] = Counter()
         self._stage_of: dict[int, int] = {}  # stages of the processes that began later
         self._peer_of_temporary_id: dict[int, int] = {}
-        self._machines: dict[int, Machine] = {COORDINATOR: coordinator}
+        self._machines: dict[int, DrivenMachine] = {COORDINATOR: coordinator}
         self._machines.update({peer_id: peer.machine for peer_id, peer in peers.items()})
         self._peers = dict(peers)
         self._persist_s = environment.persist_s
@@ -131,7 +130,7 @@ class Simulation:
         return {
             Connect: self._connect,
             Disconnect: self._disconnect,
-            Meet: lambda peer, meet: [self._connect(peer, other) for other in meet.members if other.peer != peer],
+            Meet: self._meet,
             MarkCheckpoint: lambda peer, mark: None,
             Send: self._send,
             Post: self._post,
@@ -196,6 +195,7 @@ class Simulation:
         if fault.kind == LEAVE:
             self._handle_event(peer, Leave())
             return
+        assert self._active_faults is not None  # it is there as soon as there are faults
         self._active_faults.begin(now_s, fault)
         if fault.kind in ENDS:
             self._end_process(fault)
@@ -219,8 +219,10 @@ class Simulation:
             self._handle_event(COORDINATOR, Received(Header("", 0, 0, TEMPORARY_IDS + peer), Join()))
         elif self.outcome.stopped.get(peer) == Stop(CRASHED, "crashed"):
             del self.outcome.stopped[peer]
+            assert self._active_faults is not None  # it is there as soon as there are faults
             self._active_faults.revive(peer)
             if peer == COORDINATOR:
+                assert self._processes is not None and self._processes.make_coordinator is not None
                 self._machines[peer] = self._processes.make_coordinator(dict(self._disk))
                 self._handle_event(peer, Started())
                 links = [(other, COORDINATOR) for other in self._peers]
@@ -231,6 +233,7 @@ class Simulation:
                 self._handle_event(end, LinkChanged(other, True, "started again"))
 
     def _start_peer(self, peer: int, stage: int | None) -> None:
+        assert self._processes is not None
         sim_peer = self._processes.make_peer(peer, stage)
         self._peers[peer] = sim_peer
         self._machines[peer] = sim_peer.machine
@@ -258,7 +261,7 @@ class Simulation:
             for action in actions:
                 self._action_handlers[type(action)](peer, action)
 
-    def _handle_own_event(self, peer: int, machine: Machine, event: Event) -> None:
+    def _handle_own_event(self, peer: int, machine: DrivenMachine, event: Event) -> None:
         """Handle an event that a process has caused itself, unless another process has taken its place."""
         if machine is self._machines[peer]:
             self._handle_event(peer, event)
@@ -285,6 +288,11 @@ class Simulation:
     def _connect(self, peer: int, connect: Connect | Member) -> None:
         if self._active_faults:
             self._active_faults.on_connect(self.outcome.now_s, peer, connect.peer)
+
+    def _meet(self, peer: int, meet: Meet) -> None:
+        for member in meet.members:
+            if member.peer != peer:
+                self._connect(peer, member)
 
     def _disconnect(self, peer: int, disconnect: Disconnect) -> None:
         if self._active_faults and disconnect.peer in self._machines:
@@ -334,7 +342,7 @@ class Simulation:
         durable_s = self.outcome.now_s + self._persist_s
         self._queue.at(durable_s, self._persisted, (peer, persist, self._machines[peer]))
 
-    def _persisted(self, peer: int, persist: Persist, machine: Machine) -> None:
+    def _persisted(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
         """The value is durable, unless the process ended before."""
         if machine is self._machines[peer] and peer not in self.outcome.stopped:
             self._disk[persist.name] = persist.value

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jaxdt.protocol.events import Header, Message, Received
+from jaxdt.protocol.events import Header, Key, Message, Received, SliceKey, StateKey
 from jaxdt.protocol.message import WITH_TENSOR
-from jaxdt.protocol.trace import Trace
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.links import At, SimulatedLink
-from jaxdt.sim.sim_peer import Outcome, SimPeer
+from jaxdt.sim.sim_peer import Outcome, Recorder, SimPeer
 from jaxdt.sim.tensors import NoTensors
 
 
@@ -20,7 +19,7 @@ class DeliveryOptions:
     """What happens to messages besides their link. Tensors of the priorities in `free_priorities` arrive at once. With
     `handle_message(peer, callback, args)` each other message costs time at both of its ends."""
 
-    trace: Trace | None = None
+    trace: Recorder | None = None
     free_priorities: Collection[int] = ()
     active_faults: ActiveFaults | None = None
     handle_message: Callable[..., None] | None = None
@@ -50,21 +49,21 @@ class Delivery:
         has_tensors = not all(isinstance(peer.tensors, NoTensors) for peer in peers.values())
         self._follows_tensors = bool(options.trace or options.free_priorities or has_tensors)
 
-    def post(self, src: int, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header) -> None:
-        """Send `letters`, each (dst, body, n_bytes), under one header; see Post."""
+    def post(self, src: int, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
+        """Send `letters`, each (dst, body, n_bytes), under one header, which the machine has filled in; see Post."""
         now_s = self._outcome.now_s
         links = self._links.links_from(src)
         event = None
         for dst, body, n_bytes in letters:
             if event is None or event.body is not body:
-                event = Received(header, body)
+                event = Received(header, body)  # pyright: ignore[reportArgumentType]  # no test for None per message
             arrive, args = self._handle_event, (dst, event)
             at_once = False
             if self._follows_tensors and type(body) in WITH_TENSOR:
                 arrive, args = self._arrive_with_tensor, (dst, event, self._peers[src].tensors.tensor_to_send(body))
                 at_once = priority in self._free_priorities
                 if self._trace:
-                    self._trace.send(src, now_s, dst, body.key, n_bytes)
+                    self._trace.send(src, now_s, dst, _tensor_key(body), n_bytes)
             if self._active_faults:
                 arrive, args = self._arrive_under_faults, (src, dst, body, partial(arrive, *args))
             if at_once:
@@ -89,8 +88,14 @@ class Delivery:
         src = event.header.src
         self._peers[dst].tensors.put(event.body, src, tensor)
         if self._trace:
-            self._trace.recv(dst, self._outcome.now_s, src, event.body.key)
+            self._trace.recv(dst, self._outcome.now_s, src, _tensor_key(event.body))
         self._handle_event(dst, event)
 
     def _arrive_under_faults(self, src: int, dst: int, body: Message, deliver: Callable[[], None]) -> None:
+        assert self._active_faults is not None
         self._active_faults.on_arrival(self._outcome.now_s, src, dst, body, deliver)
+
+
+def _tensor_key(body: Message) -> Key | SliceKey | StateKey:
+    """The key of the tensor that a message in WITH_TENSOR names."""
+    return body.key  # pyright: ignore[reportAttributeAccessIssue]  # no second look at the kind for every message

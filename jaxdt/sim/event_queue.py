@@ -15,7 +15,7 @@ class EventQueue:
 
     def __init__(self):
         self._instants_s: list[float] = []
-        self._callbacks: dict[float, list[tuple[Callback, tuple] | None]] = {}
+        self._callbacks: dict[float, list[tuple[Callback, tuple]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._instants_s)
@@ -44,7 +44,7 @@ class EventQueue:
         when_s = self._instants_s[0]
         waiting = self._callbacks[when_s]
         for i, (callback, args) in enumerate(waiting):
-            waiting[i] = None
+            waiting[i] = None  # pyright: ignore[reportArgumentType, reportCallIssue]  # nobody reads it again
             callback(*args)
         heapq.heappop(self._instants_s)
         del self._callbacks[when_s]

@@ -65,8 +65,8 @@ class LinkTable:
             return None, None
         return self._access_pipe(src_host, OUT), self._access_pipe(dst_host, IN)
 
-    def _access_pipe(self, host: str, direction: int) -> Pipe | None:
-        if host not in self._options.access_gbps:
+    def _access_pipe(self, host: str | None, direction: int) -> Pipe | None:
+        if host is None or host not in self._options.access_gbps:
             return None
         if (host, direction) not in self._access_pipes:
             gbps = self._options.access_gbps[host][direction]

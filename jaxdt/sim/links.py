@@ -91,11 +91,13 @@ class Pipe:
         return end_s
 
     def _next(self) -> None:
-        _, _, n_bytes, tail_s, entered = heapq.heappop(self._queue)
+        queue = self._queue
+        assert queue is not None  # `offer` has filled it
+        _, _, n_bytes, tail_s, entered = heapq.heappop(queue)
         start_s = self._free_s
         self._free_s = start_s + self.link.occupied_s(n_bytes)
         entered(start_s, max(self._free_s, tail_s))
-        if self._queue:
+        if queue:
             self._at(self._free_s, self._next)
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_peers
-from jaxdt.protocol.trace import Trace
 from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.link_table import LinkOptions
-from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
+from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Link, Network
@@ -46,7 +45,7 @@ def simulate(
     config: RunConfig,
     plan: Plan,
     conditions: Conditions,
-    trace: Trace | None = None,
+    trace: Recorder | None = None,
     faults: Sequence[Fault] = (),
     until_s: float = math.inf,
 ) -> Outcome:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from jaxdt.membership.peer import Machine
-from jaxdt.protocol.events import Report, Stop
+from jaxdt.protocol.driven_machine import DrivenMachine
+from jaxdt.protocol.events import Key, Report, SliceKey, StateKey, Stop
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 from jaxdt.spec.network import Link
+from jaxdt.spec.work import Work
 
 CRASHED = 137  # the exit code of a process that was killed
 
@@ -19,7 +20,7 @@ class SimPeer:
     """A simulated peer on its host. `seconds`: per kind of Work on one core. It may also hold MESSAGE, the seconds of
     handling one message; if any peer of a simulation has that, each peer handles messages beside its Work."""
 
-    machine: Machine
+    machine: DrivenMachine
     tensors: Tensors
     host: str
     seconds: Mapping[str, float]
@@ -45,7 +46,20 @@ class ProcessFactory:
     that continues from what an earlier one made durable, by name."""
 
     make_peer: Callable[[int, int | None], SimPeer]
-    make_coordinator: Callable[[Mapping[str, Any]], Machine] | None = None
+    make_coordinator: Callable[[Mapping[str, Any]], DrivenMachine] | None = None
+
+
+class Recorder(Protocol):
+    """What is told of the Work, the messages with tensors and the reports of a simulation: a Trace, or sums of its
+    own. Times are instants in seconds, except for `seconds`, the duration of a Work."""
+
+    def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None: ...
+
+    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None: ...
+
+    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None: ...
+
+    def report(self, peer: int, now_s: float, report: Report) -> None: ...
 
 
 @dataclass

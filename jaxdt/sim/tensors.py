@@ -13,6 +13,7 @@ class Tensors(Protocol):
 
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran."""
+        ...
 
     def tensor_to_send(self, body: Message) -> Any:
         """The tensor that a message to be sent names."""
@@ -22,6 +23,7 @@ class Tensors(Protocol):
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice and return its digest and squared norm."""
+        ...
 
     def forget(self, round: Round) -> None:
         """Drop the tensors of a round of averaging, which is void."""

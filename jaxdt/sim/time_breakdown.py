@@ -18,7 +18,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 
-from jaxdt.protocol.events import Key, Report, SliceKey
+from jaxdt.protocol.events import Key, Report, SliceKey, StateKey
 from jaxdt.protocol.trace import step_of
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import Scenario, without
@@ -28,7 +28,7 @@ WARM_UP_STEPS = 1
 
 
 class Totals:
-    """A Trace that keeps sums only, over all steps from `first_step` on."""
+    """A Recorder (jaxdt.sim.sim_peer) that keeps sums only, over all steps from `first_step` on."""
 
     def __init__(self, first_step: int = WARM_UP_STEPS):
         self._first_step = first_step
@@ -36,14 +36,15 @@ class Totals:
         self.n_bytes: dict[tuple[int, int], int] = defaultdict(int)
 
     def run(self, peer: int, start_s: float, seconds: float, work: Work) -> None:
+        assert work.step is not None  # all Work that runs belongs to a step
         if work.step >= self._first_step:
             self.busy_s[peer] += seconds
 
-    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey, n_bytes: int) -> None:
+    def send(self, peer: int, now_s: float, dst: int, key: Key | SliceKey | StateKey, n_bytes: int) -> None:
         if step_of(key) >= self._first_step:
             self.n_bytes[peer, dst] += n_bytes
 
-    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey) -> None:
+    def recv(self, peer: int, now_s: float, src: int, key: Key | SliceKey | StateKey) -> None:
         """Bytes are counted by `send`."""
 
     def report(self, peer: int, now_s: float, report: Report) -> None:

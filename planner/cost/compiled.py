@@ -1,15 +1,21 @@
 """What every compiled loop uses: the decorator that compiles it, and its random numbers."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numba
 import numpy as np
 
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-def compiled(function):
+
+def compiled(function: Kernel) -> Kernel:
     """numba.njit without the interpreter lock; the result is cached on disk if some directory can be written."""
     try:
-        dispatcher = numba.njit(function, cache=True, nogil=True)
+        dispatcher: Any = numba.njit(function, cache=True, nogil=True)
     except RuntimeError:  # numba has no writable place for its cache
-        return numba.njit(function, nogil=True)
+        uncached: Any = numba.njit(function, nogil=True)
+        return uncached
     _drop_unreadable_cache(dispatcher._cache)
     return dispatcher
 
@@ -39,8 +45,8 @@ def next_bits(state):
 
 
 @compiled
-def below(state, n):
-    """A random integer in 0..n-1."""
+def below(state, n) -> Any:
+    """A random integer in 0..n-1 (int64)."""
     return np.int64((next_bits(state) >> np.uint64(32)) * np.uint64(n) >> np.uint64(32))
 
 

@@ -19,7 +19,7 @@ def _perfect(weights: np.ndarray, limit: float) -> np.ndarray | None:
     solver = linear_sum_assignment.SimpleLinearSumAssignment()
     rows, columns = np.nonzero(weights <= limit)
     costs = np.round(weights[rows, columns] * MICROSECONDS).astype(np.int64)
-    solver.add_arcs_with_cost(rows, columns, costs)
+    solver.add_arcs_with_cost(rows, columns, costs)  # pyright: ignore[reportArgumentType]  # OR-Tools' stub swaps shape and type
     if len(set(rows.tolist())) < len(weights) or solver.solve() != solver.OPTIMAL:
         return None
     return np.array([solver.right_mate(a) for a in range(len(weights))])
@@ -37,7 +37,9 @@ def bottleneck_matching(weights: np.ndarray) -> tuple[float, np.ndarray]:
             low = middle + 1
         else:
             high = middle
-    return float(thresholds[low]), _perfect(weights, thresholds[low])
+    match = _perfect(weights, thresholds[low])
+    assert match is not None  # the largest threshold allows every pair
+    return float(thresholds[low]), match
 
 
 def open_path(edge: np.ndarray) -> list[int]:

@@ -44,6 +44,7 @@ def from_model(
     cuts = layer_cuts.cut_points(model)
     layer_cuts.check_count(len(cuts) - 1, n_stages)
     stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model), lambda stage, lo, hi: True)
+    assert stages is not None  # there are enough cuts, and every range fits
     c_pp_bytes = DTYPE_BYTES[dtype] * shares[0] * model.boundary_numbers(microbatch_size)
     return CommWorkload(model.n_layers, stages, largest_gradient_bytes(model, stages), c_pp_bytes, shares, model)
 
@@ -55,6 +56,7 @@ def largest_gradient_bytes(model: GPTConfig, stages: layer_cuts.Ranges) -> int:
 
 def recut(workload: CommWorkload, stages: layer_cuts.Ranges) -> CommWorkload:
     """The workload with other layer ranges; the largest stage sets c_dp."""
+    assert workload.model is not None  # only layers of a model have sizes
     return replace(workload, stages=stages, c_dp_bytes=largest_gradient_bytes(workload.model, stages))
 
 

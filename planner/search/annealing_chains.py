@@ -173,7 +173,7 @@ class ChainSequence:
         """Part of the thread's budget that is spent."""
         if self.max_moves is not None:
             return self.n_moves / self.max_moves
-        return self.incumbent.elapsed_s / self.incumbent.budget.time_s
+        return self.incumbent.elapsed_s / self.incumbent.time_limit_s
 
     def _new_chain(self, budget_frac: float) -> RunningChain:
         settings = draw_settings(self.rng, self.problem.n_pipelines)

@@ -42,7 +42,8 @@ def relabelled(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
     np.add.at(overlap, (two, one), 1)
     solver = linear_sum_assignment.SimpleLinearSumAssignment()
     rows, columns = np.divmod(np.arange(n_groups * n_groups), n_groups)
-    solver.add_arcs_with_cost(rows, columns, len(one) - overlap.ravel())
+    costs = len(one) - overlap.ravel()
+    solver.add_arcs_with_cost(rows, columns, costs)  # pyright: ignore[reportArgumentType]  # OR-Tools' stub swaps shape and type
     if solver.solve() != solver.OPTIMAL:
         raise RuntimeError("a complete bipartite graph has a perfect matching")
     return np.array([solver.right_mate(k) for k in range(n_groups)])[two]

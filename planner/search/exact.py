@@ -56,6 +56,7 @@ def prove(problem: Problem, placement: np.ndarray, best_s: float) -> tuple[np.nd
 
 def prove_by_enumeration(problem: Problem, incumbent: Incumbent):
     """Prove the optimum of up to MAX_DEVICES devices, from the incumbent's best plan."""
+    assert incumbent.best is not None  # the layouts were offered before
     groups, cost_s = prove(problem, incumbent.best, incumbent.best_s)
     incumbent.offer(groups, cost_s)
     incumbent.raise_bound(cost_s - PROOF_GAP_S / 10)

@@ -47,9 +47,14 @@ class Incumbent:
         return time.monotonic() - self.started_s
 
     @property
+    def time_limit_s(self) -> float:
+        """Seconds from the start after which the search stops; infinite without a time limit."""
+        return np.inf if self.budget.time_s is None else self.budget.time_s
+
+    @property
     def left_s(self) -> float:
         """Seconds left; infinite without a time limit."""
-        return np.inf if self.budget.time_s is None else self.budget.time_s - self.elapsed_s
+        return self.time_limit_s - self.elapsed_s
 
     @property
     def proved(self) -> bool:

@@ -62,19 +62,19 @@ def _evolve_then_anneal(chain: ChainSequence, seed: int):
     """One thread runs the genetic algorithm first: a population finds good regions of an irregular network sooner, and
     long chains go further from there."""
     incumbent = chain.incumbent
-    evolve(chain.problem, incumbent, seed, until_s=EVOLVE_FRAC * incumbent.budget.time_s)
+    evolve(chain.problem, incumbent, seed, until_s=EVOLVE_FRAC * incumbent.time_limit_s)
     chain.run(incumbent.starts)
 
 
 def _prove_quickly(problem: Problem, types: Types | None, incumbent: Incumbent, seed: int, efforts: list[Effort]):
     if types is not None and problem.n_devices > MAX_DEVICES:
-        end_s = QUICK_FRAC * incumbent.budget.time_s
+        end_s = QUICK_FRAC * incumbent.time_limit_s
         prove_with_efforts(problem, types, incumbent, seed, efforts, lambda: end_s - incumbent.elapsed_s)
 
 
 def _prove_beside(problem: Problem, types: Types | None, incumbent: Incumbent, seed: int):
     """Another quick effort; then, against annealed plans, bounds and a proof within their parts of the time."""
-    time_s = incumbent.budget.time_s
+    time_s = incumbent.time_limit_s
     _prove_quickly(problem, types, incumbent, seed, QUICK_EFFORTS[1:])
     while incumbent.elapsed_s < WARM_UP_FRAC * time_s and not incumbent.done:
         time.sleep(0.02)

@@ -120,8 +120,9 @@ class TypesModel:
     def solve(self, solver: cp_model.CpSolver) -> TypesResult:
         """Solve within the solver's limits. on_plan(counts) and on_bound(bound_s), where set, are called on the way.
         If there is no plan under `cost_at_most`, the result is proved and its bound infinite."""
-        if self.on_bound:
-            solver.best_bound_callback = lambda bound: self.on_bound(bound / MICROSECONDS)
+        on_bound = self.on_bound
+        if on_bound:
+            solver.best_bound_callback = lambda bound: on_bound(bound / MICROSECONDS)
         status = solver.solve(self.model, _PlanCallback(self))
         if status == cp_model.INFEASIBLE:
             return TypesResult(None, np.inf, True)

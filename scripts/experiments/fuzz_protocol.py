@@ -17,8 +17,8 @@ from jaxdt.protocol.events import COORDINATOR, Action, Event, Post, Received, Ru
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz.cases import draw_case, finding
-from jaxdt.spec.config import WIRINGS
 from jaxdt.spec.errors import BadInput
+from jaxdt.wiring.base import WIRINGS
 
 SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, without HIGH itself; LOW:LOW+N are N seeds.")
 WIRING = flags.DEFINE_enum("wiring", "", ["", *WIRINGS], "The wiring of all cases; by default some of each kind.")

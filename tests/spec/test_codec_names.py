@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.build import codec_per_pipeline
+from jaxdt.build import follows_plan
 from jaxdt.spec import codec_choice
 from jaxdt.spec.codec import CodecSpec, entry_of, loses, parse, wire_bytes
 from jaxdt.spec.config import WiringConfig, check_plan, default_plan, with_codec
@@ -144,7 +144,7 @@ TIMES = CodecTimes(1e-3, 2e-3)
 
 
 def choose(config, plan, network):
-    return codec_choice.choose(config, plan, network, lambda peer, layer: TIMES, codec_per_pipeline(config))
+    return codec_choice.choose(config, plan, network, lambda peer, layer: TIMES, follows_plan(config))
 
 
 def test_auto_compresses_where_the_wire_saves_more_than_the_codec_costs():

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.membership.coordinator_config import load_durable_state
-from jaxdt.membership.peer import Machine, Peer
+from jaxdt.membership.peer import Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
+from jaxdt.protocol.driven_machine import DrivenMachine
 from jaxdt.protocol.events import COORDINATOR, Action, Event
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
@@ -57,7 +58,9 @@ EXCEPTIONS = (
     ValueError,
 )
 
-Mutate = Callable[[int, Machine, SymbolicTensors | None], Machine]  # (peer, machine, its tensors) -> machine
+Mutate = Callable[
+    [int, DrivenMachine, SymbolicTensors | None], DrivenMachine
+]  # (peer, machine, its tensors) -> machine
 
 
 @dataclass(frozen=True)
@@ -177,11 +180,11 @@ class RandomMoves(ByNumber):
         self._every_s = every_s
         self._due_s = 0.0
 
-    def moves(self, now_s: float, stages: Stages, at_work: Collection[int]) -> list[Move]:
+    def moves(self, now_s: float, stages: Stages, may_move: Collection[int]) -> list[Move]:
         if now_s < self._due_s:
             return []
         self._due_s = now_s + self._rng.uniform(0.5, 1.5) * self._every_s
-        stage_of = {peer: stage for stage, peers in enumerate(stages) for peer in peers if peer in at_work}
+        stage_of = {peer: stage for stage, peers in enumerate(stages) for peer in peers if peer in may_move}
         drawn = self._rng.sample(sorted(stage_of), min(len(stage_of), self._rng.choice((1, 1, 2))))
         return [self._move(peer, stage_of[peer], len(stages)) for peer in drawn]
 
@@ -295,7 +298,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     return outcome, invariants.n_checked
 
 
-def _unchanged(peer: int, machine: Machine, tensors: SymbolicTensors | None) -> Machine:
+def _unchanged(peer: int, machine: DrivenMachine, tensors: SymbolicTensors | None) -> DrivenMachine:
     return machine
 
 
@@ -326,7 +329,7 @@ class _Processes:
         self._invariants.add_process(peer, machine, tensors)
         return self._make_sim_peer(peer, machine, tensors, seconds)
 
-    def make_coordinator(self, disk: Mapping | None) -> Machine:
+    def make_coordinator(self, disk: Mapping | None) -> DrivenMachine:
         """The first coordinator, or with `disk` one that continues from it."""
         case = self._case
         durable_state = None if disk is None else load_durable_state(disk, self._invariants.checkpoint)

@@ -16,6 +16,7 @@ reports under (1) when a machine wants a tensor that is not there.
 """
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
@@ -107,7 +108,7 @@ class Invariants:
         stages = range(len(self._view.stage_views))
         return all(set(self._view.working(stage, self._view.n_committed)) - self._may_be_lost for stage in stages)
 
-    def broken(self, invariant: int, peer: int, problem: str) -> None:
+    def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
 
@@ -166,6 +167,7 @@ class Invariants:
             self.broken(GROWS, COORDINATOR, f"record of step {step} after {self._n_durable} steps")
         self._records[self._generation, step] = value
         self._n_durable = step + 1
+        assert self._view is not None  # a view is durable before any step begins
         for member in self._view.members:
             self._check_applicable(member.peer)
 
@@ -212,6 +214,7 @@ class Invariants:
         owed = range(tensors.version, self._n_durable)
         if not owed or peer not in self._alive or self._peers[peer].membership.view is None:
             return
+        assert self._view is not None  # no peer adopts a view before it is durable
         if peer not in {member.peer for member in self._view.members}:
             return
         begins = self._view.n_committed

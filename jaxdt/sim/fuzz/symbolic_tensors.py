@@ -9,8 +9,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from jaxdt.protocol.events import Boundary, Key, Message, Round, SliceKey, State, StateKey
+from jaxdt.protocol.events import Boundary, Key, Message, Reduced, Round, Shard, SliceKey, State, StateKey
 from jaxdt.protocol.message import tensor_key
 from jaxdt.spec.delay import NO_DELAY, Delay
 from jaxdt.spec.sizes import Group
@@ -35,10 +36,11 @@ class StageLayout:
 
 @dataclass(frozen=True)
 class Checks:
-    """`broken(invariant, peer, problem)` is called when an invariant does not hold, `applied(peer, step, rounds)` at
-    every update. `is_nonfinite(generation, step)`: whether the gradient of a step is not finite."""
+    """`broken(invariant, peer, problem)` raises; it is called when an invariant does not hold.
+    `applied(peer, step, rounds)` is called at every update. `is_nonfinite(generation, step)`: whether the gradient of a
+    step is not finite."""
 
-    broken: Callable[[int, int, str], None]
+    broken: Callable[[int, int, str], NoReturn]
     applied: Callable[[int, int, frozenset[Round]], None]
     is_nonfinite: Callable[[int, int], bool] = lambda generation, step: False
 
@@ -69,7 +71,7 @@ class SymbolicTensors:
 
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
-        step = work.step
+        step = _step(work)
         held = range(self.version - self._delay.steps, self.version + 1)
         if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self.version_for(step) not in held:
             self._cover_broken(f"{work} is computed with one of the versions {list(held)}")
@@ -108,8 +110,9 @@ class SymbolicTensors:
             self._use(self._boundaries, _key("grad", work, 1), work)
             self._use(self._residuals, _key("act", work), work)
         if work.kind == BACKWARD:
-            item = (self.generation, self.version_for(work.step), self.stage, work.microbatch)
-            self.accumulators.setdefault(work.step, Counter())[item] += 1
+            step = _step(work)
+            item = (self.generation, self.version_for(step), self.stage, work.microbatch)
+            self.accumulators.setdefault(step, Counter())[item] += 1
         self._boundaries[_key("grad", work)] = self.generation
 
     def _take_input(self, kind: str, work: Work) -> None:
@@ -146,6 +149,7 @@ class SymbolicTensors:
 
     def tensor_to_send(self, body: Message) -> Counter | int:
         key = tensor_key(body)
+        assert key is not None  # only messages with a tensor come here
         if isinstance(key, StateKey):
             if key.version != self.version:
                 self._missing(f"{key}, having version {self.version}")
@@ -160,12 +164,13 @@ class SymbolicTensors:
             self._missing(f"the sum {key} to send it")
         return self._slices[key]
 
-    def put(self, body: Message, src: int, tensor: Counter | int) -> None:
+    def put(self, body: Message, src: int, tensor: Any) -> None:
+        """`tensor` is what `tensor_to_send` returned: a generation, a version, or counts of microbatches."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
         elif isinstance(body, State):
             self._fetched.update({word: tensor for word in range(body.key.lo, body.key.hi)})
-        elif body.key.round not in self._void:
+        elif isinstance(body, Shard | Reduced) and body.key.round not in self._void:
             self._slices[body.key] = tensor
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
@@ -231,15 +236,21 @@ class SymbolicTensors:
             self._missing(f"{part} to add it up")
         return self._slices.pop(part)
 
-    def _missing(self, what: str) -> None:
+    def _missing(self, what: str) -> NoReturn:
         self._cover_broken(f"wants a tensor that it does not hold: {what}")
 
-    def _cover_broken(self, problem: str) -> None:
+    def _cover_broken(self, problem: str) -> NoReturn:
         self._checks.broken(EXACT_COVER, self.peer, problem)
 
 
 def _key(kind: str, work: Work, offset: int = 0) -> Key:
-    return Key(kind, work.step, work.stage + offset, work.microbatch)
+    assert work.microbatch is not None
+    return Key(kind, _step(work), work.stage + offset, work.microbatch)
+
+
+def _step(work: Work) -> int:
+    assert work.step is not None  # all Work that runs belongs to a step
+    return work.step
 
 
 def counted_twice(holders: Mapping[int, SymbolicTensors], step: int) -> tuple[tuple, tuple[int, ...]] | None:
