@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.membership.peer import Machine
+from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,
@@ -79,7 +79,7 @@ class Simulation:
 
     def __init__(
         self,
-        coordinator: Machine,
+        coordinator: DrivenMachine,
         peers: Mapping[int, SimPeer],
         environment: Environment,
         faults: Sequence[Fault] = (),
@@ -93,7 +93,7 @@ class Simulation:
         self._n_starts: Counter[int] = Counter()
         self._stage_of: dict[int, int] = {}  # stages of the processes that began later
         self._peer_of_temporary_id: dict[int, int] = {}
-        self._machines: dict[int, Machine] = {COORDINATOR: coordinator}
+        self._machines: dict[int, DrivenMachine] = {COORDINATOR: coordinator}
         self._machines.update({peer_id: peer.machine for peer_id, peer in peers.items()})
         self._peers = dict(peers)
         self._persist_s = environment.persist_s
@@ -258,7 +258,7 @@ class Simulation:
             for action in actions:
                 self._action_handlers[type(action)](peer, action)
 
-    def _handle_own_event(self, peer: int, machine: Machine, event: Event) -> None:
+    def _handle_own_event(self, peer: int, machine: DrivenMachine, event: Event) -> None:
         """Handle an event that a process has caused itself, unless another process has taken its place."""
         if machine is self._machines[peer]:
             self._handle_event(peer, event)
@@ -334,7 +334,7 @@ class Simulation:
         durable_s = self.outcome.now_s + self._persist_s
         self._queue.at(durable_s, self._persisted, (peer, persist, self._machines[peer]))
 
-    def _persisted(self, peer: int, persist: Persist, machine: Machine) -> None:
+    def _persisted(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
         """The value is durable, unless the process ended before."""
         if machine is self._machines[peer] and peer not in self.outcome.stopped:
             self._disk[persist.name] = persist.value

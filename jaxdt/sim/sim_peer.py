@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.membership.peer import Machine
+from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import Report, Stop
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.tensors import Tensors
@@ -19,7 +19,7 @@ class SimPeer:
     """A simulated peer on its host. `seconds`: per kind of Work on one core. It may also hold MESSAGE, the seconds of
     handling one message; if any peer of a simulation has that, each peer handles messages beside its Work."""
 
-    machine: Machine
+    machine: DrivenMachine
     tensors: Tensors
     host: str
     seconds: Mapping[str, float]
@@ -45,7 +45,7 @@ class ProcessFactory:
     that continues from what an earlier one made durable, by name."""
 
     make_peer: Callable[[int, int | None], SimPeer]
-    make_coordinator: Callable[[Mapping[str, Any]], Machine] | None = None
+    make_coordinator: Callable[[Mapping[str, Any]], DrivenMachine] | None = None
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.membership.coordinator_config import load_durable_state
-from jaxdt.membership.peer import Machine, Peer
+from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
 from jaxdt.protocol.events import COORDINATOR, Action, Event
 from jaxdt.sim.cluster import Observer, Simulation
@@ -57,7 +57,9 @@ EXCEPTIONS = (
     ValueError,
 )
 
-Mutate = Callable[[int, Machine, SymbolicTensors | None], Machine]  # (peer, machine, its tensors) -> machine
+Mutate = Callable[
+    [int, DrivenMachine, SymbolicTensors | None], DrivenMachine
+]  # (peer, machine, its tensors) -> machine
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     return outcome, invariants.n_checked
 
 
-def _unchanged(peer: int, machine: Machine, tensors: SymbolicTensors | None) -> Machine:
+def _unchanged(peer: int, machine: DrivenMachine, tensors: SymbolicTensors | None) -> DrivenMachine:
     return machine
 
 
@@ -326,7 +328,7 @@ class _Processes:
         self._invariants.add_process(peer, machine, tensors)
         return self._make_sim_peer(peer, machine, tensors, seconds)
 
-    def make_coordinator(self, disk: Mapping | None) -> Machine:
+    def make_coordinator(self, disk: Mapping | None) -> DrivenMachine:
         """The first coordinator, or with `disk` one that continues from it."""
         case = self._case
         durable_state = None if disk is None else load_durable_state(disk, self._invariants.checkpoint)
