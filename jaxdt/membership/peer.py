@@ -23,7 +23,7 @@ class Machine(Protocol):
 
 
 class DrivenMachine(Protocol):
-    """All protocol logic of one process, as a driver sees it: a Peer, a Coordinator, or a machine of a test bench."""
+    """All protocol logic of one process, as a driver sees it: a Peer or a Coordinator."""
 
     def handle(self, now_s: float, event: Event) -> list[Action]: ...
 

@@ -57,9 +57,8 @@ EXCEPTIONS = (
     ValueError,
 )
 
-Mutate = Callable[
-    [int, DrivenMachine, SymbolicTensors | None], DrivenMachine
-]  # (peer, machine, its tensors) -> machine
+# (peer, machine, its tensors) -> machine
+Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
 
 
 @dataclass(frozen=True)
