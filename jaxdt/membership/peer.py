@@ -22,6 +22,12 @@ class Machine(Protocol):
     def handle(self, now_s: float, event: Any) -> list[Action | Event]: ...
 
 
+class DrivenMachine(Protocol):
+    """All protocol logic of one process, as a driver sees it: a Peer or a Coordinator."""
+
+    def handle(self, now_s: float, event: Event) -> list[Action]: ...
+
+
 class Readers(dict[type, tuple[tuple[int, Callable[..., list[Any]]], ...]]):
     """Kind of event, or of a message's body -> the machines that read it, by position, and their `handle`. All peers
     with machines of the same types share it."""
@@ -64,7 +70,7 @@ class Peer:
                 kind = type(body)
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
-                    answer_kind: Any = type(answer)
+                    answer_kind = type(answer)  # pyright: ignore[reportUnknownVariableType]: machines answer with many kinds
                     if answer_kind in _SET_HEADER:
                         # A new message is nobody else's yet. Its header is set in place, since messages are many. A
                         # message that a machine kept and sends again may still be on its way, so it is copied.

@@ -174,8 +174,8 @@ class Join:
 
 @frozen_dataclass
 class Welcome:
-    """Coordinator -> newcomer, the answer to Join: the run, the newcomer's peer id and stage, and `job`, which holds the
-    run's `config` and `plan` as JSON."""
+    """Coordinator -> newcomer, the answer to Join: the run, the newcomer's peer id and stage, and `job`: the run's
+    `config` and `plan` as JSON."""
 
     run: str
     peer: int
@@ -284,8 +284,8 @@ class State:
 
 @frozen_dataclass
 class Load:
-    """Member -> coordinator, every few steps. `queue`: the mean length of its queue over whole steps (Work that waits or
-    runs); `busy`: the share of that time in which Work ran."""
+    """Member -> coordinator, every few steps. `queue`: the mean length of its queue over whole steps, of Work that waits
+    or runs; `busy`: the share of that time in which Work ran."""
 
     queue: float
     busy: float
@@ -635,8 +635,8 @@ class Drained:
 
 @frozen_dataclass
 class Fetching:
-    """state transfer -> membership, for the heartbeats: how much of a newcomer's state is here, and how much it has asked
-    for."""
+    """state transfer -> membership, for the heartbeats: how much of a newcomer's state is here, and how much it
+    has asked for."""
 
     here_bytes: float
     asked_bytes: float

@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from jaxdt.protocol.events import Event, Install, Installed, Ran, Restore, Restored
-from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.storage.checkpoint import Checkpointer
+from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.spec.work import UPDATE
 
 
 def compute(
     loop: Loop,
     prepare: Callable[[], Event],
-    checkpointer: Checkpointer | None = None,
+    checkpointer: CheckpointWriter | None = None,
     work_s_min: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Run this as a thread. `prepare` makes the loop's tensors and returns the event that tells the machine so. After

@@ -54,6 +54,7 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
             on_address(address)
             StopRequests(Interrupted(), options.stop_with_parent).deliver_to(loop)
             stop = loop.run(address)
+            assert isinstance(stop, Stop), "only a peer moves to another stage"
             durable.put("run", "")  # the run has ended: another coordinator has nothing to continue
             return stop
 

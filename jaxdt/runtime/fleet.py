@@ -61,7 +61,7 @@ class LocalFleet:
         try:
             self._first_view.unlink(missing_ok=True)
             address = self._start_coordinator()
-            if not address and self._coordinator.poll() is None:
+            if not address and self._started_coordinator.poll() is None:
                 print(f"coordinator: has no address after {ADDRESS_S:.0f} s", flush=True)
                 return 3
             if address:
@@ -71,6 +71,11 @@ class LocalFleet:
             return self._wait(address)
         finally:
             self._end()
+
+    @property
+    def _started_coordinator(self) -> subprocess.Popen:
+        assert self._coordinator is not None, "the coordinator is the first process that is started"
+        return self._coordinator
 
     def _start_coordinator(self, listen: str = "127.0.0.1:0") -> str:
         """Start the coordinator. Returns its address, or '' if it ended before it had one."""
@@ -113,7 +118,7 @@ class LocalFleet:
     def _wait(self, address: str) -> int:
         """Wait until the coordinator has ended, or a peer has ended before the coordinator knew of it. Returns the exit
         code of the run."""
-        while self._coordinator.poll() is None or self._restarts_coordinator(address):
+        while self._started_coordinator.poll() is None or self._restarts_coordinator(address):
             time.sleep(POLL_S)
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
             if self._first_view.exists():
@@ -125,7 +130,7 @@ class LocalFleet:
         for peer, child in self._peers.items():
             if child.poll() not in EXPECTED_CODES:
                 self._print_exit(peer)
-        code = self._coordinator.returncode
+        code = self._started_coordinator.returncode
         if code is not None and code not in RUN_CODES:
             print(f"coordinator: lost, its process ended with exit code {code}")
         return code if code in RUN_CODES else 3
@@ -133,7 +138,7 @@ class LocalFleet:
     def _restarts_coordinator(self, address: str) -> bool:
         """Start the coordinator again at its old address if it was killed and the run had begun. Returns whether it
         runs again."""
-        if self._coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
+        if self._started_coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
             return False
         print("coordinator: killed, started again", flush=True)
         return bool(self._start_coordinator(address))
@@ -145,7 +150,8 @@ class LocalFleet:
         if code == 2:
             reason = self._last_line(peer)
         line = f"{2 if code == 2 else 3} {reason}\n".encode()
-        for child in (self._coordinator, *self._peers.values()):
+        for child in (self._started_coordinator, *self._peers.values()):
+            assert child.stdin is not None, "every child is started with a pipe"
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(line)
 
@@ -160,9 +166,9 @@ class LocalFleet:
     def _coordinator_ends_within(self, timeout_s: float) -> bool:
         """Wait for at most timeout_s. Returns whether the coordinator has ended."""
         deadline_s = time.monotonic() + timeout_s
-        while self._coordinator.poll() is None and time.monotonic() < deadline_s:
+        while self._started_coordinator.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
-        return self._coordinator.poll() is not None
+        return self._started_coordinator.poll() is not None
 
     def _interrupt(self, *_) -> None:
         """Interrupt the coordinator, which then ends the run for all peers."""
@@ -174,8 +180,8 @@ class LocalFleet:
         children = [child for child in (self._coordinator, *self._peers.values()) if child]
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
-            if self._coordinator.poll() is None:
-                self._coordinator.send_signal(signal.SIGTERM)
+            if self._started_coordinator.poll() is None:
+                self._started_coordinator.send_signal(signal.SIGTERM)
             time.sleep(POLL_S)
         for child in children:
             if child.poll() is None:

@@ -135,8 +135,10 @@ class Journal:
     def _predict(self, plan: Plan) -> float:
         """The step time of a plan in seconds, predicted from the peers' own timings on the emulated links. Without the
         codecs of the run's plan the prediction is a little too high: the timings contain encoding and decoding."""
-        host_of = {member.peer: host_name(member.address) for member in self._machine.view.members}
-        cores = {host: os.cpu_count() if host == "here" else math.inf for host in host_of.values()}
+        view = self._machine.view
+        assert view is not None, "the first view comes before the prediction"
+        host_of = {member.peer: host_name(member.address) for member in view.members}
+        cores = {host: os.cpu_count() or 1 if host == "here" else math.inf for host in host_of.values()}
         link = device_links(self._job.network)
         conditions = Conditions(self._machine.profiles, link, host_of, cores, self._durable.put_s)
         return predict_step_s(self._job.config, plan, conditions)

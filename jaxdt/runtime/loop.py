@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from jaxdt.membership.peer import Machine
+from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
     Action,
+    CheckpointFailed,
     Connect,
     Discard,
     Disconnect,
@@ -53,20 +54,46 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
     WriteCheckpoint,
+    WroteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.storage.checkpoint import Checkpointer
 from jaxdt.runtime.storage.durable import FileStore, refusal
-from jaxdt.runtime.storage.store import Store
+from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.work import UPDATE
 
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
+
+
+class LoopTensors(Tensors, Protocol):
+    """The tensors of a peer that receives over sockets, such as a Store."""
+
+    def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
+        """Buffers for the tensors that a message announces; BadInput if they are not those that it must carry."""
+        ...
+
+
+class CheckpointWriter(Protocol):
+    """What writes a process's part of each checkpoint, such as a Checkpointer."""
+
+    def save(
+        self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None], /
+    ) -> None:
+        """Write the state of `store`, and call `post` with the outcome."""
+        ...
+
+    def mark_complete(self, version: int, generation: int) -> None:
+        """Every stage's part is durable."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the state that `save` was last called with may change."""
+        ...
 
 
 class Loop:
@@ -78,10 +105,10 @@ class Loop:
     def __init__(
         self,
         peer: int,
-        machine: Machine,
+        machine: DrivenMachine,
         trace: Trace,
         report: Callable[[Report], None],
-        checkpointer: Checkpointer | None = None,
+        checkpointer: CheckpointWriter | None = None,
         durable: FileStore | None = None,
         queue_bytes: int = 1 << 62,
     ):
@@ -100,8 +127,18 @@ class Loop:
         self._last_step = 0
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
-        self.transport: Transport | None = None
-        self.tensors: Store | None = None
+        self._tensors: LoopTensors | None = None
+        self.transport: Transport  # set before `run`
+
+    @property
+    def tensors(self) -> LoopTensors:
+        """The tensors of the peer, for Work, actions and messages that come only where there are some."""
+        assert self._tensors is not None, "a coordinator has no tensors, nor has a peer that is not prepared"
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, tensors: LoopTensors) -> None:
+        self._tensors = tensors
 
     # ----------------------------------------------------------------------------------- called from other threads
 
@@ -116,23 +153,24 @@ class Loop:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
         if tensor_key(event.body) and len(leaves) != 1:
             raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
-        if self.tensors and tensor_key(event.body):
-            self.tensors.put(event.body, src, leaves[0])
+        if self._tensors and tensor_key(event.body):
+            self._tensors.put(event.body, src, leaves[0])
         self._events.put(event)
 
     def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
         """Buffers for the tensors of a message that has been announced; BadInput for a message that must not come."""
-        if self.tensors is None:
+        if self._tensors is None:
             raise BadInput(f"message.{type(event.body).__name__}: brings a tensor, and this process holds none")
         if isinstance(event.body, State) and self._fetching.get(event.body.key) != src:
             raise BadInput(f"message.State: {event.body.key} was not asked of {name_of(src)}")
-        return self.tensors.expect(event.body, table)
+        return self._tensors.expect(event.body, table)
 
-    def on_link(self, peer: int, state: str, reason: str) -> None:
+    def on_link(self, peer: int | None, state: str, reason: str) -> None:
         """The transport reports that a link is up, down or refused."""
         if state == "refused":
             self._events.put(Refused(peer, reason))
         else:
+            assert peer is not None, "only a refused connection may come from an unknown peer"
             self._events.put(LinkChanged(peer, state == "up", reason))
 
     # ------------------------------------------------------------------------------------------------------ the loop
@@ -174,7 +212,7 @@ class Loop:
         except Empty:
             while self._wakes and self._wakes[0][0] <= time.monotonic():
                 tag = heapq.heappop(self._wakes)[2]
-                if self.tensors:
+                if self._tensors:
                     self._handle(self._status())
                 self._handle(Woke(tag))
             return
@@ -190,6 +228,7 @@ class Loop:
         """Count a Ran, and write Work and received tensors to the trace."""
         if isinstance(event, Ran):
             self._busy_s += event.seconds
+            assert event.work.step is not None, "all Work that runs belongs to a step"
             self._last_step = event.work.step
             if event.work.kind == UPDATE:
                 self._trace.report(self._peer, time.monotonic(), UsageReport(event.work.step, time.process_time()))
@@ -229,15 +268,16 @@ class Loop:
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):
+                assert self._durable is not None, "only a coordinator persists, and it has a durable store"
                 self._durable.put(name, value)
                 self._handle(Persisted(name))
             case WriteCheckpoint(version):
-                self._checkpointer.save(version, self.tensors, self.post)
+                self._checkpoint_writer.save(version, self.tensors, self.post)
             case Restore() | Install():
                 self._fetching.clear()
                 self.work.put(action)
             case MarkCheckpoint(version, generation):
-                self._checkpointer.mark_complete(version, generation)
+                self._checkpoint_writer.mark_complete(version, generation)
             case Report():
                 if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._peer, time.monotonic(), action)
@@ -245,9 +285,15 @@ class Loop:
             case Stop() | MoveTo():
                 self._stop = action
 
-    def _send(self, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header) -> None:
-        serialized = None
-        serialized_body = None
+    @property
+    def _checkpoint_writer(self) -> CheckpointWriter:
+        assert self._checkpointer is not None, "a run that writes checkpoints gives every loop a checkpointer"
+        return self._checkpointer
+
+    def _send(self, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
+        assert header is not None, "a machine's messages have headers when they reach the driver"
+        serialized: dict = {}
+        serialized_body: Message | None = None
         for dst, body, n_bytes in letters:
             if body is not serialized_body:
                 serialized = to_plain(header, body)
@@ -270,7 +316,7 @@ class Loop:
             self.work.put(self._ready.popleft())
 
     def _status(self) -> Status:
-        stats: dict[int, Any] = self.transport.stats()
+        stats = self.transport.stats()
         bytes_to = {str(peer): stat.get("bytes_out", 0) for peer, stat in stats.items() if peer >= 0}
         values = {
             "step": float(self._last_step),

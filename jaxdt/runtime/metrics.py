@@ -25,15 +25,21 @@ class Metrics:
         return self
 
     def __exit__(self, *exception):
-        self._file.close()
+        self._open_file.close()
+
+    @property
+    def _open_file(self) -> TextIO:
+        assert self._file is not None, "the file is open inside the context"
+        return self._file
 
     def __iter__(self) -> Iterator[dict]:
         return (step for _, step in self._lines())
 
     def add(self, step: dict) -> None:
         """Append the next step."""
-        self._file.write(json.dumps(step) + "\n")
-        self._file.flush()
+        file = self._open_file
+        file.write(json.dumps(step) + "\n")
+        file.flush()
 
     def cut(self, n_steps: int) -> None:
         """Delete all but the first n_steps steps; durable on return."""
@@ -45,8 +51,9 @@ class Metrics:
 
     def _truncate(self, lines: Iterable[bytes]) -> None:
         """Cut the file behind these lines, with which it begins."""
-        os.ftruncate(self._file.fileno(), sum(map(len, lines)))
-        os.fsync(self._file.fileno())
+        descriptor = self._open_file.fileno()
+        os.ftruncate(descriptor, sum(map(len, lines)))
+        os.fsync(descriptor)
 
 
 def whole_lines(path: Path) -> Iterator[tuple[bytes, dict]]:

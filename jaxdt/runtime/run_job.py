@@ -70,8 +70,9 @@ class RunJob:
 
     def load_entries(self, version: int, names: list[str]) -> dict[str, dict]:
         """Entries of the checkpoint of `version`: this run's own, or the one that it resumed from."""
-        is_resumed = self.resume and version == self.start.version
-        return load_entries(self.resume if is_resumed else step_folder(self.run_dir, version), names)
+        if self.resume and version == self.start.version:
+            return load_entries(self.resume, names)
+        return load_entries(step_folder(self.run_dir, version), names)
 
     def work_s_min(self, stage: int) -> dict[str, float]:
         """The shortest time that each kind of Work takes on the emulated device. The last stage's backward contains

@@ -2,13 +2,14 @@
 
 import threading
 from queue import Empty, SimpleQueue
+from typing import cast
 
 import numpy as np
 
 from jaxdt.protocol.events import URGENT, Action, Boundary, Event, Header, Key, Message, Received, Send, Stop, Woke
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
-from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.loop import Loop, LoopTensors
 from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
@@ -59,7 +60,7 @@ class MessageCostProbe:
 
     def _make_loop(self, end: int, credential: Credential | None) -> Loop:
         loop = Loop(end, _EndMachine(end, self._finished), Trace(lambda line: None), lambda report: None)
-        loop.tensors = _OneTensor()
+        loop.tensors = cast(LoopTensors, _OneTensor())  # its machine only sends and receives
         callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
         settings = TransportSettings(shape=lambda dst: LINK)
         loop.transport = Transport(end, "message cost", ("127.0.0.1", 0), credential, callbacks, settings)

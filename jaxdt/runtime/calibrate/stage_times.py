@@ -143,6 +143,7 @@ def _put_inputs(store: Store, work: Work) -> None:
         kind, offset = INPUTS[work.kind]
         is_at_end = store.functions.last if work.kind == BACKWARD else store.functions.first
         if not is_at_end:
+            assert work.step is not None and work.microbatch is not None, "it computes a microbatch of a step"
             key = Key(kind, work.step, work.stage + offset, work.microbatch)
             dtype, shape = store.boundary_codec.wire_leaf(key)
             store.put(Boundary(key), 0, np.zeros(shape, dtype))

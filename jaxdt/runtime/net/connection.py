@@ -31,7 +31,7 @@ class Connection:
     """A connected socket. `deadline_s` (monotonic) bounds a whole handshake; after it, each read has idle_s."""
 
     def __init__(self, sock: socket.socket, limits: TransportLimits):
-        self._sock = sock
+        self._sock: socket.socket = sock
         self._limits = limits
         self._lock = threading.Lock()
         self._cut = False
@@ -48,13 +48,13 @@ class Connection:
 
     def peek_byte(self) -> bytes:
         """The first byte of the next read, which stays unread; before TLS only."""
-        self._sock.settimeout(left_s(self.deadline_s))
+        self._limit_next_call()
         return self._sock.recv(1, socket.MSG_PEEK)
 
     def enter_tls(self, context: ssl.SSLContext, server_side: bool) -> None:
         """Do the TLS handshake, within the deadline."""
         with self._lock:
-            self._sock.settimeout(left_s(self.deadline_s))
+            self._limit_next_call()
             self._sock = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
             if self._cut:
                 raise ConnectionAbortedError("cut")
@@ -63,6 +63,7 @@ class Connection:
     def leave_tls(self, records: AeadRecords) -> None:
         """From here on both sides send records. Neither may have sent more in TLS, or have begun with records."""
         with self._lock:
+            assert isinstance(self._sock, ssl.SSLSocket), "enter_tls was called before"
             if self._sock.pending():
                 raise ConnectionAbortedError("more was sent in TLS than a share of the keys")
             self._sock = socket.socket(fileno=self._sock.detach())
@@ -165,6 +166,11 @@ class Connection:
         with self._lock:
             self._sock.close()
 
+    def _limit_next_call(self) -> None:
+        """Let the socket's next call take no longer than what is left of the handshake's time."""
+        assert self.deadline_s is not None, "a handshake has a deadline"
+        self._sock.settimeout(left_s(self.deadline_s))
+
     def _read_some(self, buffer: memoryview) -> int:
         return self._records.read(self._read_ciphertext, buffer) if self._records else self._receive(buffer)
 
@@ -184,7 +190,7 @@ class Connection:
 
     def _receive(self, buffer: memoryview) -> int:
         if not self._reads_whole_buffers:
-            self._sock.settimeout(left_s(self.deadline_s))
+            self._limit_next_call()
             return self._sock.recv_into(buffer)
         try:
             return self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)

@@ -21,7 +21,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import ml_dtypes
 import msgpack
@@ -36,6 +36,7 @@ KINDS = {GREETING: "greeting", WELCOME: "welcome", REFUSED: "refused", MESSAGE: 
 
 _FIELDS = struct.Struct("!4sBBHIIIQQQQ")
 _CRC = struct.Struct("!I")
+_pack_msgpack: Callable[[Any], bytes] = cast(Any, msgpack.packb)  # its own annotations lack the type of the result
 HEADER_BYTES = _FIELDS.size + _CRC.size
 
 DTYPES = {
@@ -103,7 +104,7 @@ def pack_message(
 
 def pack_head(head: dict, limits: TransportLimits) -> bytes:
     """A head as msgpack; TypeError for a value that msgpack does not know, FrameError when the head is too long."""
-    raw = msgpack.packb(head)
+    raw = _pack_msgpack(head)
     _at_most("head", len(raw), limits.head_bytes_max)
     return raw
 
@@ -126,7 +127,7 @@ def table_of(leaves: Sequence, limits: TransportLimits) -> tuple[Leaf, ...]:
 
 def pack_table(table: Sequence[Leaf]) -> bytes:
     """A leaf table as msgpack: [[dtype, shape, bytes], ...]; empty when there are no leaves."""
-    return msgpack.packb([(leaf.dtype, leaf.shape, leaf.n_bytes) for leaf in table]) if table else b""
+    return _pack_msgpack([(leaf.dtype, leaf.shape, leaf.n_bytes) for leaf in table]) if table else b""
 
 
 def parse(
@@ -178,7 +179,7 @@ class Payload:
     """The bytes of C-contiguous arrays as one sequence of bytes, without copying them."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
-        self._views = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays if array.size]
+        self._views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
         self._starts = list(itertools.accumulate(map(len, self._views), initial=0))
 
     def part(self, offset: int, n_bytes: int) -> list[memoryview]:

@@ -195,15 +195,20 @@ class InboundChannel:
             del self._sessions[session_id]
         return session
 
+    @property
+    def _served_link_state(self) -> LinkState:
+        assert self._link_state is not None, "it is set for as long as a connection is served"
+        return self._link_state
+
     def _receive(self, connection: Connection, session: InboundSession) -> None:
         reason = f"inbound {self._name} channel: a bug"
         try:
-            self._link_state.up()
+            self._served_link_state.up()
             self._read_frames(connection, session)
         except (OSError, FrameError) as error:
             reason = f"inbound {self._name} channel: {error}"
         finally:
-            self._link_state.down(reason)
+            self._served_link_state.down(reason)
 
     def _read_frames(self, connection: Connection, session: InboundSession) -> None:
         """Read frames until the connection ends with FrameError or OSError."""
@@ -253,7 +258,7 @@ class InboundChannel:
             table = [(DTYPES[leaf.dtype], leaf.shape) for leaf in chunk.table]
             buffers = self._expect(self.peer, head, table) if table else []
         except BadInput as error:
-            self._link_state.refused(str(error))
+            self._served_link_state.refused(str(error))
             return None, None
         return head, None if buffers is None else _checked_leaves(buffers, chunk.table)
 
@@ -291,7 +296,7 @@ class InboundChannel:
             self._on_message(self.peer, head, leaves)
         except BadInput as error:
             self._unwanted += 1
-            self._link_state.refused(str(error))
+            self._served_link_state.refused(str(error))
         else:
             self._messages_in += 1
 

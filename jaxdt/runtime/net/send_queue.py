@@ -165,6 +165,7 @@ class SendQueue:
         message.offset += n_bytes
         if message.offset == message.total_bytes:
             heapq.heappop(self._heap)
+        assert message.payload is not None, "it was made when the message entered the heap"
         header = frame.pack_message(
             b"" if offset else message.head,
             b"" if offset else message.table,

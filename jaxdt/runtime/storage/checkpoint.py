@@ -287,9 +287,10 @@ def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict
     parts = [folder / f"stage_{stage}" for stage in range(complete_record(folder)["stages"])]
     for part in filter(Path.is_dir, parts):  # a host may hold only the parts of its own peers
         entries |= _load_part(part, names, entries)
-    missing = sorted(set(names or []) - set(entries))
+    required = names or []
+    missing = sorted(set(required) - set(entries))
     if missing:
-        raise BadInput(f"{folder}: holds no {missing[0]}, expected all of {', '.join(names)}")
+        raise BadInput(f"{folder}: holds no {missing[0]}, expected all of {', '.join(required)}")
     return entries
 
 
@@ -323,5 +324,5 @@ def digest(entry: dict) -> int:
     """CRC-32 over an entry's arrays, in the order of their names."""
     total = 0
     for leaf in leaves(entry):
-        total = zlib.crc32(np.ascontiguousarray(leaf), total)
+        total = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, total)
     return total

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from jaxdt.spec.errors import BadInput
 
@@ -46,13 +46,14 @@ class LateFile:
         self._path = path
         self._mode = "a" if appends else "w"
         self._by_line = by_line
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
 
     def write(self, text: str) -> None:
-        if self._file is None:
+        file = self._file
+        if file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
-        self._file.write(text)
+            file = self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
+        file.write(text)
 
     def close(self) -> None:
         if self._file is not None:

@@ -35,7 +35,7 @@ class StateVector:
                 words = np.asarray(leaf).reshape(-1).view(WORD)
                 out[leaf_lo - lo : leaf_hi - lo] = words[leaf_lo - start : leaf_hi - start]
             start = end
-        out[-1:].view(np.uint32)[0] = zlib.crc32(out[:-1])
+        out[-1:].view(np.uint32)[0] = zlib.crc32(out[:-1].data)
         return out
 
     def tree(self, words: np.ndarray) -> Any:
@@ -50,7 +50,7 @@ class StateVector:
 
 def without_checksum(words: np.ndarray, what: object) -> np.ndarray:
     """The words of a slice_with_checksum; BadInput, which names `what`, if the checksum is not theirs."""
-    checksum = zlib.crc32(words[:-1])
+    checksum = zlib.crc32(words[:-1].data)
     expected = int(words[-1:].view(np.uint32)[0])
     if checksum != expected:
         raise BadInput(f"{what}: checksum {checksum}, expected {expected}, which came with it")

@@ -84,12 +84,14 @@ class Store:
             return
         lo, hi = self._plan.stages[self._stage]
         names = model_of(self._config.model).entries(self._config.model, lo, hi)
+        assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
         entries = self._load_entries(version, names)
         self.parameter_versions.put(version, join_entries(entries, self.parameter_versions.state))
 
     def install(self, version: int, generation: int) -> None:
         """Take parameters and optimizer state from the slices that other peers have sent. Samples are drawn for
         `generation` from now on."""
+        assert self._fetched is not None, "all slices have been received"
         self._start_generation(generation)
         self.parameter_versions.put(version, self._state_vector.tree(self._fetched))
         self._fetched = None
@@ -106,6 +108,7 @@ class Store:
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and wait for its result. Returns the values of its Ran. This does not wait for the encoding of a
         tensor that is sent to a neighbour, since the next Work does not need it."""
+        assert work.step is not None, "all Work that runs belongs to a step"
         if work.step < self.parameter_versions.version and work.kind not in (GATHER, UPDATE):
             return {}  # its step has ended since the Work was requested, and its inputs have been freed
         if work.kind == FORWARD:
@@ -123,8 +126,9 @@ class Store:
     def _forward(self, work: Work) -> dict[str, float]:
         """The last stage does nothing here: its backward contains the forward."""
         if not self.functions.last:
+            assert self.functions.forward is not None, "only the last stage has none"
             x = self._input(work)
-            y, residual = self.functions.forward(self.parameter_versions.of(work.step), x)
+            y, residual = self.functions.forward(self._params(work), x)
             self._residuals[self._key("act", work)] = residual
             self._encode_boundary("act", work, 1, y)
         return {}
@@ -136,10 +140,12 @@ class Store:
         jax.block_until_ready(tensor)
 
     def _backward(self, work: Work) -> dict[str, float]:
-        accumulator = self._accumulators.pop(work.step, None)
+        step = work.step
+        assert step is not None, "all Work that runs belongs to a step"
+        accumulator = self._accumulators.pop(step, None)
         if accumulator is None:
             accumulator = self.functions.zeros()
-        values, self._accumulators[work.step] = self._accumulate(accumulator, work)
+        values, self._accumulators[step] = self._accumulate(accumulator, work)
         return values
 
     def _regenerate(self, work: Work) -> dict[str, float]:
@@ -151,13 +157,15 @@ class Store:
     def _accumulate(self, accumulator, work: Work) -> tuple[dict[str, float], Any]:
         """Run a backward that adds to an accumulator, which it donates."""
         functions = self.functions
-        params = self.parameter_versions.of(work.step)
+        params = self._params(work)
         values: dict[str, float] = {"n_samples": self._config.train.microbatch_size}
         if functions.last:
+            assert functions.loss_backward is not None, "the last stage has it"
             targets = self._tokens(work)[:, 1:]
             loss, gx, accumulator = functions.loss_backward(params, self._input(work), targets, accumulator)
             values["loss_sum"] = float(loss)
         else:
+            assert functions.backward is not None, "only the last stage has none"
             gy = self._received(self._key("grad", work, 1))
             residual = self._residuals.pop(self._key("act", work))
             gx, accumulator = functions.backward(params, residual, gy, accumulator)
@@ -168,10 +176,11 @@ class Store:
     def _evaluate(self, work: Work) -> dict[str, float]:
         x = self._input(work, "eval")
         if not self.functions.last:
-            y = self.functions.evaluate(self.parameter_versions.of(work.step), x)
+            y = self.functions.evaluate(self._params(work), x)
             self._encode_boundary("eval", work, 1, y)
             return {}
-        loss = self.functions.eval_loss(self.parameter_versions.of(work.step), x, self._tokens(work)[:, 1:])
+        assert self.functions.eval_loss is not None, "the last stage has it"
+        loss = self.functions.eval_loss(self._params(work), x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
     def _gather(self, step: int, rounds: tuple[Round, ...]) -> dict[str, float]:
@@ -191,6 +200,11 @@ class Store:
         self.parameter_versions.update(vectors, scale)
         return {}
 
+    def _params(self, work: Work) -> Any:
+        """The parameters with which a Work computes."""
+        assert work.step is not None, "all Work that runs belongs to a step"
+        return self.parameter_versions.of(work.step)
+
     def _input(self, work: Work, kind: str = "act"):
         if self.functions.first:
             return self._tokens(work)[:, :-1]
@@ -203,6 +217,7 @@ class Store:
     def _tokens(self, work: Work) -> np.ndarray:
         """The tokens [microbatch_size, T + 1] of a microbatch, with the length T of its step. They depend only on the
         microbatch's number, its step, the generation and the config."""
+        assert work.step is not None and work.microbatch is not None, "tokens are those of a microbatch of a step"
         train = self._config.train
         lengths = self._config.seq_lengths
         if work.kind == EVALUATE:
@@ -213,6 +228,7 @@ class Store:
         return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
 
     def _key(self, kind: str, work: Work, offset: int = 0) -> Key:
+        assert work.step is not None and work.microbatch is not None, "boundary tensors are of a microbatch of a step"
         return Key(kind, work.step, work.stage + offset, work.microbatch)
 
     def _group(self, local_name: str) -> str:
@@ -231,6 +247,7 @@ class Store:
             return self._boundaries[key] if retains else self._boundaries.pop(key)
         if isinstance(key, StateKey):
             return self._state_vector.slice_with_checksum(self.parameter_versions.state, key.lo, key.hi)
+        assert key is not None, "only a message that names a tensor is asked about"
         return self._slices.part_to_send(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
@@ -242,7 +259,9 @@ class Store:
                 self._fetched = np.empty(self.n_words, WORD)
             self._fetched[body.key.lo : body.key.hi] = without_checksum(tensor, body)
         else:
-            self._slices.put(tensor_key(body), tensor)
+            key = tensor_key(body)
+            assert isinstance(key, SliceKey), "no other message comes with a tensor"
+            self._slices.put(key, tensor)
 
     def expect(self, body: Message, table: list[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
         """Buffers for the tensors that a message announces; BadInput if they are not those that it must carry."""
