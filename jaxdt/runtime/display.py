@@ -22,9 +22,8 @@ class Display:
         self._n_steps = n_steps
         self._stages = {peer: plan.seat(peer)[0] for peer in plan.peers}
         self._heartbeats: dict[int, Mapping[str, float]] = {}  # the latest of each peer
-        self._rate_starts: dict[
-            int, tuple[float, Mapping[str, float]]
-        ] = {}  # the heartbeat that a peer's next rates count from
+        # The heartbeat from which a peer's next rates are counted, and when it came.
+        self._rate_starts: dict[int, tuple[float, Mapping[str, float]]] = {}
         self._rates: dict[int, dict[str, float]] = {}  # per second
         self._latest_step: StepReport | None = None
         self._printed_s = 0.0
@@ -58,7 +57,8 @@ class Display:
 
     def heartbeat(self, report: HeartbeatReport) -> None:
         """Show a peer's heartbeat, which has its counters."""
-        peer, status = report.peer, report.status
+        peer = report.peer
+        status = report.status
         now_s = time.monotonic()
         before_s, before = self._rate_starts.get(peer, (now_s, status))
         if now_s - before_s >= 1.0 or peer not in self._rate_starts:
