@@ -55,8 +55,8 @@ def come_with_another_shape(address: str, credential) -> Stop:
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "config")
     plan = plans.parse(welcome.job["plan"], "plan")
     machine = build_newcomer(config, plan, welcome.peer, welcome.stage, RunStart(welcome.run))
-    fit = dataclasses.replace(machine.membership.seat, fingerprint=welcome.fingerprint)
-    machine.membership.seat = fit
+    fitting = dataclasses.replace(machine.membership.identity, fingerprint=welcome.fingerprint)
+    machine.membership.identity = fitting
     loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None)
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     name = f"{welcome.run}, {welcome.fingerprint}"
