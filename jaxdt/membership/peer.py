@@ -28,14 +28,17 @@ class DrivenMachine(Protocol):
     def handle(self, now_s: float, event: Event) -> list[Action]: ...
 
 
-class Readers(dict[type, tuple[tuple[int, Callable[..., list[Any]]], ...]]):
+Handle = Callable[[Any, float, Any], list[Action | Event]]  # a machine, now_s, event
+
+
+class Readers(dict[type, tuple[tuple[int, Handle], ...]]):
     """Kind of event, or of a message's body -> the machines that read it, by position, and their `handle`. All peers
     with machines of the same types share it."""
 
     def __init__(self, machines: tuple[tuple[type[Machine], frozenset[type]], ...]):
         self._machines = machines
 
-    def __missing__(self, kind: type) -> tuple[tuple[int, Callable[..., list[Any]]], ...]:
+    def __missing__(self, kind: type) -> tuple[tuple[int, Handle], ...]:
         readers = [(i, machine.handle) for i, (machine, reads) in enumerate(self._machines) if kind in reads]
         return self.setdefault(kind, tuple(readers))
 
@@ -70,15 +73,14 @@ class Peer:
                 kind = type(body)
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
-                    answer_kind = type(answer)  # pyright: ignore[reportUnknownVariableType]: machines answer with many kinds
-                    if answer_kind in _SET_HEADER:
+                    if type(answer) is Send or type(answer) is Post:
                         # A new message is nobody else's yet. Its header is set in place, since messages are many. A
                         # message that a machine kept and sends again may still be on its way, so it is copied.
                         if answer.header is not None:
                             answer = replace(answer, header=None)
-                        _SET_HEADER[answer_kind](answer, membership.header)
+                        _SET_HEADER[type(answer)](answer, membership.header)
                         actions.append(answer)
-                    elif answer_kind in BETWEEN_MACHINES:
+                    elif type(answer) in BETWEEN_MACHINES:
                         events.append(answer)
                     else:
                         actions.append(answer)
