@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from jaxdt.membership.peer import Machine
+from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import Ready, WroteCheckpoint
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.reports import Report
@@ -32,7 +32,11 @@ class NoCheckpoints:
 
 
 def open_loop(
-    peer: int, machine: Machine, secret: str | None, report: Callable[[Report], None], durable: FileStore | None = None
+    peer: int,
+    machine: DrivenMachine,
+    secret: str | None,
+    report: Callable[[Report], None],
+    durable: FileStore | None = None,
 ) -> tuple[Loop, str]:
     """A loop for `machine` whose transport listens on loopback, and the address of that transport. `secret` is the
     credential file, None for plaintext."""

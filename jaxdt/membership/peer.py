@@ -22,6 +22,12 @@ class Machine(Protocol):
     def handle(self, now_s: float, event: Any) -> list[Action | Event]: ...
 
 
+class DrivenMachine(Protocol):
+    """All protocol logic of one process, as a driver sees it: a Peer or a Coordinator."""
+
+    def handle(self, now_s: float, event: Event) -> list[Action]: ...
+
+
 class Readers(dict[type, tuple[tuple[int, Callable[..., list[Any]]], ...]]):
     """Kind of event, or of a message's body -> the machines that read it, by position, and their `handle`. All peers
     with machines of the same types share it."""

@@ -22,9 +22,7 @@ class Display:
         self._n_steps = n_steps
         self._stages = {peer: plan.seat(peer)[0] for peer in plan.peers}
         self._heartbeats: dict[int, Mapping[str, float]] = {}  # the latest of each peer
-        self._rate_starts: dict[
-            int, tuple[float, Mapping[str, float]]
-        ] = {}  # where a peer's next rates count from
+        self._rate_starts: dict[int, tuple[float, Mapping[str, float]]] = {}  # where a peer's next rates count from
         self._rates: dict[int, dict[str, float]] = {}  # per second
         self._latest_step: StepReport | None = None
         self._printed_s = 0.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.protocol.driven_machine import DrivenMachine
+from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,

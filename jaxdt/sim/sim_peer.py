@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jaxdt.protocol.driven_machine import DrivenMachine
+from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import Key, Report, SliceKey, StateKey, Stop
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.tensors import Tensors

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.membership.coordinator_config import load_durable_state
-from jaxdt.membership.peer import Peer
+from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
-from jaxdt.protocol.driven_machine import DrivenMachine
 from jaxdt.protocol.events import COORDINATOR, Action, Event
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
@@ -58,9 +57,8 @@ EXCEPTIONS = (
     ValueError,
 )
 
-Mutate = Callable[
-    [int, DrivenMachine, SymbolicTensors | None], DrivenMachine
-]  # (peer, machine, its tensors) -> machine
+# (peer, machine, its tensors) -> machine
+Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
 
 
 @dataclass(frozen=True)
