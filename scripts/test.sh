@@ -5,4 +5,5 @@ cd "$(dirname "$0")/.."
 source scripts/venv.sh "test"
 python -m ruff check .
 python -m ruff format --check .
+python -m basedpyright
 exec python -m pytest -n 2 "$@"

@@ -284,8 +284,8 @@ class State:
 
 @frozen_dataclass
 class Load:
-    """Member -> coordinator, every few steps. `queue`: the mean length of its queue over whole steps, of Work that waits
-    or runs; `busy`: the share of that time in which Work ran."""
+    """Member -> coordinator, every few steps. `queue`: the mean length of its queue over whole steps, Work that runs
+    included; `busy`: the share of that time in which Work ran."""
 
     queue: float
     busy: float
@@ -298,8 +298,8 @@ class Leaving:
 
 @frozen_dataclass
 class Boundary:
-    """Peer -> peer of a neighbouring stage: carries the tensor `key`. `route` and `regenerate` are as in Grant; they are
-    empty where the plan gives the route."""
+    """Peer -> peer of a neighbouring stage: carries the tensor `key`. `route` and `regenerate` are as in Grant; both
+    are empty where the plan gives the route."""
 
     key: Key
     route: tuple[int, ...] = ()
