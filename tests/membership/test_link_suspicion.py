@@ -25,19 +25,19 @@ def roster(admissions=(), joining=(), stages=STAGES):
 
 
 def judged(*accusations, here=None, after_s=PATIENCE_S):
-    quarrels = LinkSuspicion(PATIENCE_S)
+    suspicion = LinkSuspicion(PATIENCE_S)
     for src, peer in accusations:
-        quarrels.accuse(10.0, src, peer, "no link")
-    found = quarrels.judged(10.0 + after_s, here or roster())
+        suspicion.accuse(10.0, src, peer, "no link")
+    found = suspicion.judged(10.0 + after_s, here or roster())
     return found and found[0]
 
 
 def test_an_accusation_waits_for_the_others():
     assert judged((0, 1), after_s=0.9) is None
     assert judged((0, 1)) is not None
-    quarrels = LinkSuspicion(PATIENCE_S)
-    at_s = quarrels.accuse(10.1, 0, 1, "no link")
-    assert quarrels.judged(at_s, roster()) is not None  # to the last bit
+    suspicion = LinkSuspicion(PATIENCE_S)
+    at_s = suspicion.accuse(10.1, 0, 1, "no link")
+    assert suspicion.judged(at_s, roster()) is not None  # to the last bit
 
 
 @pytest.mark.parametrize("accusations", [[(0, 1)], [(1, 0)], [(0, 1), (1, 0)]])
@@ -72,12 +72,12 @@ def test_what_was_said_of_one_who_is_gone_does_not_count():
 
 
 def test_one_eviction_mends_all_that_it_can():
-    quarrels, here = LinkSuspicion(PATIENCE_S), roster()
+    suspicion, here = LinkSuspicion(PATIENCE_S), roster()
     for src, peer in ((0, 1), (0, 2), (0, 3)):
-        quarrels.accuse(0.0, src, peer, "no link")
-    assert quarrels.judged(2.0, here) == (0, "no link (said by peer 0 of peer 1)")
+        suspicion.accuse(0.0, src, peer, "no link")
+    assert suspicion.judged(2.0, here) == (0, "no link (said by peer 0 of peer 1)")
     here.lose(0)
-    assert quarrels.judged(3.0, here) is None
+    assert suspicion.judged(3.0, here) is None
 
 
 def test_who_is_put_out_again_and_again_comes_back_more_and_more_rarely():
