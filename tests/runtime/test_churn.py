@@ -48,7 +48,7 @@ class Churning(Launched):
 
     def views(self, peer: int) -> int:
         """How many views a peer of the plan has adopted."""
-        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" view view=")
+        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" adopted view=")
 
 
 @pytest.fixture

@@ -37,10 +37,11 @@ CASES = [case for seed in range(60) if (case := draw_case(seed)).moves]
 EMPTY = View(1, 1, 0, (), (1,), 0)
 
 
-# ------------------------------------------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------------------------------------------ what is reported
 
 
 class FakeWiring:
+    READS = frozenset({ViewChanged})
     queue = (0, False)
 
     def handle(self, now_s, event):
@@ -49,19 +50,19 @@ class FakeWiring:
 
 def test_a_queue_is_averaged_over_time_in_whole_steps():
     wiring = FakeWiring()
-    gauge = LoadReporter(wiring, 4.0)
-    gauge.handle(10.0, ViewChanged(EMPTY))
+    reporter = LoadReporter(wiring, 4.0)
+    reporter.handle(10.0, ViewChanged(EMPTY))
     wiring.queue = (3, True)
-    gauge.handle(11.0, ViewChanged(EMPTY))
-    gauge.handle(11.5, ViewChanged(EMPTY))
+    reporter.handle(11.0, ViewChanged(EMPTY))
+    reporter.handle(11.5, ViewChanged(EMPTY))
     wiring.queue = (0, False)
-    gauge.handle(12.0, ViewChanged(EMPTY))
-    assert gauge.handle(13.9, Updated(0, 1)) == [], "too short"
-    assert gauge.handle(14.0, Updated(0, 2)) == [Send(COORDINATOR, Load(queue=1.0, busy=0.25))]
-    gauge.handle(16.0, Evicted(EMPTY))
-    assert gauge.handle(20.0, Updated(0, 3)) == [], "outside it has no queue to speak of"
-    gauge.handle(21.0, ViewChanged(EMPTY))
-    assert gauge.handle(25.0, Updated(0, 4)) == [Send(COORDINATOR, Load(0.0, 0.0))]
+    reporter.handle(12.0, ViewChanged(EMPTY))
+    assert reporter.handle(13.9, Updated(0, 1)) == [], "too short"
+    assert reporter.handle(14.0, Updated(0, 2)) == [Send(COORDINATOR, Load(queue=1.0, busy=0.25))]
+    reporter.handle(16.0, Evicted(EMPTY))
+    assert reporter.handle(20.0, Updated(0, 3)) == [], "outside it has no queue to speak of"
+    reporter.handle(21.0, ViewChanged(EMPTY))
+    assert reporter.handle(25.0, Updated(0, 4)) == [Send(COORDINATOR, Load(0.0, 0.0))]
 
 
 def test_rebalancing_needs_peers_that_may_have_any_stage():
@@ -170,4 +171,4 @@ def test_processes_change_stages_and_the_losses_are_those_of_one(churning):  # n
     assert moves and moves[0] in "024" and "back from step" not in fleet.output, fleet.output
     assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
     log = (fleet.run_dir / "logs" / f"peer_{moves[0]}.log").read_text()
-    assert " moves to_stage=1" in log and " download version=" in log
+    assert " moving to_stage=1" in log and " download version=" in log
