@@ -48,7 +48,14 @@ def test_all_kinds_of_records():
         "peer": COORDINATOR,
         "t": 4.0,
         "kind": "step",
-        "fields": {"step": 0, "step_s": 4.0},
+        "fields": {
+            "step": 0,
+            "loss": 2.5,
+            "step_s": 4.0,
+            "tokens_per_s": 10.0,
+            "gradient_norm": 1.0,
+            "verdict": "apply",
+        },
     }
 
 
