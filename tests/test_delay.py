@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from report_fields import report_fields
 from test_equivalence import assert_same_training, elastic, functions_of, make_config, one_process  # noqa: F401
 
 from jaxdt.protocol.events import (
@@ -124,4 +125,4 @@ FAULTS = {
 def test_who_comes_and_goes(faults, functions_of, one_process):  # noqa: F811
     """A newcomer gets both versions that are in use, and computes from the first step on that nobody has begun."""
     outcome = assert_same_training(delayed(elastic(2, 2)), functions_of, one_process, faults=faults)
-    assert outcome.fields("view")[1:] or COORDINATOR in {fault.peer for fault in faults}
+    assert report_fields(outcome, "view")[1:] or COORDINATOR in {fault.peer for fault in faults}

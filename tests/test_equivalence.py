@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer
 from jaxdt.membership.coordinator_config import load_durable_state
@@ -197,7 +198,7 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
     assert faults or len(alive) == len(peers) + 1
-    *_, last = (view["members"] for view in outcome.fields("view") if "joining" in view)
+    *_, last = (view["members"] for view in report_fields(outcome, "view") if "joining" in view)
     alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
     for stage in range(plan.n_stages):
@@ -209,8 +210,8 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
             if name in params:
                 np.testing.assert_array_equal(params[name], value, err_msg=f"two copies of {name} drifted apart")
             params[name] = value
-    again = sum(len(fields["again"]) for fields in outcome.fields("rollback"))
-    steps = outcome.fields("step")[again:]
+    again = sum(len(fields["again"]) for fields in report_fields(outcome, "rollback"))
+    steps = report_fields(outcome, "step")[again:]
     assert [fields["step"] for fields in steps] == list(range(config.train.steps))
     return [f["loss"] for f in steps], [f["gradient_norm"] for f in steps], params, outcome
 
@@ -281,7 +282,9 @@ def test_held_out_losses_equal_those_of_the_whole_model(functions_of, one_proces
     """Measured before the update of every 8th step and of the last, over 5 microbatches of the 3 that there are."""
     config = make_config(2, 2, head="tied", eval_every_steps=8, eval_microbatches=5)
     outcome = assert_same_training(config, functions_of, one_process)
-    measured = {fields["step"]: fields["eval_loss"] for fields in outcome.fields("step") if "eval_loss" in fields}
+    measured = {
+        fields["step"]: fields["eval_loss"] for fields in report_fields(outcome, "step") if "eval_loss" in fields
+    }
     assert list(measured) == [0, 8, 16, 19]
     tokens_BT = np.concatenate([Tokens().eval_batch(m % 3, BATCH, config.model.seq_len) for m in range(5)])
     expected = mean_loss(config.model, init_stage(config.model, 0, 4, SEED), tokens_BT)
@@ -316,24 +319,24 @@ def elastic(stages, replicas, head="tied"):
 
 def test_a_newcomer_gets_the_state_and_computes(functions_of, one_process):
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, JOIN, 0)])
-    (report,) = outcome.fields("download")
+    (report,) = report_fields(outcome, "download")
     assert report["bytes"] > 0 and outcome.stopped[4].code == 0
 
 
 def test_who_leaves_costs_nothing(functions_of, one_process):
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, LEAVE, 0)])
-    assert "left" in outcome.stopped[0].reason and not outcome.fields("lost")
+    assert "left" in outcome.stopped[0].reason and not report_fields(outcome, "lost")
 
 
 def test_a_crashed_peer_that_is_started_again_joins(functions_of, one_process):
     faults = [Fault(60.0, CRASH, 1), Fault(90.0, RESTART, 1)]
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults)
-    assert outcome.stopped[1].code == 0 and len(outcome.fields("download")) == 1
+    assert outcome.stopped[1].code == 0 and len(report_fields(outcome, "download")) == 1
 
 
 def test_who_was_paused_comes_back(functions_of, one_process):
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, PAUSE, 1, 60.0)])
-    assert outcome.stopped[1].code == 0 and outcome.fields("evicted")
+    assert outcome.stopped[1].code == 0 and report_fields(outcome, "evicted")
 
 
 def test_a_coordinator_that_is_started_again_goes_on(functions_of, one_process):
@@ -347,9 +350,9 @@ def test_a_stage_that_has_lost_everyone_waits_for_a_newcomer(functions_of, one_p
     (first, second), _ = run_config.default_plan(config).placement
     faults = [Fault(60.0, CRASH, first), Fault(70.0, CRASH, second), Fault(90.0, JOIN, 0)]
     losses, _, _, outcome = train_in_pieces(config, functions_of, faults=faults)
-    (vacant,) = outcome.fields("vacant")
+    (vacant,) = report_fields(outcome, "vacant")
     assert vacant["stage"] == 0 and vacant["checkpoint"] == 0
-    assert outcome.fields("rollback")[0]["again"] == [0]
+    assert report_fields(outcome, "rollback")[0]["again"] == [0]
     assert len(losses) == N_STEPS and losses[-1] < losses[0]
 
 
@@ -374,10 +377,10 @@ def test_a_stage_that_has_lost_two_of_three_gets_a_peer_of_the_other(functions_o
     config = elastic(2, 3)
     faults = [Fault(60.0, CRASH, peer) for peer in run_config.default_plan(config).placement[1][1:]]
     outcome = assert_same_training(config, functions_of, one_process, faults=faults, balance=Evening())
-    (move,) = outcome.fields("move")
-    last = [fields for fields in outcome.fields("view") if "joining" in fields][-1]
+    (move,) = report_fields(outcome, "move")
+    last = [fields for fields in report_fields(outcome, "view") if "joining" in fields][-1]
     assert (move["stage"], move["to_stage"]) == (0, 1) and sorted(last["members"].values()) == [0, 0, 1, 1]
-    assert len(outcome.fields("download")) == 1 and outcome.stopped[move["peer"]].code == 0
+    assert len(report_fields(outcome, "download")) == 1 and outcome.stopped[move["peer"]].code == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -388,4 +391,4 @@ def test_peers_that_change_stages_at_random_change_nothing(seed, functions_of, o
     balance = RandomMoves(seed, every_s=60.0)
     how = dict(faults=[*faults, Fault(100.0, JOIN, 0)], balance=balance)
     outcome = assert_same_training(config, functions_of, one_process, **how)
-    assert len(outcome.fields("moving")) > 3
+    assert len(report_fields(outcome, "moving")) > 3

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_fields import report_fields
 
 from jaxdt import build
 from jaxdt.build import RunStart, build_coordinator, build_peers
@@ -174,7 +175,7 @@ def outcome_of(config):
 def test_a_toy_of_one_file_runs_in_the_simulator_alone_and_with_what_exists(toys, wiring, sync):
     outcome = outcome_of(make_config(wiring, sync))
     assert outcome.stopped[-1].code == 0, outcome.stopped
-    steps = outcome.fields("step")
+    steps = report_fields(outcome, "step")
     assert [fields["step"] for fields in steps] == [0, 1, 2]
     if wiring == "one_by_one":  # 1 s and 2 s at the first stage, 2 s fused at the last, 3 times, one after the other
         assert steps[-1]["step_s"] == pytest.approx(3 * (1 + 2 + 2))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import test_equivalence as equivalence
 from quantised_reference import N_STEPS, in_one_process
+from report_fields import report_fields
 from test_equivalence import functions_of, one_process  # noqa: F401
 
 from jaxdt.model.data import write_tokens
@@ -72,7 +73,7 @@ def test_a_newcomer_in_the_middle_of_the_growth(functions_of, one_process):  # n
     wiring, net = run_config.WiringConfig("swarm", routers=2), run_config.NetConfig(0.5, 4.0)
     config = replace(config, wiring=wiring, net=net)
     outcome = equivalence.assert_same_training(config, functions_of, one_process, faults=[Fault(60.0, JOIN, 0)])
-    (joined,) = outcome.fields("download")
+    (joined,) = report_fields(outcome, "download")
     assert 0 < joined["version"] < GROWTH.seq_growth_steps
 
 

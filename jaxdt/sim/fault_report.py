@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import Scenario
@@ -44,11 +45,10 @@ def run_with_faults(
 
 def summary(undisturbed: Outcome, disturbed: Outcome) -> list[str]:
     """Lines for people: how long the steps took, which peers were lost, which came, and how the run ended."""
-    undisturbed_step_s = {fields["step"]: fields["step_s"] for fields in undisturbed.fields("step")}
+    undisturbed_step_s = {report.step: report.step_s for report in undisturbed.of(StepReport)}
     lines = [
-        f"step {fields['step']:<4} {fields['step_s']:10.3f} s   "
-        f"without faults {undisturbed_step_s[fields['step']]:.3f} s"
-        for fields in disturbed.fields("step")
+        f"step {report.step:<4} {report.step_s:10.3f} s   without faults {undisturbed_step_s[report.step]:.3f} s"
+        for report in disturbed.of(StepReport)
     ]
     for now_s, peer, report in disturbed.reports:
         if report.kind in REPORT_LINES:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_peers
+from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
@@ -92,7 +93,7 @@ def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_step
     also where those of the first steps are shorter."""
     train = replace(config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
     outcome = simulate(replace(config, train=train), plan, conditions)
-    return statistics.median(fields["step_s"] for fields in outcome.fields("step")[WARM_UP_STEPS:])
+    return statistics.median(report.step_s for report in outcome.of(StepReport)[WARM_UP_STEPS:])
 
 
 def device_links(network: Network | None, coordinator_device: int = 0) -> Callable[[int, int], Link]:

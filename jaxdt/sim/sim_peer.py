@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import Key, Report, SliceKey, StateKey, Stop
@@ -24,6 +24,9 @@ class SimPeer:
     tensors: Tensors
     host: str
     seconds: Mapping[str, float]
+
+
+ReportKind = TypeVar("ReportKind", bound=Report)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,6 @@ class Outcome:
     stopped: dict[int, Stop] = field(default_factory=dict)
     reports: list[tuple[float, int, Report]] = field(default_factory=list)
 
-    def fields(self, kind: str) -> list[dict]:
-        """The fields of all reports of one kind, in order."""
-        return [report.fields for _, _, report in self.reports if report.kind == kind]
+    def of(self, kind: type[ReportKind]) -> list[ReportKind]:
+        """The reports of one kind, in order of time."""
+        return [report for _, _, report in self.reports if isinstance(report, kind)]

@@ -19,6 +19,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from jaxdt.protocol.events import Key, Report, SliceKey, StateKey
+from jaxdt.protocol.reports import StepReport
 from jaxdt.protocol.trace import step_of
 from jaxdt.sim.predict import simulate
 from jaxdt.sim.scenario import Scenario, without
@@ -91,7 +92,7 @@ def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
 
     def step_s(trace: Totals | None, free: tuple[str, ...] = ()) -> float:
         outcome = simulate(config, scenario.plan, without(conditions, free), trace)
-        return statistics.fmean(fields["step_s"] for fields in outcome.fields("step")[WARM_UP_STEPS:])
+        return statistics.fmean(report.step_s for report in outcome.of(StepReport)[WARM_UP_STEPS:])
 
     full_s = step_s(totals)
     no_commit_s = step_s(None, ("commit",))

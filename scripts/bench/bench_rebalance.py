@@ -22,6 +22,7 @@ from absl import flags
 
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peers
 from jaxdt.cli import local_run, script_main
+from jaxdt.protocol.reports import MoveReport, StepReport
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, Fault
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
@@ -95,9 +96,9 @@ def simulated() -> dict:
     figures = {}
     for name, rebalance_s in (("rebalancing", period_s), ("none", 0.0)):
         outcome, loss_s = simulated_run(rebalance_s, calm_s, period_s)
-        steps = [(now_s, report.fields["step_s"]) for now_s, _, report in outcome.reports if report.kind == "step"]
+        steps = [(now_s, report.step_s) for now_s, _, report in outcome.reports if isinstance(report, StepReport)]
         figures[name] = summary(steps, calm_s, loss_s, period_s)
-        figures[name]["moves"] = len([at_s for at_s, _, report in outcome.reports if report.kind == "move"])
+        figures[name]["moves"] = len(outcome.of(MoveReport))
     return figures
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from report_fields import report_fields
 
 from jaxdt.membership.eviction_history import BACKOFF_STEPS_MAX
 from jaxdt.membership.link_suspicion import LinkSuspicion
@@ -90,10 +91,10 @@ def test_who_is_put_out_again_and_again_comes_back_more_and_more_rarely():
     one, other = case.plan.placement[0][0], case.plan.placement[1][1]
     case = replace(case, config=config, faults=(Fault(0.5, CUT, one, math.inf, others=(other,)),))
     outcome, _ = play(case)
-    lost = outcome.fields("lost")
+    lost = report_fields(outcome, "lost")
     assert {fields["peer"] for fields in lost} == {max(one, other)}
     assert 2 <= len(lost) <= 2 + math.log2(steps)
-    assert len(outcome.fields("step")) == steps
+    assert len(report_fields(outcome, "step")) == steps
 
 
 def test_an_eviction_long_ago_is_forgiven():

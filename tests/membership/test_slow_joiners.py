@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from mutants import Mutant
+from report_fields import report_fields
 
 from jaxdt.membership.join_progress import ASKED_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, JoinProgress
 from jaxdt.membership.roster import Roster
@@ -64,8 +65,8 @@ def test_the_run_goes_on_without_a_newcomer_that_does_not_fetch_its_state(mutant
     monkeypatch.setattr(symbolic_tensors, "N_WORDS", 4000)
     case = case_with_a_newcomer(seed)
     outcome, _ = play(case, newcomers_are(mutant, case))
-    assert len(outcome.fields("step")) == case.config.train.steps
-    lost = outcome.fields("lost")
+    assert len(report_fields(outcome, "step")) == case.config.train.steps
+    lost = report_fields(outcome, "lost")
     assert lost and all("joins and does not fetch its state: " in fields["reason"] for fields in lost), lost
     assert {fields["peer"] for fields in lost}.isdisjoint(case.plan.peers)
     instants = [now_s for now_s, _, report in outcome.reports if report.kind == "lost"]
@@ -83,9 +84,9 @@ def test_a_newcomer_with_a_large_state_on_a_slow_link_stays(monkeypatch):
     case = replace(case, config=replace(case.config, sync=replace(case.config.sync, slice_bytes=100_000)))
     monkeypatch.setattr(cases, "DETECTION_S", 10_000.0)
     outcome, _ = play(case)
-    (download,) = outcome.fields("download")
+    (download,) = report_fields(outcome, "download")
     assert download["seconds"] > 200
-    assert not outcome.fields("lost")
+    assert not report_fields(outcome, "lost")
 
 
 # ------------------------------------------------------------------------------------------------------------ by hand

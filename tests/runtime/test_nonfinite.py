@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.model.data import write_tokens
@@ -64,7 +65,7 @@ def run(data, policy: str, checkpoint_every_steps: int):
 
 
 def steps(outcome):
-    return [(fields["step"], fields["verdict"]) for fields in outcome.fields("step")]
+    return [(fields["step"], fields["verdict"]) for fields in report_fields(outcome, "step")]
 
 
 def test_stop_ends_the_run_everywhere_before_the_step_is_applied(data):
@@ -87,10 +88,10 @@ def test_rollback_repeats_from_the_checkpoint_with_other_samples(data, every, ba
     assert [stop.code for stop in outcome.stopped.values()] == [0, 0, 0]
     again = [(k, "apply") for k in range(back_to, 6)]
     assert steps(outcome) == [(k, "apply") for k in range(POISONED_STEP)] + again
-    assert outcome.fields("rollback") == [
+    assert report_fields(outcome, "rollback") == [
         {"step": POISONED_STEP, "to": back_to, "generation": 1, "again": [*range(back_to, POISONED_STEP)]}
     ]
-    losses = [fields["loss"] for fields in outcome.fields("step")]
+    losses = [fields["loss"] for fields in report_fields(outcome, "step")]
     assert losses[back_to] != losses[POISONED_STEP]
     first, second = (seat.tensors.parameter_versions.params["tok"] for seat in seats.values())
     np.testing.assert_array_equal(first, second)

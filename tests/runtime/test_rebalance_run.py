@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 
 import pytest
+from report_fields import report_fields
 from test_churn import Churning, churning  # noqa: F401
 
 from jaxdt.build import check_config
@@ -92,7 +93,7 @@ def calm(case, **changes):
 
 
 def views_of(outcome):
-    return [fields for fields in outcome.fields("view") if "joining" in fields]
+    return [fields for fields in report_fields(outcome, "view") if "joining" in fields]
 
 
 def test_nobody_is_lost_by_moving_and_no_stage_ever_has_nobody():
@@ -103,7 +104,7 @@ def test_nobody_is_lost_by_moving_and_no_stage_ever_has_nobody():
         outcome, _ = play(case)
         peers = set(case.plan.peers)
         assert outcome.stopped[COORDINATOR].code == 0 and set(outcome.stopped) == peers | {COORDINATOR}
-        n_moves += len(outcome.fields("moving"))
+        n_moves += len(report_fields(outcome, "moving"))
         for view in views_of(outcome):
             assert set(view["members"]) <= peers
             working = {stage for peer, stage in view["members"].items() if peer not in view["joining"]}
@@ -127,7 +128,7 @@ def test_a_newcomer_that_asked_before_a_loss_was_noticed_is_sent_to_the_stage_th
     lost = case.plan.placement[1][1:]
     faults = (Fault(2.0, JOIN, 0), *(Fault(1.9, POWER_OFF, peer) for peer in lost))
     outcome, _ = play(replace(case, faults=faults))
-    asked, *_ = outcome.fields("join_request")
+    asked, *_ = report_fields(outcome, "join_request")
     assert outcome.stopped[COORDINATOR].code == 0 and asked["stage"] == 0
     assert views_of(outcome)[-1]["members"][asked["peer"]] == 1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from report_fields import report_fields
 
 from jaxdt.ablation import results
 from jaxdt.ablation.grid import AblationConfig, Case, bytes_per_step, cases, codec_of, kinds, model_of, run_of
@@ -120,7 +121,7 @@ def engine_losses(config, plan, stages):
     link = lambda src, dst: Link(0.1, 1e-4)  # noqa: E731
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
     simulation = Simulation(build_coordinator(config, plan, START), peers, environment)
-    return [fields["loss"] for fields in simulation.run().fields("step")]
+    return [fields["loss"] for fields in report_fields(simulation.run(), "step")]
 
 
 def test_a_chain_does_the_arithmetic_of_a_real_run():

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from report_fields import report_fields
 
 from jaxdt.cli import plots, run_comparison
 from jaxdt.protocol.perfetto import chrome
@@ -34,7 +35,7 @@ def simulation_of(codec: str):
     conditions = Conditions(seconds, lambda a, b: Link(0.05, 0.1), dict.fromkeys(plan.peers, "h"), {"h": 2})
     lines: list[str] = []
     outcome = simulate(config, plan, conditions, Trace(lines.append))
-    return plan, read(lines), outcome.fields("step")
+    return plan, read(lines), report_fields(outcome, "step")
 
 
 def test_the_timeline_has_a_slice_per_work_and_an_arrow_per_message(simulated):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from report_fields import report_fields
 
 from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.sim.arrivals import state_words
@@ -35,12 +36,12 @@ def test_a_newcomer_computes_once_its_state_has_crossed_the_links():
     lost_stage = small.plan.seat(4)[0]
     outcome = run_with_faults(small, N_STEPS, GOES_AND_COMES)
     assert {stop.reason for peer, stop in outcome.stopped.items() if peer != 4} == {f"done: {N_STEPS} steps"}
-    (download,) = outcome.fields("download")
+    (download,) = report_fields(outcome, "download")
     n_bytes = 4 * state_words(small.config, small.plan, lost_stage)
     assert download["bytes"] == n_bytes == 4 * 3 * MODEL.stage_params(*small.plan.stages[lost_stage])
     one_slice_s = (n_bytes + 4) * 8 / (GBPS * 1e9)  # with its checksum
     assert download["seconds"] == pytest.approx(one_slice_s + 2 * LATENCY_S)
-    assert max(view["view"] for view in outcome.fields("view")) == 3
+    assert max(view["view"] for view in report_fields(outcome, "view")) == 3
 
 
 def test_a_newcomer_is_as_fast_as_its_machine():
@@ -48,7 +49,8 @@ def test_a_newcomer_is_as_fast_as_its_machine():
     last_s = {}
     for machine in (0, 4):
         faults = [Fault(1.0, CRASH, 4), Fault(1.0, CRASH, 0), Fault(4.0, JOIN, 0, others=(machine,))]
-        last_s[machine] = run_with_faults(scenario(slow_device=4), N_STEPS, faults).fields("step")[-1]["step_s"]
+        outcome = run_with_faults(scenario(slow_device=4), N_STEPS, faults)
+        last_s[machine] = report_fields(outcome, "step")[-1]["step_s"]
     assert last_s[0] < last_s[4]
 
 
@@ -57,7 +59,7 @@ def test_a_crash_hits_the_newcomer_with_a_temporary_number():
     outcome = run_with_faults(
         scenario(), N_STEPS, [*GOES_AND_COMES, Fault(8.0, CRASH, TEMPORARY_IDS), Fault(8.0, CRASH, TEMPORARY_IDS + 9)]
     )
-    assert [fields["peer"] for fields in outcome.fields("lost")] == [4, 6]
+    assert [fields["peer"] for fields in report_fields(outcome, "lost")] == [4, 6]
     assert outcome.stopped[6].reason == "crashed"
     assert summary(undisturbed, outcome)[-1].endswith(f"code 0, done: {N_STEPS} steps")
 

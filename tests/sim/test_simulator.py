@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.protocol.events import COORDINATOR, Committed, Run, Send, Stop
@@ -91,7 +92,7 @@ def test_the_first_step_is_longer_by_its_evaluation():
     config = make_config(2, microbatches=2, steps=3, eval_every_steps=2)
     plan = default_plan(config)
     outcome = simulate(config, plan, conditions(plan))
-    steps = [fields["step_s"] for fields in outcome.fields("step")]
+    steps = [fields["step_s"] for fields in report_fields(outcome, "step")]
     assert steps[1] == pytest.approx(3 * (F_S + B_S))
     assert steps[0] > steps[1] + F_S and steps[2] == pytest.approx(steps[0])
     assert {stop.code for stop in outcome.stopped.values()} == {0}
@@ -309,7 +310,7 @@ def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, d
         seconds = {p: dict(F=1 / v, B=2 / v, E=0, G=0.1 / v, U=0.1 / v) for p, v in enumerate(speeds)}
         link = lambda src, dst: Link(latency_ms[5 * src + dst] / 1e3, gbps)  # noqa: E731
         outcome = simulate(config, plan, conditions(plan, link=link, seconds=seconds))
-        return sum(fields["step_s"] for fields in outcome.fields("step"))
+        return sum(fields["step_s"] for fields in report_fields(outcome, "step"))
 
     before_s = duration_s(speeds, latency_ms, 1e-5)
     better_speeds = [v * 1.5 if i == device else v for i, v in enumerate(speeds)]
@@ -400,7 +401,7 @@ def test_a_simulation_can_be_cut_short():
     peers = {0: SimPeer(build_peer(config, plan, 0, START), NoTensors(1), "h0", how.seconds[0])}
     environment = Environment(how.link, how.cores)
     outcome = Simulation(build_coordinator(config, plan, START), peers, environment).run(until_s=30.0)
-    assert len(outcome.fields("step")) == 10 and not outcome.stopped
+    assert len(report_fields(outcome, "step")) == 10 and not outcome.stopped
 
 
 class Diverging(NoTensors):
@@ -437,7 +438,7 @@ def test_a_gradient_that_is_not_finite(policy, code, verdicts, restored):
     environment = Environment(how.link, how.cores)
     outcome = Simulation(build_coordinator(config, plan, START), peers, environment).run()
     assert {stop.code for stop in outcome.stopped.values()} == {code}
-    assert [fields["verdict"] for fields in outcome.fields("step")] == verdicts
+    assert [fields["verdict"] for fields in report_fields(outcome, "step")] == verdicts
     assert all(diverging.restored == restored for diverging in tensors.values())
 
 

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from report_fields import report_fields
 from test_equivalence import assert_same_training, functions_of, make_config, one_process, train_in_pieces  # noqa: F401
 
 from jaxdt.protocol.events import NOBODY, Member, View
@@ -87,7 +88,7 @@ def test_a_crash_at_any_moment_changes_nothing(shape, seed, functions_of, one_pr
     stages = run_config.default_plan(config).placement
     faults = [Fault(chance.uniform(5, 150), CRASH, chance.choice(row)) for row in stages]
     outcome = assert_same_training(config, functions_of, one_process, faults=sorted(faults, key=lambda f: f.at_s))
-    assert len(outcome.fields("lost")) == 2
+    assert len(report_fields(outcome, "lost")) == 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -104,8 +105,8 @@ def test_a_pipeline_is_whole_again_when_somebody_takes_the_place(kind, functions
     back = {CRASH: [Fault(90.0, RESTART, last)], LEAVE: [Fault(90.0, JOIN, 0)]}
     faults = [Fault(60.0, kind, last if kind != JOIN else 0, 60.0 * (kind == PAUSE)), *back.get(kind, [])]
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults)
-    assert len(outcome.fields("download")) == 1
-    done = {fields["peer"]: fields for fields in outcome.fields("done")}
+    assert len(report_fields(outcome, "download")) == 1
+    done = {fields["peer"]: fields for fields in report_fields(outcome, "done")}
     assert len(done) == 4 + (kind == JOIN)
 
 
@@ -129,7 +130,7 @@ def test_the_last_of_a_stage_is_waited_for(functions_of):  # noqa: F811
     """One pipeline: a newcomer takes the place of who is lost, and the run goes back to the start."""
     faults = [Fault(30.0, CRASH, 1), Fault(60.0, JOIN, 0)]
     losses, _, _, outcome = train_in_pieces(elastic(2, 1), functions_of, faults=faults)
-    assert outcome.fields("vacant")[0]["stage"] == 1 and len(outcome.fields("rollback")) == 1
+    assert report_fields(outcome, "vacant")[0]["stage"] == 1 and len(report_fields(outcome, "rollback")) == 1
     assert losses[-1] < losses[0]
 
 

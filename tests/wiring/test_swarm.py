@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from report_fields import report_fields
 
 from jaxdt.protocol.trace import Trace
 from jaxdt.sim.predict import Conditions, simulate
@@ -40,7 +41,7 @@ def step_s_of(config, slowed=None, link=Link(), trace=None):
     conditions = Conditions(seconds, lambda src, dst: link, hosts, dict.fromkeys(hosts.values(), 1.0))
     outcome = simulate(config, plan, conditions, trace)
     assert {stop.code for stop in outcome.stopped.values()} == {0}
-    steps = sorted(fields["step_s"] for fields in outcome.fields("step")[2:])
+    steps = sorted(fields["step_s"] for fields in report_fields(outcome, "step")[2:])
     return steps[len(steps) // 2]
 
 

@@ -15,6 +15,7 @@ from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
 from jaxdt.protocol.events import COORDINATOR, Action, Event
+from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
@@ -292,7 +293,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
         processes=ProcessFactory(processes.make_peer, processes.make_coordinator),
     )
     outcome = simulation.run(until_s=case.limit_s)
-    invariants.ended(outcome.stopped, [fields["step"] for fields in outcome.fields("step")], case.config.train.steps)
+    invariants.ended(outcome.stopped, [report.step for report in outcome.of(StepReport)], case.config.train.steps)
     return outcome, invariants.n_checked
 
 

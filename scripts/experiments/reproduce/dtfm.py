@@ -10,6 +10,7 @@ from experiments.reproduce.dtfm_cost import cost_table, placements_and_costs
 from experiments.reproduce.page import bullets, page, table
 from matplotlib.figure import Figure
 
+from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
 from jaxdt.sim.scenario import Scenario, without
 from jaxdt.spec import network as networks
@@ -109,7 +110,7 @@ def simulated_s(system: System, share: int) -> float:
     if not system.overlap:
         conditions = without(replace(conditions, seconds=blocking(scenario, conditions)), ("transfer",))
     outcome = simulate(scenario.quiet(WARM_UP_STEPS + 1), plan, conditions)
-    return outcome.fields("step")[WARM_UP_STEPS]["step_s"]
+    return outcome.of(StepReport)[WARM_UP_STEPS].step_s
 
 
 def blocking(scenario: Scenario, conditions: Conditions) -> dict[int, dict[str, float]]:

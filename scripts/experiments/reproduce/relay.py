@@ -7,6 +7,7 @@ activation and one gradient per microbatch, which makes two round trips.
 from dataclasses import replace
 
 from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.scenario import RARE
 from jaxdt.sim.time_breakdown import Totals
@@ -38,7 +39,7 @@ def utilisation(d_model: int, compute_s: float, rtt_s: float, in_flight: int, co
     )
     totals = Totals(first_step=1)
     outcome = simulate(config, default_plan(config), conditions, totals)
-    return totals.busy_s[1] / outcome.fields("step")[1]["step_s"]
+    return totals.busy_s[1] / outcome.of(StepReport)[1].step_s
 
 
 def one_at_a_time(d_model: int, compute_s: float, rtt_s: float, bytes_per_number: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.faults import Fault
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter
@@ -60,7 +61,7 @@ class Fleet:
         """Seconds of each step of a short run with `share` microbatches per pipeline."""
         config, plan = self._config(share)
         outcome = simulate(replace(config, net=net), plan, self._conditions(config, plan), faults=faults)
-        return [fields["step_s"] for fields in outcome.fields("step")]
+        return [report.step_s for report in outcome.of(StepReport)]
 
     def _config(self, share: int) -> tuple[RunConfig, Plan]:
         n_layers = self.n_layers or self.n_stages
