@@ -44,7 +44,7 @@ TAMPERED_PROB = 0.4
 DELAY_S_MAX = 3.0
 
 Deliver = Callable[[], None]
-LaneKey = tuple[int, int, str]  # (src, dst, lane)
+ChannelKey = tuple[int, int, str]  # (src, dst, channel)
 
 
 class ActiveFaults:
@@ -58,8 +58,8 @@ class ActiveFaults:
         self._links = links
         self._slow: dict[int, list[float]] = defaultdict(list)
         self._clogged: dict[tuple[int, int], list[float]] = defaultdict(list)
-        self._blocks: dict[LaneKey, list[Fault]] = defaultdict(list)
-        self._held: dict[LaneKey, list[Deliver]] = defaultdict(list)
+        self._blocks: dict[ChannelKey, list[Fault]] = defaultdict(list)
+        self._held: dict[ChannelKey, list[Deliver]] = defaultdict(list)
         self._tampering: dict[tuple[int, int], list[tuple[str, random.Random]]] = defaultdict(list)
         self._dead: set[int] = set()
         self._silenced: set[int] = set()
@@ -136,9 +136,9 @@ class ActiveFaults:
         self._dead.add(fault.peer)
         if fault.kind == POWER_OFF:
             self._silenced.add(fault.peer)
-        for src, dst, lane in self._held:
+        for src, dst, channel in self._held:
             if src == fault.peer:
-                self._held[src, dst, lane].clear()
+                self._held[src, dst, channel].clear()
 
     def revive(self, peer: int) -> None:
         """A process of this peer runs again."""
@@ -166,16 +166,16 @@ class ActiveFaults:
             self._at(now_s + fault.seconds, partial(self._tampering[pair].remove, tampering))
 
     def _block(self, now_s: float, fault: Fault) -> None:
-        if fault.seconds > fault.breaks_s and not fault.lane:  # one lane that stands still does not break a link
+        if fault.seconds > fault.breaks_s and not fault.channel:  # one channel that stands still does not break a link
             self._at(now_s + fault.breaks_s, partial(self._report_link, fault, False))
             self._at(now_s + fault.seconds, partial(self._report_link, fault, True))
-        lanes = (fault.lane,) if fault.lane else (CONTROL, DATA)
+        channels = (fault.channel,) if fault.channel else (CONTROL, DATA)
         for src, dst in _pairs(fault):
-            for lane in lanes:
-                self._blocks[src, dst, lane].append(fault)
-                self._at(now_s + fault.seconds, partial(self._unblock, (src, dst, lane), fault))
+            for channel in channels:
+                self._blocks[src, dst, channel].append(fault)
+                self._at(now_s + fault.seconds, partial(self._unblock, (src, dst, channel), fault))
 
-    def _unblock(self, key: LaneKey, fault: Fault) -> None:
+    def _unblock(self, key: ChannelKey, fault: Fault) -> None:
         self._blocks[key].remove(fault)
         if not self._blocks[key]:
             held = self._held[key]

@@ -1,7 +1,7 @@
 """Faults of peers and links in a simulation, one printed line each. An equal list of faults gives an equal run.
 
 The runtime's transport resends what was not acknowledged and drops what came twice. So a cut or a clog makes messages
-late but never loses them, and each lane of a pair stays in order. Two kinds of faults go beyond that, DUPLICATE and
+late but never loses them, and each channel of a pair stays in order. Two kinds of faults go beyond that, DUPLICATE and
 REORDER, for messages that the protocol calls harmless (active_faults.py lists them).
 """
 
@@ -25,7 +25,7 @@ RESTART = "restart"
 LEAVE = "leave"
 ENDS = (CRASH, POWER_OFF)  # kinds that end a process
 STARTS = (JOIN, RESTART)  # kinds that start one
-CONTROL, DATA = "control", "data"  # lanes: data are messages that carry a tensor
+CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
 
 CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connection
 DEAD_LINK_S = 6.0  # until a peer sees that the other end is silent
@@ -42,7 +42,7 @@ class Fault:
     pause      `peer` does nothing; afterwards it goes on with the events that have come meanwhile
     slow       Work that `peer` begins meanwhile takes `factor` times as long
     clog       the links from `peer` and `beside` to `others` have `factor` of their bandwidth; at 0 they stand still,
-               or just one `lane` of them does
+               or just one `channel` of them does
     cut        `peer` and `beside` cannot reach `others`, and the other way round; both ends see it after `breaks_s`, if
                the cut lasts that long, and again when it has healed
     duplicate  some messages from `peer` to `others` arrive twice
@@ -61,7 +61,7 @@ class Fault:
     beside: tuple[int, ...] = ()
     others: tuple[int, ...] = ()
     factor: float = 1.0
-    lane: str = ""
+    channel: str = ""
     breaks_s: float = DEAD_LINK_S
 
     @property
@@ -89,7 +89,7 @@ class Fault:
     def __str__(self) -> str:
         details = {
             SLOW: f", {self.factor:.3g} times",
-            CLOG: f", {self.factor:.3g} of {self.lane or 'all'}",
+            CLOG: f", {self.factor:.3g} of {self.channel or 'all'}",
             CUT: f", seen after {self.breaks_s:.3g} s",
         }
         preposition = {CUT: "from", JOIN: "on the machine of"}.get(self.kind, "to")
@@ -193,11 +193,11 @@ def _draw_clog(candidates: _Candidates, at_s: float) -> Fault:
         src, dst = candidates.rng.sample(candidates.all_ends, 2)
         return Fault(at_s, CLOG, src, candidates.draw_seconds(candidates.pause_s), others=(dst,), factor=factor)
     src, dst = candidates.draw_ends()[:2]
-    lane = candidates.rng.choice(("", CONTROL, DATA))
+    channel = candidates.rng.choice(("", CONTROL, DATA))
     if COORDINATOR in (src, dst):
         candidates.coordinator_may_pause = False
     seconds = candidates.draw_seconds(min(BLIP_S, candidates.pause_s))
-    return Fault(at_s, CLOG, src, seconds, others=(dst,), factor=0.0, lane=lane)
+    return Fault(at_s, CLOG, src, seconds, others=(dst,), factor=0.0, channel=channel)
 
 
 def _draw_cut(candidates: _Candidates, at_s: float) -> Fault | None:

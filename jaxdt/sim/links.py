@@ -102,7 +102,7 @@ class Pipe:
 
 
 class SimulatedLink(Pipe):
-    """A pipe and a delay. Messages without payload travel on the control lane: they only take the latency."""
+    """A pipe and a delay. Messages without payload travel on the control channel: they only take the latency."""
 
     __slots__ = (
         "_access_in",

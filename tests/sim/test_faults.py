@@ -130,12 +130,12 @@ def test_overlapping_cuts_last_until_the_last_is_healed():
     assert numbers(play(faults, {1.0: [heartbeat(7)]})[1]) == [(5.0, 7)]
 
 
-@pytest.mark.parametrize(("lane", "late"), [("", {Heartbeat, Boundary}), (CONTROL, {Heartbeat}), (DATA, {Boundary})])
-def test_one_lane_may_stand_still_one_way(lane, late):
+@pytest.mark.parametrize(("channel", "late"), [("", {Heartbeat, Boundary}), (CONTROL, {Heartbeat}), (DATA, {Boundary})])
+def test_one_channel_may_stand_still_one_way(channel, late):
     script = {1.0: [heartbeat(0), activation(0)]}
-    _, heard = play([Fault(0.5, CLOG, 0, 3.0, others=(1,), factor=0.0, lane=lane)], script)
+    _, heard = play([Fault(0.5, CLOG, 0, 3.0, others=(1,), factor=0.0, channel=channel)], script)
     assert {type(body) for now_s, body in heard if now_s == 3.5} == late
-    _, heard = play([Fault(0.5, CLOG, 1, 3.0, others=(0,), factor=0.0, lane=lane)], script)
+    _, heard = play([Fault(0.5, CLOG, 1, 3.0, others=(0,), factor=0.0, channel=channel)], script)
     assert {now_s for now_s, _ in heard} == {1.25}
 
 

@@ -149,7 +149,7 @@ def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Ca
     dead_s = at_s + unreachable_s
     peer = rng.choice(sorted(case.plan.peers))
     faults = [
-        Fault(at_s, CLOG, COORDINATOR, unreachable_s + 0.1, others=(peer,), factor=0.0, lane=CONTROL),
+        Fault(at_s, CLOG, COORDINATOR, unreachable_s + 0.1, others=(peer,), factor=0.0, channel=CONTROL),
         Fault(dead_s, CRASH, COORDINATOR),
         Fault(dead_s + rng.uniform(0.2, 3.0), RESTART, COORDINATOR),
     ]
