@@ -1,6 +1,6 @@
 """A wiring whose queue is measured: the coordinator moves peers between stages by these loads (wiring/rebalance.py)."""
 
-from jaxdt.protocol.events import COORDINATOR, Action, Committed, Event, Evicted, Load, Send, Updated, ViewChanged
+from jaxdt.protocol.events import COORDINATOR, Action, Event, Evicted, Load, Send, Updated, ViewChanged
 from jaxdt.wiring.base import Wiring
 
 
@@ -10,7 +10,7 @@ class LoadReporter:
     over at least `period_s` seconds."""
 
     def __init__(self, wiring: Wiring, period_s: float):
-        self.READS = (wiring.READS | {Updated, ViewChanged, Evicted}) - {Committed}
+        self.READS = wiring.READS | {Updated, ViewChanged, Evicted}
         self._wiring = wiring
         self._period_s = period_s
         self._began_s: float | None = None

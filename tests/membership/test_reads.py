@@ -10,7 +10,15 @@ import typing
 import pytest
 
 from jaxdt import membership, sync, wiring
-from jaxdt.protocol.events import Event, Message
+from jaxdt.protocol.events import Committed, Event, Message
+from jaxdt.spec.delay import Delay
+from jaxdt.spec.plan import Plan
+from jaxdt.wiring.base import StepShape
+from jaxdt.wiring.delayed_update import DelayedUpdate
+from jaxdt.wiring.fixed import FixedWiring
+from jaxdt.wiring.load_report import LoadReporter
+
+PLAN = Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (2,))
 
 READABLE = {kind.__name__ for kind in (*typing.get_args(Event), *typing.get_args(Message))} - {"Received"}
 
@@ -51,3 +59,11 @@ def test_a_machine_reads_every_event_that_it_matches(name):
 @pytest.mark.parametrize("name", sorted(set(MACHINES) - {"FixedWiring"}))  # which hands the others to its routed wiring
 def test_a_machine_is_spared_what_it_does_not_match(name):
     assert {kind.__name__ for kind in MACHINES[name].READS} <= matched(MACHINES[name])
+
+
+def test_a_wiring_around_others_reads_all_that_they_read():
+    """With a delay a wiring has to hear of each commit, also when its queue is measured."""
+    wirings = [FixedWiring(PLAN, StepShape(0, 0, 2, 2, 1, ((1, 0),))) for _ in range(2)]
+    delayed = DelayedUpdate(0, 0, wirings, Delay(1))
+    assert FixedWiring.READS < delayed.READS == LoadReporter(delayed, 1.0).READS
+    assert Committed in delayed.READS
