@@ -25,6 +25,7 @@ from jaxdt.spec.config import WiringConfig, default_plan
 from jaxdt.spec.delay import Delay
 from jaxdt.spec.work import Work
 from jaxdt.wiring.delayed_update import DelayedUpdate
+from jaxdt.wiring.routed import RoutedWiring
 
 
 def delayed(config, after_steps=0):
@@ -50,6 +51,8 @@ def test_the_first_steps_are_spared():
 class Told:
     """A wiring that writes down what it hears, and answers a grant with Work."""
 
+    READS = RoutedWiring.READS
+
     def __init__(self):
         self.heard = []
 
@@ -61,7 +64,7 @@ class Told:
                 self.heard.append(f"begin {step}")
         return []
 
-    def let_go(self):
+    def cancel_run(self):
         self.heard.append("let go")
 
 

@@ -133,7 +133,8 @@ def test_a_pair_has_no_residual_around_it():
     params["receiver_001"] = jax.tree.map(jnp.zeros_like, params["receiver_001"])
     run = jax.jit(partial(apply_stage, config, 0, 3, jnp.float32))
     logits = run(params, np.arange(4, dtype=np.int32)[None])
-    np.testing.assert_array_equal(logits[0, 0], logits[0, -1])
+    # Some processors add up the first and the last position in another order; what got through would be of order 1.
+    np.testing.assert_allclose(logits[0, 0], logits[0, -1], rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- invariant 8 of the specification

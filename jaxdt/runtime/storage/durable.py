@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -63,7 +64,8 @@ class LateFile:
 def write_durably(path: Path, content: bytes) -> None:
     """Replace the content of a file: write a temporary file, fsync it, rename it, fsync the folder. Also after a crash
     the file holds either all of its old content or all of the new one. An OSError names the file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # peers of one host may write the same file
+    # Peers of one host, and threads of one process, may write the same file.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content)
