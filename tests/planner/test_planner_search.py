@@ -130,7 +130,7 @@ def test_case_5_has_its_eight_cities_as_types_and_clusters():
     types = types_of(problem, interchangeable(problem))
     assert types.exact
     assert types.sizes == [8] * 8
-    jittered = problem_of(case("derived_case5_jitter_seed2022"), 8, 8, C_DP, C_PP)
+    jittered = problem_of(case("derived/derived_case5_jitter_seed2022"), 8, 8, C_DP, C_PP)
     assert len(set(interchangeable(jittered))) == 64
     clusters = types_of(jittered, near_equal(jittered, 8)[-1])
     assert not clusters.exact
