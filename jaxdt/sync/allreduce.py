@@ -333,9 +333,9 @@ class AllReduce:
         if self._rollback:
             return self._roll_back(self._rollback)
         if self._view and (done.generation, step) != (self._view.generation, self._version):
-            # This peer was evicted meanwhile, and joins at a later version.
-            own_rounds = tuple([round for round in done.rounds if round.group in self._rounds.groups])
-            return [Free(step, own_rounds + self._abandoned)]
+            # This peer was evicted meanwhile, and joins at a later version. A result that it fetches now may be of a
+            # round that it has abandoned, so only the rounds of the step are over; earlier ones go with a later step.
+            return [Free(step, tuple([round for round in done.rounds if round.group in self._rounds.groups]))]
         self._set_version(step + 1)
         free = self._free(range(step, step + 1))
         if self._view is None:  # evicted since then: what was under way beside the update is void

@@ -18,6 +18,7 @@ from jaxdt.protocol.events import (
     Committed,
     Drained,
     Evaluated,
+    Evicted,
     Free,
     Header,
     Hello,
@@ -449,6 +450,22 @@ def test_the_step_ends_when_the_update_ran():
     commit(wire, 0, record(wire, group))
     wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
     assert wire.internal[1:] == [(0, Free(STEP, (Round(STEP, "stage0", 1),))), (0, Updated(0, 1))]
+
+
+def test_what_is_fetched_after_a_return_outlives_the_update_that_ran_meanwhile():
+    """A peer is evicted while it applies step 0, and is back before that is done: the round of step 1, under way when it
+    left, may be the one whose result it fetches now."""
+    wire, group = prepared_pair()
+    commit(wire, 0, record(wire, group))
+    key = SliceKey(Round(1, "stage0", 1), 0, 1, 1)
+    wire.tell(0, Received(Header("r", 0, 1, 1), Shard(key, (), 0)))
+    without = replace(wire.view, number=2, members=wire.view.members[1:], n_committed=1)
+    wire.tell(0, Evicted(without))
+    back = replace(without, number=3, members=wire.view.members, joining=(0,))
+    wire.tell(0, ViewChanged(back))
+    wire.internal.clear()
+    wire.tell(0, Ran(Work(0, "U", None, 0, STEP), 0.0, 1.0))
+    assert wire.internal == [(0, Free(STEP, (Round(STEP, "stage0", 1),)))]
 
 
 def test_a_skipped_step_advances_without_an_update():
