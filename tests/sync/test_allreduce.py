@@ -453,8 +453,8 @@ def test_the_step_ends_when_the_update_ran():
 
 
 def test_what_is_fetched_after_a_return_outlives_the_update_that_ran_meanwhile():
-    """A peer is evicted while it applies step 0, and is back before that is done. The round of step 1 was under way when
-    it left, and may be the one whose result it fetches now."""
+    """A peer is evicted while it applies step 0, and is back before that is done. The round of step 1 was under way
+    when it left, and may be the one whose result it fetches now."""
     wire, group = prepared_pair()
     commit(wire, 0, record(wire, group))
     key = SliceKey(Round(1, "stage0", 1), 0, 1, 1)
