@@ -84,6 +84,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     assert code == 2 and said.startswith("coordinator: run: peer 1 is of run '") and ", config " in said, said
     stop = come_with_another_shape(address, credential)
     assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop
+    fleet.wait_for_step(len(fleet.losses()) + 2)  # steps wait for a joining peer, so it has been put out by then
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended() == 130, fleet.output
     reasons = ["unknown ca", "protocol version: got 9", "run: peer 1 is of run", "asks for words 0..1000"]
