@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 
 from jaxdt.runtime.net import frame, handshake, unix_socket
-from jaxdt.runtime.net.connection import Address, Connection
+from jaxdt.runtime.net.connection import Address, Connection, SelfPipe
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe
 from jaxdt.spec.errors import BadInput
 
 _FULL_S = 0.1  # pause when the system has no file descriptor left

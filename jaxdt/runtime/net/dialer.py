@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable
 
 from jaxdt.runtime.net import unix_socket
-from jaxdt.runtime.net.connection import Address, Connection, left_s
+from jaxdt.runtime.net.connection import Address, Connection, SelfPipe, left_s, poll_ms
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused, greet, secure
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe, poll_ms
+from jaxdt.runtime.net.options import LinkState, TransportLimits
 
 
 class Dialer:

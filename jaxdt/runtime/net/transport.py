@@ -18,11 +18,9 @@ from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.connection import Address, Connection
 from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
-from jaxdt.runtime.net.inbound_channel import InboundChannel
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
+from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.outbound_channel import OutboundChannel
-from jaxdt.runtime.net.reverse_dial import ReverseDialer
 from jaxdt.runtime.net.shaper import Shaper
 from jaxdt.spec.errors import BadInput
 
