@@ -89,6 +89,7 @@ class Connection:
         # A flag, not a bound method: a reference cycle would keep the buffers until the garbage collector runs.
         self._reads_whole_buffers = False
         self._records: AeadRecords | None = None
+        self._has_spoken = False
         self.deadline_s: float | None = None
         try:
             _set_options(sock, limits)
@@ -96,10 +97,26 @@ class Connection:
             sock.close()
             raise
 
-    def peek_byte(self) -> bytes:
-        """The first byte of the next read, which stays unread; before TLS only."""
-        self._limit_next_call()
-        return self._sock.recv(1, socket.MSG_PEEK)
+    def first_byte(self, timeout_s: float) -> bytes:
+        """The first byte, which stays unread; before TLS only. OSError when none comes within the time."""
+        self._sock.settimeout(timeout_s)
+        try:
+            byte = self._sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
+        if not byte:
+            raise ConnectionAbortedError("closed before its first byte")
+        self._has_spoken = True
+        return byte
+
+    def is_silent(self) -> bool:
+        """Whether not even a first byte has come; from any thread."""
+        with self._lock:
+            if self._has_spoken or self._cut or self._sock.fileno() < 0:
+                return False
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN)
+            return not poller.poll(0)
 
     def enter_tls(self, context: ssl.SSLContext, server_side: bool) -> None:
         """Do the TLS handshake, within the deadline."""

@@ -62,7 +62,11 @@ class TransportLimits:
     dead_link_s: float = 6.0  # unanswered keepalives or unacknowledged bytes
     backoff_s_min: float = 0.05
     backoff_s_max: float = 5.0
-    n_greeting_max: int = 32  # accepted connections that have not identified themselves yet
+    first_byte_s: float = 3.0  # from the accept to the first byte; the system repeats a lost packet after 1 s
+    slow_handshake_s: float = 2.0  # a handshake that takes longer gives way where there is no other place
+    n_greeting_max: int = 64  # accepted connections that have not identified themselves yet
+    n_greeting_stranger_max: int = 32  # those from addresses from which no member has come
+    n_greeting_source_max: int = 16  # those from one address
 
 
 @dataclass(frozen=True)

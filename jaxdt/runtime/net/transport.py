@@ -118,6 +118,8 @@ class Transport:
         """
         if address is not None:
             self._check_address(handshake.name_of(peer), address)
+            if self._acceptor is not None:
+                self._acceptor.expect_from(address[0])
         with self._lock:
             if self._closing:
                 return
