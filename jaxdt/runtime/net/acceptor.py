@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 
 from jaxdt.runtime.net import frame, handshake, unix_socket
-from jaxdt.runtime.net.connection import Address, Connection, SelfPipe, poll_ms
+from jaxdt.runtime.net.address import Address, bind
+from jaxdt.runtime.net.connection import Connection, SelfPipe, poll_ms
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.strangers import GreetingPlaces, NoPlace, Place, ReportLimiter, source_of
-from jaxdt.spec.errors import BadInput
 
 _FULL_S = 0.1  # pause when the system has no file descriptor left
 _LINGER_S = 1.0
@@ -57,7 +57,7 @@ class Acceptor:
         self._last_refusal: tuple[int | None, str] | None = None
         self._closing = False
 
-        tcp = _bind(address)
+        tcp = bind(address)
         self._self_pipe = SelfPipe()
         self.address: Address = tcp.getsockname()[:2]
         self._listeners = [sock for sock in (tcp, unix_socket.listener(self.address)) if sock is not None]
@@ -195,14 +195,3 @@ class Acceptor:
             summary = self._reports.summary(time.monotonic())
         if summary is not None:
             self._refused(None, summary)
-
-
-def _bind(address: Address) -> socket.socket:
-    host, port = address
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise BadInput(f"listen: cannot bind {host}:{port} ({error.strerror})") from None
-    listener.setblocking(False)
-    return listener

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from jaxdt.runtime.net.aead_records import RECORD_BYTES, AeadRecords
 from jaxdt.runtime.net.options import TransportLimits
 
-Address = tuple[str, int]
-
 _N_PIECES = 64  # in one sendmsg; the system's limit is 1024
 _SEND_S = 0.2  # a blocking write may take this long before acknowledgements are read
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a record of its own

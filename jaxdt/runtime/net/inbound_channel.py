@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxdt.runtime.net import frame
-from jaxdt.runtime.net.connection import Address, Connection, SelfPipe
+from jaxdt.runtime.net.address import Address
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.frame import DTYPES, Frame, FrameError, Leaf, Payload
 from jaxdt.runtime.net.handshake import N_RANGES, HandshakeHello

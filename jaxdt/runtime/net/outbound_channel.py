@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxdt.runtime.net import frame, handshake
+from jaxdt.runtime.net.address import Address
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
-from jaxdt.runtime.net.connection import Address, Connection, SelfPipe
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello
