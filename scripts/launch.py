@@ -20,6 +20,7 @@ from jaxdt.cli import codec_flags, environment, run_flags
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import LocalFleet
+from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, newest
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -106,13 +107,30 @@ def emit(folder: Path, config: RunConfig, plan: Plan) -> None:
     peers = sorted(plan.peers)
     run_dirs.write_job(folder, config, plan)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
-    coordinator = f"{HOSTS.value[0]}:{PORT.value}"
-    _write_flags(folder / "coordinator.flags", [*shared, f"--listen={coordinator}"])
+    coordinator = _address(HOSTS.value[0], PORT.value)
+    _write_flags(folder / "coordinator.flags", [*shared, *_listen_flags(coordinator)])
     print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
-        identity = [f"--peer={peer}", f"--coordinator={coordinator}", f"--listen={host}:{PORT.value + offset}"]
+        own = _address(host, PORT.value + offset)
+        identity = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]
         _write_flags(folder / f"host_{peer}.flags", [*shared, *identity])
         print(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
+
+
+def _address(host: str, port: int) -> Address:
+    """The address of a host of --hosts; BadInput if that is none."""
+    address = (host.strip("[]"), port)
+    check_address("--hosts", address)
+    return address
+
+
+def _listen_flags(address: Address) -> list[str]:
+    """The flags with which a process is reached at an address. The address may be one of a router, or a name, so the
+    process listens on all interfaces."""
+    host, port = address
+    if is_loopback(host):
+        return [f"--listen={format_address(address)}"]
+    return [f"--listen={'[::]' if ':' in host else '0.0.0.0'}:{port}", f"--advertise={format_address(address)}"]
 
 
 def _write_flags(path: Path, lines: list[str]) -> None:

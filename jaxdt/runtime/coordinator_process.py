@@ -14,7 +14,7 @@ from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.checkpoint import check_resumable, complete_checkpoints
 from jaxdt.runtime.storage.durable import FileStore, LateFile
-from jaxdt.runtime.transport_setup import start_transport
+from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
 
 
@@ -22,13 +22,13 @@ from jaxdt.spec.errors import BadInput
 class CoordinatorOptions:
     """What the coordinator is given beside the job of the run.
 
-    listen: "host:port".
+    own: where it listens, and where peers reach it.
     live: show the fleet as a live table, if on a terminal.
     stop_with_parent: end when standard input ends.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
     """
 
-    listen: str
+    own: OwnAddress
     live: bool
     stop_with_parent: bool
     launched_s: float | None = None
@@ -36,8 +36,8 @@ class CoordinatorOptions:
 
 def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None]) -> Stop:
     """Be the coordinator until the run ends: write its metrics and its summary, and show the fleet. `on_address` is
-    called with the address that was bound."""
-    if not options.listen:
+    called with the address at which peers reach it."""
+    if not options.own.listen:
         raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
     durable = FileStore(job.run_dir / "coordinator")
     durable_state = _unfinished_state(job, durable)
@@ -48,7 +48,7 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
-        address = start_transport(job, loop, COORDINATOR, options.listen)
+        address = start_transport(job, loop, COORDINATOR, options.own)
         with journal:
             durable.put("run", job.run)
             on_address(address)

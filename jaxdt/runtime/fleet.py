@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.run_dir import job_flags
+from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.plan import Plan
 
 RUN_CODES = (0, 2, 3, 4, 130)
@@ -97,7 +98,10 @@ class LocalFleet:
         # compete for the CPUs.
         one_thread = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"
         environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + one_thread}
-        with (self._run_dir / "logs" / f"peer_{peer}.log").open("w") as log:
+        path = self._log_path(peer)
+        for part in (path, older_part(path)):
+            part.unlink(missing_ok=True)
+        with path.open("a") as log:  # `cut_log` needs a file that is appended to
             self._peers[peer] = subprocess.Popen(
                 [sys.executable, str(self._scripts / "train.py"), *flags],
                 stdin=subprocess.PIPE,
@@ -120,6 +124,8 @@ class LocalFleet:
         code of the run."""
         while self._started_coordinator.poll() is None or self._restarts_coordinator(address):
             time.sleep(POLL_S)
+            for peer in self._peers:
+                cut_log(self._log_path(peer))
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
             if self._first_view.exists():
                 continue
@@ -159,9 +165,11 @@ class LocalFleet:
         """Print the exit code of a peer that crashed, and the last line of its log."""
         print(f"peer {peer}: exit code {self._peers[peer].returncode}, in its log: {self._last_line(peer)}")
 
+    def _log_path(self, peer: int) -> Path:
+        return self._run_dir / "logs" / f"peer_{peer}.log"
+
     def _last_line(self, peer: int) -> str:
-        log = self._run_dir / "logs" / f"peer_{peer}.log"
-        return (log.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        return (self._log_path(peer).read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
 
     def _coordinator_ends_within(self, timeout_s: float) -> bool:
         """Wait for at most timeout_s. Returns whether the coordinator has ended."""

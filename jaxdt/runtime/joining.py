@@ -6,7 +6,7 @@ from queue import Empty, SimpleQueue
 
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Ended, Header, Join, Message, Received, Welcome
 from jaxdt.protocol.message import from_plain, to_plain
-from jaxdt.runtime.net.connection import Address
+from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
@@ -35,7 +35,7 @@ def ask_to_join(coordinator: Address, credential: Path | None, allow_plaintext: 
         TransportCallbacks(on_message, on_link, expect=lambda src, event, table: None, read=from_plain),
         TransportSettings(allow_plaintext=allow_plaintext),
     )
-    where = "coordinator {}:{}".format(*coordinator)
+    where = f"coordinator {format_address(coordinator)}"
     try:
         transport.connect(COORDINATOR, coordinator)
         transport.send(COORDINATOR, to_plain(Header("", 0, 0, temporary_id), Join()))

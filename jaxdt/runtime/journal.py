@@ -24,6 +24,7 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.runtime.display import Display
 from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
@@ -32,7 +33,6 @@ from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 2
 SAVES_MAX = 1000  # the summary counts no more than the last checkpoints
-LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 class Journal:
@@ -192,5 +192,5 @@ class Journal:
 def host_name(address: str) -> str:
     """The host of an address. Peers of one host share its cores; a loopback address is on the coordinator's own host,
     which is called "here"."""
-    host = address.rpartition(":")[0]
-    return "here" if host.startswith(LOOPBACK) else host
+    host = address.rpartition(":")[0].strip("[]")
+    return "here" if is_loopback(host) else host

@@ -59,6 +59,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore, refusal
@@ -307,8 +308,10 @@ class Loop:
             self.transport.send(dst, serialized, leaves, priority=priority)
 
     def _connect(self, peer: int, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.transport.connect(peer, (host, int(port)) if address else None)
+        try:
+            self.transport.connect(peer, parse_address(name_of(peer), address) if address else None)
+        except BadInput as error:  # the peer gave a bad address, which is no reason to end this process
+            self._handle(Refused(peer, str(error)))
 
     def _start_ready_work(self) -> None:
         """Start the Work that is ready, unless a link is congested."""

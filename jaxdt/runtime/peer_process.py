@@ -14,11 +14,12 @@ from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import LateFile
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.runtime.transport_setup import parse_address, start_transport
+from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import sync_groups
 
@@ -27,7 +28,8 @@ from jaxdt.spec.sizes import sync_groups
 class PeerOptions:
     """What one peer is given beside the job of the run.
 
-    coordinator, listen: "host:port"; `listen` is '' for a peer that nobody can dial.
+    coordinator: "host:port".
+    own: where the peer listens, and where others reach it.
     n_devices: local devices over which the stage's microbatches are spread.
     stop_with_parent: end when standard input ends.
     joins_stage: the stage of a newcomer, which the plan does not name; None for a peer of the plan.
@@ -35,7 +37,7 @@ class PeerOptions:
 
     peer: int
     coordinator: str
-    listen: str
+    own: OwnAddress
     n_devices: int = 1
     stop_with_parent: bool = False
     joins_stage: int | None = None
@@ -69,8 +71,9 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
             trace = Trace(trace_file.write, job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
             loop = Loop(peer, served.machine, trace, log_report, checkpointer, queue_bytes=queue_bytes)
-            address = start_transport(job, loop, peer, options.listen)
-            loop.transport.connect(COORDINATOR, parse_address("coordinator", options.coordinator))
+            coordinator = parse_address("coordinator", options.coordinator)
+            address = start_transport(job, loop, peer, options.own, coordinator)
+            loop.transport.connect(COORDINATOR, coordinator)
             stop_requests.deliver_to(loop)
             prepare = functools.partial(_prepare, job, options, served, loop)
             arguments = (loop, prepare, checkpointer, job.work_s_min(served.stage))

@@ -19,12 +19,12 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.joining import ask_to_join
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.credential import create
 from jaxdt.runtime.net.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import job_flags
-from jaxdt.runtime.transport_setup import parse_address
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
