@@ -17,7 +17,7 @@ BEGAN_S = flags.DEFINE_float("began_s", None, "When the launcher began, on this 
 
 
 def main() -> int:
-    environment.compute_on_cpu()  # the coordinator computes nothing
+    environment.keep_off_gpus()
     run_flags.required("run_dir")
     options = CoordinatorOptions(
         own=OwnAddress(LISTEN.value, ADVERTISE.value),

@@ -97,7 +97,8 @@ class Coordinator:
         self.config = config
         self.coordinator_term = durable_state.coordinator_term + 1 if durable_state else 1
         self.roster = Roster(config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance)
-        self.profiles: dict[int, dict[str, float]] = {}
+        self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
+        self.devices: dict[int, str] = {}
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
@@ -212,8 +213,8 @@ class Coordinator:
             case Heartbeat(count, status):
                 self._leases.heartbeat(now_s, src, status)
                 return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status)]
-            case Profiled(seconds, version, process) if process == self.roster.processes.get(src):
-                return self._on_profiled(src, seconds, version)
+            case Profiled(process=process) if process == self.roster.processes.get(src):
+                return self._on_profiled(src, body)
             case Load():
                 self.roster.balance.report(now_s, src, body)
             case Failed(reason):
@@ -279,20 +280,22 @@ class Coordinator:
         ]
         return [self._send(src, body) for body in missed]
 
-    def _on_profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
+    def _on_profiled(self, src: int, profiled: Profiled) -> list[Action]:
         """View 1 is made when the last peer of the plan is ready to compute; a peer that comes later is a candidate."""
         is_planned = src in self.config.stage_of
         if is_planned:
-            self.profiles[src] = seconds
+            self.profiles[src] = profiled.seconds
+            self.devices[src] = profiled.device
             if VIEW in self._being_persisted and self.view is None:
                 return []
         if self.view or not is_planned:
             if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
                 return []
             self.roster.candidates.add(src)
-            return [CandidateReport(src), *self._change_view()]
-        if version != self.n_committed:
-            return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
+            return [CandidateReport(src, profiled.device), *self._change_view()]
+        if profiled.version != self.n_committed:
+            reason = f"has version {profiled.version}, expected {self.n_committed}"
+            return self._end(2, f"{self.roster.name(src)}: {reason}")
         if missing := sorted(set(self.config.stage_of) - set(self.profiles)):
             return [WaitingReport(missing)]
         view = self.roster.first_view(self.coordinator_term, self.config.start_generation, self.n_committed)

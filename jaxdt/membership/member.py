@@ -64,7 +64,14 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.protocol.reports import AdoptedReport, EvictedReport, MovingReport, OutageReport, RefusedReport
+from jaxdt.protocol.reports import (
+    AdoptedReport,
+    EvictedReport,
+    MovingReport,
+    OutageReport,
+    ReadyReport,
+    RefusedReport,
+)
 
 FIRST_CONTACT_S = 120.0
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
@@ -113,6 +120,7 @@ class Membership:
         self._started = Started()
         self._started_s = 0.0
         self._profile: dict[str, float] | None = None
+        self._device = ""
         self._version = identity.start_version
         self._is_leaving = False
         self._next_stage: int | None = None  # where the coordinator wants this peer
@@ -159,9 +167,9 @@ class Membership:
                 return self._watch(now_s)
             case Status():
                 self._status = event
-            case Ready(seconds):
-                self._profile = seconds
-                return [self._profiled()]
+            case Ready(seconds, _, device):
+                self._profile, self._device = seconds, device
+                return [ReadyReport(device), self._profiled()]
             case Refused(peer, reason):
                 if peer == COORDINATOR and self.view is None and self._last_view_number == 0:
                     return [Stop(2, f"coordinator: {reason}")]
@@ -211,7 +219,7 @@ class Membership:
 
     def _profiled(self) -> Send:
         assert self._profile is not None
-        return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process))
+        return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process, self._device))
 
     def _confirmed(self, body: Message) -> Send:
         """A message that must not be lost with the coordinator."""

@@ -186,12 +186,13 @@ class Welcome:
 
 @frozen_dataclass
 class Profiled:
-    """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, and the
-    version of its parameters."""
+    """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, the
+    version of its parameters, and on what it computes, for people."""
 
     seconds: dict[str, float]
     version: int
     process: int = 0
+    device: str = ""
 
 
 @frozen_dataclass
@@ -560,10 +561,11 @@ class Refused:
 @frozen_dataclass
 class Ready:
     """The peer's own stage is compiled and timed, seconds per kind of Work and per MESSAGE; its state has so many
-    4-byte words."""
+    4-byte words. `device`: on what it computes, for people."""
 
     seconds: dict[str, float]
     n_words: int = 0
+    device: str = ""
 
 
 @frozen_dataclass

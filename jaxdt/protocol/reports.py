@@ -121,10 +121,11 @@ class JoinRequestReport(Report):
 
 @dataclass(frozen=True)
 class CandidateReport(Report):
-    """A peer that is not a member is ready to compute."""
+    """A peer that is not a member is ready to compute, on `device`."""
 
     kind: ClassVar[str] = "candidate"
     peer: int
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,14 @@ class HeartbeatReport(Report):
 
 
 # ------------------------------------------------------------------------------------------------- from a peer
+
+
+@dataclass(frozen=True)
+class ReadyReport(Report):
+    """This process is ready to compute, on `device`: platform, number and kind."""
+
+    kind: ClassVar[str] = "ready"
+    device: str
 
 
 @dataclass(frozen=True)

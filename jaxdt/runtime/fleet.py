@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
@@ -21,6 +23,15 @@ POLL_S = 0.05
 ADDRESS_S = 60.0
 
 
+@dataclass(frozen=True)
+class PeerDevices:
+    """What each peer may use. `n_cpus`: CPUs of each peer; 0 shares out this machine's. `gpu_flags[peer]`: the flags of
+    train.py that name its GPUs; none where the machine has no GPUs."""
+
+    n_cpus: int
+    gpu_flags: Mapping[int, list[str]]
+
+
 class LocalFleet:
     """Starts the processes, waits for them, and leaves none behind.
 
@@ -28,7 +39,6 @@ class LocalFleet:
     is killed is started again.
 
     scripts: the folder of train.py and coordinate.py.
-    n_cpus: CPUs of each peer; 0 shares out this machine's.
     launched_s: when the launcher began, on the monotonic clock.
     lock: a file descriptor that every process inherits."""
 
@@ -38,7 +48,7 @@ class LocalFleet:
         plan: Plan,
         scripts: Path,
         extra_flags: list[str],
-        n_cpus: int,
+        devices: PeerDevices,
         launched_s: float,
         lock: int,
     ):
@@ -46,7 +56,8 @@ class LocalFleet:
         self._plan = plan
         self._scripts = scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
-        self._n_cpus = n_cpus or (os.cpu_count() or 1) // len(plan.peers)
+        self._n_cpus = devices.n_cpus or (os.cpu_count() or 1) // len(plan.peers)
+        self._gpu_flags = devices.gpu_flags
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
         self._launched_s = launched_s
@@ -93,7 +104,13 @@ class LocalFleet:
         return address_file.read_text() if address_file.exists() else ""
 
     def _start_peer(self, peer: int, address: str) -> None:
-        flags = [f"--peer={peer}", f"--coordinator={address}", *self._flags, *self._cpus(peer)]
+        flags = [
+            f"--peer={peer}",
+            f"--coordinator={address}",
+            *self._flags,
+            *self._cpus(peer),
+            *self._gpu_flags.get(peer, []),
+        ]
         # Peers that share CPUs compute on one thread each. The simulator assumes this, and more threads would only
         # compete for the CPUs.
         one_thread = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"

@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
 from jaxdt.membership.coordinator import Coordinator
@@ -103,7 +103,9 @@ class Journal:
         if any(codec != NONE for codec in plan.codec_of_links.values()):
             uncompressed = replace(plan, codec=(NONE,) * (plan.n_stages - 1))
             self._predicted_uncompressed_s = self._predict(uncompressed)
-        self._display.print(f"all {len(report.members)} peers are ready")
+        devices = Counter(self._machine.devices[peer] for peer in sorted(report.members))
+        on = ", ".join(f"{n} on {device}" for device, n in devices.items())
+        self._display.print(f"all {len(report.members)} peers are ready, {on}")
         self._display.print(f"predicted step time {self._predicted_s:.3f} s")
 
     def _view(self, report: ViewReport) -> None:

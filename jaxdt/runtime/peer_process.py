@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jaxdt.build import RunStart, build_newcomer, build_peer
 from jaxdt.membership.peer import Peer
+from jaxdt.model.stage import computes_on
 from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Stop
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
@@ -126,7 +127,7 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
         measured_s = time_stage(store, timed, probe)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
-    return Ready(seconds, store.n_words)
+    return Ready(seconds, store.n_words, computes_on(options.n_devices))
 
 
 def log_report(report: Report) -> None:

@@ -43,7 +43,7 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
 )
-from jaxdt.protocol.reports import DroppedReport
+from jaxdt.protocol.reports import CandidateReport, DroppedReport
 from jaxdt.spec.seq_lengths import SeqLengths
 
 # Two stages, two replicas each.
@@ -496,6 +496,19 @@ def test_a_refused_hello_opens_no_lease():
         for peer in (0, 2, 3):
             run.message(peer, Heartbeat(1, {}), now_s)
         assert not of(run.event(Woke("tick"), now_s), Stop)
+
+
+def test_on_what_each_peer_computes_is_known():
+    run = Driver()
+    run.message(0, Hello(0, 0, "f", "h0:1"))
+    run.message(0, Profiled({"F": 1.0}, 0, device="gpu: 1 x H100"))
+    assert run.machine.devices == {0: "gpu: 1 x H100"}
+    run.begin()
+    run.event(LinkChanged(1, False, "gone"))
+    run.event(Woke("link"), 99.0)
+    run.message(1, Hello(1, 1, "f", "h1:1", process=7), 99.0)
+    actions = run.message(1, Profiled({"F": 1.0}, 0, 7, "cpu: 1 x cpu"), 99.0)
+    assert CandidateReport(1, "cpu: 1 x cpu") in actions
 
 
 def test_a_refused_peer_cannot_complete_the_view_or_end_the_run():

@@ -51,10 +51,14 @@ def devices() -> Iterable[Finding]:
     """The devices on which jax computes."""
     import jax
 
-    kinds = sorted({device.device_kind for device in jax.local_devices()})
-    idle_gpu = jax.default_backend() == "cpu" and NVIDIA.exists()
-    seen = f"{jax.local_device_count()} x {', '.join(kinds)} ({jax.default_backend()})"
-    yield Finding("devices", seen, 'pip install "jax[cuda13]"   # an NVIDIA driver is here' if idle_gpu else "")
+    from jaxdt.model.stage import computes_on
+
+    mend = ""
+    if jax.default_backend() == "cpu" and NVIDIA.exists():
+        on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu"
+        mend = "unset JAX_PLATFORMS" if on_cpu else 'pip install "jax[cuda13]"'
+        mend += "   # an NVIDIA driver is here"
+    yield Finding("devices", computes_on(), mend)
     yield Finding("cores", str(os.cpu_count()))
 
 

@@ -106,4 +106,7 @@ def test_a_gpu_that_nothing_uses_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "NVIDIA", tmp_path / "none")
     assert not any(finding.mend for finding in doctor.devices())
     monkeypatch.setattr(doctor, "NVIDIA", tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert any("unset JAX_PLATFORMS" in finding.mend for finding in doctor.devices())
+    monkeypatch.delenv("JAX_PLATFORMS")
     assert any("cuda" in finding.mend for finding in doctor.devices())
