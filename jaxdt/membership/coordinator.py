@@ -42,6 +42,7 @@ from jaxdt.protocol.events import (
     Load,
     MarkCheckpoint,
     Message,
+    Paused,
     Persist,
     Persisted,
     Profiled,
@@ -54,6 +55,7 @@ from jaxdt.protocol.events import (
     Started,
     Stop,
     Suspect,
+    Terminated,
     View,
     WakeAt,
     Woke,
@@ -69,10 +71,12 @@ from jaxdt.protocol.reports import (
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    PausedReport,
     RefusedReport,
     RestartedReport,
     ReturnedReport,
     RollbackReport,
+    SteppedDownReport,
     VacantReport,
     ViewReport,
     WaitingReport,
@@ -80,6 +84,8 @@ from jaxdt.protocol.reports import (
 from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
+SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
+TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
 TERM, VIEW, RECORDS = "coordinator_term", "view", "records"  # names under which state is made durable
 
 
@@ -95,7 +101,7 @@ class Coordinator:
         balance: Balance | None = None,
     ):
         self.config = config
-        self.coordinator_term = durable_state.coordinator_term + 1 if durable_state else 1
+        self.coordinator_term = 1 + max(config.last_term, durable_state.coordinator_term if durable_state else 0)
         self.roster = Roster(config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance)
         self.profiles: dict[int, dict[str, float]] = {}
         self._agreement = agreement
@@ -130,6 +136,10 @@ class Coordinator:
                 return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return self._end(code, reason)
+            case Paused(seconds):
+                return self._on_pause(now_s, seconds)
+            case Terminated():
+                return self._step_down(TERMINATED, "terminated; the run waits for a coordinator")
             case LinkChanged(peer, up):
                 return self._on_link(now_s, peer, up)
             case Received(header, body):
@@ -138,6 +148,15 @@ class Coordinator:
 
     def _next_tick(self, now_s: float) -> WakeAt:
         return WakeAt(now_s + self.config.heartbeat_s, "tick")
+
+    def _on_pause(self, now_s: float, paused_s: float) -> list[Action]:
+        """This process did not run, and what the peers said meanwhile is still on its way through its sockets. So
+        nobody is judged before a whole lease is over, in which the peers are heard again."""
+        if paused_s <= self.config.heartbeat_s:
+            return []
+        patience_s = self.config.deadline_floor_s
+        self._patient_until_s = max(self._patient_until_s, now_s + patience_s)
+        return [PausedReport(round(paused_s, 1), patience_s)]
 
     def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action]:
         self._leases.link(peer, up, now_s)
@@ -187,9 +206,15 @@ class Coordinator:
         src = header.src
         if isinstance(body, Join):
             return self._on_join(now_s, src)
-        if header.run == self.config.run and src in self.roster.stage_of:
+        if header.run != self.config.run:
+            return [DroppedReport(src, run=header.run)]
+        if header.view and self.view is None:
+            return self._state_lost(src, header)
+        if header.coordinator_term > self.coordinator_term:
+            return self._superseded(src, header.coordinator_term)
+        if src in self.roster.stage_of:
             return self._from_peer(now_s, header, body)
-        if isinstance(body, Hello) and header.run == self.config.run and self.view:
+        if isinstance(body, Hello) and self.view:
             return self._from_stranger(src, body.address)
         return [DroppedReport(src, run=header.run)]
 
@@ -405,9 +430,26 @@ class Coordinator:
         sends = [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [EndedReport(code, reason), *sends, Stop(code, reason)]
 
+    def _superseded(self, src: int, coordinator_term: int) -> list[Action]:
+        """Another coordinator has taken this one for dead. The peers obey the other one, so this one only ends."""
+        reason = f"{self.roster.name(src)} obeys a coordinator of term {coordinator_term}, this one has term "
+        return self._step_down(SUPERSEDED, f"{reason}{self.coordinator_term}; that one has taken over the run")
+
+    def _state_lost(self, src: int, header: Header) -> list[Action]:
+        """The run goes on elsewhere than on this disk: what was committed is not known here."""
+        where = f"{self.roster.name(src)} is in view {header.view} of term {header.coordinator_term}"
+        mend = "restore the folder coordinator/ of run_dir, or stop all peers and start again from a checkpoint"
+        return self._step_down(2, f"{where}, and this disk holds no state of the run; {mend}")
+
+    def _step_down(self, code: int, reason: str) -> list[Action]:
+        """End this coordinator, and not the run: the peers are told nothing, as if this process had been killed."""
+        self._ended = True
+        reason = f"coordinator: {reason}"
+        return [SteppedDownReport(reason), Stop(code, reason)]
+
     def _to_all(self, body: Message) -> list[Action]:
         return [self._send(member.peer, body) for member in self.roster.current_view.members]
 
     def _send(self, dst: int, body: Message) -> Send:
         generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)
-        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR))
+        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR, self.coordinator_term))

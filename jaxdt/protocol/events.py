@@ -75,12 +75,14 @@ class StateKey:
 @frozen_dataclass
 class Header:
     """Stands on every message. A message of another run, another generation or an old view is dropped and counted; one
-    of a newer view is held."""
+    of a newer view is held. `coordinator_term`: the coordinator's own, or the highest that a peer has heard of; peers
+    drop what a coordinator of a lower term says."""
 
     run: str
     generation: int
     view: int
     src: int
+    coordinator_term: int = 0
 
 
 @frozen_dataclass
@@ -583,6 +585,19 @@ class Interrupted:
 
 
 @frozen_dataclass
+class Paused:
+    """This process did not run for so long: its host or its own work held it. What arrived meanwhile may not have been
+    read yet, so a silence of that time says nothing."""
+
+    seconds: float
+
+
+@frozen_dataclass
+class Terminated:
+    """The system asks this coordinator to end. The run goes on, and waits for another coordinator."""
+
+
+@frozen_dataclass
 class Leave:
     """A person or the system asked this peer to leave the run, which goes on."""
 
@@ -807,7 +822,8 @@ class MoveTo:
 
 @frozen_dataclass
 class Stop:
-    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 130 interrupted."""
+    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 5 another coordinator has taken
+    over, 130 interrupted, 143 this coordinator was asked to end and the run goes on."""
 
     code: int
     reason: str
@@ -829,6 +845,8 @@ Event = (
     | Ready
     | Status
     | Interrupted
+    | Paused
+    | Terminated
     | Leave
     | ViewChanged
     | Evicted

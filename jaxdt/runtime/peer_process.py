@@ -58,7 +58,7 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     The coordinator may move the peer to another stage. The peer goes on there as a newcomer does: it drops the state of
     its old stage, compiles the functions of the new one, and fetches the new state from the peers that hold it."""
     peer = options.peer
-    stop_requests = StopRequests(Leave(), options.stop_with_parent)
+    stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
     joins_stage = options.joins_stage
     has_moved = False
     while True:
