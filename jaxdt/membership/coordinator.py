@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxdt.membership.agreement import Agreement, EndRun, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
+from jaxdt.membership.claims import Claims
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
@@ -58,6 +59,7 @@ from jaxdt.protocol.events import (
     Terminated,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
 from jaxdt.protocol.reports import (
@@ -106,6 +108,7 @@ class Coordinator:
         self.profiles: dict[int, dict[str, float]] = {}
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
+        self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
         self._being_persisted: dict[str, View | Record | int] = {}
@@ -129,7 +132,8 @@ class Coordinator:
             case Started():
                 return [*self._start(now_s), self._next_tick(now_s)]
             case Woke(tag):
-                return [*self._judge(now_s), *([self._next_tick(now_s)] if tag == "tick" else [])]
+                judged = [*self._judge(now_s), *self._settle_claims(now_s)]
+                return [*judged, *([self._next_tick(now_s)] if tag == "tick" else [])]
             case Persisted(name):
                 return self._persisted(now_s, name)
             case Refused(_, reason):
@@ -162,6 +166,7 @@ class Coordinator:
         self._leases.link(peer, up, now_s)
         if up:
             return []
+        self._claims.withdrawn(peer)
         # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
         return [WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)]
 
@@ -205,7 +210,7 @@ class Coordinator:
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
         if isinstance(body, Join):
-            return self._on_join(now_s, src)
+            return self._on_join(now_s, src) if body.peer is None else self._on_claim(now_s, src, body)
         if header.run != self.config.run:
             return [DroppedReport(src, run=header.run)]
         if header.view and self.view is None:
@@ -265,10 +270,33 @@ class Coordinator:
         peer, stage = self.roster.newcomer(now_s, src)
         return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
 
+    def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
+        """A process asks, under a temporary id, whether it may be a peer that has an id already."""
+        if join.peer not in self.roster.stage_of:
+            return [self._send(src, Ended(2, self._unknown(join.peer)))]
+        self._claims.ask(now_s, src, join)
+        return self._settle_claims(now_s)
+
+    def _settle_claims(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for claim, is_granted in self._claims.settle(now_s, self._leases):
+            peer = claim.peer
+            if is_granted:
+                stage = self.roster.stage_of[peer]
+                actions.append(self._send(claim.temporary_id, Welcome(self.config.run, peer, stage, "", {})))
+                continue
+            runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
+            reason = (
+                f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one at {claim.where} is refused"
+            )
+            actions += [RefusedReport(reason), self._send(claim.temporary_id, Ended(2, reason))]
+        return actions
+
     def _on_hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        self._claims.arrived(src)
         is_new_process = self.roster.hello(src, hello.address, hello.process)
         actions = self._lost(src, "its process was started anew") if is_new_process else []
         if self._ended:
@@ -286,8 +314,11 @@ class Coordinator:
 
     def _from_stranger(self, src: int, address: str) -> list[Action]:
         """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
-        reason = f"peer {src}: is not known any more, and may join again as a newcomer"
+        reason = self._unknown(src)
         return [RefusedReport(reason), Connect(src, address), self._send(src, Ended(2, reason))]
+
+    def _unknown(self, peer: int | None) -> str:
+        return f"peer {peer}: is not known any more, and may join again as a newcomer"
 
     def _returned(self, now_s: float, src: int) -> list[Action]:
         """The last replica of a stage was silent, and is not dead."""

@@ -171,13 +171,17 @@ class Hello:
 
 @frozen_dataclass
 class Join:
-    """Newcomer, under a temporary id -> coordinator: asks for a peer id and a stage."""
+    """A process, under a temporary id -> coordinator: a newcomer asks for a peer id and a stage; one that was started
+    as `peer` asks whether it may be that peer. `where` it runs, for people."""
+
+    peer: int | None = None
+    where: str = ""
 
 
 @frozen_dataclass
 class Welcome:
-    """Coordinator -> newcomer, the answer to Join: the run, the newcomer's peer id and stage, and `job`: the run's
-    `config` and `plan` as JSON."""
+    """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
+    `config` and `plan` as JSON. Ended is the other answer."""
 
     run: str
     peer: int
@@ -553,7 +557,8 @@ class Started:
 
 @frozen_dataclass
 class Refused:
-    """A connection with `peer` was refused by one of its ends; None if the other end did not name itself."""
+    """`peer` refused a connection that this process opened, or sent what had to be refused; None for a connection that
+    this process refused, whoever it said it was."""
 
     peer: int | None
     reason: str

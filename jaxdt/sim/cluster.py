@@ -32,6 +32,7 @@ from jaxdt.protocol.events import (
     Meet,
     Member,
     MoveTo,
+    Paused,
     Persist,
     Persisted,
     Post,
@@ -190,7 +191,7 @@ class Simulation:
             self._observer(now_s, peer, fault, [])
         if fault.kind == PAUSE:
             self._paused.setdefault(peer, [])
-            self._queue.at(fault.until_s, self._resume, (peer,))
+            self._queue.at(fault.until_s, self._resume, (peer, fault.seconds))
             return
         if fault.kind == LEAVE:
             self._handle_event(peer, Leave())
@@ -244,9 +245,15 @@ class Simulation:
         self._handle_event(peer, Started(process=self._n_starts[peer]))
         self._send_ready(peer)
 
-    def _resume(self, peer: int) -> None:
-        """Messages that have arrived go before timers that have expired, as in the runtime."""
-        for event in sorted(self._paused.pop(peer, ()), key=lambda event: type(event) is Woke):
+    def _resume(self, peer: int, paused_s: float) -> None:
+        """A peer reads the messages that have arrived before it looks at timers that have expired. For the coordinator
+        it is the other way round, the worst case: its messages are still in the sockets."""
+        if peer not in self._paused:
+            return  # its process has ended meanwhile
+        timers_first = peer == COORDINATOR
+        events = self._paused.pop(peer)
+        self._handle_event(peer, Paused(paused_s))
+        for event in sorted(events, key=lambda event: (type(event) is Woke) != timers_first):
             self._handle_event(peer, event)
 
     # --------------------------------------------------------------------------------------------------------- events

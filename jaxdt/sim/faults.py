@@ -176,7 +176,7 @@ def _draw_power_off(candidates: _Candidates, at_s: float) -> Fault | None:
 def _draw_pause(candidates: _Candidates, at_s: float) -> Fault | None:
     if candidates.coordinator_may_pause and candidates.rng.random() < 0.2:
         candidates.coordinator_may_pause = False
-        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(min(BLIP_S, candidates.pause_s)))
+        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(candidates.pause_s))
     peer = candidates.draw_expendable()
     return None if peer is None else Fault(at_s, PAUSE, peer, candidates.draw_seconds(candidates.pause_s))
 
