@@ -113,6 +113,7 @@ class Coordinator:
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
         self._being_persisted: dict[str, View | Record | int] = {}
         self._ended = False
+        self._held: list[Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
         if durable_state:
             self._restore(durable_state)
@@ -128,9 +129,12 @@ class Coordinator:
     def handle(self, now_s: float, event: Event) -> list[Action]:
         if self._ended:
             return []
+        if TERM in self._being_persisted and event != Persisted(TERM):
+            self._held.append(event)
+            return []
         match event:
             case Started():
-                return [*self._start(now_s), self._next_tick(now_s)]
+                return [self._persist(TERM, self.coordinator_term)]
             case Woke(tag):
                 judged = [*self._judge(now_s), *self._settle_claims(now_s)]
                 return [*judged, *([self._next_tick(now_s)] if tag == "tick" else [])]
@@ -178,9 +182,10 @@ class Coordinator:
         self.roster.recall(view, self.n_committed > view.n_committed)
         self._checkpoints.checkpoint = durable_state.checkpoint
 
-    def _start(self, now_s: float) -> list[Action]:
-        """Nobody is evicted before a whole lease of this term is over (step protocol, Sec. 7.1)."""
-        actions: list[Action] = [self._persist(TERM, self.coordinator_term)]
+    def _begin_term(self, now_s: float) -> list[Action]:
+        """The term is durable, so no later coordinator will have the same: this one may speak. Nobody is evicted before
+        a whole lease of this term is over (step protocol, Sec. 7.1)."""
+        actions: list[Action] = [self._next_tick(now_s)]
         if self.view:
             self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
@@ -188,7 +193,9 @@ class Coordinator:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
-        return actions
+        held = self._held
+        self._held = []
+        return actions + [action for event in held for action in self.handle(now_s, event)]
 
     def _persist(self, name: str, value: View | Record | int) -> Persist:
         self._being_persisted[name] = value
@@ -203,7 +210,7 @@ class Coordinator:
                 return self._adopt(now_s, view)
             case Record() as record:
                 return self._committed(now_s, record)
-        return self._change_view()
+        return self._begin_term(now_s)
 
     # ------------------------------------------------------------------------------------------------------ messages
 

@@ -23,8 +23,10 @@ REORDER = "reorder"
 JOIN = "join"
 RESTART = "restart"
 LEAVE = "leave"
+TWICE = "twice"
+STALE = "stale"
 ENDS = (CRASH, POWER_OFF)  # kinds that end a process
-STARTS = (JOIN, RESTART)  # kinds that start one
+STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
 
 CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connection
@@ -50,6 +52,8 @@ class Fault:
     join       a newcomer with the temporary number `peer` asks to join, on the machine of the peer in `others`
     restart    the process of a crashed `peer`, or of the coordinator, is started again
     leave      `peer` is asked to leave
+    twice      another process is started as `peer`, which runs
+    stale      the coordinator that crashed did not: it goes on beside its successor, until a person ends it
 
     A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.
     """

@@ -373,7 +373,9 @@ def test_a_run_that_only_rolls_back_ends():
 
 
 def test_the_coordinator_looks_at_leases_at_every_heartbeat():
-    assert Driver().event(Started(), 1.0) == [Persist("coordinator_term", 1), WakeAt(1.5, "tick")]
+    run = Driver()
+    assert run.event(Started(), 1.0) == [Persist("coordinator_term", 1)]
+    assert run.event(Persisted("coordinator_term"), 1.0) == [WakeAt(1.5, "tick")]
     assert Driver().event(Woke("tick"), 2.0) == [WakeAt(2.5, "tick")]
 
 

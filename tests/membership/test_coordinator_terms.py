@@ -21,6 +21,7 @@ from jaxdt.protocol.events import (
     Member,
     Paused,
     Persist,
+    Persisted,
     Received,
     Refused,
     Send,
@@ -105,6 +106,15 @@ def test_the_term_grows_with_each_coordinator_on_a_disk():
     again = Coordinator(TERMS, TwoPhaseCommit(TERMS), DurableState(5, VIEW, (), 0))
     assert (first.coordinator_term, again.coordinator_term) == (5, 6)
     assert Persist("coordinator_term", 5) in first.handle(0.0, Started())
+
+
+def test_a_coordinator_says_nothing_before_its_term_is_durable():
+    """Else its successor could have the same term."""
+    run = Driver()
+    run.event(Started())
+    assert run.join(0) == []
+    actions = run.event(Persisted("coordinator_term"), 0.3)
+    assert reports(actions, "connected") == [{"peer": 0, "stage": 0}] and reports(actions, "waiting")
 
 
 def test_a_coordinator_whose_disk_knows_nothing_of_the_run_says_so_and_ends():
