@@ -11,7 +11,7 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.deadline import RECONNECT_S, Deadline
+from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
 from jaxdt.protocol.events import (
     COORDINATOR,
     FETCHED,
@@ -73,7 +73,6 @@ from jaxdt.protocol.reports import (
     RefusedReport,
 )
 
-FIRST_CONTACT_S = 120.0
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
@@ -143,6 +142,8 @@ class Membership:
         if header.run != own.run:
             return DROP
         if src == COORDINATOR:
+            if header.coordinator_term != own.coordinator_term and not self._obeys(header.coordinator_term):
+                return DROP
             if type(body) in AT_ANY_TIME:
                 return ACCEPT
         elif type(body) in FROM_COORDINATOR:
@@ -153,6 +154,14 @@ class Membership:
             return DROP
         fits = header.view == own.view or type(body) in OUTLIVES_VIEWS
         return ACCEPT if fits and header.generation == own.generation else DROP
+
+    def _obeys(self, coordinator_term: int) -> bool:
+        """Whether a coordinator of this term is obeyed: one of a lower term than another has been taken for dead, and
+        does not know it."""
+        if coordinator_term < self.header.coordinator_term:
+            return False
+        self.header = replace(self.header, coordinator_term=coordinator_term)
+        return True
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -298,7 +307,7 @@ class Membership:
         self._saves_first_version = before is not None and self._is_saver(before, view.n_committed)
         self.view = view
         self.generation = view.generation
-        self.header = Header(self.identity.run, view.generation, view.number, own)
+        self.header = replace(self.header, generation=view.generation, view=view.number)
         self._last_view_number = view.number
         self._members = members
         if view.rolled_back:

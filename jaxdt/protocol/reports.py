@@ -195,6 +195,24 @@ class RestartedReport(Report):
 
 
 @dataclass(frozen=True)
+class SteppedDownReport(Report):
+    """This coordinator ends, and the run goes on without it."""
+
+    kind: ClassVar[str] = "stepped_down"
+    reason: str
+
+
+@dataclass(frozen=True)
+class PausedReport(Report):
+    """This coordinator did not run for `paused_s`. It judges nobody until it has read what came meanwhile: for
+    `patience_s`."""
+
+    kind: ClassVar[str] = "paused"
+    paused_s: float
+    patience_s: float
+
+
+@dataclass(frozen=True)
 class HeartbeatReport(Report):
     """A peer's heartbeat; `status`: its counters."""
 
@@ -281,13 +299,15 @@ class RefusedReport(Report):
 
 @dataclass(frozen=True)
 class DroppedReport(Report):
-    """A message was dropped: at a peer one of this kind and `view`, at the coordinator one of another run or peer."""
+    """A message was dropped: at a peer one of this kind, `view` and `coordinator_term`, at the coordinator one of
+    another run or peer."""
 
     kind: ClassVar[str] = "dropped"
     src: int
     run: str | None = None
     message: str | None = None
     view: int | None = None
+    coordinator_term: int | None = None
 
 
 SCHEMAS: dict[str, type[Report]] = {schema.kind: schema for schema in Report.__subclasses__()}

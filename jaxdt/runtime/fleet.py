@@ -6,17 +6,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxdt.membership.coordinator import TERMINATED
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.run_dir import job_flags
 from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.plan import Plan
 
-RUN_CODES = (0, 2, 3, 4, 130)
+INTERRUPTED = 130
+RUN_CODES = (0, 2, 3, 4, INTERRUPTED)
 EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)
+RESTARTED_CODES = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated", TERMINATED: "terminated"}
 NOTICED_S = 5.0
 GRACE_S = 10.0
 POLL_S = 0.05
@@ -36,7 +39,7 @@ class LocalFleet:
     """Starts the processes, waits for them, and leaves none behind.
 
     Once the run has begun, a peer that ends does not end it: the coordinator decides what follows. A coordinator that
-    is killed is started again.
+    is killed or terminated is started again.
 
     scripts: the folder of train.py and coordinate.py.
     launched_s: when the launcher began, on the monotonic clock.
@@ -62,6 +65,7 @@ class LocalFleet:
         self._coordinator: subprocess.Popen | None = None
         self._launched_s = launched_s
         self._lock = lock
+        self._interrupted = False
         self._first_view = run_dir / "coordinator" / "view.json"
 
     def run(self) -> int:
@@ -154,16 +158,19 @@ class LocalFleet:
             if child.poll() not in EXPECTED_CODES:
                 self._print_exit(peer)
         code = self._started_coordinator.returncode
+        if self._interrupted and code in RESTARTED_CODES:
+            code = INTERRUPTED  # a system that shuts down signals every process: this one was not faster
         if code is not None and code not in RUN_CODES:
             print(f"coordinator: lost, its process ended with exit code {code}")
         return code if code in RUN_CODES else 3
 
     def _restarts_coordinator(self, address: str) -> bool:
-        """Start the coordinator again at its old address if it was killed and the run had begun. Returns whether it
-        runs again."""
-        if self._started_coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
+        """Start the coordinator again at its old address if it alone was killed or terminated and the run had begun.
+        Returns whether it runs again."""
+        code = self._started_coordinator.poll()
+        if self._interrupted or code not in RESTARTED_CODES or not self._first_view.exists():
             return False
-        print("coordinator: killed, started again", flush=True)
+        print(f"coordinator: {RESTARTED_CODES[code]}, started again", flush=True)
         return bool(self._start_coordinator(address))
 
     def _end_for_lost_peer(self, peer: int) -> None:
@@ -197,6 +204,7 @@ class LocalFleet:
 
     def _interrupt(self, *_) -> None:
         """Interrupt the coordinator, which then ends the run for all peers."""
+        self._interrupted = True
         if self._coordinator and self._coordinator.poll() is None:
             self._coordinator.send_signal(signal.SIGINT)
 
@@ -206,11 +214,18 @@ class LocalFleet:
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
             if self._started_coordinator.poll() is None:
-                self._started_coordinator.send_signal(signal.SIGTERM)
+                self._started_coordinator.send_signal(signal.SIGINT)
+            elif self._interrupted:
+                self._release(self._peers.values())  # nobody else tells them
             time.sleep(POLL_S)
         for child in children:
             if child.poll() is None:
                 child.kill()
             child.wait()
+        self._release(children)
+
+    def _release(self, children: Iterable[subprocess.Popen]) -> None:
+        """Close the pipes to these children. Those that still run take it for the end of this process, and end."""
+        for child in children:
             if child.stdin:
                 child.stdin.close()

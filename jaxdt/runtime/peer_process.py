@@ -14,6 +14,7 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
 from jaxdt.runtime.compute import compute
+from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_job import RunJob
@@ -56,13 +57,19 @@ class ServedStage:
 
 
 def run_peer(job: RunJob, options: PeerOptions) -> Stop:
-    """Be one peer of the run until the run or the peer ends.
+    """Be one peer of the run until the run or the peer ends. A process of a peer of the plan first asks whether it may
+    be that peer: another one may run.
 
     The coordinator may move the peer to another stage. The peer goes on there as a newcomer does: it drops the state of
     its old stage, compiles the functions of the new one, and fetches the new state from the peers that hold it."""
     peer = options.peer
-    stop_requests = StopRequests(Leave(), options.stop_with_parent)
+    stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
     joins_stage = options.joins_stage
+    if joins_stage is None:
+        coordinator = parse_address("coordinator", options.coordinator)
+        answer = claim_peer(job, peer, coordinator, options.listen, stop_requests)
+        if answer.code or answer.reason:
+            return answer
     has_moved = False
     while True:
         served = _planned_stage(job, peer) if joins_stage is None else _joined_stage(job, peer, joins_stage)

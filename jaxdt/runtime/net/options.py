@@ -21,8 +21,8 @@ class TransportCallbacks:
 
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down" or "refused"; `reason` is one line. `peer` is None for a
-        connection that was refused before its peer was known.
+    on_link(peer, state, reason): `state` is "up", "down" or "refused"; `reason` is one line. `peer` is None for an
+        accepted connection that was refused here: whoever it says it is has not shown it.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
         to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
     read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.

@@ -104,7 +104,8 @@ class Transport:
             self._limits,
             check=lambda hello: handshake.check_hello(hello, self._run, self._peer_id),
             welcome=self._welcome,
-            refused=lambda peer, reason: self._callbacks.on_link(peer, "refused", reason),
+            # Who is refused here has not shown that it is the peer whose id it gave.
+            refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
             spawn=self._spawn,
         )
         self._spawn("accept", self._acceptor.run)

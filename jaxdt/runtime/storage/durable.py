@@ -32,6 +32,13 @@ class FileStore:
         write_durably(self._folder / f"{name}.json", json.dumps(value).encode())
         self.put_s = time.monotonic() - start_s
 
+    def delete(self, name: str) -> None:
+        """Forget a value; durable on return."""
+        path = self._folder / f"{name}.json"
+        if path.exists():
+            path.unlink()
+            _sync_folder(self._folder)
+
     def get(self, name: str) -> Any:
         """The stored value, or None if there is none; BadInput if the file is damaged."""
         path = self._folder / f"{name}.json"
@@ -108,7 +115,12 @@ def write_durably(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
