@@ -19,7 +19,7 @@ from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
-from jaxdt.runtime.transport_setup import start_transport
+from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
 
 ANSWER_S = 30.0
@@ -66,7 +66,7 @@ def claim_peer(job: RunJob, peer: int, coordinator: Address, listen: str, stop_r
     where = f"{listen or 'no address'} (process {os.getpid()} on {socket.gethostname()})"
     machine = Claimant(job.run, peer, temporary_id, where)
     loop = Loop(temporary_id, machine, Trace(lambda text: None), report=lambda report: None)
-    start_transport(job, loop, temporary_id, "")
+    start_transport(job, loop, temporary_id, OwnAddress(""))
     loop.transport.connect(COORDINATOR, coordinator)
     stop_requests.deliver_to(loop)
     answer = loop.run("")

@@ -67,7 +67,7 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     joins_stage = options.joins_stage
     if joins_stage is None:
         coordinator = parse_address("coordinator", options.coordinator)
-        answer = claim_peer(job, peer, coordinator, options.listen, stop_requests)
+        answer = claim_peer(job, peer, coordinator, options.own.advertise or options.own.listen, stop_requests)
         if answer.code or answer.reason:
             return answer
     has_moved = False
