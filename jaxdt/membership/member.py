@@ -100,6 +100,11 @@ class PeerIdentity:
     outage_s: float = 0.0
 
 
+def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
+    """Whether these members have not the process of this member among them."""
+    return member.peer not in members or members[member.peer].process != member.process
+
+
 class Membership:
     """See the module text. `view` is None until the coordinator has sent the first one, and while this peer is outside.
     `header` stands on this peer's messages."""
@@ -295,7 +300,8 @@ class Membership:
         own, before = self.identity.peer, self.view
         members = view.by_peer
         old_members: Mapping[int, Member] = before.by_peer if before else {}
-        gone = sorted(old_members.keys() - members.keys() - {own})
+        # The connections of a process whose place another one has taken are ended too.
+        gone = sorted(peer for peer, member in old_members.items() if peer != own and _is_replaced(member, members))
         actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:
             return actions + self._evicted(view) if before else []

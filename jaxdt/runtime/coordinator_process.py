@@ -50,7 +50,7 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
-        address = start_transport(job, loop, COORDINATOR, options.own)
+        address = start_transport(job, loop, COORDINATOR, options.own, incarnation=machine.coordinator_term)
         with journal:
             begin_run(job, durable, beginning)
             on_address(address)

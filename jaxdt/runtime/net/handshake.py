@@ -36,6 +36,7 @@ _FIELDS = (
     ("session", "session", int),
     ("oldest", "oldest", int),
     ("have", "received", list),
+    ("incarnation", "incarnation", int),
 )
 
 
@@ -49,6 +50,7 @@ class HandshakeHello:
 
     `sends` is true for the side that will send messages. `session` identifies that side's sequence of messages, and
     `oldest` is the first that it still holds. `received` lists what the other side has, as inclusive ranges.
+    `incarnation` tells the processes of one peer apart; that of a coordinator is its term.
     """
 
     run: str
@@ -59,6 +61,7 @@ class HandshakeHello:
     session: int
     oldest: int = 0
     received: Sequence[Sequence[int]] = ()
+    incarnation: int = 0
 
 
 def parse_hello(head: dict) -> HandshakeHello:
@@ -83,6 +86,15 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
         raise HandshakeRefused(f"peer: {name_of(hello.src)} wants {name_of(hello.dst)}, this is {name_of(peer_id)}")
     if hello.channel not in CHANNELS:
         raise HandshakeRefused(f"channel: got {hello.channel!r:.40}, expected one of {', '.join(CHANNELS)}")
+
+
+def check_incarnation(hello: HandshakeHello, known: int) -> None:
+    """HandshakeRefused for a process other than the one that is `known` as this peer, until that one is dropped. Of
+    coordinators the later one counts."""
+    if hello.src == COORDINATOR and hello.incarnation < known:
+        raise HandshakeRefused(f"coordinator: its term {hello.incarnation} is over, term {known} has begun")
+    if hello.src != COORDINATOR and hello.incarnation != known:
+        raise HandshakeRefused(f"{name_of(hello.src)}: another process has taken its place")
 
 
 def name_of(peer: int) -> str:

@@ -72,11 +72,13 @@ class TransportLimits:
 @dataclass(frozen=True)
 class TransportSettings:
     """`shape(dst)` is the link to emulate towards peer dst, or None for none. `allow_plaintext` permits addresses other
-    than loopback without a credential."""
+    than loopback without a credential. `incarnation` tells this process from others of the same peer id; that of a
+    coordinator is its term."""
 
     shape: Callable[[int], LinkShape | None] | None = None
     limits: TransportLimits = TransportLimits()
     allow_plaintext: bool = False
+    incarnation: int = 0
 
 
 class LinkState:

@@ -89,6 +89,7 @@ class Transport:
         self._lock = threading.RLock()  # guards everything below
         self._peers: dict[int, _Peer] = {}
         self._inbound: dict[tuple[int, str], InboundChannel] = {}
+        self._incarnations: dict[int, int] = {}  # of the peers that have greeted and were not dropped since
         self._dropped: dict[int, None] = {}  # dropped peers, oldest first; their inbound channels remain
         self._threads: set[threading.Thread] = set()
         self._acceptor: Acceptor | None = None
@@ -102,7 +103,7 @@ class Transport:
             self._listen,
             self._credential.server_context if self._credential else None,
             self._limits,
-            check=lambda hello: handshake.check_hello(hello, self._run, self._peer_id),
+            check=self._check_hello,
             welcome=self._welcome,
             # Who is refused here has not shown that it is the peer whose id it gave.
             refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
@@ -179,6 +180,7 @@ class Transport:
         again. They are forgotten when _DROPPED_MAX other peers have been dropped since.
         """
         with self._lock:
+            self._incarnations.pop(peer, None)
             known = self._peers.pop(peer, None)
             if known is None:
                 return
@@ -237,7 +239,8 @@ class Transport:
         return self._inbound[peer, name]
 
     def _start_channel(self, peer: int, known: _Peer, name: str) -> OutboundChannel:
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True)
+        incarnation = self._settings.incarnation
+        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True, incarnation=incarnation)
         channel = OutboundChannel(name, hello, self._client_context, known.link_state, known.shaper, self._limits)
         known.channels[name] = channel
         if known.address is not None:
@@ -246,7 +249,8 @@ class Transport:
         return channel
 
     def _start_reverse_dialer(self, peer: int, known: _Peer, address: Address, name: str) -> ReverseDialer:
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False)
+        incarnation = self._settings.incarnation
+        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False, incarnation=incarnation)
         channel = self._inbound_channel(peer, name)
         reverse_dialer = ReverseDialer(address, hello, self._client_context, channel, known.link_state, self._limits)
         self._spawn(f"receive-{name}-{peer}", reverse_dialer.run, peer)
@@ -271,6 +275,14 @@ class Transport:
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
+
+    def _check_hello(self, hello: HandshakeHello) -> None:
+        """HandshakeRefused for a connection that does not belong to this peer and run, or comes from a process whose
+        place another one has taken."""
+        handshake.check_hello(hello, self._run, self._peer_id)
+        with self._lock:
+            handshake.check_incarnation(hello, self._incarnations.get(hello.src, hello.incarnation))
+            self._incarnations[hello.src] = hello.incarnation
 
     def _welcome(self, connection: Connection, hello: HandshakeHello) -> None:
         """Serve an accepted connection after its greeting: receive on it, or have an outbound channel send on it."""
