@@ -10,7 +10,6 @@ from collections import Counter
 
 from jaxdt.membership.roster import Roster
 
-
 SAID_BY = "said by peer"  # in the reason of an eviction that another member has asked for
 
 
