@@ -5,12 +5,10 @@ import signal
 import subprocess
 import sys
 
-import test_processes
-from test_processes import ALONE, ROOT
+from fleets import ONE_PROCESS, ROOT
 
 from jaxdt.runtime.run_dir import job_flags
 
-launched = test_processes.launched  # a fixture
 MANY_STEPS = "--config.train.steps=100000"
 
 
@@ -22,9 +20,9 @@ def started(fleet, script, *flags):
 
 
 def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched, tmp_path):
-    whole = launched(*ALONE, "--config.train.steps=2")
+    whole = launched(*ONE_PROCESS, "--config.train.steps=2")
     assert whole.ended() == 0, whole.output
-    fleet = launched(*ALONE, "--resume", MANY_STEPS, "--config.train.keep_checkpoints=1")
+    fleet = launched(*ONE_PROCESS, "--resume", MANY_STEPS, "--config.train.keep_checkpoints=1")
     began_from = fleet.run_dir / "checkpoints/00000002/complete.json"
     n_steps = 2
     while began_from.exists():  # until it is deleted in favour of a newer one
