@@ -49,6 +49,7 @@ class HandshakeHello:
 
     `sends` is true for the side that will send messages. `session` identifies that side's sequence of messages, and
     `oldest` is the first that it still holds. `received` lists what the other side has, as inclusive ranges.
+    `dial_back`: this side cannot dial the other, which must open the connections of both directions.
     """
 
     run: str
@@ -59,6 +60,7 @@ class HandshakeHello:
     session: int
     oldest: int = 0
     received: Sequence[Sequence[int]] = ()
+    dial_back: bool = False
 
 
 def parse_hello(head: dict) -> HandshakeHello:
@@ -68,7 +70,8 @@ def parse_hello(head: dict) -> HandshakeHello:
             raise FrameError(f"greeting: {name}: got {head.get(name)!r:.40}, expected {kind.__name__}")
     if not all(isinstance(pair, list) and len(pair) == 2 and {type(n) for n in pair} == {int} for pair in head["have"]):
         raise FrameError("greeting: have: expected pairs of integers")
-    return HandshakeHello(**{field: head[name] for name, field, _ in _FIELDS})
+    dial_back = head.get("dial_back") is True
+    return HandshakeHello(**{field: head[name] for name, field, _ in _FIELDS}, dial_back=dial_back)
 
 
 def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
@@ -119,7 +122,7 @@ def greet(connection: Connection, hello: HandshakeHello) -> HandshakeHello:
 
 def send_hello(connection: Connection, kind: int, hello: HandshakeHello) -> None:
     """Write a GREETING or a WELCOME."""
-    head = {name: getattr(hello, field) for name, field, _ in _FIELDS}
+    head = {name: getattr(hello, field) for name, field, _ in _FIELDS} | {"dial_back": hello.dial_back}
     connection.write(frame.pack(kind, frame.pack_head(head, _LIMITS)))
 
 
