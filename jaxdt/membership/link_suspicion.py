@@ -38,6 +38,10 @@ class LinkSuspicion:
                 return self._to_evict(ends, roster), reason
         return None
 
+    def preferred(self, src: int, peer: int, roster: Roster) -> int:
+        """Which of two members leaves, if one has to."""
+        return self._to_evict((min(src, peer), max(src, peer)), roster)
+
     def _to_evict(self, ends: tuple[int, int], roster: Roster) -> int:
         n_broken = Counter(end for pair in (ends, *self._broken) for end in pair)
 

@@ -16,6 +16,7 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     FETCHED,
     Action,
+    CannotReach,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
@@ -42,6 +43,7 @@ from jaxdt.protocol.events import (
     Member,
     Message,
     MoveTo,
+    NoWay,
     Profiled,
     Ready,
     Reassign,
@@ -111,7 +113,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
+        | {NoWay, Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -193,6 +195,8 @@ class Membership:
             case Leave():
                 self._is_leaving = True
                 return [self._confirmed(Leaving())] if self.view else [Stop(0, "left before it was let in")]
+            case NoWay(peer, reason) if peer in self._members:
+                return [Send(COORDINATOR, CannotReach(peer, reason))]
             case LinkChanged(peer, up):
                 return self._on_link(now_s, peer, up)
             case Fetching(here_bytes, asked_bytes, of_bytes):
