@@ -220,7 +220,7 @@ def short_path(edge, order):
                         continue
                     _rearrange(order, trial, i, j, reverse)
                     total = path_s(edge, trial)
-                    if total < best - 1e-9:
+                    if total < best * (1 - 1e-9):
                         best = total
                         order[:] = trial
                         improved = True

@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.cost.communication import improve_matching, matching_floor, matching_scratch, sum_exchanges
 from planner.cost.compiled import below, compiled, unit
-from planner.model.problem import MISSING_S, Problem
+from planner.model.problem import Problem
 from planner.search.device_types import interchangeable
 
 UNCHANGED = -1
@@ -58,9 +58,9 @@ class MoveShares(NamedTuple):
 def cost_scale_s(problem: Problem, best_s: float) -> float:
     """The cost of which temperatures are parts: the best so far, or a typical one while the best plan still uses a
     missing link."""
-    if 0 < best_s < MISSING_S:
+    if 0 < best_s < problem.missing_s:
         return best_s
-    dp_s, pp_s = (m[(m > 0) & (m < MISSING_S)] for m in (problem.dp_s, problem.pp_s))
+    dp_s, pp_s = (m[(m > 0) & (m < problem.missing_s)] for m in (problem.dp_s, problem.pp_s))
     typical_dp_s, typical_pp_s = (float(np.median(m)) if m.size else 0.0 for m in (dp_s, pp_s))
     return max(1e-9, problem.n_pipelines * typical_dp_s + problem.n_stages * typical_pp_s)
 
@@ -260,7 +260,7 @@ def anneal(devices, place, best, rng, cooling, shares):
         if moved:
             cost = new_cost
             _copy_changed(changed, trial, state)
-            if cost < best_cost - 1e-12:
+            if cost < best_cost * (1 - 1e-12):
                 best_cost = cost
                 best[:] = state.place
         else:

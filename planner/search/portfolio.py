@@ -93,14 +93,16 @@ def _prove(
     bound_left_s: Callable[[], float],
     proof_left_s: Callable[[], float],
 ):
-    """Bounds, then a proof unless it is far off; the callables say how many seconds are left for each of the two."""
+    """Bounds, then a proof unless it is far off; the callables say how many seconds are left for each of the two. Where
+    annealing has found no plan without missing links, CP-SAT looks for one, or proves that there is none."""
     if incumbent.done:
         return
     if problem.n_devices <= MAX_DEVICES:
         prove_by_enumeration(problem, incumbent)
         return
     bound_by_clusters(problem, incumbent, bound_left_s, min(BOUND_WORK, max_work(incumbent)), seed)
-    if types is not None and incumbent.best_s <= incumbent.bound_s * (1 + HOPELESS_GAP):
+    has_plan = incumbent.best_s < problem.missing_s
+    if types is not None and (not has_plan or incumbent.best_s <= incumbent.bound_s * (1 + HOPELESS_GAP)):
         prove_with_efforts(problem, types, incumbent, seed, affordable(incumbent, EFFORTS), proof_left_s)
 
 

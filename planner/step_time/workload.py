@@ -18,7 +18,8 @@ from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
-from planner.model.problem import MISSING_S
+
+MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
 
 
 class CommBytes(NamedTuple):
