@@ -1,8 +1,8 @@
 """The instance that solvers see: symmetric matrices of seconds for Eq. 2 and Eq. 3, from a network and two sizes.
 
 alpha (latency) and beta (bandwidth) are means of both directions, as in the DT-FM paper, Sec. 3. A link with zero
-bandwidth in either direction is missing. In the matrices it costs `missing_s`, more than any plan without missing links:
-searches then avoid it, and a plan uses a missing link exactly if it costs missing_s or more.
+bandwidth in either direction is missing. In the matrices it costs `missing_s`, more than any plan without missing
+links: searches then avoid it, and a plan uses a missing link exactly if it costs missing_s or more.
 """
 
 from dataclasses import dataclass

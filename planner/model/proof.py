@@ -17,5 +17,7 @@ def checked_bound(bound_s: float, cost_s: float) -> float:
     """The bound of a plan's cost. BoundError for a bound above the cost by more than rounding, which explains the
     smaller differences: those give the cost itself."""
     if bound_s > cost_s * (1 + ROUNDING):
-        raise BoundError(f"bound_s: got {bound_s!r}, above the {cost_s!r} s of a plan that exists; one of them is wrong")
+        raise BoundError(
+            f"bound_s: got {bound_s!r} s, above the {cost_s!r} s of a plan that exists; one of them is wrong"
+        )
     return min(bound_s, cost_s)

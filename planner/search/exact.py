@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.cost.communication import held_karp, hop_s, matching_scratch
-from planner.cost.compiled import compiled
+from planner.cost.compiled import compiled, copy_row
 from planner.model.problem import Problem
 from planner.model.proof import ROUNDING
 from planner.search.base import SolverEntry
@@ -150,11 +150,16 @@ def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
     hops between groups; [0, 0] switches it off. Returns best_s: no partition costs less by more than rounding."""
     S, P = best.shape
     full = (1 << (S * P)) - 1
-    pick = np.full(S, -1, np.int64)
-    used = np.zeros(S + 1, np.int64)
-    datap = np.zeros(S + 1)
+    pick = np.empty(S, np.int64)
+    used = np.empty(S + 1, np.int64)
+    datap = np.empty(S + 1)
     rows = np.empty((S, P), np.int64)
-    edge = np.zeros((S, S))
+    edge = np.empty((S, S))
+    for s in range(S):
+        pick[s] = -1
+        edge[s, s] = 0.0
+    used[0] = 0
+    datap[0] = 0.0
     order = np.empty(S, np.int64)
     scratch = matching_scratch(P)
     path_floor_s = (S - 1) * cheapest_hop_s
@@ -185,7 +190,7 @@ def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
                 best_s = total
                 below_s = best_s * (1 - ROUNDING)
                 for s in range(S):
-                    best[s] = rows[order[s]]
+                    copy_row(rows[order[s]], best[s])
     return best_s
 
 

@@ -32,14 +32,19 @@ from planner.search.types_sat import (
 # parts of the time limit
 QUICK_FRAC, WARM_UP_FRAC, BOUND_FRAC, PROOF_FRAC, EVOLVE_FRAC = 0.3, 0.05, 0.2, 0.75, 0.35
 HOPELESS_GAP = 0.15
+SMALL = 12  # devices that enumeration proves in less time than annealing takes to compile
 BOUND_WORK = 4.0
 
 
 def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
     """Anneal everywhere; beside that, one core proves. The layouts come first (`starts_from_layouts`): on regular
-    networks one of them is optimal, and the proof is there before the annealing is even compiled."""
-    types = exact_types(problem)
+    networks one of them is optimal, and the proof is there before the annealing is even compiled. Few devices are left
+    to enumeration."""
     timed = incumbent.budget.evaluations is None
+    if timed and problem.n_devices <= SMALL:
+        prove_by_enumeration(problem, incumbent)
+        return
+    types = exact_types(problem)
     if timed:
         _prove_quickly(problem, types, incumbent, seed, QUICK_EFFORTS[:1])
         if incumbent.done:

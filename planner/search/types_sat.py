@@ -3,8 +3,8 @@
 The stage order is the path of Eq. 4 and the flows are its matchings, so one model holds all of Eq. 1-4.
 
 A model looks for plans up to a limit, the cost of the best known plan. A pair that alone would cost more is forbidden,
-as a missing link is, and no number in the model exceeds the limit. Costs are whole units, the limit is UNITS_PER_TERM of
-them for every term that a plan adds up, and every pair is rounded down. The model's bound therefore holds for every
+as a missing link is, and no number in the model exceeds the limit. Costs are whole units, the limit is UNITS_PER_TERM
+of them for every term that a plan adds up, and every pair is rounded down. The model's bound therefore holds for every
 placement (and for devices, when types pool the cheapest pairs), and is too low by less than PROOF_GAP / 4 of the limit.
 The cost of a solution is computed again from its devices.
 """
@@ -80,9 +80,9 @@ class TypesModel:
     def _whole(self, seconds: np.ndarray, most_s: float) -> np.ndarray:
         """Units of every pair, rounded down; FORBIDDEN where a pair costs more than most_s."""
         allowed = seconds <= most_s / ROUND_DOWN
-        return np.where(allowed, np.floor(np.where(allowed, seconds, 0.0) / self.unit_s * ROUND_DOWN), FORBIDDEN).astype(
-            np.int64
-        )
+        return np.where(
+            allowed, np.floor(np.where(allowed, seconds, 0.0) / self.unit_s * ROUND_DOWN), FORBIDDEN
+        ).astype(np.int64)
 
     def add_floors(self, floors: Floors):
         """Let the model know lower bounds that hold for types too. Every term of a plan is rounded down by up to one
@@ -108,8 +108,8 @@ class TypesModel:
             self.model.add(weighted[0] <= weighted[1])
 
     def _add_datap(self):
-        """DATAP of Eq. 2: at least the sum of a present type's exchanges, for every stage. Types whose pair is forbidden
-        are not in one stage, nor are two devices of a type whose own pair is."""
+        """DATAP of Eq. 2: at least the sum of a present type's exchanges, for every stage. Types whose pair is
+        forbidden are not in one stage, nor are two devices of a type whose own pair is."""
         kinds = range(len(self.types.members))
         cost = np.where(self.dp == FORBIDDEN, 0, self.dp)
         datap = self.model.new_int_var(0, self.limit, "datap")
@@ -196,7 +196,7 @@ class Effort(NamedTuple):
     work: float
 
 
-QUICK_EFFORTS = [Effort(True, 1.0), Effort(False, 3.5)]
+QUICK_EFFORTS = [Effort(True, 0.5), Effort(False, 9.0)]
 EFFORTS = [Effort(linear, work) for work in (4.0, 16.0, 64.0, 256.0, 1024.0) for linear in (False, True)]
 
 
@@ -207,9 +207,10 @@ def cp_sat(time_s: float, effort: Effort, seed: int) -> cp_model.CpSolver:
     solver.parameters.num_workers = 1
     solver.parameters.catch_sigint_signal = False  # its own handler would leave Ctrl-C killing the process
     solver.parameters.linearization_level = 1 if effort.linear else 0
-    # OR-Tools 9.15 loses solutions in the presolve steps that compare at-most-one constraints with linear ones, and then
-    # proves wrong optima; 0 switches these steps off.
+    # OR-Tools 9.15 loses solutions in the presolve steps that compare at-most-one constraints with linear ones, and
+    # then proves wrong optima; 0 switches these steps off.
     solver.parameters.presolve_inclusion_work_limit = 0
+    solver.parameters.symmetry_level = 0  # types leave few symmetries, and looking for them takes a sixth of the work
     solver.parameters.max_deterministic_time = effort.work
     if np.isfinite(time_s):
         solver.parameters.max_time_in_seconds = max(0.01, time_s)
