@@ -368,7 +368,6 @@ class Coordinator:
 
     def _on_profiled(self, src: int, profiled: Profiled) -> list[Action]:
         """View 1 is made when the last peer of the plan is ready to compute; a peer that comes later is a candidate."""
-        version = profiled.version
         is_planned = src in self.config.stage_of
         if is_planned:
             self.profiles[src] = profiled.seconds
@@ -446,7 +445,9 @@ class Coordinator:
             return actions
         if view.rolled_back:
             return actions + self._roll_back(view)
-        view = replace(view, results=self._agreement.leave_view({member.peer for member in view.members}))
+        # A member that is admitted anew has given up the results that it held.
+        staying = {m.peer for m in view.members if m.admission == self.roster.admissions.get(m.peer)}
+        view = replace(view, results=self._agreement.leave_view(staying))
         return [*actions, self._persist(VIEW, view)]
 
     def _roll_back(self, view: View) -> list[Action]:

@@ -125,10 +125,9 @@ class Journal:
             )
             return
         peers = " or ".join(f"peer {peer}" for peer in report.waits_for)
-        until = time.strftime("%H:%M:%S", time.localtime(time.time() + report.waits_s))
         self._display.print(
-            f"stage {report.stage} has no peer that is there; the run waits for {peers}, who may live, until {until} "
-            f"({report.waits_s:.0f} s); then it will {back} as soon as another comes"
+            f"stage {report.stage} has no peer that is there; the run waits {report.waits_s:.0f} s for {peers}, which "
+            f"may live; after that it will {back} as soon as another comes"
         )
 
     def _rollback(self, report: RollbackReport) -> None:

@@ -57,7 +57,7 @@ class Vacant(Driver):
     def ready(self, peer, state=None, process=0):
         stage = self.machine.roster.stage_of[peer]
         actions = self.say(peer, Hello(peer, stage, "f", f"h{peer}:1", process))
-        return actions + self.say(peer, Profiled({"F": 1.0}, 1, process, state))
+        return actions + self.say(peer, Profiled({"F": 1.0}, 1, process, state=state))
 
     def commit_in_view(self):
         step, roster = self.machine.n_committed, self.machine.roster
@@ -209,7 +209,7 @@ def test_one_with_another_state_does_not(state):
     run = FalselyEvicted()
     run.kill()
     run.say(3, Hello(3, 1, "f", "h3:1"))
-    assert reports(run.say(3, Profiled({"F": 1.0}, state.version, 0, state)), "rollback")
+    assert reports(run.say(3, Profiled({"F": 1.0}, state.version, state=state)), "rollback")
 
 
 def test_what_an_evicted_peer_holds_is_outdated_after_another_step():
@@ -228,11 +228,13 @@ def test_a_joining_member_that_has_its_state_takes_over_from_its_donor():
     run.durable()
     assert run.machine.view.joining == (NEWCOMER,)
     state = StateName(0, 2, (Round(1, "stage0", 1), Round(1, "stage1", 1)))
-    run.say(NEWCOMER, Profiled({"F": 1.0}, 2, 0, state))
+    run.say(NEWCOMER, Profiled({"F": 1.0}, 2, state=state))
+    run.say(NEWCOMER, replace(prepared(1, 2), admission=run.machine.roster.admissions[NEWCOMER]))
     run.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), run.now_s)
     run.tick(RECONNECT_S + 0.1, 1)
     (view,) = set(sent(run.durable(), View).values())
     assert view.generation == 0 and view.joining == () and {member.peer for member in view.members} == {0, 2, NEWCOMER}
+    assert view.results == ()  # it gives up what it holds of the step under way
     assert run.machine.roster.admissions[NEWCOMER] == view.number and view.by_peer[NEWCOMER].first_step == 2
 
 

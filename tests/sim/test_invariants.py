@@ -130,7 +130,7 @@ def test_a_joining_member_counts_once_it_has_said_that_its_state_is_here():
     joins = two_stages()
     joins._served.discard(1)
     joins(41.0, COORDINATOR, None, [LOST])
-    said = Received(Header("r", 0, 1, 1), Profiled({}, 1, 0, StateName(0, 1)))
+    said = Received(Header("r", 0, 1, 1), Profiled({}, 1, state=StateName(0, 1)))
     with pytest.raises(InvariantBroken):
         joins(42.0, COORDINATOR, said, [LOST])
 
