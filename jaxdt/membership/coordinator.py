@@ -273,24 +273,29 @@ class Coordinator:
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
             case Leaving() if src not in self.roster.leaving:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
-            case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+            case Suspect(peer, reason) if self._knows_both(header, peer):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
             case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
-                return self._refuse_pair(src, peer, reason)
+                return self._refuse_pair(now_s, src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
                 if VIEW not in self._being_persisted:  # else the member says it again in the next view
                     self._agreement.hear(src, body, self.roster.admissions)
                     return self._decide()
         return []
 
-    def _refuse_pair(self, src: int, peer: int, reason: str) -> list[Action]:
+    def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
         """Two members have no way to each other: one of them is put out, and told so when it speaks again."""
         if peer not in self.roster.members - self.roster.lost - self.roster.missing:
             return []
         out = self._link_suspicion.preferred(src, peer, self.roster)
         reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
         self._refused[out] = self.roster.processes.get(out, 0), reason
-        return self._lost(out, reason)
+        return self._lost(now_s, out, reason, is_dead=False)
+
+    def _knows_both(self, header: Header, peer: int) -> bool:
+        """Whether the view of a message has its sender and `peer` in it as they were admitted last."""
+        admissions = self.roster.admissions
+        return header.view >= max(admissions.get(header.src, header.view + 1), admissions.get(peer, 0))
 
     def _is_of_this_view(self, header: Header) -> bool:
         view = self.view
@@ -461,6 +466,7 @@ class Coordinator:
     def _adopt(self, now_s: float, view: View) -> list[Action]:
         """A view is durable: tell its members, and those who are not among them."""
         left = self.roster.adopt(view, now_s)
+        self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
         self._agreement.adopt_view(now_s, view)
         outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
         for peer in left - self.roster.coming:

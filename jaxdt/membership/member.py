@@ -341,7 +341,8 @@ class Membership:
         self._members = members
         if view.rolled_back:
             self._unconfirmed.pop(Done, None)
-        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in members or p == COORDINATOR}
+        stay = {p for p, old in old_members.items() if p in members and members[p].admission == old.admission}
+        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == COORDINATOR}
         actions += [AdoptedReport(view.number, list(members)), Meet(view.members), ViewChanged(view)]
         is_last_version = self._version == self.identity.n_steps
         if is_last_version and self._is_saver(view, self._version) and not saved_before and view.number > 1:
