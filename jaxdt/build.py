@@ -148,6 +148,7 @@ def build_coordinator(
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
         last_term=start.last_term,
+        stage_grace_s=config.wiring.stage_grace_s,
         delay_steps=config.sync.delay,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )

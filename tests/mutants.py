@@ -13,10 +13,12 @@ from dataclasses import replace
 from unittest import mock
 
 from jaxdt.membership import commit
+from jaxdt.membership.absences import Absences
 from jaxdt.membership.claims import Claims
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.member import Membership
+from jaxdt.membership.roster import Roster
 from jaxdt.protocol import participants
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -143,7 +145,7 @@ class TakesOldMessages(Mutant):
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
             own_view = self.machine.membership.header.view
-            event = Received(replace(event.header, view=max(event.header.view, own_view)), event.body)
+            event = replace(event, header=replace(event.header, view=max(event.header.view, own_view)))
         return self.machine.handle(now_s, event)
 
 
@@ -160,7 +162,7 @@ class CountsAgain(Mutant):
 
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
-            event = Received(event.header, replace(event.body, regenerate=()))
+            event = replace(event, body=replace(event.body, regenerate=()))
         return self.machine.handle(now_s, event)
 
 
@@ -208,6 +210,19 @@ class RedoesWithLatest(Mutant):
         return super().handle(now_s, event)
 
 
+class StoresBeforeItReads(Mutant):
+    """The tensor of every message is stored, also of one that is dropped."""
+
+    def __init__(self, machine, tensors):
+        super().__init__(machine)
+        self.tensors = tensors
+
+    def handle(self, now_s, event):
+        if isinstance(event, Received) and event.tensor is not None:
+            self.tensors.put(event.body, event.header.src, event.tensor)
+        return super().handle(now_s, event)
+
+
 # ------------------------------------------------------------------------------------------------------------ the list
 
 
@@ -229,6 +244,10 @@ def redoes_with_the_latest(peer, machine, tensors):
     return machine if peer == COORDINATOR else RedoesWithLatest(machine, tensors)
 
 
+def stores_before_it_reads(peer, machine, tensors):
+    return machine if peer == COORDINATOR else StoresBeforeItReads(machine, tensors)
+
+
 def forgets_its_views(peer, machine, tensors):
     """A coordinator that is started again begins with nothing."""
     if peer != COORDINATOR or not machine.view:
@@ -242,6 +261,16 @@ def unchanged(peer, machine, tensors):
 
 def one_record() -> AbstractContextManager:
     return mock.patch.object(commit, "KEPT_RECORDS", 1)
+
+
+def silence_is_death() -> AbstractContextManager:
+    """Nobody who is silent is waited for."""
+    return mock.patch.object(Absences, "of_stage", lambda absences, stage: [])
+
+
+def no_stand_ins() -> AbstractContextManager:
+    """A peer outside of the view that holds the committed version of a vacant stage does not take its place."""
+    return mock.patch.object(Roster, "_stand_ins", lambda *arguments: set())
 
 
 def no_cover_check() -> AbstractContextManager:
@@ -297,6 +326,9 @@ MUTANTS = {
     "redo with the latest version": (redoes_with_the_latest, nullcontext, {COVER}, range(20)),
     "only the last record kept": (unchanged, one_record, {PROGRESS}, range(70, 90)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
+    "silence is death": (unchanged, silence_is_death, {SPARED}, (9, 14, 22)),
+    "no return to a vacant stage": (unchanged, no_stand_ins, {SPARED}, (7, 8, 34)),
+    "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
     "a second process replaces a living one": (

@@ -21,6 +21,7 @@ from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
+from jaxdt.membership.vacancies import Vacancies
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -80,7 +81,6 @@ from jaxdt.protocol.reports import (
     ReturnedReport,
     RollbackReport,
     SteppedDownReport,
-    VacantReport,
     ViewReport,
     WaitingReport,
 )
@@ -106,13 +106,16 @@ class Coordinator:
     ):
         self.config = config
         self.coordinator_term = 1 + max(config.last_term, durable_state.coordinator_term if durable_state else 0)
-        self.roster = Roster(config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance)
+        self.roster = Roster(
+            config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance, config.stage_grace_s
+        )
         self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
         self.devices: dict[int, str] = {}
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
         self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
+        self._vacancies = Vacancies()
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
         self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
         self._being_persisted: dict[str, View | Record | int] = {}
@@ -152,8 +155,8 @@ class Coordinator:
                 return self._on_pause(now_s, seconds)
             case Terminated():
                 return self._step_down(TERMINATED, "terminated; the run waits for a coordinator")
-            case LinkChanged(peer, up):
-                return self._on_link(now_s, peer, up)
+            case LinkChanged(peer, up, _, gone):
+                return self._on_link(now_s, peer, up, gone)
             case Received(header, body):
                 return self._received(now_s, header, body)
         return []
@@ -170,11 +173,13 @@ class Coordinator:
         self._patient_until_s = max(self._patient_until_s, now_s + patience_s)
         return [PausedReport(round(paused_s, 1), patience_s)]
 
-    def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action]:
-        self._leases.link(peer, up, now_s)
+    def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[Action]:
+        self._leases.link(now_s, peer, up, gone)
         if up:
             return []
         self._claims.withdrawn(peer)
+        if peer not in self._leases and self._vacancies.dials(peer):
+            return self._dead(now_s, peer) if gone else []
         # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
         return [WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)]
 
@@ -268,24 +273,29 @@ class Coordinator:
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
             case Leaving() if src not in self.roster.leaving:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
-            case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+            case Suspect(peer, reason) if self._knows_both(header, peer):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
             case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
-                return self._refuse_pair(src, peer, reason)
+                return self._refuse_pair(now_s, src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
                 if VIEW not in self._being_persisted:  # else the member says it again in the next view
                     self._agreement.hear(src, body, self.roster.admissions)
                     return self._decide()
         return []
 
-    def _refuse_pair(self, src: int, peer: int, reason: str) -> list[Action]:
+    def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
         """Two members have no way to each other: one of them is put out, and told so when it speaks again."""
         if peer not in self.roster.members - self.roster.lost - self.roster.missing:
             return []
         out = self._link_suspicion.preferred(src, peer, self.roster)
         reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
         self._refused[out] = self.roster.processes.get(out, 0), reason
-        return self._lost(out, reason)
+        return self._lost(now_s, out, reason, is_dead=False)
+
+    def _knows_both(self, header: Header, peer: int) -> bool:
+        """Whether the view of a message has its sender and `peer` in it as they were admitted last."""
+        admissions = self.roster.admissions
+        return header.view >= max(admissions.get(header.src, header.view + 1), admissions.get(peer, 0))
 
     def _is_of_this_view(self, header: Header) -> bool:
         view = self.view
@@ -324,7 +334,7 @@ class Coordinator:
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
         self._claims.arrived(src)
         is_new_process = self.roster.hello(src, hello.address, hello.process)
-        actions = self._lost(src, "its process was started anew") if is_new_process else []
+        actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
         if self._ended:
             return actions
         if src in self.roster.missing and not is_new_process:
@@ -348,7 +358,7 @@ class Coordinator:
 
     def _returned(self, now_s: float, src: int) -> list[Action]:
         """The last replica of a stage was silent, and is not dead."""
-        self.roster.missing.discard(src)
+        self.roster.returned(src)
         self._leases.arrived(src, now_s)
         return [ReturnedReport(src), self.roster.reach(src)]
 
@@ -370,10 +380,11 @@ class Coordinator:
             if VIEW in self._being_persisted and self.view is None:
                 return []
         if self.view or not is_planned:
-            if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
+            is_member = src in self.roster.members and src not in self.roster.lost | self.roster.missing
+            if is_member and src not in self.roster.joining:
                 return []
-            self.roster.candidates.add(src)
-            return [CandidateReport(src, profiled.device), *self._change_view()]
+            self.roster.ready(src, profiled.state)
+            return [*([] if is_member else [CandidateReport(src, profiled.device)]), *self._change_view()]
         if profiled.version != self.n_committed:
             reason = f"has version {profiled.version}, expected {self.n_committed}"
             return self._end(2, f"{self.roster.name(src)}: {reason}")
@@ -387,36 +398,50 @@ class Coordinator:
     def _judge(self, now_s: float) -> list[Action]:
         """Evict a member whose time is over, or begin a move that is due."""
         self.roster.let_go(now_s, self._leases)
+        actions = self._change_view() if self.roster.absences.expire(now_s) else []
+        if self._ended:
+            return actions
         # We evict nobody while a view is being written: until it is durable, a leaving peer still counts as a replica.
         if now_s >= self._patient_until_s and VIEW not in self._being_persisted:
             over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
             if over:
                 peer, reason = over
-                return self._lost(peer, reason)
-        return [*self.roster.move_due(now_s)]
+                return actions + self._lost(now_s, peer, reason, self._leases.is_gone(peer))
+        return [*actions, *self._watch_vacancies(now_s), *self.roster.move_due(now_s)]
 
-    def _lost(self, peer: int, reason: str) -> list[Action]:
+    def _watch_vacancies(self, now_s: float) -> list[Action]:
+        checkpoint = self._checkpoints.checkpoint
+        at_stake = range(checkpoint, self.n_committed)
+        return self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
+
+    def _dead(self, now_s: float, peer: int) -> list[Action]:
+        """A silent peer's process has ended: nobody waits for it any more."""
+        self.roster.absences.end(peer)
+        return self._watch_vacancies(now_s) + self._change_view()
+
+    def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
         """Go on without a peer, wait for it, or end."""
         reason = f"{self.roster.name(peer)}: lost, {reason}"
         if peer in self.roster.lost or peer in self.roster.missing:
-            return []
+            return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
             return self._end(3, reason)
         self._leases.end(peer)
         actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
-        if not self.roster.lose(peer, next_view if isinstance(next_view, View) else None):
-            if not self.config.waits:
-                return self._end(3, f"{reason}; it was the last of its stage")
-            at_stake = list(range(self._checkpoints.checkpoint, self.n_committed))
-            stage = self.roster.stage_of[peer]
-            actions.append(VacantReport(stage, reason, self._checkpoints.checkpoint, at_stake))
-        return actions + self._change_view()
+        has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, View) else None)
+        self._vacancies.lost(peer, self.roster.stage_of[peer], reason, not has_others)
+        self.roster.absences.expire(now_s)
+        return actions + self._watch_vacancies(now_s) + self._change_view()
 
     def _change_view(self, between_steps: bool = False) -> list[Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
         if self._being_persisted or self.view is None or self._ended:
             return []
+        if not self.config.waits:
+            lost = self.roster.lost_stage(self.n_committed, self._agreement.records)
+            if lost is not None:
+                return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
         actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint
@@ -425,7 +450,9 @@ class Coordinator:
             return actions
         if view.rolled_back:
             return actions + self._roll_back(view)
-        view = replace(view, results=self._agreement.leave_view({member.peer for member in view.members}))
+        # A member that is admitted anew has given up the results that it held.
+        staying = {m.peer for m in view.members if m.admission == self.roster.admissions.get(m.peer)}
+        view = replace(view, results=self._agreement.leave_view(staying))
         return [*actions, self._persist(VIEW, view)]
 
     def _roll_back(self, view: View) -> list[Action]:
@@ -438,7 +465,8 @@ class Coordinator:
 
     def _adopt(self, now_s: float, view: View) -> list[Action]:
         """A view is durable: tell its members, and those who are not among them."""
-        left = self.roster.adopt(view)
+        left = self.roster.adopt(view, now_s)
+        self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
         self._agreement.adopt_view(now_s, view)
         outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
         for peer in left - self.roster.coming:
@@ -464,7 +492,7 @@ class Coordinator:
 
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
-        self.roster.committed()
+        self.roster.committed(self.n_committed)
         more_steps = self.n_committed < self.config.n_steps
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide()]

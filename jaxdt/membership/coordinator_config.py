@@ -12,8 +12,9 @@ from jaxdt.spec.seq_lengths import SeqLengths
 @dataclass(frozen=True)
 class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
-    `waits`: a stage that has lost all its replicas waits for another one. `delay_steps`: how many steps are under way
-    beside the first that is not committed. `last_term`: that of the last coordinator on this disk."""
+    `waits`: a stage that has lost all its replicas waits for another one. `stage_grace_s`: how long a silent peer that
+    may hold what such a stage needs is not taken for lost. `delay_steps`: how many steps are under way beside the first
+    that is not committed. `last_term`: that of the last coordinator on this disk."""
 
     run: str
     fingerprint: str
@@ -27,6 +28,7 @@ class CoordinatorConfig:
     heartbeat_s: float
     deadline_floor_s: float
     waits: bool = False
+    stage_grace_s: float = 0.0
     delay_steps: int = 0
     last_term: int = 0
     job: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -17,6 +17,7 @@ class Leases:
         self._floor_s = floor_s
         self._deadlines: dict[int, Deadline] = {}
         self._down_since_s: dict[int, float] = {}
+        self._gone: set[int] = set()
         self._joining = JoinProgress(JOINING_FLOORS * floor_s)
 
     def __contains__(self, peer: object) -> bool:
@@ -37,17 +38,25 @@ class Leases:
         """A peer's heartbeat; that of a joining member says how far its download is."""
         self._joining.heartbeat(now_s, peer, status)
 
-    def link(self, peer: int, up: bool, now_s: float) -> None:
-        """The connection to a peer came up or went down."""
+    def link(self, now_s: float, peer: int, up: bool, gone: bool) -> None:
+        """The connection to a peer came up or went down; `gone`: its process has ended."""
         if up or peer not in self._deadlines:
             self._down_since_s.pop(peer, None)
-        else:
-            self._down_since_s.setdefault(peer, now_s)
+            self._gone.discard(peer)
+            return
+        self._down_since_s.setdefault(peer, now_s)
+        if gone:
+            self._gone.add(peer)
+
+    def is_gone(self, peer: int) -> bool:
+        """Whether the process of a peer that has a lease is known to have ended."""
+        return peer in self._gone
 
     def end(self, peer: int) -> None:
         """The peer has no lease any more."""
         self._deadlines.pop(peer, None)
         self._down_since_s.pop(peer, None)
+        self._gone.discard(peer)
 
     def over(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One peer whose lease has run out, and why."""

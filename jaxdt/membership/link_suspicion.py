@@ -7,6 +7,7 @@ comes and goes cannot drive out those that stay.
 """
 
 from collections import Counter
+from collections.abc import Collection
 
 from jaxdt.membership.roster import Roster
 
@@ -26,6 +27,10 @@ class LinkSuspicion:
         ends = (min(src, peer), max(src, peer))
         self._broken.setdefault(ends, (now_s, f"{reason} ({SAID_BY} {src} of peer {peer})"))
         return now_s + self._patience_s
+
+    def admitted(self, peers: Collection[int]) -> None:
+        """A view admits these peers, whose links are new: what was said of them before does not count."""
+        self._broken = {ends: since for ends, since in self._broken.items() if not set(ends) & set(peers)}
 
     def judged(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One member that has to leave now, and why."""

@@ -33,6 +33,7 @@ from jaxdt.protocol.events import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    Holds,
     Installed,
     Interrupted,
     Leave,
@@ -55,6 +56,7 @@ from jaxdt.protocol.events import (
     Shard,
     Started,
     State,
+    StateName,
     Status,
     Stop,
     Suspect,
@@ -113,7 +115,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {NoWay, Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
+        | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -128,6 +130,8 @@ class Membership:
         self._profile: dict[str, float] | None = None
         self._device = ""
         self._version = identity.start_version
+        self._state: StateName | None = None  # which the coordinator may build on while this peer is outside or joins
+        self._knows_state = True
         self._is_leaving = False
         self._next_stage: int | None = None  # where the coordinator wants this peer
         self._saves_first_version = False
@@ -203,6 +207,9 @@ class Membership:
                 self._fetching = dict(zip(FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
             case Installed(version):
                 self._version = version
+            case Holds(state):
+                self._state, self._knows_state = state, True
+                return [self._profiled()] if self._is_candidate and not self._is_leaving else []
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason):
@@ -237,7 +244,14 @@ class Membership:
 
     def _profiled(self) -> Send:
         assert self._profile is not None
-        return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process, self._device))
+        profile, process = self._profile, self._started.process
+        return Send(COORDINATOR, Profiled(profile, self._version, process, self._device, self._state))
+
+    @property
+    def _is_candidate(self) -> bool:
+        """Whether the coordinator has to know that this peer is ready, and what it holds."""
+        has_joined = self.view is not None and self.identity.peer in self.view.joining and self._state is not None
+        return self._profile is not None and self._knows_state and (self.view is None or has_joined)
 
     def _confirmed(self, body: Message) -> Send:
         """A message that must not be lost with the coordinator."""
@@ -252,7 +266,7 @@ class Membership:
             return [] if peer == COORDINATOR else [WakeAt(now_s + RECONNECT_S, "links")]
         if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
             return []
-        candidate = [self._profiled()] if self.view is None and self._profile is not None else []
+        candidate = [self._profiled()] if self._is_candidate else []
         return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
 
     def _heartbeat(self, now_s: float) -> list[Action | Event]:
@@ -309,6 +323,9 @@ class Membership:
         actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:
             return actions + self._evicted(view) if before else []
+        if before and members[own].admission != old_members[own].admission:
+            actions.append(Evicted(view))  # put out and taken in again at once: what is under way here is void
+            before = None
         saved_before = before is not None and self._saves(self._version)
         # The view of a rollback may not have reached this peer. A joining peer gets the state from others instead.
         missed_rollback = view.generation != self.generation and own not in view.joining
@@ -316,13 +333,16 @@ class Membership:
         # The member that saved a version before this view saves it still: else two would write at the same time.
         self._saves_first_version = before is not None and self._is_saver(before, view.n_committed)
         self.view = view
+        self._state = None
+        self._knows_state = True
         self.generation = view.generation
         self.header = replace(self.header, generation=view.generation, view=view.number)
         self._last_view_number = view.number
         self._members = members
         if view.rolled_back:
             self._unconfirmed.pop(Done, None)
-        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in members or p == COORDINATOR}
+        stay = {p for p, old in old_members.items() if p in members and members[p].admission == old.admission}
+        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == COORDINATOR}
         actions += [AdoptedReport(view.number, list(members)), Meet(view.members), ViewChanged(view)]
         is_last_version = self._version == self.identity.n_steps
         if is_last_version and self._is_saver(view, self._version) and not saved_before and view.number > 1:
@@ -330,15 +350,18 @@ class Membership:
         return actions
 
     def _evicted(self, view: View) -> list[Action | Event]:
-        """The run goes on without this peer: become a candidate again, or leave if that is what it asked for."""
-        self.view = None
+        """The run goes on without this peer: become a candidate again, as soon as it is known what this peer holds, or
+        leave if that is what it asked for."""
+        self.view = self._state = None
+        self._knows_state = False  # an update may still run
+        self._members = ()  # what they still send is dropped
         self._last_view_number = view.number
         self._unconfirmed.clear()
         self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         actions: list[Action | Event] = [Disconnect(member.peer) for member in view.members]
         actions += [EvictedReport(view.number), Evicted(view)]
-        return actions + (self._leave_if_free() if self._is_leaving else [self._hello(), self._profiled()])
+        return actions + (self._leave_if_free() if self._is_leaving else [self._hello()])
 
     def _leave_if_free(self) -> list[Action | Event]:
         """A peer that wants to leave, or that is wanted at another stage, goes once it is outside of the view and its

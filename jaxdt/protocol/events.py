@@ -99,6 +99,16 @@ class Member:
 
 
 @frozen_dataclass
+class StateName:
+    """Names parameters and optimizer state: their generation, how many updates they have seen, and the rounds of the
+    last update (none where the generation begins). Equal names mean equal states (step protocol, Sec. 6.2)."""
+
+    generation: int
+    version: int
+    rounds: tuple[Round, ...] = ()
+
+
+@frozen_dataclass
 class Record:
     """A committed step of a generation. `sq_norm`: squared norm of the summed gradient over all groups. `verdict`:
     "apply", or "skip" if that norm is not finite."""
@@ -149,6 +159,10 @@ class View:
             found[member.stage].append(member)
         return found
 
+    def rounds_of(self, step: int) -> tuple[Round, ...]:
+        """The rounds of a committed step, if its record is among `records`."""
+        return next((record.rounds for record in self.records if record.step == step), ())
+
     def stage_peers(self, stage: int) -> tuple[int, ...]:
         return tuple([member.peer for member in self._by_stage[stage]])
 
@@ -193,12 +207,14 @@ class Welcome:
 @frozen_dataclass
 class Profiled:
     """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, the
-    version of its parameters, and on what it computes, for people."""
+    version of its parameters, and on what it computes, for people. `state`: the state that it holds of the run, if it
+    has been a member; a joining member says it as soon as it has fetched the state."""
 
     seconds: dict[str, float]
     version: int
     process: int = 0
     device: str = ""
+    state: StateName | None = None
 
 
 @frozen_dataclass
@@ -479,10 +495,12 @@ Message = (
 
 @frozen_dataclass
 class Received:
-    """A message from header.src arrived; its tensor, if it names one, is in the driver's store."""
+    """A message from header.src arrived. `tensor` is the driver's: the tensor that came with the message, if it names
+    one. No machine looks at it; a peer that accepts the message hands it back with StoreTensor."""
 
     header: Header
     body: Message
+    tensor: Any = field(default=None, compare=False, repr=False)
 
 
 @frozen_dataclass
@@ -550,11 +568,13 @@ class Installed:
 
 @frozen_dataclass
 class LinkChanged:
-    """The transport to `peer` came up or went down."""
+    """The transport to `peer` came up or went down. `gone`: its host answers and nobody listens at its address, so the
+    process that did has ended."""
 
     peer: int
     up: bool
     reason: str = ""
+    gone: bool = False
 
 
 @frozen_dataclass
@@ -691,6 +711,14 @@ class Joined:
 
 
 @frozen_dataclass
+class Holds:
+    """sync -> membership: the state that is here, if there is one. A peer that was evicted says it once no update runs,
+    and a joining one when it has joined."""
+
+    state: StateName | None
+
+
+@frozen_dataclass
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -698,7 +726,7 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Holds, Updated)
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
@@ -746,6 +774,16 @@ class Disconnect:
     """`peer` is no member any more: end its connections and forget the messages that wait for it."""
 
     peer: int
+
+
+@frozen_dataclass
+class StoreTensor:
+    """Keep the tensor that came with a message: the message is accepted. A tensor of a message that is dropped is never
+    stored, since keys name neither view nor generation, and it would take the place of one that is waited for."""
+
+    src: int
+    body: Message
+    tensor: Any = field(default=None, compare=False, repr=False)
 
 
 @frozen_dataclass
@@ -814,11 +852,13 @@ class WriteCheckpoint:
 
 @frozen_dataclass
 class Restore:
-    """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `generation` from now on.
-    Restored answers."""
+    """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `generation` from now on. With
+    `in_place` the state is here already and stays: only what earlier Work has left behind is dropped. Restored
+    answers."""
 
     version: int
     generation: int
+    in_place: bool = False
 
 
 @frozen_dataclass
@@ -881,6 +921,7 @@ Event = (
     | Drained
     | Fetching
     | Joined
+    | Holds
     | Updated
 )
 Action = (
@@ -889,6 +930,7 @@ Action = (
     | Connect
     | Meet
     | Disconnect
+    | StoreTensor
     | Run
     | Sum
     | Free

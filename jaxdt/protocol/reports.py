@@ -155,14 +155,17 @@ class ReturnedReport(Report):
 
 @dataclass(frozen=True)
 class VacantReport(Report):
-    """A stage has no replica left. The run waits for another one, and would then go back to `checkpoint` and lose the
-    steps `at_stake`."""
+    """A stage has no replica that is there. The run waits for the silent peers `waits_for`, which may hold its state,
+    for at most `waits_s`. If they do not come back, it waits for a newcomer, goes back to `checkpoint` and does the
+    steps `at_stake` again."""
 
     kind: ClassVar[str] = "vacant"
     stage: int
     reason: str
     checkpoint: int
     at_stake: list[int]
+    waits_for: list[int]
+    waits_s: float
 
 
 @dataclass(frozen=True)

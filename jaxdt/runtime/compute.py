@@ -25,7 +25,7 @@ def compute(
         while (action := loop.work.get()) is not None:
             started_s = time.monotonic()
             if isinstance(action, Restore):
-                loop.tensors.restore(action.version, action.generation)
+                loop.tensors.restore(action.version, action.generation, action.in_place)
                 loop.post(Restored(action.version))
             elif isinstance(action, Install):
                 loop.tensors.install(action.version, action.generation)

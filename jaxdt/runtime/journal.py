@@ -118,9 +118,16 @@ class Journal:
         self._display.print(f"peer {report.peer}: wants to leave{last}")
 
     def _vacant(self, report: VacantReport) -> None:
+        back = f"go back to the checkpoint of {report.checkpoint} steps"
+        if not report.waits_for:
+            self._display.print(
+                f"stage {report.stage} has lost all its peers; the run waits for another, and will {back}"
+            )
+            return
+        peers = " or ".join(f"peer {peer}" for peer in report.waits_for)
         self._display.print(
-            f"stage {report.stage} has lost all its peers; the run waits for another, and will go back to the "
-            f"checkpoint of {report.checkpoint} steps"
+            f"stage {report.stage} has no peer that is there; the run waits {report.waits_s:.0f} s for {peers}, which "
+            f"may live; after that it will {back} as soon as another comes"
         )
 
     def _rollback(self, report: RollbackReport) -> None:

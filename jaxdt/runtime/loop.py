@@ -51,6 +51,7 @@ from jaxdt.protocol.events import (
     StateKey,
     Status,
     Stop,
+    StoreTensor,
     Sum,
     Summed,
     WakeAt,
@@ -65,6 +66,7 @@ from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore, refusal
+from jaxdt.runtime.storage.state_vector import check_slice
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.work import UPDATE
@@ -152,14 +154,16 @@ class Loop:
         self._events.put(event)
 
     def on_message(self, src: int, event: Received, leaves: Sequence[np.ndarray]) -> None:
-        """Receive a whole message. Its tensor is stored before the machine can see its event. BadInput tells the
-        transport that the sender is wrong: the message is dropped and counted."""
+        """Receive a whole message. Its tensor stays with the event, and is stored if the machine accepts the message.
+        BadInput tells the transport that the sender is wrong: the message is dropped and counted."""
         if event.header.src != src:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
-        if tensor_key(event.body) and len(leaves) != 1:
-            raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
-        if self._tensors and tensor_key(event.body):
-            self._tensors.put(event.body, src, leaves[0])
+        if tensor_key(event.body):
+            if len(leaves) != 1:
+                raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
+            if isinstance(event.body, State):
+                check_slice(leaves[0], event.body)
+            event = Received(event.header, event.body, leaves[0])
         self._events.put(event)
 
     def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
@@ -171,12 +175,14 @@ class Loop:
         return self._tensors.expect(event.body, table)
 
     def on_link(self, peer: int | None, state: str, reason: str) -> None:
-        """The transport reports that a link is up, down or refused, or that there is no way to a peer."""
+        """The transport reports that a link is up, down or refused, that there is no way to a peer, or that the peer's
+        process is gone."""
         if state == "refused":
             self._events.put(Refused(peer, reason))
         else:
             assert peer is not None, "only a refused connection may come from an unknown peer"
-            self._events.put(NoWay(peer, reason) if state == "no way" else LinkChanged(peer, state == "up", reason))
+            link = LinkChanged(peer, state == "up", reason, state == "gone")
+            self._events.put(NoWay(peer, reason) if state == "no way" else link)
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
@@ -265,6 +271,8 @@ class Loop:
                 self._send(((dst, body, n_bytes),), priority, header)
             case Post(letters, priority, header):
                 self._send(letters, priority, header)
+            case StoreTensor(src, body, tensor):
+                self.tensors.put(body, src, tensor)
             case Run():
                 self._ready.append(action)
                 self._start_ready_work()

@@ -46,6 +46,7 @@ from jaxdt.protocol.events import (
     Send,
     Started,
     Stop,
+    StoreTensor,
     Sum,
     Summed,
     WakeAt,
@@ -140,6 +141,7 @@ class Simulation:
             MarkCheckpoint: lambda peer, mark: None,
             Send: self._send,
             Post: self._post,
+            StoreTensor: lambda peer, store: self._peers[peer].tensors.put(store.body, store.src, store.tensor),
             Run: self._run,
             Sum: self._sum,
             Free: lambda peer, free: self._peers[peer].tensors.free(free.step, free.rounds),
@@ -218,9 +220,10 @@ class Simulation:
             self._stale_coordinator = StaleCoordinator(machine, now_s, self._queue.at, self._delivery.post)
         self.outcome.stopped[peer] = CRASH_STOP
         self._paused.pop(peer, None)
-        seen_s = self.outcome.now_s + (CRASH_SEEN_S if fault.kind == CRASH else DEAD_LINK_S)
+        host_answers = fault.kind == CRASH
+        seen_s = self.outcome.now_s + (CRASH_SEEN_S if host_answers else DEAD_LINK_S)
         for other in self._machines:
-            self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed")))
+            self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed", host_answers)))
 
     def _start_process(self, fault: Fault) -> None:
         """A newcomer asks the coordinator for a stage, or the process of a peer or of the coordinator starts again."""
@@ -323,7 +326,17 @@ class Simulation:
 
     def _connect(self, peer: int, connect: Connect | Member) -> None:
         if self._active_faults:
-            self._active_faults.on_connect(self.outcome.now_s, peer, connect.peer)
+            now_s, other = self.outcome.now_s, connect.peer
+            self._active_faults.on_connect(now_s, peer, other)
+            if other in self.outcome.stopped:
+                self._queue.at(now_s + CRASH_SEEN_S, self._refuse, (peer, other))
+
+    def _refuse(self, peer: int, other: int) -> None:
+        """The host of a process that has ended answers those who dial it, unless the host is off or cannot be reached
+        either."""
+        assert self._active_faults is not None  # processes end before the others only by faults
+        if other in self.outcome.stopped and self._active_faults.answers(other, peer):
+            self._handle_event(peer, LinkChanged(other, False, "refused", gone=True))
 
     def _meet(self, peer: int, meet: Meet) -> None:
         for member in meet.members:
@@ -391,7 +404,7 @@ class Simulation:
         self._handle_event(peer, WroteCheckpoint(write.version))
 
     def _restore(self, peer: int, restore: Restore) -> None:
-        self._peers[peer].tensors.restore(restore.version, restore.generation)
+        self._peers[peer].tensors.restore(restore.version, restore.generation, restore.in_place)
         self._handle_after_work(peer, Restored(restore.version))
 
     def _install(self, peer: int, install: Install) -> None:

@@ -20,6 +20,7 @@ CLOG = "clog"
 CUT = "cut"
 DUPLICATE = "duplicate"
 REORDER = "reorder"
+LATE = "late"
 JOIN = "join"
 RESTART = "restart"
 LEAVE = "leave"
@@ -49,6 +50,7 @@ class Fault:
                the cut lasts that long, and again when it has healed
     duplicate  some messages from `peer` to `others` arrive twice
     reorder    some messages from `peer` to `others` are overtaken by later ones
+    late       tensors from `peer` to `others` come again after the next rollback, as if they had been on their way
     join       a newcomer with the temporary number `peer` asks to join, on the machine of the peer in `others`
     restart    the process of a crashed `peer`, or of the coordinator, is started again
     leave      `peer` is asked to leave

@@ -19,7 +19,7 @@ class Tensors(Protocol):
         """The tensor that a message to be sent names."""
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
-        """Store the tensor that came with a message."""
+        """Store the tensor that came with a message, which the machine has accepted."""
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice and return its digest and squared norm."""
@@ -37,8 +37,8 @@ class Tensors(Protocol):
     def write_checkpoint(self, version: int) -> None:
         """Write this peer's part of a checkpoint."""
 
-    def restore(self, version: int, generation: int) -> None:
-        """Go back to a checkpoint."""
+    def restore(self, version: int, generation: int, in_place: bool = False) -> None:
+        """Go back to a checkpoint; with `in_place` the state stays, and only the results of earlier Work go."""
 
     def install(self, version: int, generation: int) -> None:
         """Replace the state by the one that was fetched."""
@@ -75,7 +75,7 @@ class NoTensors:
     def write_checkpoint(self, version: int) -> None:
         return None
 
-    def restore(self, version: int, generation: int) -> None:
+    def restore(self, version: int, generation: int, in_place: bool = False) -> None:
         return None
 
     def install(self, version: int, generation: int) -> None:

@@ -82,7 +82,10 @@ class WiringConfig:
     `retain_bytes`: boundary tensors of a step that a peer keeps in case another peer needs them again; tensors beyond
     that are computed again. 0 keeps none: that takes the least memory, and after a loss in mid-step the lost
     microbatches are computed again from their tokens on.
-    `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop.
+    `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another and go back to the last
+    complete checkpoint, or stop. A peer is lost when its process has ended (its host refuses the connection, or it was
+    started again), or when a stage without any other peer has waited for it for `stage_grace_s`. Until then the run
+    stands still and nothing is lost; afterwards the steps since the last complete checkpoint are.
     `rebalance_s`: how often a stage that can do without a peer may give one to the stage with most work waiting (0:
     never). A period of several steps is best, since queues are averaged over whole steps. `rebalance_moves`: how many
     peers may change stages each time."""
@@ -91,6 +94,7 @@ class WiringConfig:
     routers: int = 1
     window: int = 0
     on_stage_lost: str = "wait"
+    stage_grace_s: float = 300.0
     retain_bytes: int = 1 << 30
     rebalance_s: float = 0.0
     rebalance_moves: int = 1
@@ -182,8 +186,9 @@ class RunConfig:
         require_at_least("wiring.window", wiring.window, 0)
         require_at_least("wiring.retain_bytes", wiring.retain_bytes, 0)
         require_at_least("wiring.rebalance_moves", wiring.rebalance_moves, 1)
-        if not 0 <= wiring.rebalance_s < math.inf:
-            raise BadInput(f"wiring.rebalance_s: got {wiring.rebalance_s}, expected a finite number >= 0")
+        for name in ("rebalance_s", "stage_grace_s"):
+            if not 0 <= getattr(wiring, name) < math.inf:
+                raise BadInput(f"wiring.{name}: got {getattr(wiring, name)}, expected a finite number >= 0")
 
     def _check_sync(self) -> None:
         require_one_of("sync.delay", self.sync.delay, (0, 1))

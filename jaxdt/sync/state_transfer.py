@@ -21,6 +21,7 @@ from jaxdt.protocol.events import (
     Evicted,
     Fetch,
     Fetching,
+    Holds,
     Install,
     Installed,
     Joined,
@@ -31,6 +32,7 @@ from jaxdt.protocol.events import (
     Send,
     State,
     StateKey,
+    StateName,
     Suspect,
     Updated,
     View,
@@ -45,7 +47,7 @@ IN_FLIGHT = 2  # slices asked of one donor at a time
 class StateTransfer:
     """One peer's side of it, as a newcomer and as a donor. `slice_bytes` is the size of a slice."""
 
-    READS = frozenset({ViewChanged, Evicted, Updated, Ready, Installed, Refused, Fetch, State, Committed})
+    READS = frozenset({ViewChanged, Evicted, Updated, Holds, Ready, Installed, Refused, Fetch, State, Committed})
 
     def __init__(self, peer: int, stage: int, slice_bytes: int):
         self._peer = peer
@@ -71,6 +73,9 @@ class StateTransfer:
                 self._n_words = n_words
             case Updated(_, version):
                 return self._updated(version)
+            case Holds(StateName() as state):
+                self._has = (state.generation, state.version)
+                self._is_updating = False
             case Installed(version):
                 return self._installed(now_s, version)
             case Refused(peer, _) if self._download and peer is not None:

@@ -14,6 +14,7 @@ from jaxdt.protocol.events import (
     Done,
     Ended,
     Failed,
+    Free,
     Header,
     Heartbeat,
     HeartbeatAck,
@@ -35,6 +36,7 @@ from jaxdt.protocol.events import (
     Started,
     Status,
     Stop,
+    StoreTensor,
     Suspect,
     Updated,
     View,
@@ -207,6 +209,32 @@ def test_a_rollback_whose_view_was_missed_is_one_all_the_same():
     joins = replace(later, joining=(1,))
     for machine, view in ((Membership(SEAT), joins), (Membership(replace(SEAT, start_generation=1)), later)):
         assert ViewChanged(view) in machine.handle(1.0, from_coordinator(view, 3, 1))
+
+
+@pytest.mark.parametrize("header", [Header("other", 0, 1, 0), Header("r", 0, 0, 0), Header("r", 3, 1, 0)])
+def test_the_tensor_of_a_message_that_is_dropped_is_not_stored(header):
+    """Its key may be that of a tensor which is waited for: keys name no generation."""
+    peer, *_ = peer_with()
+    peer.handle(0.0, from_coordinator(VIEW))
+    assert not any(isinstance(action, StoreTensor) for action in peer.handle(0.0, Received(header, ACT, "late")))
+    (stored, *_) = peer.handle(0.0, Received(Header("r", 0, 1, 0), ACT, "due"))
+    assert stored == StoreTensor(0, ACT) and stored.tensor == "due"
+
+
+def test_the_tensor_of_a_message_that_waits_for_its_view_is_stored_after_what_the_view_asks_for():
+    free = Free(3)
+    peer, *_ = peer_with(Probe({ViewChanged: [free]}))
+    assert peer.handle(0.0, Received(Header("r", 0, 1, 0), ACT, "early")) == []
+    actions = peer.handle(0.0, from_coordinator(VIEW))
+    assert actions.index(free) < actions.index(StoreTensor(0, ACT))
+
+
+def test_who_was_put_out_accepts_nothing_from_the_members():
+    peer, wiring, _ = peer_with()
+    for event in (Started("h1:1"), Ready({}), from_coordinator(VIEW)):
+        peer.handle(0.0, event)
+    peer.handle(0.0, from_coordinator(replace(VIEW, number=2, members=VIEW.members[:1])))
+    assert [type(action) for action in peer.handle(0.0, Received(Header("r", 0, 1, 0), ACT, "late"))] == [DroppedReport]
 
 
 @pytest.mark.parametrize("header", [Header("other", 0, 1, 0), Header("r", 0, 0, 0), Header("r", 3, 1, 0)])

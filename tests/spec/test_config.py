@@ -24,7 +24,9 @@ STABLE_NAMES = {
         "name", "lr", "b1", "b2", "eps", "gradient_frac", "weight_decay", "momentum", "warmup_steps",
         "decay_steps", "lr_schedule", "final_lr_frac", "clip_norm",
     },
-    "wiring": {"kind", "routers", "window", "on_stage_lost", "retain_bytes", "rebalance_s", "rebalance_moves"},
+    "wiring": {
+        "kind", "routers", "window", "on_stage_lost", "stage_grace_s", "retain_bytes", "rebalance_s", "rebalance_moves",
+    },
     "sync": {"kind", "delay", "delay_after_steps", "slice_bytes"},
     "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s"},
     "codec": None,

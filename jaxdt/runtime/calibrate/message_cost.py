@@ -100,8 +100,5 @@ class _OneTensor:
     def tensor_to_send(self, body: Message) -> np.ndarray:
         return self._tensor
 
-    def put(self, body: Message, src: int, tensor: np.ndarray) -> None:
-        self._tensor = tensor
-
     def expect(self, body: Message, table: list) -> list[np.ndarray]:
         return [aligned_empty((N_BYTES,), np.dtype(np.uint8))]

@@ -50,6 +50,8 @@ class Dialer:
             self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
         except (HandshakeRefused, FrameError, ssl.SSLError) as error:
             self._fail(self._link_state.refused, error, self._limits.backoff_s_max)
+        except ConnectionRefusedError as error:
+            self._fail(self._link_state.gone, f"{format_address(address)}: {error}", self._pause_s)
         except OSError as error:
             self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
         return None

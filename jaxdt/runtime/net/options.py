@@ -21,9 +21,10 @@ class TransportCallbacks:
 
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down", "refused", or "no way" when messages wait for a peer that
-        neither side can dial, which is repeated; `reason` is one line. `peer` is None for an accepted connection that
-        was refused here: whoever it says it is has not shown it.
+    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host answers that nobody listens at its
+        address, "refused", or "no way" when messages wait for a peer that neither side can dial, which is repeated;
+        `reason` is one line. `peer` is None for an accepted connection that was refused here: whoever it says it is has
+        not shown it.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
         to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
     read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.
@@ -84,7 +85,8 @@ class TransportSettings:
 
 
 class LinkState:
-    """Reports "up" with the first connection to a peer, and "down" when the last one is lost or a dial fails.
+    """Reports "up" with the first connection to a peer, and "down" when the last one is lost or a dial fails. "gone"
+    says more than "down": a dial was refused by a host that answers, so nobody listens there any more.
 
     There are up to four connections: two channels in two directions. When one of them breaks and comes back, nothing is
     reported. Calls of `on_link` for one peer never overlap.
@@ -121,8 +123,14 @@ class LinkState:
     def unreachable(self, reason: str) -> None:
         """An attempt to connect has failed."""
         with self._lock:
-            if not self._n_connections:
+            if not self._n_connections and self._state != "gone":
                 self._report("down", reason)
+
+    def gone(self, reason: str) -> None:
+        """The peer's host answers, and nobody listens at the peer's address."""
+        with self._lock:
+            if not self._n_connections:
+                self._report("gone", reason)
 
     def refused(self, reason: str) -> None:
         """One side has refused the other, or one of its messages. A repeated reason is reported once."""

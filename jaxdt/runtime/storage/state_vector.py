@@ -48,10 +48,9 @@ class StateVector:
         return jax.tree.unflatten(self._structure, leaves)
 
 
-def without_checksum(words: np.ndarray, what: object) -> np.ndarray:
-    """The words of a slice_with_checksum; BadInput, which names `what`, if the checksum is not theirs."""
+def check_slice(words: np.ndarray, what: object) -> None:
+    """BadInput, which names `what`, if the last word of a slice_with_checksum is not the checksum of the others."""
     checksum = zlib.crc32(words[:-1].data)
     expected = int(words[-1:].view(np.uint32)[0])
     if checksum != expected:
         raise BadInput(f"{what}: checksum {checksum}, expected {expected}, which came with it")
-    return words[:-1]

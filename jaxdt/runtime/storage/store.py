@@ -1,8 +1,8 @@
 """One peer's tensors, and the computations on them. The machines name tensors by key; the store holds them.
 
 Both drivers use it: the runtime's loop over sockets, and the simulator where it does real arithmetic under virtual
-time. The compute thread calls `run`, `restore` and `install`; receiver threads call `put` and `expect`; the loop calls
-the rest."""
+time. The compute thread calls `run`, `restore` and `install`; receiver threads call `expect`; the loop calls the rest.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.checkpoint import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.runtime.storage.state_vector import WORD, StateVector, without_checksum
+from jaxdt.runtime.storage.state_vector import WORD, StateVector
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -75,10 +75,12 @@ class Store:
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
 
-    def restore(self, version: int, generation: int) -> None:
-        """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones. Samples are drawn
-        for `generation` from now on."""
+    def restore(self, version: int, generation: int, in_place: bool = False) -> None:
+        """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones; with `in_place`
+        those that are here. Samples are drawn for `generation` from now on."""
         self._start_generation(generation)
+        if in_place:
+            return
         if version == 0:
             self.parameter_versions.initialize()
             return
@@ -97,7 +99,7 @@ class Store:
         self._fetched = None
 
     def _start_generation(self, generation: int) -> None:
-        """Drop the results of Work from an earlier generation. No Work is running, since this is the compute thread."""
+        """Drop the results of earlier Work. No Work is running, since this is the compute thread."""
         self.generation = generation
         self.boundary_codec.reset_error_feedback()
         self._accumulators.clear()
@@ -251,13 +253,14 @@ class Store:
         return self._slices.part_to_send(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
-        """Hold the tensor that was received with a message."""
+        """Hold the tensor that was received with a message which the machine has accepted. That of a State has passed
+        `check_slice`."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
         elif isinstance(body, State):
             if self._fetched is None:
                 self._fetched = np.empty(self.n_words, WORD)
-            self._fetched[body.key.lo : body.key.hi] = without_checksum(tensor, body)
+            self._fetched[body.key.lo : body.key.hi] = tensor[:-1]
         else:
             key = tensor_key(body)
             assert isinstance(key, SliceKey), "no other message comes with a tensor"

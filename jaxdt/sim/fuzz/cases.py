@@ -22,9 +22,15 @@ from jaxdt.sim.faults import (
     CLOG,
     CONTROL,
     CRASH,
+    CRASH_SEEN_S,
+    CUT,
+    DATA,
+    DEAD_LINK_S,
     ENDS,
     JOIN,
+    LATE,
     LEAVE,
+    PAUSE,
     RESTART,
     STALE,
     TWICE,
@@ -45,6 +51,7 @@ from jaxdt.wiring.base import wiring_entry
 
 N_STEPS = 3
 N_STEPS_WITH_MOVES = 6
+GRACE_S = 20.0  # within the time that a run has after its last fault
 DETECTION_S = 30.0  # longest time until a fault is noticed and its peer evicted or recovered
 WIRINGS_DRAWN = ("swarm", "swarm", "fixed")  # by seed
 LINK_OF_NEWCOMERS = Link(0.05, 1e-3)
@@ -88,12 +95,13 @@ class Case:
     @property
     def limit_s(self) -> float:
         """The time limit of the run: the end of the last fault, then the time of three whole runs in which the slowest
-        peer does all Work one by one, and DETECTION_S for each fault."""
+        peer does all Work one by one, DETECTION_S for each fault, and twice the grace period of a silent stage."""
         slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values())
         serial_s = self.plan.n_stages * self.plan.n_microbatches * self.config.train.steps * slowest_s
         ends_s = [fault.until_s for fault in self.faults]
         healed_s = max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)
-        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults))
+        waits_s = self.config.wiring.stage_grace_s if self.config.wiring.on_stage_lost == "wait" else 0.0
+        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults)) + 2 * waits_s
 
     def __str__(self) -> str:
         wiring, train = self.config.wiring, self.config.train
@@ -104,6 +112,7 @@ class Case:
             f"{wiring.routers} routers, window {wiring.window}, "
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
+            f"{wiring.on_stage_lost} at a lost stage after {wiring.stage_grace_s:.3g} s, "
             f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s"
         )
 
@@ -139,7 +148,8 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     )
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
     case = _with_second_processes(random.Random(f"second {seed}"), case, run_s)
-    return _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+    case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+    return _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
 
 
 def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -186,6 +196,47 @@ def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
         wiring = replace(wiring, rebalance_s=every_s, rebalance_moves=rng.choice((1, 3)))
     config = replace(case.config, train=train, wiring=wiring)
     return replace(case, config=config, random_moves_s=every_s if cause == "random" else 0.0)
+
+
+def _with_vacant_stage(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a third of the cases the run waits for a lost stage, and one stage loses sight of its last replica while
+    newcomers wait: all its other replicas end, and the last one falls silent, ends, or ends just after another replica
+    has fallen silent. Some tensors are late, so that they arrive in another generation than the one they are of."""
+    if rng.random() >= 1 / 3 or any(fault.until_s == math.inf for fault in case.faults):
+        return case
+    grace_s = rng.choice((8.0, 20.0, 20.0))
+    row = rng.choice(case.plan.placement)
+    *others, first, last = [None, None, *rng.sample(row, len(row))]
+    at_s = rng.uniform(0.2, 1.0) * run_s
+    faults = [Fault(rng.uniform(0.0, at_s), rng.choice(ENDS), peer) for peer in others if peer is not None]
+    kind = rng.choice(("silence", "silence", "end", "eviction"))
+    silent_s = rng.choice((rng.uniform(2.0, 12.0), rng.uniform(2.0, 12.0), grace_s + rng.uniform(5.0, 15.0)))
+    if kind == "eviction" and first is not None:
+        faults.append(_silence(rng, at_s, first, silent_s))
+        faults.append(Fault(at_s + rng.uniform(3.0, 9.0), rng.choice(ENDS), last))
+    else:
+        faults += [Fault(rng.uniform(0.0, at_s), CRASH, first)] if first is not None else []
+        faults.append(Fault(at_s, rng.choice(ENDS), last) if kind == "end" else _silence(rng, at_s, last, silent_s))
+    faults += [Fault(rng.uniform(0.0, 1.0) * at_s, JOIN, 10 + n) for n in range(rng.choice((1, 1, 2)))]
+    faults += [_slow_tensors(rng, at_s, case.plan) for _ in range(rng.choice((0, 0, 1)))]
+    if rng.random() < 0.5:
+        peers = tuple(sorted(case.plan.peers))
+        faults.append(Fault(0.0, LATE, peers[0], at_s + grace_s, peers[1:], peers))
+    wiring = replace(case.config.wiring, on_stage_lost="wait", stage_grace_s=grace_s)
+    return replace(case, config=replace(case.config, wiring=wiring), faults=_in_order([*case.faults, *faults]))
+
+
+def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:
+    """The coordinator does not hear a peer that lives."""
+    if rng.random() < 0.5:
+        return Fault(at_s, PAUSE, peer, seconds)
+    return Fault(at_s, CUT, peer, seconds, others=(COORDINATOR,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
+
+
+def _slow_tensors(rng: random.Random, at_s: float, plan: Plan) -> Fault:
+    """The tensors from one peer to another stand still for a while."""
+    src, dst = rng.sample(sorted(plan.peers), 2)
+    return Fault(at_s * rng.uniform(0.5, 1.0), CLOG, src, rng.uniform(1.0, 15.0), (), (dst,), 0.0, DATA)
 
 
 class RandomMoves(ByNumber):
@@ -255,6 +306,7 @@ def _draw_config(rng: random.Random, kind: str) -> RunConfig:
         routers=rng.choice((1, 2, stages * pipelines)),
         window=rng.choice((0, 1, 3)),
         on_stage_lost="stop",
+        stage_grace_s=GRACE_S,
         retain_bytes=rng.choice((0, 500, 1 << 30)),
     )
     return replace(parsed, wiring=wiring, net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
@@ -286,9 +338,8 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     `mutate(peer, machine, tensors)` may replace a machine (tensors is None for the coordinator); `observer` is called
     as the invariants are."""
     machines = build_peers(case.config, case.plan, RunStart("fuzz"))
-    expendable = frozenset(peer for fault in case.faults for peer in fault.may_lose)
-    plan_survives = spares_every_stage(case.faults, case.plan.placement)
-    invariants = Invariants(machines, plan_survives, expendable if case.moves else None, expendable)
+    wiring = case.config.wiring
+    invariants = Invariants(machines, case.faults, wiring.stage_grace_s, wiring.on_stage_lost == "wait")
     processes = _Processes(case, invariants, mutate or _unchanged)
     peers = {peer: processes.make_first(peer, machine) for peer, machine in machines.items()}
     environment = Environment(

@@ -212,7 +212,9 @@ class SymbolicTensors:
     def write_checkpoint(self, version: int) -> None:
         """Only the version of a checkpoint is ever read."""
 
-    def restore(self, version: int, generation: int) -> None:
+    def restore(self, version: int, generation: int, in_place: bool = False) -> None:
+        if in_place and (version, generation) != (self.version, self.generation):
+            self._missing(f"the state of version {version} and generation {generation} in place")
         self.version, self.generation = version, generation
         self.accumulators.clear()
         self._residuals.clear()
