@@ -44,7 +44,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, GROWS, LIVING, PREFIX, PROGRESS, SPARED
+from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, EQUAL, GROWS, LIVING, PREFIX, PROGRESS, SPARED
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import rounds
 
@@ -273,6 +273,11 @@ def no_stand_ins() -> AbstractContextManager:
     return mock.patch.object(Roster, "_stand_ins", lambda *arguments: set())
 
 
+def states_on_trust() -> AbstractContextManager:
+    """Nobody compares the states that replicas vote with."""
+    return mock.patch.object(commit, "deviations", lambda votes: [])
+
+
 def no_cover_check() -> AbstractContextManager:
     return mock.patch.object(participants, "cover_problem", lambda *sets: "")
 
@@ -329,6 +334,7 @@ MUTANTS = {
     "silence is death": (unchanged, silence_is_death, {SPARED}, (9, 14, 22)),
     "no return to a vacant stage": (unchanged, no_stand_ins, {SPARED}, (7, 8, 34)),
     "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
+    "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
     "a second process replaces a living one": (

@@ -383,12 +383,36 @@ class GroupResult:
 
 
 @frozen_dataclass
+class StateDigest:
+    """What tells whether two replicas of `stage` hold equal parameters and optimizer state at `version`: a digest of
+    all of it, the norm of the parameters, and sums of them (jaxdt.membership.state_check)."""
+
+    stage: int
+    version: int
+    digest: int
+    norm: float
+    sums: tuple[float, ...]
+
+
+@frozen_dataclass
 class Prepared:
-    """Member -> coordinator: I hold the whole result of each of my groups."""
+    """Member -> coordinator: I hold the whole result of each of my groups. `state`: that of version `step`, where
+    replicas compare it."""
 
     step: int
     admission: int
     results: tuple[GroupResult, ...]
+    state: StateDigest | None = None
+
+
+@frozen_dataclass
+class Repair:
+    """Coordinator -> member: your state of `version`, with this digest, is not that of replica `donor`: take over
+    the donor's, and then say `Prepared` again. The donor itself only makes its digest again."""
+
+    version: int
+    digest: int
+    donor: int
 
 
 @frozen_dataclass
@@ -479,6 +503,7 @@ Message = (
     | Shard
     | Reduced
     | Prepared
+    | Repair
     | Committed
     | Saved
     | Failed
@@ -564,6 +589,17 @@ class Installed:
     """Parameters and optimizer state are the fetched ones of `version`."""
 
     version: int
+
+
+@frozen_dataclass
+class Digested:
+    """The driver has made the digest that DigestState asked for; the fields are those of StateDigest."""
+
+    version: int
+    generation: int
+    digest: int
+    norm: float
+    sums: tuple[float, ...]
 
 
 @frozen_dataclass
@@ -719,6 +755,15 @@ class Holds:
 
 
 @frozen_dataclass
+class Repairing:
+    """sync -> state transfer: this peer's state of `version` has to be replaced by that of replica `donor`. Joined
+    answers."""
+
+    version: int
+    donor: int
+
+
+@frozen_dataclass
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -726,7 +771,7 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Holds, Updated)
+INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Holds, Repairing, Updated)
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
@@ -871,6 +916,14 @@ class Install:
 
 
 @frozen_dataclass
+class DigestState:
+    """Make a digest of the parameters and the optimizer state, which are those of `version`; Digested answers."""
+
+    version: int
+    generation: int
+
+
+@frozen_dataclass
 class MarkCheckpoint:
     """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
 
@@ -904,6 +957,7 @@ Event = (
     | CheckpointFailed
     | Restored
     | Installed
+    | Digested
     | LinkChanged
     | NoWay
     | Refused
@@ -922,6 +976,7 @@ Event = (
     | Fetching
     | Joined
     | Holds
+    | Repairing
     | Updated
 )
 Action = (
@@ -941,6 +996,7 @@ Action = (
     | WriteCheckpoint
     | Restore
     | Install
+    | DigestState
     | MarkCheckpoint
     | Report
     | MoveTo

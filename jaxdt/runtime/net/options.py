@@ -21,8 +21,8 @@ class TransportCallbacks:
 
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host answers that nobody listens at its
-        address, "refused", or "no way" when messages wait for a peer that neither side can dial, which is repeated;
+    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host answers that nobody listens at
+        its address, "refused", or "no way" when messages wait for a peer that neither side can dial, which is repeated;
         `reason` is one line. `peer` is None for an accepted connection that was refused here: whoever it says it is has
         not shown it.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
