@@ -14,6 +14,7 @@ from jaxdt.protocol.events import (
     Evicted,
     Fetch,
     Header,
+    Holds,
     Install,
     Installed,
     Joined,
@@ -32,6 +33,7 @@ from jaxdt.protocol.events import (
     State,
     StateDigest,
     StateKey,
+    StateName,
     Sum,
     Summed,
     Updated,
@@ -139,7 +141,7 @@ def test_a_wrong_state_is_replaced_before_the_replica_votes_again():
     assert replica.hear(repair) == [Repairing(0, 4)]
     assert replica.hear(repair) == []  # it came twice
     assert not votes(replica.tell(LinkChanged(COORDINATOR, True)))
-    assert replica.tell(Joined(0)) == [DigestState(0, 0)]
+    assert replica.tell(Joined(0)) == [DigestState(0, 0), Holds(StateName(0, 0))]
     assert votes(replica.tell(digested(0, digest=8))) == [StateDigest(0, 0, 8, 2.0, SUMS)]
     assert replica.hear(repair) == []  # it came late
 
