@@ -8,7 +8,7 @@ import numpy as np
 from ortools.graph.python import linear_sum_assignment
 from ortools.sat.python import cp_model
 
-from planner.cost.communication import EXACT_PATH_STAGES, best_path, hop_matrix, path_s
+from planner.cost.communication import EXACT_PATH_STAGES, held_karp, hop_matrix, path_s, short_path
 from planner.model.problem import Problem
 
 CIRCUIT_WORK = 0.5  # CP-SAT's deterministic time, some seconds of one core
@@ -50,8 +50,11 @@ def open_path(edge: np.ndarray) -> list[int]:
     than its start (compiled 2-opt)."""
     n = len(edge)
     start = np.empty(n, np.int64)
-    start_s = best_path(edge, start)
-    if n <= EXACT_PATH_STAGES or start_s <= 0:
+    if n <= EXACT_PATH_STAGES:  # only what is called is compiled
+        held_karp(edge, start)
+        return start.tolist()
+    start_s = short_path(edge, start)
+    if start_s <= 0:
         return start.tolist()
     routed = np.array(_circuit(edge, start.tolist(), start_s), np.int64)
     return (routed if path_s(edge, routed) < start_s else start).tolist()
