@@ -42,7 +42,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, GROWS, LIVING, PREFIX, PROGRESS, SPARED
+from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, EQUAL, GROWS, LIVING, PREFIX, PROGRESS, SPARED
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import rounds
 
@@ -244,6 +244,11 @@ def one_record() -> AbstractContextManager:
     return mock.patch.object(commit, "KEPT_RECORDS", 1)
 
 
+def states_on_trust() -> AbstractContextManager:
+    """Nobody compares the states that replicas vote with."""
+    return mock.patch.object(commit, "deviations", lambda votes: [])
+
+
 def no_cover_check() -> AbstractContextManager:
     return mock.patch.object(participants, "cover_problem", lambda *sets: "")
 
@@ -297,6 +302,7 @@ MUTANTS = {
     "redo with the latest version": (redoes_with_the_latest, nullcontext, {COVER}, range(20)),
     "only the last record kept": (unchanged, one_record, {PROGRESS}, range(70, 90)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
+    "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
     "a second process replaces a living one": (

@@ -13,7 +13,7 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.membership.agreement import Agreement, EndRun, RollBack
+from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.claims import Claims
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
@@ -458,6 +458,8 @@ class Coordinator:
                 return [self._persist(RECORDS, record)]
             case EndRun(code, reason):
                 return self._end(code, reason)
+            case RepairReplicas(repairs, reports):
+                return [*reports, *(self._send(peer, repair) for peer, repair in repairs.items())]
             case RollBack():
                 return self._roll_back(self.roster.roll_back(self._checkpoints.checkpoint))
         return []

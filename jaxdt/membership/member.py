@@ -50,6 +50,7 @@ from jaxdt.protocol.events import (
     Received,
     Reduced,
     Refused,
+    Repair,
     Saved,
     Send,
     Shard,
@@ -79,7 +80,7 @@ KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign})
-FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed}
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed, Repair}
 # A message that names its round or version outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
 

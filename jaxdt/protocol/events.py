@@ -367,12 +367,36 @@ class GroupResult:
 
 
 @frozen_dataclass
+class StateDigest:
+    """What tells whether two replicas of `stage` hold equal parameters and optimizer state at `version`: a digest of
+    all of it, the norm of the parameters, and their sums over residue classes of their positions."""
+
+    stage: int
+    version: int
+    digest: int
+    norm: float
+    sums: tuple[float, ...]
+
+
+@frozen_dataclass
 class Prepared:
-    """Member -> coordinator: I hold the whole result of each of my groups."""
+    """Member -> coordinator: I hold the whole result of each of my groups. `state`: that of version `step`, where
+    replicas compare it."""
 
     step: int
     admission: int
     results: tuple[GroupResult, ...]
+    state: StateDigest | None = None
+
+
+@frozen_dataclass
+class Repair:
+    """Coordinator -> member: your state of `version`, with this digest, is not that of replica `donor`: take over
+    the donor's, and then say `Prepared` again."""
+
+    version: int
+    digest: int
+    donor: int
 
 
 @frozen_dataclass
@@ -463,6 +487,7 @@ Message = (
     | Shard
     | Reduced
     | Prepared
+    | Repair
     | Committed
     | Saved
     | Failed
@@ -546,6 +571,17 @@ class Installed:
     """Parameters and optimizer state are the fetched ones of `version`."""
 
     version: int
+
+
+@frozen_dataclass
+class Digested:
+    """The driver has made the digest that DigestState asked for; the fields are those of StateDigest."""
+
+    version: int
+    generation: int
+    digest: int
+    norm: float
+    sums: tuple[float, ...]
 
 
 @frozen_dataclass
@@ -691,6 +727,15 @@ class Joined:
 
 
 @frozen_dataclass
+class Repairing:
+    """sync -> state transfer: this peer's state of `version` has to be replaced by that of replica `donor`. Joined
+    answers."""
+
+    version: int
+    donor: int
+
+
+@frozen_dataclass
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -698,7 +743,7 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Repairing, Updated)
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
@@ -831,6 +876,14 @@ class Install:
 
 
 @frozen_dataclass
+class DigestState:
+    """Make a digest of the parameters and the optimizer state, which are those of `version`; Digested answers."""
+
+    version: int
+    generation: int
+
+
+@frozen_dataclass
 class MarkCheckpoint:
     """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
 
@@ -864,6 +917,7 @@ Event = (
     | CheckpointFailed
     | Restored
     | Installed
+    | Digested
     | LinkChanged
     | NoWay
     | Refused
@@ -881,6 +935,7 @@ Event = (
     | Drained
     | Fetching
     | Joined
+    | Repairing
     | Updated
 )
 Action = (
@@ -899,6 +954,7 @@ Action = (
     | WriteCheckpoint
     | Restore
     | Install
+    | DigestState
     | MarkCheckpoint
     | Report
     | MoveTo

@@ -50,6 +50,32 @@ class StepReport(Report):
 
 
 @dataclass(frozen=True)
+class UnequalBitsReport(Report):
+    """The parameters of a replica are not bit for bit those of `reference`, but within the tolerance, as on hardware
+    that rounds differently. `difference`: estimated norm of the difference over the norm. Told once for each peer."""
+
+    kind: ClassVar[str] = "unequal_bits"
+    version: int
+    stage: int
+    peer: int
+    reference: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class RepairReport(Report):
+    """The parameters of a replica differ from those of `donor` beyond the tolerance: it takes over the donor's state of
+    `version`, and the step goes on then."""
+
+    kind: ClassVar[str] = "repair"
+    version: int
+    stage: int
+    peer: int
+    donor: int
+    difference: float
+
+
+@dataclass(frozen=True)
 class CheckpointReport(Report):
     """The checkpoint of `version` is complete; saving it kept a member from its work for up to `save_s`."""
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from jaxdt.protocol.events import Event, Install, Installed, Ran, Restore, Restored
+from jaxdt.protocol.events import Digested, DigestState, Event, Install, Installed, Ran, Restore, Restored
 from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.spec.work import UPDATE
 
@@ -30,6 +30,8 @@ def compute(
             elif isinstance(action, Install):
                 loop.tensors.install(action.version, action.generation)
                 loop.post(Installed(action.version))
+            elif isinstance(action, DigestState):
+                loop.post(Digested(action.version, action.generation, *loop.tensors.digest()))
             else:
                 kind = action.work.kind
                 if kind == UPDATE and checkpointer:

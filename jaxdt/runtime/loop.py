@@ -20,6 +20,7 @@ from jaxdt.protocol.events import (
     Action,
     CheckpointFailed,
     Connect,
+    DigestState,
     Discard,
     Disconnect,
     Event,
@@ -131,7 +132,9 @@ class Loop:
         self._last_step = 0
         self._awake_s = 0.0  # when this loop was last seen to run
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
-        self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
+        self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = (
+            SimpleQueue()
+        )  # None ends the compute thread
         self._tensors: LoopTensors | None = None
         self.transport: Transport  # set before `run`
 
@@ -294,6 +297,8 @@ class Loop:
                 self._checkpoint_writer.save(version, self.tensors, self.post)
             case Restore() | Install():
                 self._fetching.clear()
+                self.work.put(action)
+            case DigestState():
                 self.work.put(action)
             case MarkCheckpoint(version, generation):
                 self._checkpoint_writer.mark_complete(version, generation)

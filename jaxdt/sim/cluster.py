@@ -17,6 +17,8 @@ from jaxdt.protocol.events import (
     URGENT,
     Action,
     Connect,
+    Digested,
+    DigestState,
     Discard,
     Disconnect,
     Event,
@@ -58,11 +60,12 @@ from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
 from jaxdt.sim.event_queue import EventQueue
-from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, STALE, STARTS, Fault
+from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, PERTURB, STALE, STARTS, Fault
 from jaxdt.sim.hosts import make_host
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stale_coordinator import StaleCoordinator
+from jaxdt.sim.tensors import Perturbed
 from jaxdt.spec.work import BACKWARD, MESSAGE, REGENERATE, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
@@ -150,6 +153,7 @@ class Simulation:
             WriteCheckpoint: self._write_checkpoint,
             Restore: self._restore,
             Install: self._install,
+            DigestState: self._digest_state,
             **dict.fromkeys(SCHEMAS.values(), self._report),
             MoveTo: self._move_to,
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
@@ -197,6 +201,11 @@ class Simulation:
         if fault.kind == PAUSE:
             self._paused.setdefault(peer, [])
             self._queue.at(fault.until_s, self._resume, (peer, fault.seconds))
+            return
+        if fault.kind == PERTURB:
+            tensors = self._peers[peer].tensors
+            assert isinstance(tensors, Perturbed), "a simulation that has this fault has tensors to perturb"
+            tensors.perturb(fault.factor)
             return
         if fault.kind == LEAVE:
             self._handle_event(peer, Leave())
@@ -397,6 +406,10 @@ class Simulation:
     def _install(self, peer: int, install: Install) -> None:
         self._peers[peer].tensors.install(install.version, install.generation)
         self._handle_after_work(peer, Installed(install.version))
+
+    def _digest_state(self, peer: int, state: DigestState) -> None:
+        digested = Digested(state.version, state.generation, *self._peers[peer].tensors.digest())
+        self._handle_after_work(peer, digested)
 
     def _report(self, peer: int, report: Report) -> None:
         if not isinstance(report, HeartbeatReport):

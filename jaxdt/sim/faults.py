@@ -25,6 +25,7 @@ RESTART = "restart"
 LEAVE = "leave"
 TWICE = "twice"
 STALE = "stale"
+PERTURB = "perturb"
 ENDS = (CRASH, POWER_OFF)  # kinds that end a process
 STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
@@ -54,6 +55,7 @@ class Fault:
     leave      `peer` is asked to leave
     twice      another process is started as `peer`, which runs
     stale      the coordinator that crashed did not: it goes on beside its successor, until a person ends it
+    perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
 
     A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.
     """
@@ -95,6 +97,7 @@ class Fault:
             SLOW: f", {self.factor:.3g} times",
             CLOG: f", {self.factor:.3g} of {self.channel or 'all'}",
             CUT: f", seen after {self.breaks_s:.3g} s",
+            PERTURB: f", by {self.factor:.3g}",
         }
         preposition = {CUT: "from", JOIN: "on the machine of"}.get(self.kind, "to")
         others = f" {preposition} {_names(self.others)}" if self.others else ""
@@ -138,6 +141,13 @@ def broken_link(seed: int, stages: Sequence[Sequence[int]], until_s: float) -> F
     at_s = rng.uniform(0.0, until_s)
     seconds = rng.choice((8.0, 20.0, math.inf))
     return Fault(at_s, CUT, peer, seconds, others=(other,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
+
+
+def perturbations(seed: int, stages: Sequence[Sequence[int]], until_s: float) -> list[Fault]:
+    """One or two peers whose parameters change, by less or by more than replicas may differ."""
+    rng = random.Random(f"perturbed {seed}")
+    peers = rng.sample(sorted(peer for peers in stages for peer in peers), rng.choice((1, 2)))
+    return [Fault(rng.uniform(0.0, until_s), PERTURB, peer, factor=rng.choice((1e-6, 0.01))) for peer in peers]
 
 
 class _Candidates:

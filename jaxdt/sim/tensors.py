@@ -1,6 +1,6 @@
 """The tensors that a driver keeps for a peer: the interface, and an implementation without tensors for timing alone."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxdt.protocol.events import Key, Message, Round, SliceKey
 from jaxdt.spec.work import Work
@@ -43,6 +43,18 @@ class Tensors(Protocol):
     def install(self, version: int, generation: int) -> None:
         """Replace the state by the one that was fetched."""
 
+    def digest(self) -> tuple[int, float, tuple[float, ...]]:
+        """The digest of the state, and the norm and sums of the parameters (StateDigest)."""
+        ...
+
+
+@runtime_checkable
+class Perturbed(Protocol):
+    """Tensors whose parameters a fault of the simulator may change."""
+
+    def perturb(self, factor: float) -> None:
+        """Add `factor` of their norm to the parameters."""
+
 
 class NoTensors:
     """Timing alone: no arithmetic, losses of zero."""
@@ -80,3 +92,6 @@ class NoTensors:
 
     def install(self, version: int, generation: int) -> None:
         return None
+
+    def digest(self) -> tuple[int, float, tuple[float, ...]]:
+        return 0, 0.0, ()

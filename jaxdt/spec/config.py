@@ -99,12 +99,15 @@ class WiringConfig:
 @dataclass(frozen=True)
 class SyncConfig:
     """With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one
-    update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange."""
+    update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange.
+    `check_every_steps`: how often the replicas of a stage compare their parameters and optimizer state (0: never), from
+    the initial ones on (jaxdt.membership.state_check)."""
 
     kind: str = "allreduce"
     delay: int = 0
     delay_after_steps: int = 0
     slice_bytes: int = 1 << 22
+    check_every_steps: int = 50
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,7 @@ class RunConfig:
         require_one_of("sync.delay", self.sync.delay, (0, 1))
         require_at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
         require_at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
+        require_at_least("sync.check_every_steps", self.sync.check_every_steps, 0)
 
     def _check_net(self) -> None:
         heartbeat_s = self.net.heartbeat_s

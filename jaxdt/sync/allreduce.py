@@ -29,6 +29,7 @@ from jaxdt.protocol.events import (
     Accumulated,
     Action,
     Committed,
+    Digested,
     Drained,
     Evaluated,
     Event,
@@ -44,6 +45,8 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Reduced,
+    Repair,
+    Repairing,
     Restore,
     Restored,
     Round,
@@ -68,6 +71,7 @@ from jaxdt.spec.sizes import sync_groups
 from jaxdt.spec.work import GATHER, UPDATE, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import Bounds, Exchange, total, update_scale
+from jaxdt.sync.own_state import OwnState
 from jaxdt.sync.rounds import FLOAT_BYTES, Rounds
 
 
@@ -76,11 +80,14 @@ class AllReduce:
 
     READS = frozenset(
         {ViewChanged, Evicted, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, FetchResult}
-        | {Committed, Joined, LinkChanged}
+        | {Committed, Joined, LinkChanged, Digested, Repair}
     )
 
-    def __init__(self, peer: int, stage: int, rounds: Rounds, clip_norm: float, delay: Delay):
+    def __init__(
+        self, peer: int, stage: int, rounds: Rounds, clip_norm: float, delay: Delay, check_every_steps: int = 0
+    ):
         self._peer = peer
+        self._own_state = OwnState(stage, check_every_steps)
         self._stage = stage
         self._clip_norm = clip_norm
         self._delay = delay
@@ -123,6 +130,9 @@ class AllReduce:
                 return self._prepared_again()
             case Restored(version):
                 return [Updated(self._stage, version)]
+            case Digested():
+                self._own_state.arrived(event)
+                return self._prepared(self._version) if self._view else []
         return []
 
     def _received(self, src: int, body: Message) -> list[Action | Event]:
@@ -135,6 +145,8 @@ class AllReduce:
                 return [*self._rounds.give(src, round)]
             case Committed(record):
                 return self._on_committed(record)
+            case Repair():
+                return self._repair(body)
         return []
 
     def _ran(self, work: Work) -> list[Action | Event]:
@@ -185,6 +197,7 @@ class AllReduce:
         """Something may be here of as many steps as may be under way at once, and of as many again, since others may
         have applied the updates of all of those already."""
         self._version = version
+        self._own_state.changed()
         self._steps = range(version, version + 2 * (1 + self._delay.steps))
 
     def _free(self, steps: range) -> Free:
@@ -215,7 +228,8 @@ class AllReduce:
         if not rounds:
             return []
         self._n_gathers[step] += 1
-        return [Run(Work(self._stage, GATHER, None, self._peer, step), rounds=rounds)]
+        digest = self._ask_for_digest() if step == self._version else []
+        return [Run(Work(self._stage, GATHER, None, self._peer, step), rounds=rounds), *digest]
 
     def _on_gathered(self, step: int) -> list[Action | Event]:
         """A view in between may have asked for another gathering, with what was done again in it: the last counts."""
@@ -304,9 +318,33 @@ class AllReduce:
         exchanges = self._rounds.known(step)
         if self._is_joining or exchanges is None or not all(exchange.complete for exchange in exchanges):
             return []
+        state = None
+        if self._own_state.is_compared(step):
+            if step != self._version:
+                return []  # with a delay the state of that version is still to come
+            state = self._own_state.digest
+            if state is None:
+                return self._ask_for_digest()
         assert self._view is not None  # there is no exchange before the first view
         admission = self._view.by_peer[self._peer].admission
-        return [Send(COORDINATOR, Prepared(step, admission, tuple([exchange.result() for exchange in exchanges])))]
+        results = tuple([exchange.result() for exchange in exchanges])
+        return [Send(COORDINATOR, Prepared(step, admission, results, state))]
+
+    # ------------------------------------------------------------------------------------------------- equal states
+
+    def _ask_for_digest(self) -> list[Action | Event]:
+        assert self._view is not None  # there is no exchange before the first view
+        return [*self._own_state.ask(self._version, self._view.generation)]
+
+    def _repair(self, repair: Repair) -> list[Action | Event]:
+        """Replace the state that the coordinator has found to be wrong, unless that is done or under way. Until then
+        this peer is prepared for nothing, like one that joins."""
+        state = self._own_state.digest
+        if state is None or (state.version, state.digest) != (repair.version, repair.digest):
+            return []
+        self._own_state.changed()
+        self._is_joining = True
+        return [Repairing(repair.version, repair.donor)]
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -342,7 +380,9 @@ class AllReduce:
             return [Free(self._steps[-1], free.rounds + self._abandoned), Updated(self._stage, self._version)]
         record, self._next_record = self._next_record, None
         next_update = self._on_committed(record) if record else []
-        return [free, Updated(self._stage, self._version), *next_update]
+        # With a delay the next step's result may be here, and have waited for the state that is compared with it.
+        prepared = self._prepared(self._version) if self._own_state.is_compared(self._version) else []
+        return [free, Updated(self._stage, self._version), *next_update, *prepared]
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -352,7 +392,8 @@ def _build(setup: PeerSetup) -> AllReduce:
     config, plan = setup.config, setup.plan
     groups = tuple(group for group in sync_groups(config, plan) if setup.stage in group.stages)
     rounds = Rounds(setup.peer, groups, plan.n_microbatches, config.sync.slice_bytes)
-    return AllReduce(setup.peer, setup.stage, rounds, config.optim.clip_norm, config.delay)
+    check_every_steps = config.sync.check_every_steps
+    return AllReduce(setup.peer, setup.stage, rounds, config.optim.clip_norm, config.delay, check_every_steps)
 
 
 def _build_agreement(config: CoordinatorConfig) -> Agreement:

@@ -3,7 +3,7 @@
 The state is one vector of 4-byte words, cut into slices. The newcomer asks the other members of its stage for slices, a
 few at a time from each. A donor that leaves meanwhile, or that sends a damaged slice, is replaced. The holders keep a
 version until the step that begins with it is committed, and that step waits for the newcomer: so all slices are of the
-same version.
+same version. A replica whose state has to be repaired gets it in the same way, from one donor alone.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
@@ -28,6 +28,7 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Refused,
+    Repairing,
     Send,
     State,
     StateKey,
@@ -45,7 +46,7 @@ IN_FLIGHT = 2  # slices asked of one donor at a time
 class StateTransfer:
     """One peer's side of it, as a newcomer and as a donor. `slice_bytes` is the size of a slice."""
 
-    READS = frozenset({ViewChanged, Evicted, Updated, Ready, Installed, Refused, Fetch, State, Committed})
+    READS = frozenset({ViewChanged, Evicted, Updated, Ready, Installed, Refused, Fetch, State, Committed, Repairing})
 
     def __init__(self, peer: int, stage: int, slice_bytes: int):
         self._peer = peer
@@ -76,6 +77,9 @@ class StateTransfer:
             case Refused(peer, _) if self._download and peer is not None:
                 self._download.refused(peer)
                 return self._ask(self._download)
+            case Repairing(version, donor):
+                self._download = Download(version, self._n_words, self._slice_words, now_s, donor)
+                return self._go_on(self._download)
             case Received(header, body) if self._view:
                 return self._received(header.src, body)
         return []
@@ -109,6 +113,8 @@ class StateTransfer:
             self._is_updating = False
             self._waiting.clear()
             return []
+        if self._download and self._download.donor is not None:
+            return self._give_up_repair()
         if self._peer not in view.joining:
             if is_first_view:
                 self._has = (view.generation, view.n_committed)
@@ -118,6 +124,13 @@ class StateTransfer:
                 return [Fetching(1, 0, 1), Joined(view.n_committed)]
             self._download = Download(view.n_committed, self._n_words, self._slice_words, now_s)
         return self._go_on(self._download) if self._download else []
+
+    def _give_up_repair(self) -> list[Action | Event]:
+        """The donor may be gone, or wrong in the new view. The state that is here is whole, so the peer goes on with it
+        and will be told again if it has to be repaired."""
+        assert self._download is not None
+        version, self._download = self._download.version, None
+        return [Joined(version)]
 
     def _updated(self, version: int) -> list[Action | Event]:
         """A version is here; what was asked of it can be given now."""
@@ -135,9 +148,9 @@ class StateTransfer:
         return [peer for peer in view.stage_peers(self._stage) if peer not in view.joining]
 
     def _give(self, src: int, key: StateKey) -> list[Action | Event]:
-        """A slice of this peer's state, if it is of the version asked for, or once it is. A peer that asks for what no
-        newcomer of this stage would is refused: the step waits for it, and would wait for ever."""
-        if src not in self._current_view.joining:
+        """A slice of this peer's state for another replica, if it is of the version asked for, or once it is. A peer
+        that asks for what no replica of this stage would is refused: the step waits for it, and would wait for ever."""
+        if src not in self._current_view.stage_peers(self._stage):
             return []
         if problem := self._problem(key):
             return [
@@ -159,7 +172,7 @@ class StateTransfer:
             or key.hi != min(key.lo + self._slice_words, n_words)
         ):
             return f"asks for words {key.lo}..{key.hi} of a state that has {n_words} in slices of {self._slice_words}"
-        n_committed = self._current_view.n_committed
+        n_committed = max(self._current_view.n_committed, self._has[1])
         if key.version > n_committed:
             return f"asks for the state of {key.version} steps, committed are {n_committed}"
         return ""
@@ -172,7 +185,10 @@ class StateTransfer:
         return self._ask(download)
 
     def _ask(self, download: "Download") -> list[Action | Event]:
-        return [*download.ask(self._donors()), download.progress]
+        return [*download.ask(self._donors_of(download)), download.progress]
+
+    def _donors_of(self, download: "Download") -> list[int]:
+        return self._donors() if download.donor is None else [download.donor]
 
     def _installed(self, now_s: float, version: int) -> list[Action | Event]:
         """The state is installed, unless a view has made its download void."""
@@ -181,14 +197,16 @@ class StateTransfer:
         download, self._download = self._download, None
         self._has = (self._current_view.generation, version)
         n_bytes, seconds = WORD_BYTES * download.n_words, now_s - download.began_s
-        return [DownloadReport(version, n_bytes, seconds, self._donors()), Joined(version)]
+        return [DownloadReport(version, n_bytes, seconds, self._donors_of(download)), Joined(version)]
 
 
 class Download:
-    """Version `version` of n_words words, in slices of `slice_words`."""
+    """Version `version` of n_words words, in slices of `slice_words`. With a `donor` it is a repair, and this one alone
+    is asked: other replicas may be wrong too."""
 
-    def __init__(self, version: int, n_words: int, slice_words: int, began_s: float):
+    def __init__(self, version: int, n_words: int, slice_words: int, began_s: float, donor: int | None = None):
         self.version, self.n_words, self.began_s = version, n_words, began_s
+        self.donor = donor
         starts = range(0, n_words, slice_words)
         self._left = [StateKey(version, lo, min(lo + slice_words, n_words)) for lo in reversed(starts)]
         self._asked: dict[StateKey, int] = {}

@@ -25,7 +25,7 @@ STABLE_NAMES = {
         "decay_steps", "lr_schedule", "final_lr_frac", "clip_norm",
     },
     "wiring": {"kind", "routers", "window", "on_stage_lost", "retain_bytes", "rebalance_s", "rebalance_moves"},
-    "sync": {"kind", "delay", "delay_after_steps", "slice_bytes"},
+    "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps"},
     "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s"},
     "codec": None,
     "error_feedback": None,

@@ -1,6 +1,9 @@
-"""A stage's parameters and optimizer state as one vector of 4-byte words. A newcomer fetches it in slices."""
+"""A stage's parameters and optimizer state as one vector of 4-byte words. A newcomer fetches it in slices, and replicas
+compare its digest."""
 
+import hashlib
 import itertools
+import math
 import zlib
 from typing import Any
 
@@ -10,6 +13,9 @@ import numpy as np
 from jaxdt.spec.errors import BadInput
 
 WORD = np.dtype(np.int32)
+DIGEST_BYTES = 8  # a message holds integers of 64 bits
+N_SUMS = 64  # the norm of a difference is estimated from so many, with a standard error of a tenth or so
+CHUNK_NUMBERS = N_SUMS << 14  # are converted to float64 at a time
 
 
 class StateVector:
@@ -55,3 +61,28 @@ def without_checksum(words: np.ndarray, what: object) -> np.ndarray:
     if checksum != expected:
         raise BadInput(f"{what}: checksum {checksum}, expected {expected}, which came with it")
     return words[:-1]
+
+
+def digest(tree: Any) -> int:
+    """BLAKE2b of the bytes of a tree's leaves. It reads one leaf after another, so a device's memory is copied leaf by
+    leaf."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for leaf in jax.tree.leaves(tree):
+        hashed.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return int.from_bytes(hashed.digest(), "big")
+
+
+def norm_and_sums(tree: Any) -> tuple[float, tuple[float, ...]]:
+    """The norm of a tree of floats, and the sums of its numbers over the residue classes of their positions in each
+    leaf, modulo N_SUMS (jaxdt.membership.state_check says what for)."""
+    sq_norm = 0.0
+    sums = np.zeros(N_SUMS)
+    for leaf in jax.tree.leaves(tree):
+        numbers = np.asarray(leaf).reshape(-1)
+        for start in range(0, len(numbers), CHUNK_NUMBERS):
+            chunk = numbers[start : start + CHUNK_NUMBERS].astype(np.float64)
+            sq_norm += float(chunk @ chunk)
+            whole = len(chunk) - len(chunk) % N_SUMS
+            sums += chunk[:whole].reshape(-1, N_SUMS).sum(axis=0)
+            sums[: len(chunk) - whole] += chunk[whole:]
+    return math.sqrt(sq_norm), tuple(sums.tolist())

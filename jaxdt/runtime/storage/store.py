@@ -1,8 +1,8 @@
 """One peer's tensors, and the computations on them. The machines name tensors by key; the store holds them.
 
 Both drivers use it: the runtime's loop over sockets, and the simulator where it does real arithmetic under virtual
-time. The compute thread calls `run`, `restore` and `install`; receiver threads call `put` and `expect`; the loop calls
-the rest."""
+time. The compute thread calls `run`, `restore`, `install` and `digest`; receiver threads call `put` and `expect`; the
+loop calls the rest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.checkpoint import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.runtime.storage.state_vector import WORD, StateVector, without_checksum
+from jaxdt.runtime.storage.state_vector import WORD, StateVector, digest, norm_and_sums, without_checksum
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -92,9 +92,15 @@ class Store:
         """Take parameters and optimizer state from the slices that other peers have sent. Samples are drawn for
         `generation` from now on."""
         assert self._fetched is not None, "all slices have been received"
-        self._start_generation(generation)
+        if (version, generation) != (self.parameter_versions.version, self.generation):
+            self._start_generation(generation)  # else the state is repaired, and the Work under way goes on
         self.parameter_versions.put(version, self._state_vector.tree(self._fetched))
         self._fetched = None
+
+    def digest(self) -> tuple[int, float, tuple[float, ...]]:
+        """A digest of parameters and optimizer state, the norm of the parameters, and their sums."""
+        versions = self.parameter_versions
+        return digest(versions.state), *norm_and_sums(versions.params)
 
     def _start_generation(self, generation: int) -> None:
         """Drop the results of Work from an earlier generation. No Work is running, since this is the compute thread."""

@@ -31,6 +31,7 @@ from jaxdt.sim.faults import (
     Fault,
     broken_link,
     draw,
+    perturbations,
     spares_every_stage,
 )
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
@@ -139,6 +140,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     )
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
     case = _with_second_processes(random.Random(f"second {seed}"), case, run_s)
+    case = _with_perturbations(case, run_s)
     return _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
 
 
@@ -171,6 +173,15 @@ def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case
         if fault.kind == RESTART and fault.peer == COORDINATOR and rng.random() < 0.5:
             faults.append(Fault(fault.at_s + rng.uniform(0.5, 5.0), STALE, COORDINATOR, rng.uniform(0.0, 12.0)))
     return replace(case, faults=_in_order(faults))
+
+
+def _with_perturbations(case: Case, run_s: float) -> Case:
+    """In a fifth of the cases the parameters of some replicas change; these replicas compare them often."""
+    if case.seed % 5 != 2:
+        return case
+    sync = replace(case.config.sync, check_every_steps=1 + case.seed // 5 % 2)
+    faults = perturbations(case.seed, case.plan.placement, run_s)
+    return replace(case, config=replace(case.config, sync=sync), faults=_in_order([*case.faults, *faults]))
 
 
 def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:

@@ -12,6 +12,7 @@
   (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
       nor for another coordinator, nor for another process of that peer. Of two members that accuse each other it may
       evict the living one
+  (9) no step is committed for which replicas compare their states and differ beyond the tolerance, at version 0 at all
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
 (symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
@@ -23,6 +24,7 @@ from typing import NoReturn
 
 from jaxdt.membership.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
+from jaxdt.membership.state_check import TOLERANCE
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
@@ -48,7 +50,7 @@ from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING = range(1, 9)
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL = range(1, 10)
 LEFT = "left"  # in the reason of a peer's Stop
 DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int}
 
@@ -185,6 +187,18 @@ class Invariants:
         assert self._view is not None  # a view is durable before any step begins
         for member in self._view.members:
             self._check_applicable(member.peer)
+        for stage in range(len(self._view.stage_views)):
+            self._check_equal(step, self._view.stage_peers(stage))
+
+    def _check_equal(self, step: int, replicas: tuple[int, ...]) -> None:
+        """(9) for one stage, by the digests that its members have made of the version with which the step began."""
+        drifts: dict[int, float] = {}
+        for peer in replicas:
+            generation, version, drift = self.tensors[peer].digested or (-1, -1, 0.0)
+            if (generation, version) == (self._generation, step):
+                drifts[peer] = drift
+        if drifts and max(drifts.values()) - min(drifts.values()) > (2 * TOLERANCE if step else 0.0):
+            self.broken(EQUAL, COORDINATOR, f"commits step {step} of replicas whose parameters differ: {drifts}")
 
     def _on_view(self, view: View) -> None:
         stages = {member.stage for member in view.members}
