@@ -171,8 +171,9 @@ def train_in_one_process(model, optim, lengths, sync):
     return losses, norms, params
 
 
-def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
-    """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits."""
+def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None, are_equal=np.testing.assert_array_equal):
+    """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits, or as
+    `are_equal` asserts."""
     plan = plan or run_config.default_plan(config)
     stores, stage_of = {}, {}
 
@@ -205,7 +206,7 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
         row = [peer for peer in sorted(stage_of) if peer in alive and stage_of[peer] == stage]
         replicas = [jax.device_get(stores[peer].parameter_versions.params) for peer in row]
         for other in replicas[1:]:
-            jax.tree.map(np.testing.assert_array_equal, replicas[0], other)
+            jax.tree.map(are_equal, replicas[0], other)
         for name, value in replicas[0].items():
             if name in params:
                 np.testing.assert_array_equal(params[name], value, err_msg=f"two copies of {name} drifted apart")
@@ -362,6 +363,61 @@ def test_tensors_beyond_the_budget_are_made_again(functions_of, one_process):
     config = replace(config, wiring=replace(config.wiring, retain_bytes=0))
     middle = run_config.default_plan(config).placement[1][1]
     assert_same_training(config, functions_of, one_process, faults=[Fault(70.0, CRASH, middle)])
+
+
+def drifting(victim, step, change):
+    """A Store that changes the parameters of one peer by itself, once: when its share of `step` is computed."""
+
+    class Drifting(Store):
+        def __init__(self, config, plan, peer, *others):
+            super().__init__(config, plan, peer, *others)
+            self.is_victim = peer == victim
+
+        def run(self, work, scale, rounds=()):
+            if self.is_victim and (work.kind, work.step) == (GATHER, step):
+                versions = self.parameter_versions
+                versions.params = jax.tree.map(change, versions.params)
+            return super().run(work, scale, rounds)
+
+    return Drifting
+
+
+def compared(every_steps):
+    config = make_config(2, 2, head="tied")
+    return replace(config, sync=replace(config.sync, check_every_steps=every_steps))
+
+
+@pytest.mark.parametrize(("victim", "donor", "step"), [(2, 0, 10), (3, 1, 0)])
+def test_a_replica_whose_parameters_went_wrong_takes_over_the_others(victim, donor, step, functions_of, monkeypatch):
+    """By 1 %, and nothing but the comparison sees it. Afterwards the losses are those of the calm run, bit for bit."""
+    calm = train_in_pieces(compared(5), functions_of)
+    monkeypatch.setitem(globals(), "Store", drifting(victim, step, lambda leaf: leaf * np.float32(1.01)))
+    losses, norms, params, outcome = train_in_pieces(compared(5), functions_of)
+    (repair,) = report_fields(outcome, "repair")
+    assert (repair["peer"], repair["donor"], repair["version"]) == (victim, donor, step)
+    assert repair["difference"] == pytest.approx(0.01, rel=0.4)
+    assert (losses, norms) == calm[:2]
+    jax.tree.map(np.testing.assert_array_equal, params, calm[2])
+
+
+def test_without_a_comparison_nobody_notices(functions_of, monkeypatch):
+    monkeypatch.setitem(globals(), "Store", drifting(2, 10, lambda leaf: leaf * np.float32(1.01)))
+    calm = train_in_pieces(compared(0), functions_of, are_equal=lambda a, b: None)
+    assert not report_fields(calm[3], "repair")
+    with pytest.raises(AssertionError):
+        train_in_pieces(compared(0), functions_of)
+
+
+def test_replicas_that_differ_by_an_ulp_are_told_once_and_go_on(functions_of, one_process, monkeypatch):
+    """Here one replica is off by an ulp from step 1 on, and stays so."""
+    one_ulp = lambda leaf: jnp.nextafter(leaf, jnp.float32(np.inf))  # noqa: E731
+    monkeypatch.setitem(globals(), "Store", drifting(2, 1, one_ulp))
+    nearly = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+    losses, _, _, outcome = train_in_pieces(compared(5), functions_of, are_equal=nearly)
+    (told,) = report_fields(outcome, "unequal_bits")
+    assert (told["peer"], told["reference"], told["version"]) == (2, 0, 5) and told["difference"] < 1e-6
+    assert not report_fields(outcome, "repair")
+    np.testing.assert_allclose(losses, one_process(compared(5))[0], rtol=1e-5)
 
 
 class Evening(ByNumber):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from jaxdt.membership.agreement import Decision, EndRun, RepairReplicas, Results, RollBack
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.state_check import UnequalBits, deviations
-from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Round, Tally, View
+from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Repair, Round, Tally, View
 from jaxdt.protocol.reports import StepReport
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -64,13 +64,15 @@ class TwoPhaseCommit:
         return self._repairs(step, votes) or record
 
     def _repairs(self, step: int, votes: Mapping[int, Prepared]) -> RepairReplicas | None:
-        """The members whose states have to be replaced before the step. Their votes do not count any more: they vote
-        again with the state that they get."""
+        """The members whose states have to be replaced before the step, and those that give them theirs. Their votes do
+        not count any more: they vote again."""
         found = [deviation for deviation in deviations(votes) if not deviation.is_tolerated]
         if not found:
             return None
-        self._votes.forget(step, [deviation.peer for deviation in found])
-        repairs = {deviation.peer: deviation.repair for deviation in found}
+        repairs: dict[int, Repair] = {}
+        for deviation in found:
+            repairs |= deviation.repairs
+        self._votes.forget(step, repairs)
         return RepairReplicas(repairs, [deviation.repair_report for deviation in found])
 
     def _not_finite(self, step: int) -> Decision:

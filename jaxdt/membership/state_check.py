@@ -8,9 +8,8 @@ train. Then the other replicas take the state of the lowest-numbered one. Versio
 begin with equal bits.
 
 What is compared is the norm of the difference, over the norm of the parameters. Only the digests of two states travel,
-not the states, so the norm is estimated from sums of the parameters over residue classes of their positions: for
-differences of independent signs, the squared differences of those sums add up to the squared norm of the difference in
-expectation.
+not the states, so the norm is estimated from sums of the parameters, each with a random sign, over residue classes of
+their positions: in expectation the squared differences of those sums add up to the squared norm of the difference.
 """
 
 import math
@@ -31,6 +30,7 @@ class Deviation:
     peer: int
     reference: int
     state: StateDigest
+    expected: StateDigest  # that of the reference
     difference: float
 
     @property
@@ -39,9 +39,14 @@ class Deviation:
         return self.state.version > 0 and self.difference <= TOLERANCE
 
     @property
-    def repair(self) -> Repair:
-        """What the replica is told."""
-        return Repair(self.state.version, self.state.digest, self.reference)
+    def repairs(self) -> dict[int, Repair]:
+        """What the replica and its reference are told. The reference makes its digest again: should its state have
+        changed since, whoever takes it over would never have the digest that was expected."""
+        version, donor = self.state.version, self.reference
+        return {
+            donor: Repair(version, self.expected.digest, donor),
+            self.peer: Repair(version, self.state.digest, donor),
+        }
 
     @property
     def repair_report(self) -> Report:
@@ -58,7 +63,7 @@ def deviations(votes: Mapping[int, Prepared]) -> list[Deviation]:
             continue
         first, expected = reference.setdefault(state.stage, (peer, state))
         if state.digest != expected.digest:
-            found.append(Deviation(peer, first, state, relative_difference(state, expected)))
+            found.append(Deviation(peer, first, state, expected, relative_difference(state, expected)))
     return found
 
 

@@ -369,7 +369,7 @@ class GroupResult:
 @frozen_dataclass
 class StateDigest:
     """What tells whether two replicas of `stage` hold equal parameters and optimizer state at `version`: a digest of
-    all of it, the norm of the parameters, and their sums over residue classes of their positions."""
+    all of it, the norm of the parameters, and sums of them (jaxdt.membership.state_check)."""
 
     stage: int
     version: int
@@ -392,7 +392,7 @@ class Prepared:
 @frozen_dataclass
 class Repair:
     """Coordinator -> member: your state of `version`, with this digest, is not that of replica `donor`: take over
-    the donor's, and then say `Prepared` again."""
+    the donor's, and then say `Prepared` again. The donor itself only makes its digest again."""
 
     version: int
     digest: int

@@ -338,11 +338,14 @@ class AllReduce:
 
     def _repair(self, repair: Repair) -> list[Action | Event]:
         """Replace the state that the coordinator has found to be wrong, unless that is done or under way. Until then
-        this peer is prepared for nothing, like one that joins."""
+        this peer is prepared for nothing, like one that joins. A donor votes again, with another digest of its state.
+        """
         state = self._own_state.digest
         if state is None or (state.version, state.digest) != (repair.version, repair.digest):
             return []
         self._own_state.changed()
+        if repair.donor == self._peer:
+            return self._prepared(repair.version)
         self._is_joining = True
         return [Repairing(repair.version, repair.donor)]
 

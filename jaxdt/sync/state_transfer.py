@@ -195,9 +195,9 @@ class StateTransfer:
         if not self._download or self._download.version != version:
             return []
         download, self._download = self._download, None
-        self._has = (self._current_view.generation, version)
         n_bytes, seconds = WORD_BYTES * download.n_words, now_s - download.began_s
-        return [DownloadReport(version, n_bytes, seconds, self._donors_of(download)), Joined(version)]
+        report = DownloadReport(version, n_bytes, seconds, self._donors_of(download))
+        return [report, Joined(version), *self._updated(version)]
 
 
 class Download:

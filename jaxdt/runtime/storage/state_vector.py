@@ -1,6 +1,7 @@
 """A stage's parameters and optimizer state as one vector of 4-byte words. A newcomer fetches it in slices, and replicas
 compare its digest."""
 
+import functools
 import hashlib
 import itertools
 import math
@@ -16,6 +17,7 @@ WORD = np.dtype(np.int32)
 DIGEST_BYTES = 8  # a message holds integers of 64 bits
 N_SUMS = 64  # the norm of a difference is estimated from so many, with a standard error of a tenth or so
 CHUNK_NUMBERS = N_SUMS << 14  # are converted to float64 at a time
+SIGNS_BETWEEN_LEAVES = 12_347
 
 
 class StateVector:
@@ -72,16 +74,26 @@ def digest(tree: Any) -> int:
     return int.from_bytes(hashed.digest(), "big")
 
 
+@functools.cache
+def _signs() -> np.ndarray:
+    """Two chunks of signs, +1 and -1, equal on every host: numpy keeps the raw output of a bit generator as it is."""
+    bits = np.unpackbits(np.random.PCG64(0).random_raw(2 * CHUNK_NUMBERS // 64).view(np.uint8))
+    return bits.astype(np.int8) * 2 - 1
+
+
 def norm_and_sums(tree: Any) -> tuple[float, tuple[float, ...]]:
-    """The norm of a tree of floats, and the sums of its numbers over the residue classes of their positions in each
-    leaf, modulo N_SUMS (jaxdt.membership.state_check says what for)."""
+    """The norm of a tree of floats, and sums of its numbers, each with a random sign, over the residue classes of their
+    positions in each leaf, modulo N_SUMS (jaxdt.membership.state_check says what for)."""
     sq_norm = 0.0
     sums = np.zeros(N_SUMS)
-    for leaf in jax.tree.leaves(tree):
+    signs = _signs()
+    for place, leaf in enumerate(jax.tree.leaves(tree)):
         numbers = np.asarray(leaf).reshape(-1)
+        first_sign = place * SIGNS_BETWEEN_LEAVES % CHUNK_NUMBERS  # else equal small leaves would have equal signs
         for start in range(0, len(numbers), CHUNK_NUMBERS):
             chunk = numbers[start : start + CHUNK_NUMBERS].astype(np.float64)
             sq_norm += float(chunk @ chunk)
+            chunk *= signs[first_sign : first_sign + len(chunk)]
             whole = len(chunk) - len(chunk) % N_SUMS
             sums += chunk[:whole].reshape(-1, N_SUMS).sum(axis=0)
             sums[: len(chunk) - whole] += chunk[whole:]
