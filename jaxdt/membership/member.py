@@ -125,6 +125,7 @@ class Membership:
         self.generation = identity.start_generation
         self.header = Header(identity.run, 0, 0, identity.peer)
         self._last_view_number = 0  # also of views without this peer
+        self._last_view_term = 0
         self._members: Collection[int] = ()
         self._started = Started()
         self._started_s = 0.0
@@ -314,8 +315,11 @@ class Membership:
     # ------------------------------------------------------------------------------------------------------- views
 
     def _adopt(self, view: View) -> list[Action | Event]:
-        if view.number <= self._last_view_number:
+        # A view with a lower number and a higher term replaces views of a coordinator that another one has succeeded.
+        is_older = view.number <= self._last_view_number
+        if is_older and (view.number == self._last_view_number or view.coordinator_term <= self._last_view_term):
             return []
+        self._last_view_term = view.coordinator_term
         own, before = self.identity.peer, self.view
         members = view.by_peer
         old_members: Mapping[int, Member] = before.by_peer if before else {}
