@@ -16,6 +16,7 @@ from typing import Any
 from jaxdt.membership.agreement import Agreement, EndRun, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
+from jaxdt.membership.failures import SAVE_FAILURES_MAX, Failures
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
 from jaxdt.membership.rebalance_api import Balance
@@ -50,6 +51,7 @@ from jaxdt.protocol.events import (
     Record,
     Refused,
     Saved,
+    SaveFailed,
     Send,
     Started,
     Stop,
@@ -65,6 +67,7 @@ from jaxdt.protocol.reports import (
     DoneReport,
     DroppedReport,
     EndedReport,
+    FailedReport,
     HeartbeatReport,
     JoinRequestReport,
     LeavingReport,
@@ -73,6 +76,7 @@ from jaxdt.protocol.reports import (
     RestartedReport,
     ReturnedReport,
     RollbackReport,
+    SaveFailedReport,
     VacantReport,
     ViewReport,
     WaitingReport,
@@ -100,6 +104,7 @@ class Coordinator:
         self.profiles: dict[int, dict[str, float]] = {}
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
+        self._failures = Failures()
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
         self._being_persisted: dict[str, View | Record | int] = {}
@@ -195,9 +200,15 @@ class Coordinator:
 
     def _from_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        process = body.process if isinstance(body, Hello) else self.roster.processes.get(src, 0)
+        if why := self._failures.why_out(src, process):
+            return [self.roster.reach(src), self._send(src, Ended(2, why))]
         if isinstance(body, Hello):
             return self._on_hello(now_s, src, body)
+        if isinstance(body, Failed):
+            return self._on_failed(src, body.reason)
         if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
+            self._failures.saved(src)
             return self._on_saved(body) if self.view and header.generation == self.view.generation else []
         if src in self.roster.missing and src not in self._leases:
             return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
@@ -216,8 +227,8 @@ class Coordinator:
                 return self._on_profiled(src, seconds, version)
             case Load():
                 self.roster.balance.report(now_s, src, body)
-            case Failed(reason):
-                return self._end(2, f"{self.roster.name(src)}: {reason}")
+            case SaveFailed(version, reason):
+                return self._on_save_failed(src, version, reason)
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
@@ -244,6 +255,7 @@ class Coordinator:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        self._failures.started(src)
         is_new_process = self.roster.hello(src, hello.address, hello.process)
         actions = self._lost(src, "its process was started anew") if is_new_process else []
         if self._ended:
@@ -311,19 +323,54 @@ class Coordinator:
                 return self._lost(peer, reason)
         return [*self.roster.move_due(now_s)]
 
-    def _lost(self, peer: int, reason: str) -> list[Action]:
-        """Go on without a peer, wait for it, or end."""
+    def _on_failed(self, src: int, reason: str) -> list[Action]:
+        """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
+        left to go on, or if a person has to mend the same for every peer that tries."""
+        line = f"{self.roster.name(src)}: {reason}"
+        if self.view is None and src in self.config.stage_of:
+            return self._end(2, line)  # the run has not begun, and needs all peers of the plan to begin
+        stage = self.roster.stage_of[src]
+        self._failures.failed(src, stage, reason)
+        if self.view is None or src not in self.roster.members:
+            self._leases.end(src)
+            self.roster.dismiss(src)
+            actions: list[Action] = [FailedReport(src, line), Disconnect(src)]
+        else:
+            actions = self._lost(src, reason, code=2)
+        is_vacant = self.view is not None and stage in self.roster.vacant
+        left = self.roster.members | self.roster.candidates | self.roster.coming
+        return actions + (self._end(2, line) if self._failures.is_final(stage, is_vacant, left) else [])
+
+    def _on_save_failed(self, src: int, version: int, reason: str) -> list[Action]:
+        """After one checkpoint that fails the next one is tried. A peer that fails again and again is put out, and
+        another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
+        n_in_a_row = self._failures.save_failed(src)
+        report = SaveFailedReport(src, version, reason, n_in_a_row)
+        if n_in_a_row < SAVE_FAILURES_MAX:
+            return [report]
+        reason = f"{n_in_a_row} checkpoints in a row could not be written, the last of {version} steps: {reason}"
+        if not self.roster.live(self.roster.stage_of[src]) - {src}:
+            return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
+        return [report, *self._put_out(src, reason)]
+
+    def _put_out(self, peer: int, reason: str) -> list[Action]:
+        """Go on without a member of a stage that has another, and have its process end."""
+        self._failures.put_out(peer, self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
+        return self._lost(peer, reason)
+
+    def _lost(self, peer: int, reason: str, code: int = 3) -> list[Action]:
+        """Go on without a peer, wait for it, or end with `code`."""
         reason = f"{self.roster.name(peer)}: lost, {reason}"
-        if peer in self.roster.lost or peer in self.roster.missing:
+        if self._ended or peer in self.roster.lost or peer in self.roster.missing:
             return []
         if self.view is None:
-            return self._end(3, reason)
+            return self._end(code, reason)
         self._leases.end(peer)
         actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
         if not self.roster.lose(peer, next_view if isinstance(next_view, View) else None):
             if not self.config.waits:
-                return self._end(3, f"{reason}; it was the last of its stage")
+                return self._end(code, f"{reason}; it was the last of its stage")
             at_stake = list(range(self._checkpoints.checkpoint, self.n_committed))
             stage = self.roster.stage_of[peer]
             actions.append(VacantReport(stage, reason, self._checkpoints.checkpoint, at_stake))
@@ -381,6 +428,7 @@ class Coordinator:
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
         self.roster.committed()
+        self._failures.committed()
         more_steps = self.n_committed < self.config.n_steps
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide()]
@@ -401,6 +449,8 @@ class Coordinator:
         return self._end(0, f"done: {self.config.n_steps} steps")
 
     def _end(self, code: int, reason: str) -> list[Action]:
+        if self._ended:
+            return []
         self._ended = True
         sends = [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [EndedReport(code, reason), *sends, Stop(code, reason)]

@@ -49,6 +49,7 @@ from jaxdt.protocol.events import (
     Reduced,
     Refused,
     Saved,
+    SaveFailed,
     Send,
     Shard,
     Started,
@@ -67,6 +68,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import AdoptedReport, EvictedReport, MovingReport, OutageReport, RefusedReport
 
 FIRST_CONTACT_S = 120.0
+SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
@@ -157,6 +159,8 @@ class Membership:
                 return self._heartbeat(now_s) + self._watch(now_s)
             case Woke("links"):
                 return self._watch(now_s)
+            case Woke("save"):
+                return self._save_again()
             case Status():
                 self._status = event
             case Ready(seconds):
@@ -180,7 +184,7 @@ class Membership:
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason):
-                return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
+                return self._save_failed(now_s, version, reason)
             case WroteCheckpoint(version, blocked_s):
                 return self._wrote(version, blocked_s)
         return []
@@ -341,6 +345,19 @@ class Membership:
         self._writing.discard(version)
         saved = self._confirmed(Saved(version, self.identity.stage, blocked_s))
         return [saved, *(self._done() if version == self.identity.n_steps else self._leave_if_free())]
+
+    def _save_failed(self, now_s: float, version: int, reason: str) -> list[Action | Event]:
+        """The next checkpoint is the next attempt. After the last one there is none, so this one is tried again."""
+        self._writing.discard(version)
+        actions: list[Action | Event] = [Send(COORDINATOR, SaveFailed(version, reason))]
+        if version == self.identity.n_steps:
+            actions.append(WakeAt(now_s + SAVE_AGAIN_S, "save"))
+        return actions + self._leave_if_free()
+
+    def _save_again(self) -> list[Action | Event]:
+        last = self.identity.n_steps
+        owes = self.view is not None and self._version == last and last not in self._writing
+        return [self._write(last)] if owes else []
 
     def _updated(self, version: int) -> list[Action | Event]:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it

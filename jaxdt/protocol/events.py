@@ -387,8 +387,17 @@ class Saved:
 
 @frozen_dataclass
 class Failed:
-    """Member -> coordinator: this member cannot go on, for something that a person has to mend: a full disk, a file."""
+    """Peer -> coordinator: this peer cannot go on, for something that a person has to mend, and its process ends."""
 
+    reason: str
+
+
+@frozen_dataclass
+class SaveFailed:
+    """Member -> coordinator: this stage's part of the checkpoint of `version` could not be written. The member goes on,
+    and tries again with the next checkpoint."""
+
+    version: int
     reason: str
 
 
@@ -450,6 +459,7 @@ Message = (
     | Committed
     | Saved
     | Failed
+    | SaveFailed
     | CheckpointComplete
     | Done
     | Suspect

@@ -145,6 +145,26 @@ class LostReport(Report):
 
 
 @dataclass(frozen=True)
+class FailedReport(Report):
+    """A peer that is no member cannot go on: its process has ended, and the run goes on without it."""
+
+    kind: ClassVar[str] = "failed"
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SaveFailedReport(Report):
+    """A member could not write its part of the checkpoint of `version`, for the `n_in_a_row`th time in a row."""
+
+    kind: ClassVar[str] = "save_failed"
+    peer: int
+    version: int
+    reason: str
+    n_in_a_row: int
+
+
+@dataclass(frozen=True)
 class ReturnedReport(Report):
     """The last replica of a stage was silent, and is heard again."""
 
@@ -260,6 +280,14 @@ class UsageReport(Report):
 
 
 # -------------------------------------------------------------------------------------------------- from either
+
+
+@dataclass(frozen=True)
+class WriteFailedReport(Report):
+    """A file that is for people only, such as a trace, could not be written; the process goes on without it."""
+
+    kind: ClassVar[str] = "write_failed"
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,20 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CRASH_SEEN_S, CUT, DATA, DUPLICATE, POWER_OFF, REORDER, SLOW, Fault
+from jaxdt.sim.faults import (
+    CLOG,
+    CONTROL,
+    CRASH,
+    CRASH_SEEN_S,
+    CUT,
+    DATA,
+    DUPLICATE,
+    FAIL,
+    POWER_OFF,
+    REORDER,
+    SLOW,
+    Fault,
+)
 from jaxdt.sim.link_table import LinkTable
 
 HARMLESS = frozenset(
@@ -70,6 +83,7 @@ class ActiveFaults:
             DUPLICATE: self._tamper,
             REORDER: self._tamper,
             CRASH: self._end_process,
+            FAIL: self._end_process,
             POWER_OFF: self._end_process,
         }
 

@@ -25,6 +25,7 @@ from jaxdt.protocol.events import (
     Header,
     Install,
     Installed,
+    Interrupted,
     Join,
     Leave,
     LinkChanged,
@@ -57,7 +58,7 @@ from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
 from jaxdt.sim.event_queue import EventQueue
-from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, STARTS, Fault
+from jaxdt.sim.faults import CRASH_SEEN_S, DEAD_LINK_S, ENDS, FAIL, JOIN, LEAVE, PAUSE, POWER_OFF, STARTS, Fault
 from jaxdt.sim.hosts import make_host
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
@@ -202,9 +203,11 @@ class Simulation:
 
     def _end_process(self, fault: Fault) -> None:
         peer = fault.peer
+        if fault.kind == FAIL:
+            self._handle_event(peer, Interrupted(2, "disk: full"))
         self.outcome.stopped[peer] = Stop(CRASHED, "crashed")
         self._paused.pop(peer, None)
-        seen_s = self.outcome.now_s + (CRASH_SEEN_S if fault.kind == CRASH else DEAD_LINK_S)
+        seen_s = self.outcome.now_s + (DEAD_LINK_S if fault.kind == POWER_OFF else CRASH_SEEN_S)
         for other in self._machines:
             self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed")))
 

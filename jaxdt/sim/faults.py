@@ -14,6 +14,7 @@ from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
 
 CRASH = "crash"
 POWER_OFF = "power-off"
+FAIL = "fail"
 PAUSE = "pause"
 SLOW = "slow"
 CLOG = "clog"
@@ -23,7 +24,7 @@ REORDER = "reorder"
 JOIN = "join"
 RESTART = "restart"
 LEAVE = "leave"
-ENDS = (CRASH, POWER_OFF)  # kinds that end a process
+ENDS = (CRASH, POWER_OFF, FAIL)  # kinds that end a process
 STARTS = (JOIN, RESTART)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
 
@@ -38,6 +39,7 @@ class Fault:
     """A fault that begins at at_s and lasts for `seconds`:
 
     crash      the process of `peer` ends; messages that it has sent arrive, except those that a cut or clog holds
+    fail       the process of `peer` ends because of an error that it can name, and says so to the coordinator
     power-off  its machine ends: messages that have not arrived are lost, and others see it only after DEAD_LINK_S
     pause      `peer` does nothing; afterwards it goes on with the events that have come meanwhile
     slow       Work that `peer` begins meanwhile takes `factor` times as long

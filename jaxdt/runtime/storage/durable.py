@@ -1,15 +1,18 @@
 """Files that survive a crash: the coordinator's durable values, and how a run's other files are written."""
 
+import contextlib
 import errno
 import json
 import os
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 from jaxdt.spec.errors import BadInput
 
+BUFFERED_BYTES = 1 << 16
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
@@ -38,27 +41,73 @@ class FileStore:
 
 
 class LateFile:
-    """A text file that is opened at the first write, so that a process which is refused leaves the old file as it was.
+    """A file of lines for people, such as a trace. It is opened at the first write, so that a process which is refused
+    leaves the old file as it was.
+
+    A disk that refuses costs the lines that it refused, and nothing else: no half line stays in the file, `failed` is
+    called with the reason when the first of them is lost, and later lines are tried again.
 
     appends: keep the old content.
     by_line: write each line to the file at once, so that it survives the death of the process."""
 
-    def __init__(self, path: Path, appends: bool = False, by_line: bool = False):
+    def __init__(
+        self, path: Path, failed: Callable[[str], None] | None = None, appends: bool = False, by_line: bool = False
+    ):
         self._path = path
-        self._mode = "a" if appends else "w"
-        self._by_line = by_line
-        self._file: IO[str] | None = None
+        self._failed = failed
+        self._appends = appends
+        self._buffered_bytes_max = 0 if by_line else BUFFERED_BYTES
+        self._lines: list[bytes] = []
+        self._buffered_bytes = 0
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._is_failing = False
 
-    def write(self, text: str) -> None:
-        file = self._file
-        if file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
-        file.write(text)
+    def write(self, line: str) -> None:
+        self._lines.append(line.encode())
+        self._buffered_bytes += len(self._lines[-1])
+        if self._buffered_bytes > self._buffered_bytes_max:
+            self._flush()
 
     def close(self) -> None:
+        self._flush()
         if self._file is not None:
             self._file.close()
+
+    def _flush(self) -> None:
+        content = b"".join(self._lines)
+        self._lines.clear()
+        self._buffered_bytes = 0
+        if not content:
+            return
+        try:
+            self._append(content)
+        except OSError as error:
+            was_failing, self._is_failing = self._is_failing, True
+            if self._failed and not was_failing:
+                self._failed(f"{self._path}: {error.strerror}")
+        else:
+            self._is_failing = False
+
+    def _append(self, content: bytes) -> None:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab" if self._appends else "wb", buffering=0)
+            self._size = self._file.tell()
+        try:
+            append_whole(self._file, content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            raise
+        self._size += len(content)
+
+
+def append_whole(file: BinaryIO, content: bytes) -> None:
+    """Write all of the content to a file without a buffer."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -14,7 +14,7 @@ from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer,
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
-from jaxdt.protocol.events import COORDINATOR, Action, Event
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Action, Event
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
@@ -22,6 +22,7 @@ from jaxdt.sim.faults import (
     CONTROL,
     CRASH,
     ENDS,
+    FAIL,
     JOIN,
     LEAVE,
     RESTART,
@@ -134,8 +135,23 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         faults=faults,
         nonfinite_step=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
+    case = _with_failures(random.Random(f"failures {seed}"), case, run_s)
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
     return _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+
+
+def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In half of the cases with newcomers one of them fails, before or after it has become a member; in a tenth of all
+    cases a peer fails whose stage can do without it."""
+    faults = list(case.faults)
+    for fault in case.faults:
+        if fault.kind == JOIN and rng.random() < 0.5:
+            fails_s = fault.at_s + rng.choice((0.0, 1.0)) * rng.uniform(0.0, run_s)
+            faults.append(Fault(fails_s, FAIL, TEMPORARY_IDS + fault.peer))
+    failing = Fault(rng.uniform(0.0, run_s), FAIL, rng.choice(sorted(case.plan.peers)))
+    if rng.random() < 0.1 and spares_every_stage([*faults, failing], case.plan.placement):
+        faults.append(failing)
+    return replace(case, faults=_in_order(faults))
 
 
 def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Case:
