@@ -214,6 +214,16 @@ class RestartedReport(Report):
 
 
 @dataclass(frozen=True)
+class PredictionReport(Report):
+    """The predicted seconds of a step, with the codecs of the run's plan and without them; or why there are none."""
+
+    kind: ClassVar[str] = "prediction"
+    step_s: float | None = None
+    step_s_uncompressed: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class HeartbeatReport(Report):
     """A peer's heartbeat; `status`: its counters."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator_config import DurableState, load_durable_state
 from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop
+from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
@@ -44,16 +45,19 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     machine = build_coordinator(job.config, job.plan, job.run_start, durable_state)
     journal = Journal(job, machine, durable, options.live, options.launched_s)
     goes_on = durable_state is not None
-    trace_file = LateFile(job.run_dir / "trace" / "coordinator.jsonl", appends=goes_on, by_line=True)
+    path = job.run_dir / "trace" / "coordinator.jsonl"
+    trace_file = LateFile(path, lambda reason: loop.post(WriteFailedReport(reason)), appends=goes_on, by_line=True)
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
+        journal.post = loop.post
         address = start_transport(job, loop, COORDINATOR, options.listen)
         with journal:
             durable.put("run", job.run)
             on_address(address)
             StopRequests(Interrupted(), options.stop_with_parent).deliver_to(loop)
             stop = loop.run(address)
+            journal.finish(loop.busy_s_max)
             assert isinstance(stop, Stop), "only a peer moves to another stage"
             durable.put("run", "")  # the run has ended: another coordinator has nothing to continue
             return stop

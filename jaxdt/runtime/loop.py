@@ -57,8 +57,9 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
-from jaxdt.protocol.reports import HeartbeatReport, UsageReport
+from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore, refusal
@@ -119,12 +120,15 @@ class Loop:
         self._checkpointer = checkpointer
         self._durable = durable
         self._queue_bytes = queue_bytes
-        self._events: SimpleQueue[Event | Stop | BaseException] = SimpleQueue()
+        self._events: SimpleQueue[Event | Stop | Report | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Run] = deque()
         self._stop: Stop | MoveTo | None = None
         self._busy_s = 0.0
+        self._busy_since_s = 0.0
+        self.busy_s_max = 0.0  # the longest time in which this loop never had to wait for an event
         self._last_step = 0
+        self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
         self._tensors: LoopTensors | None = None
@@ -142,8 +146,8 @@ class Loop:
 
     # ----------------------------------------------------------------------------------- called from other threads
 
-    def post(self, event: Event | Stop | BaseException) -> None:
-        """Queue an event, a Stop, or an exception that must end the process."""
+    def post(self, event: Event | Stop | Report | BaseException) -> None:
+        """Queue an event, a Stop, a report, or an exception that must end the process."""
         self._events.put(event)
 
     def on_message(self, src: int, event: Received, leaves: Sequence[np.ndarray]) -> None:
@@ -182,6 +186,7 @@ class Loop:
         When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, or
         the OSError of a disk, is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
+        self._busy_since_s = time.monotonic()
         try:
             self._handle(Started(address, secrets.randbelow(1 << 31)))
             while self._stop is None:
@@ -207,9 +212,15 @@ class Loop:
         wait_s = self._wakes[0][0] - time.monotonic() if self._wakes else 1.0
         if self._ready:
             wait_s = min(wait_s, CONGESTED_S)
+        if is_idle := self._events.empty():
+            self.busy_s_max = max(self.busy_s_max, time.monotonic() - self._busy_since_s)
         try:
             event = self._events.get(timeout=max(0.0, wait_s))
         except Empty:
+            event = None
+        if is_idle:
+            self._busy_since_s = time.monotonic()
+        if event is None:
             while self._wakes and self._wakes[0][0] <= time.monotonic():
                 tag = heapq.heappop(self._wakes)[2]
                 if self._tensors:
@@ -277,13 +288,20 @@ class Loop:
                 self._fetching.clear()
                 self.work.put(action)
             case MarkCheckpoint(version, generation):
-                self._checkpoint_writer.mark_complete(version, generation)
+                self._mark_complete(version, generation)
             case Report():
                 if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._peer, time.monotonic(), action)
                 self._report(action)
             case Stop() | MoveTo():
                 self._stop = action
+
+    def _mark_complete(self, version: int, generation: int) -> None:
+        """A disk that refuses costs this host the checkpoint, and not the run."""
+        try:
+            self._checkpoint_writer.mark_complete(version, generation)
+        except OSError as error:
+            self._perform(WriteFailedReport(f"checkpoint of {version} steps: {error.filename}: {error.strerror}"))
 
     @property
     def _checkpoint_writer(self) -> CheckpointWriter:
@@ -292,19 +310,20 @@ class Loop:
 
     def _send(self, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
         assert header is not None, "a machine's messages have headers when they reach the driver"
-        serialized: dict = {}
-        serialized_body: Message | None = None
         for dst, body, n_bytes in letters:
-            if body is not serialized_body:
-                serialized = to_plain(header, body)
-                serialized_body = body
             if isinstance(body, Fetch):
                 self._fetching[body.key] = dst
             key = tensor_key(body)
             leaves = [self.tensors.tensor_to_send(body)] if key else []
             if key:
                 self._trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
-            self.transport.send(dst, serialized, leaves, priority=priority)
+            self.transport.send(dst, self._pack(header, body), leaves, priority=priority)
+
+    def _pack(self, header: Header, body: Message) -> PackedHead:
+        """The bytes of a message. One that goes to many, such as a view, is encoded once."""
+        if self._packed is None or self._packed[1] is not body or self._packed[0] != header:
+            self._packed = (header, body, self.transport.pack(to_plain(header, body)))
+        return self._packed[2]
 
     def _connect(self, peer: int, address: str) -> None:
         host, _, port = address.rpartition(":")

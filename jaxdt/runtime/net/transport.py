@@ -132,7 +132,11 @@ class Transport:
             if self._listen is None and not known.reverse_dialers:
                 known.reverse_dialers = [self._start_reverse_dialer(peer, known, address, name) for name in CHANNELS]
 
-    def send(self, dst: int, head: dict, leaves: Sequence = (), *, priority: int = 0) -> bool:
+    def pack(self, head: dict) -> frame.PackedHead:
+        """A head that `send` takes as often as it goes out, and that is encoded only here."""
+        return frame.PackedHead(frame.pack_head(head, self._limits), frame.view_of(head))
+
+    def send(self, dst: int, head: dict | frame.PackedHead, leaves: Sequence = (), *, priority: int = 0) -> bool:
         """Queue a message; lower priority numbers go first. False when dst is unknown: never connected, or dropped.
 
         This never blocks. `leaves` (numpy or jax arrays) are read later, and again after a connection has broken: they
@@ -140,7 +144,7 @@ class Transport:
         """
         leaves = tuple(leaves)
         table = frame.table_of(leaves, self._limits)
-        raw_head = frame.pack_head(head, self._limits)
+        packed = head if isinstance(head, frame.PackedHead) else self.pack(head)
         with self._lock:
             known = self._peers.get(dst)
             if known is None or self._closing:
@@ -148,7 +152,7 @@ class Transport:
             name = "data" if table else "control"
             channel = known.channels.get(name) or self._start_channel(dst, known, name)
         total_bytes = sum(leaf.n_bytes for leaf in table)
-        return channel.send(raw_head, frame.pack_table(table), leaves, total_bytes, priority, frame.view_of(head))
+        return channel.send(packed.raw, frame.pack_table(table), leaves, total_bytes, priority, packed.view)
 
     def queued_bytes(self, dst: int | None = None) -> int:
         """Payload bytes that are queued and not acknowledged yet, for one peer or the largest of all peers."""

@@ -6,8 +6,8 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxdt.spec.errors import BadInput
@@ -99,6 +99,7 @@ class LateFile:
         except OSError:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._size)
+                self._file.seek(self._size)
             raise
         self._size += len(content)
 
