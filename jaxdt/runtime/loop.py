@@ -64,7 +64,7 @@ from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.sim.tensors import Tensors
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, ThreadDied
 from jaxdt.spec.work import UPDATE
 
 CONGESTED_S = 0.002
@@ -177,14 +177,18 @@ class Loop:
             assert peer is not None, "only a refused connection may come from an unknown peer"
             self._events.put(LinkChanged(peer, state == "up", reason))
 
+    def on_death(self, thread: str, error: Exception) -> None:
+        """A thread of the transport has died. A process without it would look alive and be of no use."""
+        self._events.put(ThreadDied(f"thread {thread} has died: {error!r}"))
+
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def run(self, address: str) -> Stop | MoveTo:
         """Start the machine and go on until it stops, or until another machine must take its place. `address` is where
         others reach this process.
 
-        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, or
-        the OSError of a disk, is raised after the other processes have been told of it."""
+        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, the
+        OSError of a disk, or ThreadDied at a peer is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
         self._busy_since_s = time.monotonic()
         try:
@@ -194,6 +198,11 @@ class Loop:
         except (BadInput, OSError) as error:
             flush_s = FLUSH_S
             self._announce_failure(refusal(error, "run_dir") if isinstance(error, OSError) else str(error))
+            raise
+        except ThreadDied as error:
+            if self._durable is None:  # peers wait for a coordinator, which may be started again
+                flush_s = FLUSH_S
+                self._announce_failure(str(error))
             raise
         finally:
             self.work.put(None)

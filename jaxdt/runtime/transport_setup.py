@@ -36,7 +36,7 @@ def start_transport(job: RunJob, loop: Loop, peer: int, listen: str) -> str:
         job.connection_name,
         parse_address("listen", listen) if listen else None,
         job.load_credential(),
-        TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain),
+        TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain, on_death=loop.on_death),
         TransportSettings(shape, allow_plaintext=job.allow_plaintext),
     )
     bound = loop.transport.start()

@@ -19,7 +19,8 @@ from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.self_pipe import SelfPipe
 from jaxdt.spec.errors import BadInput
 
-_FULL_S = 0.1  # pause when the system has no file descriptor left
+_FULL_S = 0.1  # pause when the system has no file descriptor or no thread left
+_FULL_REPORT_S = 10.0  # how often that is reported
 _LINGER_S = 1.0
 
 
@@ -29,7 +30,7 @@ class Acceptor:
     check(hello): raises HandshakeRefused for a connection that does not belong to this peer.
     welcome(connection, hello): takes over a greeted connection, in that connection's thread.
     refused(peer, reason): hears of every other connection; peer is None when the connection has not said who it is.
-    spawn(name, target): starts a thread.
+    spawn(name, target): starts a thread; RuntimeError if the system has no room for it.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Acceptor:
         self._greeting: set[Connection] = set()
         self._closing = False
         self._last_refusal: tuple[int | None, str] | None = None
+        self._full_reported_s = -_FULL_REPORT_S
         tcp = _bind(address)
         self._self_pipe = SelfPipe()
+        self._self_pipe.fileno()  # opened here, since the thread that accepts must not fail
         self.address: Address = tcp.getsockname()[:2]
         self._listeners = [sock for sock in (tcp, unix_socket.listener(self.address)) if sock is not None]
 
@@ -89,8 +92,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return  # the other side has ended the connection already
         except OSError as error:
-            self._refused(None, f"cannot accept: {error}")
-            self._self_pipe.wait(_FULL_S)
+            self._pause(f"cannot accept: {error.strerror}")
             return
         host = source[0] if source else "this host"
         with self._lock:
@@ -98,10 +100,24 @@ class Acceptor:
             if admitted:
                 self._greeting.add(connection)
         if admitted:
-            self._spawn(f"accepted-{host}", lambda: self._greet(connection, host))
+            try:
+                self._spawn(f"accepted-{host}", lambda: self._greet(connection, host))
+            except RuntimeError as error:
+                with self._lock:
+                    self._greeting.discard(connection)
+                connection.close()
+                self._pause(f"cannot serve a connection: {error}")
         else:
             connection.close()
             self._report(None, host, f"{self._limits.n_greeting_max} others have not greeted yet")
+
+    def _pause(self, reason: str) -> None:
+        """The system has no room for another connection. It may have some when others have ended."""
+        now_s = time.monotonic()
+        if now_s - self._full_reported_s >= _FULL_REPORT_S and not self._closing:
+            self._full_reported_s = now_s
+            self._refused(None, reason)
+        self._self_pipe.wait(_FULL_S)
 
     def _greet(self, connection: Connection, host: str) -> None:
         connection.deadline_s = time.monotonic() + self._limits.handshake_s
