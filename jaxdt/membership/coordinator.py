@@ -16,7 +16,7 @@ from typing import Any
 from jaxdt.membership.agreement import Agreement, EndRun, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
-from jaxdt.membership.failures import SAVE_FAILURES_MAX, Failures
+from jaxdt.membership.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
 from jaxdt.membership.rebalance_api import Balance
@@ -43,6 +43,7 @@ from jaxdt.protocol.events import (
     Load,
     MarkCheckpoint,
     Message,
+    Overdue,
     Persist,
     Persisted,
     Profiled,
@@ -72,6 +73,7 @@ from jaxdt.protocol.reports import (
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    OverdueReport,
     RefusedReport,
     RestartedReport,
     ReturnedReport,
@@ -229,6 +231,8 @@ class Coordinator:
                 self.roster.balance.report(now_s, src, body)
             case SaveFailed(version, reason):
                 return self._on_save_failed(src, version, reason)
+            case Overdue(work, seconds, deadline_s) if src in self.roster.members:
+                return [OverdueReport(src, work, seconds, deadline_s), *self._on_overdue(src, body)]
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
@@ -352,6 +356,18 @@ class Coordinator:
         if not self.roster.live(self.roster.stage_of[src]) - {src}:
             return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
         return [report, *self._put_out(src, reason)]
+
+    def _on_overdue(self, src: int, overdue: Overdue) -> list[Action]:
+        """Have another replica do the Work of a peer that is stuck with it. The last one of a stage is waited for."""
+        next_view = self._being_persisted.get(VIEW)
+        staying = next_view if isinstance(next_view, View) else self.roster.current_view
+        if not (self.roster.live(self.roster.stage_of[src]) & staying.by_peer.keys()) - {src}:
+            return []
+        reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
+        n_times = self._failures.overdue(src, self.n_committed)
+        if n_times < OVERDUE_MAX:
+            return self._lost(src, reason)
+        return self._put_out(src, f"{reason}; that was the {n_times}th time of late")
 
     def _put_out(self, peer: int, reason: str) -> list[Action]:
         """Go on without a member of a stage that has another, and have its process end."""

@@ -7,7 +7,10 @@ where waiting is in vain: nobody is left, or one peer after another fails at the
 from collections import Counter
 from collections.abc import Iterable
 
+from jaxdt.membership.eviction_history import FORGIVEN_STEPS
+
 SAVE_FAILURES_MAX = 3  # checkpoints in a row that a peer may fail to write
+OVERDUE_MAX = 3  # times within FORGIVEN_STEPS that the Work of a peer may be overdue
 SAME_FAILURES_MAX = 3  # peers in a row that may fail for the same reason at a stage without any other
 
 
@@ -18,6 +21,7 @@ class Failures:
         self._failed: set[int] = set()  # whose processes have ended
         self._last: dict[int, tuple[str, int]] = {}  # stage -> the last reason, and how often in a row
         self._n_saves_failed: Counter[int] = Counter()
+        self._overdue: dict[int, list[int]] = {}  # peer -> the steps in which its Work was overdue
         self._put_out: dict[int, tuple[int, str]] = {}  # peer -> its process, and why
 
     def failed(self, peer: int, stage: int, reason: str) -> None:
@@ -46,6 +50,12 @@ class Failures:
 
     def saved(self, peer: int) -> None:
         del self._n_saves_failed[peer]
+
+    def overdue(self, peer: int, step: int) -> int:
+        """A peer's Work is overdue in this step; how often that was so of late."""
+        recent = [before for before in self._overdue.get(peer, []) if step - FORGIVEN_STEPS < before <= step]
+        self._overdue[peer] = [*recent, step]
+        return len(self._overdue[peer])
 
     def put_out(self, peer: int, process: int, reason: str) -> None:
         """This process of a peer may not come back."""

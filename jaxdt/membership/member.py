@@ -11,6 +11,7 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from jaxdt.membership.work_watch import WorkWatch
 from jaxdt.protocol.deadline import RECONNECT_S, Deadline
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -43,6 +44,7 @@ from jaxdt.protocol.events import (
     Message,
     MoveTo,
     Profiled,
+    Ran,
     Ready,
     Reassign,
     Received,
@@ -66,6 +68,7 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.protocol.reports import AdoptedReport, EvictedReport, MovingReport, OutageReport, RefusedReport
+from jaxdt.spec.work import Work
 
 FIRST_CONTACT_S = 120.0
 SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
@@ -102,7 +105,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -123,6 +126,8 @@ class Membership:
         self._unconfirmed: dict[type, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
+        self._running: Work | None = None
+        self._work_watch = WorkWatch(identity.deadline_floor_s, identity.heartbeat_s)
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._n_heartbeats = 0
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
@@ -156,15 +161,18 @@ class Membership:
                 self._started, self._started_s = event, now_s
                 return [self._hello(), *self._heartbeat(now_s)]
             case Woke("heartbeat"):
-                return self._heartbeat(now_s) + self._watch(now_s)
+                return self._heartbeat(now_s) + self._watch(now_s) + self._watch_work(now_s)
             case Woke("links"):
                 return self._watch(now_s)
             case Woke("save"):
                 return self._save_again()
-            case Status():
-                self._status = event
+            case Status(_, _, running):
+                self._status, self._running = event, running
+            case Ran(work, _, seconds):
+                return self._ran(work, seconds)
             case Ready(seconds):
                 self._profile = seconds
+                self._work_watch.profiled(seconds)
                 return [self._profiled()]
             case Refused(peer, reason):
                 if peer == COORDINATOR and self.view is None and self._last_view_number == 0:
@@ -230,8 +238,7 @@ class Membership:
             return [] if peer == COORDINATOR else [WakeAt(now_s + RECONNECT_S, "links")]
         if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
             return []
-        candidate = [self._profiled()] if self.view is None and self._profile is not None else []
-        return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
+        return [self._hello(), *self._offer(), *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
 
     def _heartbeat(self, now_s: float) -> list[Action | Event]:
         self._n_heartbeats += 1
@@ -274,6 +281,18 @@ class Membership:
         self._outage_reported = True
         return [OutageReport(round(silence_s, 1), outage_s)]
 
+    def _watch_work(self, now_s: float) -> list[Action | Event]:
+        overdue = self._work_watch.tick(now_s, self._running)
+        return [Send(COORDINATOR, overdue)] if overdue and self.view else []
+
+    def _ran(self, work: Work, seconds: float) -> list[Action | Event]:
+        if work == self._running:
+            self._running = None
+        was_overdue = self._work_watch.is_overdue
+        self._work_watch.done(work, seconds)
+        is_free_again = was_overdue and not self._work_watch.is_overdue
+        return self._offer() if is_free_again and not self._is_leaving else []
+
     # ------------------------------------------------------------------------------------------------------- views
 
     def _adopt(self, view: View) -> list[Action | Event]:
@@ -315,7 +334,12 @@ class Membership:
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         actions: list[Action | Event] = [Disconnect(member.peer) for member in view.members]
         actions += [EvictedReport(view.number), Evicted(view)]
-        return actions + (self._leave_if_free() if self._is_leaving else [self._hello(), self._profiled()])
+        return actions + (self._leave_if_free() if self._is_leaving else [self._hello(), *self._offer()])
+
+    def _offer(self) -> list[Action | Event]:
+        """Say again that this peer can compute, if it is outside and its device is not still busy with overdue Work."""
+        is_free = self.view is None and self._profile is not None and not self._work_watch.is_overdue
+        return [self._profiled()] if is_free else []
 
     def _leave_if_free(self) -> list[Action | Event]:
         """A peer that wants to leave, or that is wanted at another stage, goes once it is outside of the view and its

@@ -402,6 +402,16 @@ class SaveFailed:
 
 
 @frozen_dataclass
+class Overdue:
+    """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
+    `deadline_s`."""
+
+    work: str
+    seconds: float
+    deadline_s: float
+
+
+@frozen_dataclass
 class CheckpointComplete:
     """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
 
@@ -460,6 +470,7 @@ Message = (
     | Saved
     | Failed
     | SaveFailed
+    | Overdue
     | CheckpointComplete
     | Done
     | Suspect
@@ -578,10 +589,12 @@ class Ready:
 
 @frozen_dataclass
 class Status:
-    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done."""
+    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done; and the Work
+    that runs on the device at this moment."""
 
     values: dict[str, float]
     bytes_to: dict[str, int] = field(default_factory=dict[str, int])
+    running: Work | None = None
 
 
 @frozen_dataclass

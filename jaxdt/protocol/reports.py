@@ -154,6 +154,17 @@ class FailedReport(Report):
 
 
 @dataclass(frozen=True)
+class OverdueReport(Report):
+    """A Work takes far longer than its like. The run goes on without the peer if its stage has another."""
+
+    kind: ClassVar[str] = "overdue"
+    peer: int
+    work: str
+    seconds: float
+    deadline_s: float
+
+
+@dataclass(frozen=True)
 class SaveFailedReport(Report):
     """A member could not write its part of the checkpoint of `version`, for the `n_in_a_row`th time in a row."""
 

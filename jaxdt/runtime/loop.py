@@ -65,7 +65,7 @@ from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
-from jaxdt.spec.work import UPDATE
+from jaxdt.spec.work import UPDATE, Work
 
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
@@ -132,6 +132,7 @@ class Loop:
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
         self._tensors: LoopTensors | None = None
+        self.running: Work | None = None  # what the compute thread does at this moment
         self.transport: Transport  # set before `run`
 
     @property
@@ -352,4 +353,4 @@ class Loop:
             "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
             "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
         }
-        return Status(values, bytes_to)
+        return Status(values, bytes_to, self.running)

@@ -45,6 +45,7 @@ from jaxdt.protocol.events import (
     Run,
     Send,
     Started,
+    Status,
     Stop,
     Sum,
     Summed,
@@ -101,6 +102,7 @@ class Simulation:
         self._observer = observer
         self._paused: dict[int, list[Event]] = {}
         self._n_running: Counter[int] = Counter()  # Work under way
+        self._running: dict[int, list[Work]] = {}  # the Work under way, the oldest first
         self._waiting_for_work: dict[int, list[tuple]] = {}  # arguments of _handle_own_event
         self._queue = EventQueue()
         host_of = {peer_id: peer.host for peer_id, peer in peers.items()}
@@ -243,6 +245,7 @@ class Simulation:
         self._links.set_host(peer, sim_peer.host)
         if sim_peer.host not in self._hosts:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
+        self._running.pop(peer, None)
         self._n_starts[peer] += 1
         self._handle_event(peer, Started(process=self._n_starts[peer]))
         self._send_ready(peer)
@@ -268,6 +271,12 @@ class Simulation:
         """Handle an event that a process has caused itself, unless another process has taken its place."""
         if machine is self._machines[peer]:
             self._handle_event(peer, event)
+
+    def _wake(self, peer: int, machine: DrivenMachine, woke: Woke) -> None:
+        """As in the runtime, a peer hears what its device does before its timer."""
+        if self._running.get(peer):
+            self._handle_own_event(peer, machine, Status({}, {}, self._running[peer][0]))
+        self._handle_own_event(peer, machine, woke)
 
     def _handle_after_work(self, peer: int, event: Event) -> None:
         """Handle an event when the Work under way has ended: in the runtime one thread does all of it in order."""
@@ -320,6 +329,7 @@ class Simulation:
         if self._active_faults:
             seconds *= self._active_faults.slow_factor(peer)
         self._n_running[peer] += 1
+        self._running.setdefault(peer, []).append(work)
         host = self._hosts[sim_peer.host]
         host.start(now_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
 
@@ -328,6 +338,7 @@ class Simulation:
         if self._trace:
             self._trace.run(peer, start_s, seconds, work)
         if sim_peer.machine is self._machines[peer]:
+            self._running[peer].remove(work)
             self._handle_event(peer, Ran(work, start_s, seconds, values))
         self._n_running[peer] -= 1
         if self._n_running[peer] == 0:
@@ -339,7 +350,7 @@ class Simulation:
         self._handle_event(peer, Summed(action.key, digest, sq_norm))
 
     def _wake_at(self, peer: int, wake: WakeAt) -> None:
-        self._queue.at(wake.at_s, self._handle_own_event, (peer, self._machines[peer], Woke(wake.tag)))
+        self._queue.at(wake.at_s, self._wake, (peer, self._machines[peer], Woke(wake.tag)))
 
     def _persist(self, peer: int, persist: Persist) -> None:
         durable_s = self.outcome.now_s + self._persist_s

@@ -26,6 +26,7 @@ from jaxdt.sim.faults import (
     JOIN,
     LEAVE,
     RESTART,
+    SLOW,
     Fault,
     broken_link,
     draw,
@@ -43,6 +44,7 @@ from jaxdt.wiring.base import wiring_entry
 
 N_STEPS = 3
 N_STEPS_WITH_MOVES = 6
+NEVER_DONE = 1e6  # a factor on the time of Work
 DETECTION_S = 30.0  # longest time until a fault is noticed and its peer evicted or recovered
 WIRINGS_DRAWN = ("swarm", "swarm", "fixed")  # by seed
 LINK_OF_NEWCOMERS = Link(0.05, 1e-3)
@@ -141,16 +143,19 @@ def draw_case(seed: int, wiring: str = "") -> Case:
 
 
 def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
-    """In half of the cases with newcomers one of them fails, before or after it has become a member; in a tenth of all
-    cases a peer fails whose stage can do without it."""
+    """In half of the cases with newcomers one of them fails, before or after it has become a member. In up to a sixth
+    of all cases a peer fails, or its Work hangs, whose stage can do without it."""
     faults = list(case.faults)
     for fault in case.faults:
         if fault.kind == JOIN and rng.random() < 0.5:
             fails_s = fault.at_s + rng.choice((0.0, 1.0)) * rng.uniform(0.0, run_s)
             faults.append(Fault(fails_s, FAIL, TEMPORARY_IDS + fault.peer))
-    failing = Fault(rng.uniform(0.0, run_s), FAIL, rng.choice(sorted(case.plan.peers)))
-    if rng.random() < 0.1 and spares_every_stage([*faults, failing], case.plan.placement):
-        faults.append(failing)
+    peer = rng.choice(sorted(case.plan.peers))
+    fails = Fault(rng.uniform(0.0, run_s), FAIL, peer)
+    hangs = Fault(rng.uniform(0.0, run_s), SLOW, peer, rng.uniform(0.0, run_s), factor=NEVER_DONE)
+    fault = rng.choice((fails, hangs, *[None] * 10))
+    if fault and spares_every_stage([*faults, fault], case.plan.placement):
+        faults.append(fault)
     return replace(case, faults=_in_order(faults))
 
 
