@@ -367,7 +367,7 @@ class Coordinator:
         n_times = self._failures.overdue(src, self.n_committed)
         if n_times < OVERDUE_MAX:
             return self._lost(src, reason)
-        return self._put_out(src, f"{reason}; that was the {n_times}th time of late")
+        return self._put_out(src, f"{reason}; that was overdue Work {n_times} times of late")
 
     def _put_out(self, peer: int, reason: str) -> list[Action]:
         """Go on without a member of a stage that has another, and have its process end."""

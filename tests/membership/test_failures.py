@@ -11,7 +11,7 @@ from test_coordinator import (
     sent,
 )
 
-from jaxdt.membership.failures import SAME_FAILURES_MAX, SAVE_FAILURES_MAX
+from jaxdt.membership.failures import OVERDUE_MAX, SAME_FAILURES_MAX, SAVE_FAILURES_MAX
 from jaxdt.protocol.events import (
     TEMPORARY_IDS,
     Disconnect,
@@ -20,6 +20,7 @@ from jaxdt.protocol.events import (
     Heartbeat,
     Hello,
     Join,
+    Overdue,
     Persist,
     Persisted,
     Profiled,
@@ -31,6 +32,7 @@ from jaxdt.protocol.events import (
     View,
     Welcome,
 )
+from jaxdt.protocol.reports import OverdueReport
 
 
 def begun(**terms):
@@ -162,3 +164,41 @@ def test_if_there_is_no_other_the_run_ends_with_code_2():
     actions = fail_to_save(run, 0, SAVE_FAILURES_MAX)
     why = f"{SAVE_FAILURES_MAX} checkpoints in a row could not be written, the last of 6 steps: disk: full"
     assert of(actions, Stop) == [Stop(2, f"peer 0 (stage 0): {why}")]
+
+
+# ------------------------------------------------------------------------------------------------- Work is overdue
+
+WORK = Overdue("3:0B1@p2", 4.5, 4.0)
+WHY = "3:0B1@p2 has run for 4.5 s, expected at most 4.0 s"
+
+
+def test_a_peer_whose_work_is_overdue_leaves_if_its_stage_has_another():
+    run = begun()
+    assert_lost(run.message(2, WORK), 2, f"peer 2 (stage 0): lost, {WHY}")
+    assert reports(run.actions, "overdue") == [
+        {"peer": 2, "work": "3:0B1@p2", "seconds": 4.5, "deadline_s": 4.0},
+    ]
+    run.event(Persisted("view"))
+    assert type(run.message(2, Heartbeat(9, {}))[-1].body) is View  # it learns of it, and may come back
+
+
+def test_the_last_of_a_stage_is_waited_for():
+    run = begun()
+    lose(run, 2)
+    assert [type(action) for action in run.message(0, WORK)] == [OverdueReport]  # also while the view is being written
+    run.event(Persisted("view"))
+    assert [type(action) for action in run.message(0, WORK)] == [OverdueReport]
+
+
+def test_the_third_time_a_peer_is_put_out():
+    run = begun()
+    for n in range(OVERDUE_MAX):
+        run.message(2, WORK)
+        run.event(Persisted("view"))
+        told = run.message(2, Heartbeat(9, {}))[-1].body
+        if n + 1 < OVERDUE_MAX:
+            assert type(told) is View
+            run.machine.roster.admissions[2] = n + 2  # admitted again
+            run.machine._leases.arrived(2, 1.0)
+            run.machine.roster.view = run.machine.roster.first_view(1, 0, 0)
+    assert told == Ended(2, f"peer 2 (stage 0): {WHY}; that was overdue Work 3 times of late")
