@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -62,6 +62,7 @@ LOST = flags.DEFINE_integer("lost", 10, "Peers that are killed in the middle of 
 
 PIPELINES = 32
 PREPARED_S = (0.5, 1.0)  # after the last commit
+START_EVERY_S = 0.05  # one peer after another: they share this process
 RUN_S_MAX = 600.0
 SCRIPTS = Path(__file__).resolve().parents[1]
 
@@ -77,6 +78,16 @@ class Fleet:
     credential: Credential
     coordinator: tuple[str, int]
     events: SimpleQueue[tuple[int, Message]]
+    views: dict[int, Received] = field(default_factory=dict[int, Received])
+
+    def read(self, head: Any) -> Received:
+        """A message. A view is parsed once for all fakes, which on real hosts do so at the same time."""
+        if head["kind"] != "View":
+            return from_plain(head)
+        number = head["body"]["number"]
+        if number not in self.views:
+            self.views[number] = from_plain(head)
+        return self.views[number]
 
 
 class FakePeer:
@@ -89,6 +100,7 @@ class FakePeer:
         self._view: View | None = None
         self._n_committed = 0
         self._n_heartbeats = 0
+        self._address = ""
         self._transport = Transport(
             peer,
             f"{fleet.run}, {fleet.fingerprint}",
@@ -98,15 +110,19 @@ class FakePeer:
                 on_message=lambda src, event, leaves: self._on_message(event),
                 on_link=lambda *link: None,
                 expect=lambda *message: None,
-                read=from_plain,
+                read=fleet.read,
             ),
         )
 
     def start(self) -> None:
         host, port = self._transport.start() or ("", 0)
+        self._address = f"{host}:{port}"
         self._transport.connect(COORDINATOR, self._fleet.coordinator)
-        self._send(Hello(self.peer, self._stage, self._fleet.fingerprint, f"{host}:{port}", process=1))
-        self._send(Profiled({"F": 0.01, "B": 0.02, "G": 0.001, "U": 0.001}, 0, process=1))
+        self._offer()
+
+    def _offer(self) -> None:
+        self._send(Hello(self.peer, self._stage, self._fleet.fingerprint, self._address, process=1))
+        self._send(Profiled({"F": 0.01, "B": 0.02, "G": 0.001, "U": 0.001}, self._n_committed, process=1))
 
     def close(self) -> None:
         self._transport.close(0.0)
@@ -120,7 +136,10 @@ class FakePeer:
         if isinstance(message, View) and (self._view is None or message.number > self._view.number):
             self._view = message
             self._n_committed = max(self._n_committed, message.n_committed)
-            return True
+            is_member = self.peer in message.by_peer
+            if not is_member:  # taken for lost
+                self._offer()
+            return is_member
         if isinstance(message, Committed) and message.record.step >= self._n_committed:
             self._n_committed = message.record.step + 1
             return True
@@ -130,6 +149,8 @@ class FakePeer:
         """Be prepared for the next step; after the last one, write the stage's part of the checkpoint and be done."""
         view, step = self._view, self._n_committed
         assert view is not None, "a step begins with a view"
+        if self.peer not in view.by_peer:
+            return
         if step >= self._fleet.config.train.steps:
             if view.stage_peers(self._stage)[0] == self.peer:
                 self._send(Saved(step, self._stage))
@@ -166,9 +187,8 @@ class Driver:
     def run(self) -> Ended:
         """Play the fleet until the run has ended."""
         heartbeat_s = self._fleet.config.net.heartbeat_s
-        for peer in self._peers.values():
-            peer.start()
-            self._at(self._rng.uniform(0.0, heartbeat_s), peer.peer, "heartbeat")
+        for number in self._peers:
+            self._at(number * START_EVERY_S, number, "start")
         began_s = time.monotonic()
         while time.monotonic() < began_s + RUN_S_MAX:
             for peer in self._due():
@@ -187,10 +207,12 @@ class Driver:
     def _due(self) -> list[FakePeer]:
         """Peers whose heartbeat is due; the steps that are due are prepared."""
         beating: list[FakePeer] = []
-        while self._timers[0][0] <= time.monotonic():
+        while self._timers and self._timers[0][0] <= time.monotonic():
             _, number, what = heapq.heappop(self._timers)
             peer = self._peers.get(number)
-            if peer is not None and what == "heartbeat":
+            if peer is not None and what == "start":
+                peer.start()
+            if peer is not None and what in ("start", "heartbeat"):
                 beating.append(peer)
             elif peer is not None:
                 peer.prepare()
