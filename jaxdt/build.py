@@ -29,12 +29,13 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 @dataclass(frozen=True)
 class RunStart:
     """Which run this is, and where it begins: its name, the updates seen so far, the generation that draws its samples,
-    and the checksum of its token file."""
+    and the checksum of its token file. `last_term`: that of the last coordinator on this disk, 0 if there was none."""
 
     run: str
     version: int = 0
     generation: int = 0
     data_checksum: str = ""
+    last_term: int = 0
 
 
 def check_config(config: RunConfig) -> None:
@@ -146,6 +147,7 @@ def build_coordinator(
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
+        last_term=start.last_term,
         delay_steps=config.sync.delay,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )

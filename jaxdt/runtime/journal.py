@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from jaxdt.membership.coordinator import Coordinator
@@ -26,6 +26,7 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.runtime.display import Display
 from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.prediction import Prediction, PredictionRequest
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
@@ -33,7 +34,6 @@ from jaxdt.runtime.storage.durable import FileStore, write_durably
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction
 SAVES_MAX = 1000  # the summary counts no more than the last checkpoints
-LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 class Journal:
@@ -105,7 +105,9 @@ class Journal:
     def _first_view(self, report: ViewReport) -> None:
         """All peers have timed their stages, so the step time can be predicted."""
         self._start_s = time.monotonic() - self._launched_s
-        self._display.print(f"all {len(report.members)} peers are ready")
+        devices = Counter(self._machine.devices[peer] for peer in sorted(report.members))
+        on = ", ".join(f"{n} on {device}" for device, n in devices.items())
+        self._display.print(f"all {len(report.members)} peers are ready, {on}")
         self._prediction.start(self._prediction_request(), self.post)
 
     def _view(self, report: ViewReport) -> None:
@@ -203,5 +205,5 @@ class Journal:
 def host_name(address: str) -> str:
     """The host of an address. Peers of one host share its cores; a loopback address is on the coordinator's own host,
     which is called "here"."""
-    host = address.rpartition(":")[0]
-    return "here" if host.startswith(LOOPBACK) else host
+    host = address.rpartition(":")[0].strip("[]")
+    return "here" if is_loopback(host) else host

@@ -34,6 +34,7 @@ from jaxdt.protocol.events import (
     Meet,
     Message,
     MoveTo,
+    Paused,
     Persist,
     Persisted,
     Post,
@@ -59,6 +60,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
@@ -69,6 +71,7 @@ from jaxdt.spec.work import UPDATE, Work
 
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
+PAUSED_S = 0.2  # a machine is told of longer pauses
 
 
 class LoopTensors(Tensors, Protocol):
@@ -129,6 +132,7 @@ class Loop:
         self.busy_s_max = 0.0  # the longest time in which this loop never had to wait for an event
         self._last_step = 0
         self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
+        self._awake_s = 0.0  # when this loop was last seen to run
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
         self._tensors: LoopTensors | None = None
@@ -193,6 +197,7 @@ class Loop:
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
         self._busy_since_s = time.monotonic()
         try:
+            self._awake_s = time.monotonic()
             self._handle(Started(address, secrets.randbelow(1 << 31)))
             while self._stop is None:
                 self._turn()
@@ -222,14 +227,16 @@ class Loop:
         wait_s = self._wakes[0][0] - time.monotonic() if self._wakes else 1.0
         if self._ready:
             wait_s = min(wait_s, CONGESTED_S)
+        wait_s = max(0.0, wait_s)
         if is_idle := self._events.empty():
             self.busy_s_max = max(self.busy_s_max, time.monotonic() - self._busy_since_s)
         try:
-            event = self._events.get(timeout=max(0.0, wait_s))
+            event = self._events.get(timeout=wait_s)
         except Empty:
             event = None
         if is_idle:
             self._busy_since_s = time.monotonic()
+        self._notice_pause(wait_s)
         if event is None:
             while self._wakes and self._wakes[0][0] <= time.monotonic():
                 tag = heapq.heappop(self._wakes)[2]
@@ -244,6 +251,15 @@ class Loop:
         else:
             self._record(event)
             self._handle(event)
+
+    def _notice_pause(self, wait_s: float) -> None:
+        """Tell the machine, before anything else, if more time has passed than this loop has waited: the process was
+        stopped, or its own work took so long."""
+        now_s = time.monotonic()
+        paused_s = now_s - self._awake_s - wait_s
+        self._awake_s = now_s
+        if paused_s > PAUSED_S:
+            self._handle(Paused(paused_s))
 
     def _record(self, event: Event) -> None:
         """Count a Ran, and write Work and received tensors to the trace."""
@@ -336,8 +352,10 @@ class Loop:
         return self._packed[2]
 
     def _connect(self, peer: int, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.transport.connect(peer, (host, int(port)) if address else None)
+        try:
+            self.transport.connect(peer, parse_address(name_of(peer), address) if address else None)
+        except BadInput as error:  # the peer gave a bad address, which is no reason to end this process
+            self._handle(Refused(peer, str(error)))
 
     def _start_ready_work(self) -> None:
         """Start the Work that is ready, unless a link is congested."""

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from typing import Any, BinaryIO
 from jaxdt.spec.errors import BadInput
 
 BUFFERED_BYTES = 1 << 16
+# Of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part holds the
+# reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
+LOG_BYTES_MAX = 1 << 24
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
@@ -31,6 +35,13 @@ class FileStore:
         write_durably(self._folder / f"{name}.json", json.dumps(value).encode())
         self.put_s = time.monotonic() - start_s
 
+    def delete(self, name: str) -> None:
+        """Forget a value; durable on return."""
+        path = self._folder / f"{name}.json"
+        if path.exists():
+            path.unlink()
+            _sync_folder(self._folder)
+
     def get(self, name: str) -> Any:
         """The stored value, or None if there is none; BadInput if the file is damaged."""
         path = self._folder / f"{name}.json"
@@ -43,6 +54,8 @@ class FileStore:
 class LateFile:
     """A file of lines for people, such as a trace. It is opened at the first write, so that a process which is refused
     leaves the old file as it was.
+
+    When it is full it becomes the older part, and the file begins anew.
 
     A disk that refuses costs the lines that it refused, and nothing else: no half line stays in the file, `failed` is
     called with the reason when the first of them is lost, and later lines are tried again.
@@ -90,18 +103,28 @@ class LateFile:
             self._is_failing = False
 
     def _append(self, content: bytes) -> None:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab" if self._appends else "wb", buffering=0)
-            self._size = self._file.tell()
+        file = self._file or self._open()
         try:
-            append_whole(self._file, content)
+            append_whole(file, content)
         except OSError:
             with contextlib.suppress(OSError):
-                self._file.truncate(self._size)
-                self._file.seek(self._size)
+                file.truncate(self._size)
+                file.seek(self._size)
             raise
         self._size += len(content)
+        if self._size >= LOG_BYTES_MAX:
+            file.close()
+            self._file = None
+            self._path.replace(older_part(self._path))
+
+    def _open(self) -> BinaryIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._appends:
+            older_part(self._path).unlink(missing_ok=True)
+        self._file = self._path.open("ab" if self._appends else "wb", buffering=0)
+        self._appends = True
+        self._size = self._file.tell()
+        return self._file
 
 
 def append_whole(file: BinaryIO, content: bytes) -> None:
@@ -109,6 +132,22 @@ def append_whole(file: BinaryIO, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
+
+
+def older_part(path: Path) -> Path:
+    """Where a trace or a log keeps what it held before it began anew."""
+    return path.with_name(f"{path.name}.1")
+
+
+def cut_log(path: Path) -> None:
+    """Begin a full log anew, and keep what it held as its older part, unless the disk is full. Another process may hold
+    the log open, if it appends; the lines that it writes meanwhile are lost."""
+    if path.stat().st_size >= LOG_BYTES_MAX:
+        try:
+            shutil.copyfile(path, older_part(path))
+        except OSError:
+            older_part(path).unlink(missing_ok=True)
+        os.truncate(path, 0)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -125,7 +164,12 @@ def write_durably(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
