@@ -386,12 +386,20 @@ class Coordinator:
         """Evict a member whose time is over, or begin a move that is due."""
         self.roster.let_go(now_s, self._leases)
         # We evict nobody while a view is being written: until it is durable, a leaving peer still counts as a replica.
-        if now_s >= self._patient_until_s and VIEW not in self._being_persisted:
-            over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
-            if over:
-                peer, reason = over
-                return self._lost(peer, reason)
+        may_evict = now_s >= self._patient_until_s and VIEW not in self._being_persisted
+        if may_evict and (actions := self._evict(now_s)):
+            return [*actions, *self._change_view()]
         return [*self.roster.move_due(now_s)]
+
+    def _evict(self, now_s: float) -> list[Action]:
+        """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
+        actions: list[Action] = []
+        for peer in self._leases.broken(now_s):
+            actions += [] if self._ended else self._lose(peer, "its connection broke and did not come back")
+        if actions:
+            return actions
+        over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
+        return self._lose(*over) if over else []
 
     def _on_failed(self, src: int, reason: str) -> list[Action]:
         """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
@@ -433,7 +441,7 @@ class Coordinator:
         n_times = self._failures.overdue(src, self.n_committed)
         if n_times < OVERDUE_MAX:
             return self._lost(src, reason)
-        return self._put_out(src, f"{reason}; that was overdue Work {n_times} times of late")
+        return self._put_out(src, f"{reason}; its Work was overdue {n_times} times of late")
 
     def _put_out(self, peer: int, reason: str) -> list[Action]:
         """Go on without a member of a stage that has another, and have its process end."""
@@ -442,6 +450,11 @@ class Coordinator:
 
     def _lost(self, peer: int, reason: str, code: int = 3) -> list[Action]:
         """Go on without a peer, wait for it, or end with `code`."""
+        actions = self._lose(peer, reason, code)
+        return [*actions, *self._change_view()] if actions else []
+
+    def _lose(self, peer: int, reason: str, code: int = 3) -> list[Action]:
+        """The same, but for the view."""
         reason = f"{self.roster.name(peer)}: lost, {reason}"
         if self._ended or peer in self.roster.lost or peer in self.roster.missing:
             return []
@@ -456,7 +469,7 @@ class Coordinator:
             at_stake = list(range(self._checkpoints.checkpoint, self.n_committed))
             stage = self.roster.stage_of[peer]
             actions.append(VacantReport(stage, reason, self._checkpoints.checkpoint, at_stake))
-        return actions + self._change_view()
+        return actions
 
     def _change_view(self, between_steps: bool = False) -> list[Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""

@@ -1,6 +1,7 @@
 """The process of a run's coordinator, from its job to its exit code."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import FileStore, LateFile
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
+
+# Each peer has two threads here. At the interpreter's 5 ms, the loop waited up to so long after each message of a view
+# that goes to hundreds of peers.
+SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     and its summary, and show the fleet. `on_address` is called with the address at which peers reach it."""
     if not options.own.listen:
         raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
+    sys.setswitchinterval(SWITCH_S)
     folder = job.run_dir / "coordinator"
     lock_folder(folder)
     durable = FileStore(folder)

@@ -49,6 +49,14 @@ def newcomer(run, number=0):
     return welcome.peer
 
 
+def test_all_whose_leases_are_over_leave_with_one_view():
+    run = begun()
+    actions = lose(run, 0, 1)
+    assert [report["peer"] for report in reports(actions, "lost")] == [0, 1]
+    (persist,) = of(actions, Persist)
+    assert [member["peer"] for member in persist.value["members"]] == [2, 3]
+
+
 # ------------------------------------------------------------------------------------------------------ a peer fails
 
 
@@ -201,4 +209,4 @@ def test_the_third_time_a_peer_is_put_out():
             run.machine.roster.admissions[2] = n + 2  # admitted again
             run.machine._leases.arrived(2, 1.0)
             run.machine.roster.view = run.machine.roster.first_view(1, 0, 0)
-    assert told == Ended(2, f"peer 2 (stage 0): {WHY}; that was overdue Work 3 times of late")
+    assert told == Ended(2, f"peer 2 (stage 0): {WHY}; its Work was overdue 3 times of late")

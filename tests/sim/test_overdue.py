@@ -69,7 +69,7 @@ def test_a_peer_that_is_overdue_again_and_again_is_put_out():
     fault = Fault(4.0, SLOW, 2, FOR_EVER_S, factor=60.0)
     outcome, _ = play(case("swarm", faults=[fault]))
     lost = [report.reason for report in outcome.of(LostReport) if report.peer == 2]
-    assert len(lost) == 3 and lost[-1].endswith("; that was overdue Work 3 times of late")
+    assert len(lost) == 3 and lost[-1].endswith("; its Work was overdue 3 times of late")
     assert outcome.stopped[2].code == 2 and "has run for" in outcome.stopped[2].reason
     assert outcome.stopped[COORDINATOR].code == 0
 
