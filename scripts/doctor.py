@@ -13,9 +13,9 @@ from absl import flags
 
 from jaxdt.cli import run_flags
 from jaxdt.runtime.calibrate import doctor
-from jaxdt.runtime.descriptor_limit import descriptor_limit
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.net.descriptor_limit import descriptor_limit
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput

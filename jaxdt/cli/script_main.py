@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from absl import app, command_name, flags, logging
 
-from jaxdt.runtime.descriptor_limit import raise_descriptor_limit
+from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
 from jaxdt.spec.errors import BadInput, ThreadDied, nearest
 

@@ -7,6 +7,7 @@ thread computes, and this loop passes only keys between them. Back pressure: no 
 
 import heapq
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -135,6 +136,7 @@ class Loop:
         self._awake_s = 0.0  # when this loop was last seen to run
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
+        self._durable_writes: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()  # None ends the thread that writes
         self._tensors: LoopTensors | None = None
         self.running: Work | None = None  # what the compute thread does at this moment
         self.transport: Transport  # set before `run`
@@ -196,6 +198,8 @@ class Loop:
         OSError of a disk, or ThreadDied at a peer is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
         self._busy_since_s = time.monotonic()
+        writer = threading.Thread(target=self._write_durably, name="durable", daemon=True)
+        writer.start()
         try:
             self._awake_s = time.monotonic()
             self._handle(Started(address, secrets.randbelow(1 << 31)))
@@ -212,8 +216,23 @@ class Loop:
             raise
         finally:
             self.work.put(None)
+            self._durable_writes.put(None)
             self.transport.close(flush_s)
+            writer.join()
         return self._stop
+
+    def _write_durably(self) -> None:
+        """Make values durable, one after another, on a thread: a busy disk may take seconds, in which the loop has to
+        answer heartbeats."""
+        while (write := self._durable_writes.get()) is not None:
+            assert self._durable is not None, "only a coordinator persists, and it has a durable store"
+            name, value = write
+            try:
+                self._durable.put(name, value)
+            except Exception as error:
+                self.post(error)
+            else:
+                self.post(Persisted(name))
 
     def _announce_failure(self, reason: str) -> None:
         """Send the messages by which other processes learn why this one cannot go on; drop all other actions."""
@@ -305,9 +324,7 @@ class Loop:
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):
-                assert self._durable is not None, "only a coordinator persists, and it has a durable store"
-                self._durable.put(name, value)
-                self._handle(Persisted(name))
+                self._durable_writes.put((name, value))
             case WriteCheckpoint(version):
                 self._checkpoint_writer.save(version, self.tensors, self.post)
             case Restore() | Install():

@@ -74,6 +74,7 @@ def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
     start = SimpleNamespace(run="r", version=0, generation=0, data_checksum="")
     machine = build_coordinator(CASE.config, CASE.plan, start)
     machine.profiles.update(SECONDS)
+    machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
     members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
     machine.roster.view = machine.roster.first_view(1, 0, 0)
     job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)

@@ -15,8 +15,8 @@ from pathlib import Path
 from cryptography import x509
 
 from jaxdt.model.data import TokenFile, verify_checksum
-from jaxdt.runtime.descriptor_limit import descriptors_needed
 from jaxdt.runtime.net.address import Address, bind, format_address
+from jaxdt.runtime.net.descriptor_limit import descriptors_needed
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import UNLIMITED_GBPS, Network
 
