@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdt.build import build_coordinator
+from jaxdt.build import RunStart, build_coordinator
 from jaxdt.protocol.reports import EndedReport, PredictionReport, ViewReport
 from jaxdt.runtime import journal as journal_module
 from jaxdt.runtime import prediction
@@ -71,7 +71,7 @@ def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
     requests = []
     monkeypatch.setattr(prediction, "predict_step_s", long)
     monkeypatch.setattr(journal_module, "Prediction", Started)
-    start = SimpleNamespace(run="r", version=0, generation=0, data_checksum="")
+    start = RunStart("r")
     machine = build_coordinator(CASE.config, CASE.plan, start)
     machine.profiles.update(SECONDS)
     machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
