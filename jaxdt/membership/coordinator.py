@@ -26,6 +26,7 @@ from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    CannotReach,
     CheckpointComplete,
     Connect,
     Disconnect,
@@ -94,6 +95,7 @@ from jaxdt.spec import serialize
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
+NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 TERM, VIEW, RECORDS = "coordinator_term", "view", "records"  # names under which state is made durable
 
 
@@ -119,6 +121,7 @@ class Coordinator:
         self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
+        self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
         self._being_persisted: dict[str, View | Record | int] = {}
         self._ended = False
         self._held: list[Event] = []  # what came before the term was durable
@@ -240,9 +243,10 @@ class Coordinator:
 
     def _from_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
-        process = body.process if isinstance(body, Hello) else self.roster.processes.get(src, 0)
-        if why := self._failures.why_out(src, process):
-            return [self.roster.reach(src), self._send(src, Ended(2, why))]
+        if isinstance(body, Hello) and body.process != self._refused.get(src, (body.process,))[0]:
+            del self._refused[src]  # another process, perhaps with another address
+        if src in self._refused:
+            return [self.roster.reach(src), self._send(src, Ended(2, self._refused[src][1]))]
         if isinstance(body, Hello):
             return self._on_hello(now_s, src, body)
         if isinstance(body, Failed):
@@ -278,11 +282,22 @@ class Coordinator:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
             case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
+            case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+                return self._refuse_pair(src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
                 if VIEW not in self._being_persisted:  # else the member says it again in the next view
                     self._agreement.hear(src, body, self.roster.admissions)
                     return self._decide()
         return []
+
+    def _refuse_pair(self, src: int, peer: int, reason: str) -> list[Action]:
+        """Two members have no way to each other: one of them is put out, and told so when it speaks again."""
+        if peer not in self.roster.members - self.roster.lost - self.roster.missing:
+            return []
+        out = self._link_suspicion.preferred(src, peer, self.roster)
+        reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
+        self._refused[out] = self.roster.processes.get(out, 0), reason
+        return self._lost(out, reason)
 
     def _is_of_this_view(self, header: Header) -> bool:
         view = self.view
@@ -445,7 +460,8 @@ class Coordinator:
 
     def _put_out(self, peer: int, reason: str) -> list[Action]:
         """Go on without a member of a stage that has another, and have its process end."""
-        self._failures.put_out(peer, self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
+        self._failures.put_out(peer)
+        self._refused[peer] = (self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
         return self._lost(peer, reason)
 
     def _lost(self, peer: int, reason: str, code: int = 3) -> list[Action]:

@@ -22,7 +22,6 @@ class Failures:
         self._last: dict[int, tuple[str, int]] = {}  # stage -> the last reason, and how often in a row
         self._n_saves_failed: Counter[int] = Counter()
         self._overdue: dict[int, list[int]] = {}  # peer -> the steps in which its Work was overdue
-        self._put_out: dict[int, tuple[int, str]] = {}  # peer -> its process, and why
 
     def failed(self, peer: int, stage: int, reason: str) -> None:
         """A peer cannot go on, and its process ends."""
@@ -57,12 +56,6 @@ class Failures:
         self._overdue[peer] = [*recent, step]
         return len(self._overdue[peer])
 
-    def put_out(self, peer: int, process: int, reason: str) -> None:
-        """This process of a peer may not come back."""
-        self._put_out[peer] = (process, reason)
+    def put_out(self, peer: int) -> None:
+        """This process of a peer may not come back; the next one begins anew."""
         del self._n_saves_failed[peer]
-
-    def why_out(self, peer: int, process: int) -> str:
-        """Why this process of a peer may not come back; '' if it may."""
-        out_process, reason = self._put_out.get(peer, (process, ""))
-        return reason if out_process == process else ""

@@ -444,6 +444,15 @@ class Suspect:
 
 
 @frozen_dataclass
+class CannotReach:
+    """Member -> coordinator: messages wait here for `peer`, and neither of the two can dial the other. Unlike a link
+    that broke, this does not mend itself."""
+
+    peer: int
+    reason: str
+
+
+@frozen_dataclass
 class Ended:
     """Coordinator -> all: the run is over, with this exit code and one line for people."""
 
@@ -481,6 +490,7 @@ Message = (
     | CheckpointComplete
     | Done
     | Suspect
+    | CannotReach
     | Ended
 )
 
@@ -566,6 +576,14 @@ class LinkChanged:
     peer: int
     up: bool
     reason: str = ""
+
+
+@frozen_dataclass
+class NoWay:
+    """Messages wait for `peer`, and neither side can dial the other."""
+
+    peer: int
+    reason: str
 
 
 @frozen_dataclass
@@ -870,6 +888,7 @@ Event = (
     | Restored
     | Installed
     | LinkChanged
+    | NoWay
     | Refused
     | Started
     | Ready

@@ -59,7 +59,7 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
         journal.post = loop.post
-        address = start_transport(job, loop, COORDINATOR, options.own)
+        address = start_transport(job, loop, COORDINATOR, options.own, incarnation=machine.coordinator_term)
         with journal:
             begin_run(job, durable, beginning)
             on_address(address)

@@ -30,7 +30,7 @@ import numpy as np
 from jaxdt.runtime.net.options import TransportLimits
 
 MAGIC = b"jxdt"
-VERSION = 2
+VERSION = 3
 GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS = range(1, 7)
 KINDS = {GREETING: "greeting", WELCOME: "welcome", REFUSED: "refused", MESSAGE: "message", ACK: "ack", KEYS: "keys"}
 
