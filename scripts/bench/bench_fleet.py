@@ -6,6 +6,9 @@ The coordinator is the real process. The peers are fakes in this process: each h
 sends heartbeats, and is prepared for each step half a second to a second after the last one was committed; none of them
 computes. In the middle of the run --lost of them are killed at once. `loop_busy_s_max` is the longest time in which the
 coordinator's loop never had to wait for an event, so that a message may have waited so long.
+
+Measured on 2 cores on which other programs computed (load 28), with --steps=10 and nice -8, coordinator and fakes
+together: ready after 12.9 s, 1.6 s a step, 5.0 s for the step that lost ten peers, loop_busy_s_max 0.46 s.
 """
 
 import heapq
