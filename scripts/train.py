@@ -7,6 +7,7 @@ A newcomer asks the coordinator at HOST:PORT for a stage, fetches the stage's st
 then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -57,9 +58,10 @@ def main() -> int:
         joins_stage=joins_stage,
     )
     stop = peer_process.run_peer(job, options)
-    print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the log may be on a disk that is full
+        print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(stop.code)  # the compute thread may be inside XLA, where the interpreter's own exit would abort it
 
 

@@ -24,6 +24,8 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
     Committed,
+    Ended,
+    Failed,
     Fetch,
     FetchResult,
     Forget,
@@ -41,6 +43,7 @@ from jaxdt.protocol.events import (
     Round,
     Send,
     State,
+    Stop,
     View,
 )
 from jaxdt.protocol.message import tensor_key
@@ -95,6 +98,18 @@ class CountsOldPrepared(Mutant):
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, Prepared) and self.machine.view:
             event = Received(replace(event.header, view=self.machine.view.number), event.body)
+        return self.machine.handle(now_s, event)
+
+
+class EndsWithANewcomer(Mutant):
+    """The failure of a peer that is no member ends the run for all."""
+
+    def handle(self, now_s, event):
+        failed = isinstance(event, Received) and isinstance(event.body, Failed)
+        if failed and self.machine.view and event.header.src not in self.machine.roster.members:
+            ended = Ended(2, event.body.reason)
+            sends = [Send(peer, ended, header=event.header) for peer in self.machine.roster.members]
+            return [*sends, Stop(2, event.body.reason)]
         return self.machine.handle(now_s, event)
 
 
@@ -320,9 +335,10 @@ MUTANTS = {
     "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
     "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}, range(20)),
     "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE}, range(360, 366)),
+    "a newcomer's failure ends the run": (of_coordinator(EndsWithANewcomer), nullcontext, {SPARED}, range(30)),
     "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}, range(20)),
     "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, range(50)),
-    "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, range(50)),
+    "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, range(70, 90)),
     "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, range(50)),
     "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, (*range(290, 300), *range(438, 444))),
     "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, range(120, 140)),

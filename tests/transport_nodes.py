@@ -36,7 +36,13 @@ class Node:
         self.gate.set()
         self._on_message = on_message
         self._expect = expect
-        callbacks = TransportCallbacks(self._message, lambda *link: self.links.put(link), self._asked)
+        self.deaths = []
+        callbacks = TransportCallbacks(
+            self._message,
+            lambda *link: self.links.put(link),
+            self._asked,
+            on_death=lambda *death: self.deaths.append(death),
+        )
         settings = TransportSettings(**{"limits": QUICK} | settings)
         self.transport = Transport(me, run, listen, cred, callbacks, settings)
         self.me = me

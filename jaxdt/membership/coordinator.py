@@ -17,6 +17,7 @@ from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBa
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.claims import Claims
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
+from jaxdt.membership.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
 from jaxdt.membership.rebalance_api import Balance
@@ -45,6 +46,7 @@ from jaxdt.protocol.events import (
     Load,
     MarkCheckpoint,
     Message,
+    Overdue,
     Paused,
     Persist,
     Persisted,
@@ -54,6 +56,7 @@ from jaxdt.protocol.events import (
     Record,
     Refused,
     Saved,
+    SaveFailed,
     Send,
     Started,
     Stop,
@@ -71,15 +74,18 @@ from jaxdt.protocol.reports import (
     DoneReport,
     DroppedReport,
     EndedReport,
+    FailedReport,
     HeartbeatReport,
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    OverdueReport,
     PausedReport,
     RefusedReport,
     RestartedReport,
     ReturnedReport,
     RollbackReport,
+    SaveFailedReport,
     SteppedDownReport,
     ViewReport,
     WaitingReport,
@@ -113,6 +119,7 @@ class Coordinator:
         self.devices: dict[int, str] = {}
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
+        self._failures = Failures()
         self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._vacancies = Vacancies()
@@ -247,7 +254,10 @@ class Coordinator:
             return [self.roster.reach(src), self._send(src, Ended(2, self._refused[src][1]))]
         if isinstance(body, Hello):
             return self._on_hello(now_s, src, body)
+        if isinstance(body, Failed):
+            return self._on_failed(now_s, src, body.reason)
         if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
+            self._failures.saved(src)
             return self._on_saved(body) if self.view and header.generation == self.view.generation else []
         if src in self.roster.missing and src not in self._leases:
             return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
@@ -266,8 +276,10 @@ class Coordinator:
                 return self._on_profiled(src, body)
             case Load():
                 self.roster.balance.report(now_s, src, body)
-            case Failed(reason):
-                return self._end(2, f"{self.roster.name(src)}: {reason}")
+            case SaveFailed(version, reason):
+                return self._on_save_failed(now_s, src, version, reason)
+            case Overdue(work, seconds, deadline_s) if src in self.roster.members:
+                return [OverdueReport(src, work, seconds, deadline_s), *self._on_overdue(now_s, src, body)]
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
@@ -332,6 +344,7 @@ class Coordinator:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        self._failures.started(src)
         self._claims.arrived(src)
         is_new_process = self.roster.hello(src, hello.address, hello.process)
         actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
@@ -402,12 +415,24 @@ class Coordinator:
         if self._ended:
             return actions
         # We evict nobody while a view is being written: until it is durable, a leaving peer still counts as a replica.
-        if now_s >= self._patient_until_s and VIEW not in self._being_persisted:
-            over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
-            if over:
-                peer, reason = over
-                return actions + self._lost(now_s, peer, reason, self._leases.is_gone(peer))
+        may_evict = now_s >= self._patient_until_s and VIEW not in self._being_persisted
+        if may_evict and (evictions := self._evict(now_s)):
+            return [*actions, *evictions, *self._change_view()]
         return [*actions, *self._watch_vacancies(now_s), *self.roster.move_due(now_s)]
+
+    def _evict(self, now_s: float) -> list[Action]:
+        """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
+        actions: list[Action] = []
+        for peer in self._leases.broken(now_s):
+            reason = "its connection broke and did not come back"
+            actions += [] if self._ended else self._lose(now_s, peer, reason, self._leases.is_gone(peer))
+        if actions:
+            return actions
+        over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
+        if over is None:
+            return []
+        peer, reason = over
+        return self._lose(now_s, peer, reason, self._leases.is_gone(peer))
 
     def _watch_vacancies(self, now_s: float) -> list[Action]:
         checkpoint = self._checkpoints.checkpoint
@@ -419,9 +444,67 @@ class Coordinator:
         self.roster.absences.end(peer)
         return self._watch_vacancies(now_s) + self._change_view()
 
+    def _on_failed(self, now_s: float, src: int, reason: str) -> list[Action]:
+        """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
+        left to go on, or if a person has to mend the same for every peer that tries."""
+        line = f"{self.roster.name(src)}: {reason}"
+        if self.view is None and src in self.config.stage_of:
+            return self._end(2, line)  # the run has not begun, and needs all peers of the plan to begin
+        stage = self.roster.stage_of[src]
+        self._failures.failed(src, stage, reason)
+        if self.view is None or src not in self.roster.members:
+            self._leases.end(src)
+            self.roster.dismiss(src)
+            actions: list[Action] = [FailedReport(src, line), Disconnect(src)]
+        else:
+            actions = self._lose(now_s, src, reason, is_dead=True)
+            if self._lost_stage is not None:
+                return [*actions, *self._end(2, f"{self._vacancies.reason(stage)}; it was the last of its stage")]
+            actions += self._change_view()
+        is_vacant = self.view is not None and stage in self.roster.vacant
+        left = self.roster.members | self.roster.candidates | self.roster.coming
+        return actions + (self._end(2, line) if self._failures.is_final(stage, is_vacant, left) else [])
+
+    def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[Action]:
+        """After one checkpoint that fails the next one is tried. A peer that fails again and again is put out, and
+        another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
+        n_in_a_row = self._failures.save_failed(src)
+        report = SaveFailedReport(src, version, reason, n_in_a_row)
+        if n_in_a_row < SAVE_FAILURES_MAX:
+            return [report]
+        reason = f"{n_in_a_row} checkpoints in a row could not be written, the last of {version} steps: {reason}"
+        if not self.roster.live(self.roster.stage_of[src]) - {src}:
+            return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
+        return [report, *self._put_out(now_s, src, reason)]
+
+    def _on_overdue(self, now_s: float, src: int, overdue: Overdue) -> list[Action]:
+        """Have another replica do the Work of a peer that is stuck with it. The last one of a stage is waited for."""
+        next_view = self._being_persisted.get(VIEW)
+        staying = next_view if isinstance(next_view, View) else self.roster.current_view
+        if not (self.roster.live(self.roster.stage_of[src]) & staying.by_peer.keys()) - {src}:
+            return []
+        reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
+        n_times = self._failures.overdue(src, self.n_committed)
+        if n_times < OVERDUE_MAX:
+            return self._lost(now_s, src, reason, is_dead=False)
+        return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
+
+    def _put_out(self, now_s: float, peer: int, reason: str) -> list[Action]:
+        """Go on without a member of a stage that has another, and have its process end."""
+        self._failures.put_out(peer)
+        self._refused[peer] = (self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
+        return self._lost(now_s, peer, reason, is_dead=True)
+
     def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
-        """Go on without a peer, wait for it, or end."""
+        """Go on without a peer, wait for it, or end. `is_dead`: its process has ended, so nobody waits for it."""
+        actions = self._lose(now_s, peer, reason, is_dead)
+        return [*actions, *self._change_view()] if actions else []
+
+    def _lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
+        """The same, but for the view."""
         reason = f"{self.roster.name(peer)}: lost, {reason}"
+        if self._ended:
+            return []
         if peer in self.roster.lost or peer in self.roster.missing:
             return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
@@ -432,16 +515,19 @@ class Coordinator:
         has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, View) else None)
         self._vacancies.lost(peer, self.roster.stage_of[peer], reason, not has_others)
         self.roster.absences.expire(now_s)
-        return actions + self._watch_vacancies(now_s) + self._change_view()
+        return actions + self._watch_vacancies(now_s)
+
+    @property
+    def _lost_stage(self) -> int | None:
+        """A stage that nobody can fill any more, in a run that does not wait for a newcomer."""
+        return None if self.config.waits else self.roster.lost_stage(self.n_committed, self._agreement.records)
 
     def _change_view(self, between_steps: bool = False) -> list[Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
         if self._being_persisted or self.view is None or self._ended:
             return []
-        if not self.config.waits:
-            lost = self.roster.lost_stage(self.n_committed, self._agreement.records)
-            if lost is not None:
-                return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
+        if (lost := self._lost_stage) is not None:
+            return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
         actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint
@@ -495,6 +581,7 @@ class Coordinator:
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
         self.roster.committed(self.n_committed)
+        self._failures.committed()
         more_steps = self.n_committed < self.config.n_steps
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide()]
@@ -515,6 +602,8 @@ class Coordinator:
         return self._end(0, f"done: {self.config.n_steps} steps")
 
     def _end(self, code: int, reason: str) -> list[Action]:
+        if self._ended:
+            return []
         self._ended = True
         sends = [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [EndedReport(code, reason), *sends, Stop(code, reason)]

@@ -58,11 +58,12 @@ class Leases:
         self._down_since_s.pop(peer, None)
         self._gone.discard(peer)
 
+    def broken(self, now_s: float) -> list[int]:
+        """The peers whose connections broke and did not come back in time."""
+        return [peer for peer, since_s in sorted(self._down_since_s.items()) if since_s + RECONNECT_S <= now_s]
+
     def over(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
-        """One peer whose lease has run out, and why."""
-        for peer, since_s in sorted(self._down_since_s.items()):
-            if since_s + RECONNECT_S <= now_s:
-                return peer, "its connection broke and did not come back"
+        """One peer that has been silent, or has made no progress, for too long; and why."""
         for peer, deadline in sorted(self._deadlines.items()):
             if deadline.passed(now_s):
                 return peer, f"silent for {deadline.silence_s(now_s):.1f} s"

@@ -11,6 +11,7 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from jaxdt.membership.work_watch import WorkWatch
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -46,6 +47,7 @@ from jaxdt.protocol.events import (
     MoveTo,
     NoWay,
     Profiled,
+    Ran,
     Ready,
     Reassign,
     Received,
@@ -53,6 +55,7 @@ from jaxdt.protocol.events import (
     Refused,
     Repair,
     Saved,
+    SaveFailed,
     Send,
     Shard,
     Started,
@@ -77,7 +80,9 @@ from jaxdt.protocol.reports import (
     ReadyReport,
     RefusedReport,
 )
+from jaxdt.spec.work import Work
 
+SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
@@ -116,16 +121,15 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
+        | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
     )
 
     def __init__(self, identity: PeerIdentity):
         self.identity = identity
         self.view: View | None = None
-        self.generation = identity.start_generation
+        self.generation: int = identity.start_generation
         self.header = Header(identity.run, 0, 0, identity.peer)
-        self._last_view_number = 0  # also of views without this peer
-        self._last_view_term = 0
+        self._last_view_number: int = 0  # also of views without this peer
         self._members: Collection[int] = ()
         self._started = Started()
         self._started_s = 0.0
@@ -141,6 +145,8 @@ class Membership:
         self._unconfirmed: dict[type, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
+        self._running: Work | None = None
+        self._work_watch = WorkWatch(identity.deadline_floor_s, identity.heartbeat_s)
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._n_heartbeats = 0
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
@@ -184,13 +190,18 @@ class Membership:
                 self._started, self._started_s = event, now_s
                 return [self._hello(), *self._heartbeat(now_s)]
             case Woke("heartbeat"):
-                return self._heartbeat(now_s) + self._watch(now_s)
+                return self._heartbeat(now_s) + self._watch(now_s) + self._watch_work(now_s)
             case Woke("links"):
                 return self._watch(now_s)
-            case Status():
-                self._status = event
+            case Woke("save"):
+                return self._save_again()
+            case Status(_, _, running):
+                self._status, self._running = event, running
+            case Ran(work, _, seconds):
+                return self._ran(work, seconds)
             case Ready(seconds, _, device):
                 self._profile, self._device = seconds, device
+                self._work_watch.profiled(seconds)
                 return [ReadyReport(device), self._profiled()]
             case Refused(peer, reason):
                 if peer == COORDINATOR and self.view is None and self._last_view_number == 0:
@@ -211,11 +222,11 @@ class Membership:
                 self._version = version
             case Holds(state):
                 self._state, self._knows_state = state, True
-                return [self._profiled()] if self._is_candidate and not self._is_leaving else []
+                return [] if self._is_leaving else self._offer()
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason):
-                return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
+                return self._save_failed(now_s, version, reason)
             case WroteCheckpoint(version, blocked_s):
                 return self._wrote(version, blocked_s)
         return []
@@ -251,9 +262,13 @@ class Membership:
 
     @property
     def _is_candidate(self) -> bool:
-        """Whether the coordinator has to know that this peer is ready, and what it holds."""
-        has_joined = self.view is not None and self.identity.peer in self.view.joining and self._state is not None
-        return self._profile is not None and self._knows_state and (self.view is None or has_joined)
+        """Whether the coordinator has to know that this peer is ready, and what it holds. An evicted peer whose device
+        is still busy with overdue Work is not ready."""
+        if self._profile is None or not self._knows_state:
+            return False
+        if self.view is None:
+            return not self._work_watch.is_overdue
+        return self.identity.peer in self.view.joining and self._state is not None
 
     def _confirmed(self, body: Message) -> Send:
         """A message that must not be lost with the coordinator."""
@@ -268,8 +283,7 @@ class Membership:
             return [] if peer == COORDINATOR else [WakeAt(now_s + RECONNECT_S, "links")]
         if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
             return []
-        candidate = [self._profiled()] if self._is_candidate else []
-        return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
+        return [self._hello(), *self._offer(), *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
 
     def _heartbeat(self, now_s: float) -> list[Action | Event]:
         self._n_heartbeats += 1
@@ -312,14 +326,23 @@ class Membership:
         self._outage_reported = True
         return [OutageReport(round(silence_s, 1), outage_s)]
 
+    def _watch_work(self, now_s: float) -> list[Action | Event]:
+        overdue = self._work_watch.tick(now_s, self._running)
+        return [Send(COORDINATOR, overdue)] if overdue and self.view else []
+
+    def _ran(self, work: Work, seconds: float) -> list[Action | Event]:
+        if work == self._running:
+            self._running = None
+        was_overdue = self._work_watch.is_overdue
+        self._work_watch.done(work, seconds)
+        is_free_again = was_overdue and not self._work_watch.is_overdue
+        return self._offer() if is_free_again and not self._is_leaving else []
+
     # ------------------------------------------------------------------------------------------------------- views
 
     def _adopt(self, view: View) -> list[Action | Event]:
-        # A view with a lower number and a higher term replaces views of a coordinator that another one has succeeded.
-        is_older = view.number <= self._last_view_number
-        if is_older and (view.number == self._last_view_number or view.coordinator_term <= self._last_view_term):
+        if view.number <= self._last_view_number:
             return []
-        self._last_view_term = view.coordinator_term
         own, before = self.identity.peer, self.view
         members = view.by_peer
         old_members: Mapping[int, Member] = before.by_peer if before else {}
@@ -368,6 +391,10 @@ class Membership:
         actions += [EvictedReport(view.number), Evicted(view)]
         return actions + (self._leave_if_free() if self._is_leaving else [self._hello()])
 
+    def _offer(self) -> list[Action | Event]:
+        """Say again that this peer is ready, and what it holds."""
+        return [self._profiled()] if self._is_candidate else []
+
     def _leave_if_free(self) -> list[Action | Event]:
         """A peer that wants to leave, or that is wanted at another stage, goes once it is outside of the view and its
         part of a checkpoint is written."""
@@ -396,6 +423,19 @@ class Membership:
         self._writing.discard(version)
         saved = self._confirmed(Saved(version, self.identity.stage, blocked_s))
         return [saved, *(self._done() if version == self.identity.n_steps else self._leave_if_free())]
+
+    def _save_failed(self, now_s: float, version: int, reason: str) -> list[Action | Event]:
+        """The next checkpoint is the next attempt. After the last one there is none, so this one is tried again."""
+        self._writing.discard(version)
+        actions: list[Action | Event] = [Send(COORDINATOR, SaveFailed(version, reason))]
+        if version == self.identity.n_steps:
+            actions.append(WakeAt(now_s + SAVE_AGAIN_S, "save"))
+        return actions + self._leave_if_free()
+
+    def _save_again(self) -> list[Action | Event]:
+        last = self.identity.n_steps
+        owes = self.view is not None and self._version == last and last not in self._writing
+        return [self._write(last)] if owes else []
 
     def _updated(self, version: int) -> list[Action | Event]:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it

@@ -208,14 +208,18 @@ class Roster:
             self.absences.end(peer)
         elif state or peer in self.members - self._joining or peer in self.absences:
             self.absences.add(now_s, peer, self.stage_of[peer], state.version if state else None)
-        self.candidates.discard(peer)
-        self._newcomers.coming.discard(peer)
+        self.dismiss(peer)
         staying = (next_view or self.current_view).by_peer.keys()
         if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) & staying - {peer}:
             self.lost |= {peer} & self.members
             return True
         self.missing.add(peer)
         return False
+
+    def dismiss(self, peer: int) -> None:
+        """A peer that is no member is gone."""
+        self.candidates.discard(peer)
+        self._newcomers.coming.discard(peer)
 
     def let_go(self, now_s: float, reachable: Container[int]) -> None:
         """Stop to expect newcomers that asked and did not come, and forget the longest gone of those that are neither

@@ -434,9 +434,28 @@ class Saved:
 
 @frozen_dataclass
 class Failed:
-    """Member -> coordinator: this member cannot go on, for something that a person has to mend: a full disk, a file."""
+    """Peer -> coordinator: this peer cannot go on, for something that a person has to mend, and its process ends."""
 
     reason: str
+
+
+@frozen_dataclass
+class SaveFailed:
+    """Member -> coordinator: this stage's part of the checkpoint of `version` could not be written. The member goes on,
+    and tries again with the next checkpoint."""
+
+    version: int
+    reason: str
+
+
+@frozen_dataclass
+class Overdue:
+    """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
+    `deadline_s`."""
+
+    work: str
+    seconds: float
+    deadline_s: float
 
 
 @frozen_dataclass
@@ -507,6 +526,8 @@ Message = (
     | Committed
     | Saved
     | Failed
+    | SaveFailed
+    | Overdue
     | CheckpointComplete
     | Done
     | Suspect
@@ -651,10 +672,12 @@ class Ready:
 
 @frozen_dataclass
 class Status:
-    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done."""
+    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done; and the Work
+    that runs on the device at this moment."""
 
     values: dict[str, float]
     bytes_to: dict[str, int] = field(default_factory=dict[str, int])
+    running: Work | None = None
 
 
 @frozen_dataclass

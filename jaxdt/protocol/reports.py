@@ -172,6 +172,37 @@ class LostReport(Report):
 
 
 @dataclass(frozen=True)
+class FailedReport(Report):
+    """A peer that is no member cannot go on: its process has ended, and the run goes on without it."""
+
+    kind: ClassVar[str] = "failed"
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class OverdueReport(Report):
+    """A Work takes far longer than its like. The run goes on without the peer if its stage has another."""
+
+    kind: ClassVar[str] = "overdue"
+    peer: int
+    work: str
+    seconds: float
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class SaveFailedReport(Report):
+    """A member could not write its part of the checkpoint of `version`, for the `n_in_a_row`th time in a row."""
+
+    kind: ClassVar[str] = "save_failed"
+    peer: int
+    version: int
+    reason: str
+    n_in_a_row: int
+
+
+@dataclass(frozen=True)
 class ReturnedReport(Report):
     """The last replica of a stage was silent, and is heard again."""
 
@@ -221,6 +252,16 @@ class RestartedReport(Report):
     coordinator_term: int
     view: int
     step: int
+
+
+@dataclass(frozen=True)
+class PredictionReport(Report):
+    """The predicted seconds of a step, with the codecs of the run's plan and without them; or why there are none."""
+
+    kind: ClassVar[str] = "prediction"
+    step_s: float | None = None
+    step_s_uncompressed: float | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -316,6 +357,14 @@ class UsageReport(Report):
 
 
 # -------------------------------------------------------------------------------------------------- from either
+
+
+@dataclass(frozen=True)
+class WriteFailedReport(Report):
+    """A file that is for people only, such as a trace, could not be written; the process goes on without it."""
+
+    kind: ClassVar[str] = "write_failed"
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,11 @@ def compute(
                 kind = action.work.kind
                 if kind == UPDATE and checkpointer:
                     checkpointer.wait()
+                loop.running = action.work
                 values = loop.tensors.run(action.work, action.scale, action.rounds)
                 if seconds_min := work_s_min.get(kind):
                     time.sleep(max(0.0, started_s + seconds_min - time.monotonic()))
+                loop.running = None
                 loop.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
     except BaseException as error:
         loop.post(error)

@@ -1,12 +1,14 @@
 """The process of a run's coordinator, from its job to its exit code."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED
 from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, Terminated
+from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
 from jaxdt.runtime.journal import Journal
@@ -16,6 +18,10 @@ from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import FileStore, LateFile
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
+
+# Each peer has two threads here. At the interpreter's 5 ms, the loop waited up to so long after each message of a view
+# that goes to hundreds of peers.
+SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     and its summary, and show the fleet. `on_address` is called with the address at which peers reach it."""
     if not options.own.listen:
         raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
+    sys.setswitchinterval(SWITCH_S)
     folder = job.run_dir / "coordinator"
     lock_folder(folder)
     durable = FileStore(folder)
@@ -46,16 +53,19 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
     journal = Journal(job, machine, durable, options.live, options.launched_s)
     goes_on = beginning.durable_state is not None
-    trace_file = LateFile(job.run_dir / "trace" / "coordinator.jsonl", appends=goes_on, by_line=True)
+    path = job.run_dir / "trace" / "coordinator.jsonl"
+    trace_file = LateFile(path, lambda reason: loop.post(WriteFailedReport(reason)), appends=goes_on, by_line=True)
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
+        journal.post = loop.post
         address = start_transport(job, loop, COORDINATOR, options.own, incarnation=machine.coordinator_term)
         with journal:
             begin_run(job, durable, beginning)
             on_address(address)
             StopRequests(Interrupted(), Terminated(), options.stop_with_parent).deliver_to(loop)
             stop = loop.run(address)
+            journal.finish(loop.busy_s_max)
             assert isinstance(stop, Stop), "only a peer moves to another stage"
             if stop.code not in (TERMINATED, SUPERSEDED):
                 end_run(durable)

@@ -7,6 +7,7 @@ thread computes, and this loop passes only keys between them. Back pressure: no 
 
 import heapq
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -61,16 +62,17 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
-from jaxdt.protocol.reports import HeartbeatReport, UsageReport
+from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.runtime.storage.state_vector import check_slice
 from jaxdt.sim.tensors import Tensors
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.work import UPDATE
+from jaxdt.spec.errors import BadInput, ThreadDied
+from jaxdt.spec.work import UPDATE, Work
 
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
@@ -126,18 +128,21 @@ class Loop:
         self._checkpointer = checkpointer
         self._durable = durable
         self._queue_bytes = queue_bytes
-        self._events: SimpleQueue[Event | Stop | BaseException] = SimpleQueue()
+        self._events: SimpleQueue[Event | Stop | Report | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Run] = deque()
         self._stop: Stop | MoveTo | None = None
         self._busy_s = 0.0
+        self._busy_since_s = 0.0
+        self.busy_s_max = 0.0  # the longest time in which this loop never had to wait for an event
         self._last_step = 0
+        self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
         self._awake_s = 0.0  # when this loop was last seen to run
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
-        self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = (
-            SimpleQueue()
-        )  # None ends the compute thread
+        self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = SimpleQueue()  # None ends that thread
+        self._durable_writes: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()  # None ends the thread that writes
         self._tensors: LoopTensors | None = None
+        self.running: Work | None = None  # what the compute thread does at this moment
         self.transport: Transport  # set before `run`
 
     @property
@@ -152,8 +157,8 @@ class Loop:
 
     # ----------------------------------------------------------------------------------- called from other threads
 
-    def post(self, event: Event | Stop | BaseException) -> None:
-        """Queue an event, a Stop, or an exception that must end the process."""
+    def post(self, event: Event | Stop | Report | BaseException) -> None:
+        """Queue an event, a Stop, a report, or an exception that must end the process."""
         self._events.put(event)
 
     def on_message(self, src: int, event: Received, leaves: Sequence[np.ndarray]) -> None:
@@ -187,15 +192,22 @@ class Loop:
             link = LinkChanged(peer, state == "up", reason, state == "gone")
             self._events.put(NoWay(peer, reason) if state == "no way" else link)
 
+    def on_death(self, thread: str, error: Exception) -> None:
+        """A thread of the transport has died. A process without it would look alive and be of no use."""
+        self._events.put(ThreadDied(f"thread {thread} has died: {error!r}"))
+
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def run(self, address: str) -> Stop | MoveTo:
         """Start the machine and go on until it stops, or until another machine must take its place. `address` is where
         others reach this process.
 
-        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, or
-        the OSError of a disk, is raised after the other processes have been told of it."""
+        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, the
+        OSError of a disk, or ThreadDied at a peer is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
+        self._busy_since_s = time.monotonic()
+        writer = threading.Thread(target=self._write_durably, name="durable", daemon=True)
+        writer.start()
         try:
             self._awake_s = time.monotonic()
             self._handle(Started(address, secrets.randbelow(1 << 31)))
@@ -205,10 +217,30 @@ class Loop:
             flush_s = FLUSH_S
             self._announce_failure(refusal(error, "run_dir") if isinstance(error, OSError) else str(error))
             raise
+        except ThreadDied as error:
+            if self._durable is None:  # peers wait for a coordinator, which may be started again
+                flush_s = FLUSH_S
+                self._announce_failure(str(error))
+            raise
         finally:
             self.work.put(None)
+            self._durable_writes.put(None)
             self.transport.close(flush_s)
+            writer.join()
         return self._stop
+
+    def _write_durably(self) -> None:
+        """Make values durable, one after another, on a thread: a busy disk may take seconds, in which the loop has to
+        answer heartbeats."""
+        while (write := self._durable_writes.get()) is not None:
+            assert self._durable is not None, "only a coordinator persists, and it has a durable store"
+            name, value = write
+            try:
+                self._durable.put(name, value)
+            except Exception as error:
+                self.post(error)
+            else:
+                self.post(Persisted(name))
 
     def _announce_failure(self, reason: str) -> None:
         """Send the messages by which other processes learn why this one cannot go on; drop all other actions."""
@@ -223,10 +255,14 @@ class Loop:
         if self._ready:
             wait_s = min(wait_s, CONGESTED_S)
         wait_s = max(0.0, wait_s)
+        if is_idle := self._events.empty():
+            self.busy_s_max = max(self.busy_s_max, time.monotonic() - self._busy_since_s)
         try:
             event = self._events.get(timeout=wait_s)
         except Empty:
             event = None
+        if is_idle:
+            self._busy_since_s = time.monotonic()
         self._notice_pause(wait_s)
         if event is None:
             while self._wakes and self._wakes[0][0] <= time.monotonic():
@@ -298,9 +334,7 @@ class Loop:
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):
-                assert self._durable is not None, "only a coordinator persists, and it has a durable store"
-                self._durable.put(name, value)
-                self._handle(Persisted(name))
+                self._durable_writes.put((name, value))
             case WriteCheckpoint(version):
                 self._checkpoint_writer.save(version, self.tensors, self.post)
             case Restore() | Install():
@@ -309,13 +343,20 @@ class Loop:
             case DigestState():
                 self.work.put(action)
             case MarkCheckpoint(version, generation):
-                self._checkpoint_writer.mark_complete(version, generation)
+                self._mark_complete(version, generation)
             case Report():
                 if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._peer, time.monotonic(), action)
                 self._report(action)
             case Stop() | MoveTo():
                 self._stop = action
+
+    def _mark_complete(self, version: int, generation: int) -> None:
+        """A disk that refuses costs this host the checkpoint, and not the run."""
+        try:
+            self._checkpoint_writer.mark_complete(version, generation)
+        except OSError as error:
+            self._perform(WriteFailedReport(f"checkpoint of {version} steps: {error.filename}: {error.strerror}"))
 
     @property
     def _checkpoint_writer(self) -> CheckpointWriter:
@@ -324,19 +365,20 @@ class Loop:
 
     def _send(self, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
         assert header is not None, "a machine's messages have headers when they reach the driver"
-        serialized: dict = {}
-        serialized_body: Message | None = None
         for dst, body, n_bytes in letters:
-            if body is not serialized_body:
-                serialized = to_plain(header, body)
-                serialized_body = body
             if isinstance(body, Fetch):
                 self._fetching[body.key] = dst
             key = tensor_key(body)
             leaves = [self.tensors.tensor_to_send(body)] if key else []
             if key:
                 self._trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
-            self.transport.send(dst, serialized, leaves, priority=priority)
+            self.transport.send(dst, self._pack(header, body), leaves, priority=priority)
+
+    def _pack(self, header: Header, body: Message) -> PackedHead:
+        """The bytes of a message. One that goes to many, such as a view, is encoded once."""
+        if self._packed is None or self._packed[1] is not body or self._packed[0] != header:
+            self._packed = (header, body, self.transport.pack(to_plain(header, body)))
+        return self._packed[2]
 
     def _connect(self, peer: int, address: str) -> None:
         try:
@@ -358,4 +400,4 @@ class Loop:
             "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
             "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
         }
-        return Status(values, bytes_to)
+        return Status(values, bytes_to, self.running)

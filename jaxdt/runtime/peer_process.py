@@ -10,10 +10,12 @@ from jaxdt.build import RunStart, build_newcomer, build_peer
 from jaxdt.membership.peer import Peer
 from jaxdt.model.stage import computes_on
 from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Stop
+from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
 from jaxdt.runtime.compute import compute
+from jaxdt.runtime.console import print_line
 from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import parse_address
@@ -74,7 +76,11 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     while True:
         served = _planned_stage(job, peer) if joins_stage is None else _joined_stage(job, peer, joins_stage)
         checkpointer = job.checkpointer(served.stage)
-        trace_file = LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl", appends=has_moved)
+        trace_file = LateFile(
+            job.run_dir / "trace" / f"peer_{peer}.jsonl",
+            failed=lambda reason: loop.post(WriteFailedReport(reason)),  # noqa: B023 (closed before the next loop)
+            appends=has_moved,
+        )
         with contextlib.closing(trace_file):
             trace = Trace(trace_file.write, job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
@@ -140,4 +146,4 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
 def log_report(report: Report) -> None:
     """Write a report to a peer's own log, as one line."""
     fields = " ".join(f"{name}={value}" for name, value in report.fields.items())
-    print(f"{time.strftime('%H:%M:%S')} {report.kind} {fields}", flush=True)
+    print_line(f"{time.strftime('%H:%M:%S')} {report.kind} {fields}")

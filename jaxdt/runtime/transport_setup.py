@@ -59,7 +59,7 @@ def start_transport(
         job.connection_name,
         listen,
         job.load_credential(),
-        TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain),
+        TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain, on_death=loop.on_death),
         TransportSettings(shape, allow_plaintext=job.allow_plaintext, incarnation=incarnation),
     )
     bound = loop.transport.start()

@@ -46,6 +46,7 @@ from jaxdt.sim.faults import (
     CUT,
     DATA,
     DUPLICATE,
+    FAIL,
     LATE,
     POWER_OFF,
     REORDER,
@@ -91,6 +92,7 @@ class ActiveFaults:
             REORDER: self._tamper,
             LATE: self._keep_copies,
             CRASH: self._end_process,
+            FAIL: self._end_process,
             POWER_OFF: self._end_process,
         }
 

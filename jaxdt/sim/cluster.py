@@ -27,6 +27,7 @@ from jaxdt.protocol.events import (
     Header,
     Install,
     Installed,
+    Interrupted,
     Join,
     Leave,
     LinkChanged,
@@ -47,6 +48,7 @@ from jaxdt.protocol.events import (
     Run,
     Send,
     Started,
+    Status,
     Stop,
     StoreTensor,
     Sum,
@@ -61,7 +63,20 @@ from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
 from jaxdt.sim.event_queue import EventQueue
-from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, PERTURB, STALE, STARTS, Fault
+from jaxdt.sim.faults import (
+    CRASH_SEEN_S,
+    DEAD_LINK_S,
+    ENDS,
+    FAIL,
+    JOIN,
+    LEAVE,
+    PAUSE,
+    PERTURB,
+    POWER_OFF,
+    STALE,
+    STARTS,
+    Fault,
+)
 from jaxdt.sim.hosts import make_host
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
@@ -110,6 +125,7 @@ class Simulation:
         self._observer = observer
         self._paused: dict[int, list[Event]] = {}
         self._n_running: Counter[int] = Counter()  # Work under way
+        self._running: dict[int, list[Work]] = {}  # the Work under way, the oldest first
         self._waiting_for_work: dict[int, list[tuple]] = {}  # arguments of _handle_own_event
         self._queue = EventQueue()
         host_of = {peer_id: peer.host for peer_id, peer in peers.items()}
@@ -224,12 +240,14 @@ class Simulation:
 
     def _end_process(self, fault: Fault) -> None:
         peer = fault.peer
+        if fault.kind == FAIL:
+            self._handle_event(peer, Interrupted(2, "disk: full"))
         if peer == COORDINATOR:
             machine, now_s = self._machines[peer], self.outcome.now_s
             self._stale_coordinator = StaleCoordinator(machine, now_s, self._queue.at, self._delivery.post)
         self.outcome.stopped[peer] = CRASH_STOP
         self._paused.pop(peer, None)
-        host_answers = fault.kind == CRASH
+        host_answers = fault.kind != POWER_OFF
         seen_s = self.outcome.now_s + (CRASH_SEEN_S if host_answers else DEAD_LINK_S)
         for other in self._machines:
             self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed", host_answers)))
@@ -282,6 +300,7 @@ class Simulation:
         self._links.set_host(peer, sim_peer.host)
         if sim_peer.host not in self._hosts:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
+        self._running.pop(peer, None)
         self._n_starts[peer] += 1
         self._handle_event(peer, Started(process=self._n_starts[peer]))
         self._send_ready(peer)
@@ -313,6 +332,12 @@ class Simulation:
         """Handle an event that a process has caused itself, unless another process has taken its place."""
         if machine is self._machines[peer]:
             self._handle_event(peer, event)
+
+    def _wake(self, peer: int, machine: DrivenMachine, woke: Woke) -> None:
+        """As in the runtime, a peer hears what its device does before its timer."""
+        if self._running.get(peer):
+            self._handle_own_event(peer, machine, Status({}, {}, self._running[peer][0]))
+        self._handle_own_event(peer, machine, woke)
 
     def _handle_after_work(self, peer: int, event: Event) -> None:
         """Handle an event when the Work under way has ended: in the runtime one thread does all of it in order."""
@@ -377,6 +402,7 @@ class Simulation:
         if self._active_faults:
             seconds *= self._active_faults.slow_factor(peer)
         self._n_running[peer] += 1
+        self._running.setdefault(peer, []).append(work)
         host = self._hosts[sim_peer.host]
         host.start(now_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
 
@@ -385,6 +411,7 @@ class Simulation:
         if self._trace:
             self._trace.run(peer, start_s, seconds, work)
         if sim_peer.machine is self._machines[peer]:
+            self._running[peer].remove(work)
             self._handle_event(peer, Ran(work, start_s, seconds, values))
         self._n_running[peer] -= 1
         if self._n_running[peer] == 0:
@@ -396,7 +423,7 @@ class Simulation:
         self._handle_event(peer, Summed(action.key, digest, sq_norm))
 
     def _wake_at(self, peer: int, wake: WakeAt) -> None:
-        self._queue.at(wake.at_s, self._handle_own_event, (peer, self._machines[peer], Woke(wake.tag)))
+        self._queue.at(wake.at_s, self._wake, (peer, self._machines[peer], Woke(wake.tag)))
 
     def _persist(self, peer: int, persist: Persist) -> None:
         durable_s = self.outcome.now_s + self._persist_s

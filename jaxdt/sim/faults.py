@@ -14,6 +14,7 @@ from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
 
 CRASH = "crash"
 POWER_OFF = "power-off"
+FAIL = "fail"
 PAUSE = "pause"
 SLOW = "slow"
 CLOG = "clog"
@@ -27,13 +28,14 @@ LEAVE = "leave"
 TWICE = "twice"
 STALE = "stale"
 PERTURB = "perturb"
-ENDS = (CRASH, POWER_OFF)  # kinds that end a process
+ENDS = (CRASH, POWER_OFF, FAIL)  # kinds that end a process
 STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
 
 CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connection
 DEAD_LINK_S = 6.0  # until a peer sees that the other end is silent
 BLIP_S = 2.0  # a silence this short loses nobody: half the default deadline
+OVERDUE_FACTOR = 8.0  # Work that is slower may lose its peer
 SEEN_BLIP_S = 1.0  # the same, if the connections break
 
 
@@ -42,6 +44,7 @@ class Fault:
     """A fault that begins at at_s and lasts for `seconds`:
 
     crash      the process of `peer` ends; messages that it has sent arrive, except those that a cut or clog holds
+    fail       the process of `peer` ends because of an error that it can name, and says so to the coordinator
     power-off  its machine ends: messages that have not arrived are lost, and others see it only after DEAD_LINK_S
     pause      `peer` does nothing; afterwards it goes on with the events that have come meanwhile
     slow       Work that `peer` begins meanwhile takes `factor` times as long
@@ -87,7 +90,8 @@ class Fault:
         """The peers that the run may lose by this fault."""
         silent = self.kind in (PAUSE, CUT) or (self.kind == CLOG and not self.factor)
         harmless_s = SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S
-        if not (self.kind in (*ENDS, LEAVE) or (silent and self.seconds > harmless_s)):
+        is_slow = self.kind == SLOW and self.factor >= OVERDUE_FACTOR
+        if not (self.kind in (*ENDS, LEAVE) or is_slow or (silent and self.seconds > harmless_s)):
             return ()
         candidates = self.peers
         if self.kind == CUT and COORDINATOR not in (*self.peers, *self.others):
@@ -171,6 +175,14 @@ class _Candidates:
         peers = self.rng.choice(stages)
         return peers.pop(self.rng.randrange(len(peers)))
 
+    def lose(self, peer: int) -> bool:
+        """Whether the run can lose this peer, which counts as lost then."""
+        for peers in self.replicas:
+            if peer in peers and len(peers) > 1:
+                peers.remove(peer)
+                return True
+        return all(peer not in peers for peers in self.replicas)
+
     def draw_ends(self) -> list[int]:
         """All ends of links in random order; the coordinator only if it may pause."""
         ends = self.all_ends[not self.coordinator_may_pause :]
@@ -200,7 +212,10 @@ def _draw_pause(candidates: _Candidates, at_s: float) -> Fault | None:
 def _draw_slow(candidates: _Candidates, at_s: float) -> Fault:
     peer = candidates.rng.choice(candidates.all_ends[1:])
     seconds = candidates.draw_seconds(candidates.pause_s)
-    return Fault(at_s, SLOW, peer, seconds, factor=candidates.rng.choice((2.0, 10.0)))
+    factor = candidates.rng.choice((2.0, 10.0))
+    if factor >= OVERDUE_FACTOR and not candidates.lose(peer):
+        factor /= 2
+    return Fault(at_s, SLOW, peer, seconds, factor=factor)
 
 
 def _draw_clog(candidates: _Candidates, at_s: float) -> Fault:

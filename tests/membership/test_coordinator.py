@@ -456,10 +456,12 @@ def test_interrupted_is_130_for_all():
     assert_over(run.event(Interrupted()), 130, "interrupted")
 
 
-def test_a_member_that_cannot_go_on_ends_the_run_with_its_reason():
+def test_a_peer_of_the_plan_that_fails_before_the_run_begins_ends_it_with_its_reason():
     run = Driver()
-    run.begin()
-    assert_over(run.message(1, Failed("disk: full")), 2, "peer 1 (stage 1): disk: full")
+    for peer in (0, 1, 2):
+        run.join(peer)
+    actions = run.message(1, Failed("disk: full"))
+    assert of(actions, Stop) == [Stop(2, "peer 1 (stage 1): disk: full")]
 
 
 def test_nothing_happens_after_the_end():

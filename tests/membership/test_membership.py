@@ -2,7 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.membership.member import ACCEPT, DROP, FIRST_CONTACT_S, HOLD, Membership, PeerIdentity
+from jaxdt.membership.member import (
+    ACCEPT,
+    DROP,
+    FIRST_CONTACT_S,
+    HOLD,
+    SAVE_AGAIN_S,
+    Membership,
+    PeerIdentity,
+)
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -32,6 +40,7 @@ from jaxdt.protocol.events import (
     Record,
     Run,
     Saved,
+    SaveFailed,
     Send,
     Started,
     Status,
@@ -330,8 +339,22 @@ def test_who_cannot_go_on_says_why():
     machine = member()
     actions = machine.handle(1.0, Interrupted(2, "stage_0: damaged"))
     assert bodies(actions) == [Failed("stage_0: damaged")] and actions[-1] == Stop(2, "stage_0: damaged")
-    (failed,) = bodies(machine.handle(2.0, CheckpointFailed(4, "stage_0: No space left on device")))
-    assert failed == Failed("checkpoint of 4 steps: stage_0: No space left on device")
+
+
+def test_a_checkpoint_that_fails_ends_nothing():
+    machine = member()
+    assert machine.handle(1.0, Updated(1, 2)) == [WriteCheckpoint(2)]
+    assert machine.handle(2.0, CheckpointFailed(2, "disk: full")) == [Send(COORDINATOR, SaveFailed(2, "disk: full"))]
+    assert machine.handle(3.0, Woke("save")) == []
+
+
+def test_the_last_checkpoint_is_tried_again():
+    machine = member()
+    assert machine.handle(1.0, Updated(1, 4)) == [WriteCheckpoint(4)]
+    failed, wake = machine.handle(2.0, CheckpointFailed(4, "disk: full"))
+    assert failed == Send(COORDINATOR, SaveFailed(4, "disk: full")) and wake == WakeAt(2.0 + SAVE_AGAIN_S, "save")
+    assert machine.handle(wake.at_s, Woke("save")) == [WriteCheckpoint(4)]
+    assert machine.handle(wake.at_s, Woke("save")) == []
 
 
 # --------------------------------------------------------------------------------------------- checkpoints and the end

@@ -37,6 +37,9 @@ class Nowhere:
     def queued_bytes(self):
         return 0
 
+    def pack(self, head):
+        return [head]
+
     def send(self, *arguments, **options):
         return True
 

@@ -414,7 +414,7 @@ class Diverging(NoTensors):
     def sum(self, key, members):
         return 0, float("nan") if key.round.step == 1 and not self.restored else 1.0
 
-    def restore(self, version, generation):
+    def restore(self, version, generation, in_place):
         self.restored.append((version, generation))
 
 

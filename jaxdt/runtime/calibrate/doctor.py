@@ -16,6 +16,7 @@ from cryptography import x509
 
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime.net.address import Address, bind, format_address
+from jaxdt.runtime.net.descriptor_limit import descriptors_needed
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import UNLIMITED_GBPS, Network
 
@@ -126,6 +127,14 @@ def tokens(file: TokenFile) -> Iterable[Finding]:
         yield Finding("tokens", str(error), "copy it again, or make it with scripts/prepare_data.py")
     else:
         yield Finding("tokens", f"{file.path}: {file.n_train_tokens + file.n_eval_tokens} of {file.tokenizer}, whole")
+
+
+def descriptors(limit: float, n_peers: int) -> Iterable[Finding]:
+    """Whether a process may have a connection to every peer. `limit`: the hard limit, which each process takes."""
+    need = descriptors_needed(n_peers)
+    seen = f"a process may have {limit}, one of {n_peers} peers needs at most {need}"
+    mend = f"ulimit -Hn {need}   # as root; or LimitNOFILE={need} in the service that starts it"
+    yield Finding("descriptors", seen, "" if limit >= need else mend)
 
 
 def disk(run_dir: Path, n_checkpoints: int, checkpoint_bytes: int) -> Iterable[Finding]:

@@ -20,7 +20,7 @@ from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.strangers import GreetingPlaces, NoPlace, Place, ReportLimiter, source_of
 
-_FULL_S = 0.1  # pause when the system has no file descriptor left
+_FULL_S = 0.1  # pause when the system has no file descriptor or no thread left
 _LINGER_S = 1.0
 
 
@@ -30,7 +30,7 @@ class Acceptor:
     check(hello): raises HandshakeRefused for a connection that does not belong to this peer.
     welcome(connection, hello): takes over a greeted connection, in that connection's thread.
     refused(peer, reason): hears of every other connection; peer is None when the connection has not said who it is.
-    spawn(name, target): starts a thread.
+    spawn(name, target): starts a thread; RuntimeError if the system has no room for it.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Acceptor:
 
         tcp = bind(address)
         self._self_pipe = SelfPipe()
+        self._self_pipe.fileno()  # opened here, since the thread that accepts must not fail
         self.address: Address = tcp.getsockname()[:2]
         self._listeners = [sock for sock in (tcp, unix_socket.listener(self.address)) if sock is not None]
 
@@ -99,8 +100,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return  # the other side has ended the connection already
         except OSError as error:
-            self._report(None, "", f"cannot accept: {error}")
-            self._self_pipe.wait(_FULL_S)
+            self._pause(f"cannot accept: {error.strerror}")
             return
         source = source_of(address[0]) if sock.family != socket.AF_UNIX else ""
         host = source or "this host"
@@ -118,7 +118,24 @@ class Acceptor:
             connection.close()
             self._report(None, host, error)
         else:
+            self._serve(connection, host, place)
+
+    def _serve(self, connection: Connection, host: str, place: Place | None) -> None:
+        """Read the greeting in a thread. Where the system has no room for one, the connection ends, and no other."""
+        try:
             self._spawn(f"accepted-{host}", lambda: self._greet(connection, host, place))
+        except RuntimeError as error:
+            with self._lock:
+                self._greeting.discard(connection)
+                if place is not None:
+                    self._places.release(place)
+            connection.close()
+            self._pause(f"cannot serve a connection: {error}")
+
+    def _pause(self, reason: str) -> None:
+        """The system has no room for another connection. It may have some when others have ended."""
+        self._report(None, "", reason)
+        self._self_pipe.wait(_FULL_S)
 
     def _admit(self, connection: Connection, source: str) -> Place | None:
         """The place of a connection, None for one over the Unix socket; NoPlace when it cannot have one."""

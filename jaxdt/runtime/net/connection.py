@@ -6,6 +6,7 @@ writes acknowledgements. An owner that waits for its connection also polls a `Se
 """
 
 import errno
+import os
 import select
 import socket
 import ssl
@@ -21,53 +22,83 @@ _N_PIECES = 64  # in one sendmsg; the system's limit is 1024
 _SEND_S = 0.2  # a blocking write may take this long before acknowledgements are read
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a record of its own
 _READ_BYTES = 1 << 12
-_WAKES_BYTES = 1 << 12  # of a self pipe; each wake is one byte
+_WAKES_BYTES = 1 << 12  # of a self pipe
+_NOT_OPEN = -1
 _UNIX_BYTES = 1 << 22  # send buffer of a Unix socket, as far as the system allows; with a smaller one senders stall
 
 
 class SelfPipe:
-    """A socket pair that one thread polls beside its connection; another thread writes a byte to end the wait."""
+    """One thread waits, other threads wake it.
+
+    Only a thread that polls a connection needs a descriptor for this. It is opened by the first `fileno`, an eventfd
+    where the system has them, else a pipe; so a process that has no descriptor left can still wait for one."""
 
     def __init__(self):
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._lock = threading.Lock()
+        self._condition = threading.Condition()
+        self._reader = self._writer = _NOT_OPEN
+        self._woken = False
         self._closed = False
 
     def fileno(self) -> int:
-        return self._reader.fileno()
+        """The descriptor to poll; OSError if the system has none left."""
+        with self._condition:
+            if self._reader == _NOT_OPEN and not self._closed:
+                self._reader, self._writer = _open_wakes()
+                if self._woken:
+                    self._write()
+            return self._reader
 
     def wake(self) -> None:
         """End the wait, from any thread. After `close` this does nothing."""
-        with self._lock:
-            if self._closed:
-                return
-            try:
-                self._writer.send(b"\0")
-            except BlockingIOError:
-                return  # the pipe is full: the reader will wake anyway
+        with self._condition:
+            if not self._closed:
+                self._woken = True
+                self._condition.notify()
+                self._write()
 
     def clear(self) -> None:
         """Discard past wakes."""
-        try:
-            self._reader.recv(_WAKES_BYTES)
-        except BlockingIOError:
-            return
+        with self._condition:
+            self._woken = False
+            if self._reader == _NOT_OPEN:
+                return
+            try:
+                os.read(self._reader, _WAKES_BYTES)
+            except BlockingIOError:
+                return
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until woken or until the time is over; returns whether it was woken."""
-        poller = select.poll()
-        poller.register(self, select.POLLIN)
-        woken = bool(poller.poll(poll_ms(timeout_s)))
+        with self._condition:
+            woken = self._condition.wait_for(lambda: self._woken, timeout_s)
         self.clear()
         return woken
 
     def close(self) -> None:
-        with self._lock:
+        with self._condition:
             self._closed = True
-            self._reader.close()
-            self._writer.close()
+            for descriptor in {self._reader, self._writer} - {_NOT_OPEN}:
+                os.close(descriptor)
+            self._reader = self._writer = _NOT_OPEN
+
+    def _write(self) -> None:
+        if self._writer == _NOT_OPEN:
+            return
+        try:
+            os.write(self._writer, (1).to_bytes(8, "little"))  # an eventfd takes eight bytes, of any value above 0
+        except BlockingIOError:
+            return  # the pipe is full: the reader will wake anyway
+
+
+def _open_wakes() -> tuple[int, int]:
+    """A descriptor to read from, and one to write to."""
+    if hasattr(os, "eventfd"):
+        both = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return both, both
+    reader, writer = os.pipe()
+    for descriptor in (reader, writer):
+        os.set_blocking(descriptor, False)
+    return reader, writer
 
 
 def poll_ms(timeout_s: float | None) -> int | None:

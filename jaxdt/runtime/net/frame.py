@@ -64,6 +64,14 @@ class Leaf(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PackedHead:
+    """A head as msgpack, and the view that the frame's header repeats from it."""
+
+    raw: bytes
+    view: int
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """A checked frame; `head` and `table` are those of a message's first frame, empty in the others."""
 

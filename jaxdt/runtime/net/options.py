@@ -11,6 +11,7 @@ from jaxdt.runtime.net.shaper import LinkShape
 
 Read = Callable[[dict], Any]
 OnMessage = Callable[[int, Any, list[np.ndarray]], None]
+OnDeath = Callable[[str, Exception], None]
 OnLink = Callable[[int | None, str, str], None]
 Expect = Callable[[int, Any, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
 
@@ -27,6 +28,7 @@ class TransportCallbacks:
         not shown it.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
         to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
+    on_death(thread, error): a thread without which the transport does not work has died of a bug.
     read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.
 
     When `on_message`, `expect` or `read` raises BadInput, the sender is at fault: the message is dropped, and `on_link`
@@ -37,6 +39,7 @@ class TransportCallbacks:
     on_link: OnLink
     expect: Expect
     read: Read = lambda head: head
+    on_death: OnDeath = lambda thread, error: None
 
 
 @dataclass(frozen=True)

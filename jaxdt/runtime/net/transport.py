@@ -94,6 +94,7 @@ class Transport:
         self._incarnations: dict[int, int] = {}  # of the peers that have greeted and were not dropped since
         self._dropped: dict[int, None] = {}  # dropped peers, oldest first; their inbound channels remain
         self._threads: set[threading.Thread] = set()
+        self._unstarted: list[tuple[str, Callable[[], None], int]] = []  # arguments of _spawn
         self._acceptor: Acceptor | None = None
         self._closing = False
 
@@ -111,7 +112,7 @@ class Transport:
             refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
             spawn=self._spawn,
         )
-        self._spawn("accept", self._acceptor.run)
+        self._spawn("accept", self._acceptor.run, is_vital=True)
         return self._acceptor.address
 
     def connect(self, peer: int, address: Address | None) -> None:
@@ -139,7 +140,11 @@ class Transport:
         elif self._listen is None:
             known.link_state.no_way("neither of the two listens (--listen=)")
 
-    def send(self, dst: int, head: dict, leaves: Sequence = (), *, priority: int = 0) -> bool:
+    def pack(self, head: dict) -> frame.PackedHead:
+        """A head that `send` takes as often as it goes out, and that is encoded only here."""
+        return frame.PackedHead(frame.pack_head(head, self._limits), frame.view_of(head))
+
+    def send(self, dst: int, head: dict | frame.PackedHead, leaves: Sequence = (), *, priority: int = 0) -> bool:
         """Queue a message; lower priority numbers go first. False when dst is unknown: never connected, or dropped.
 
         This never blocks. `leaves` (numpy or jax arrays) are read later, and again after a connection has broken: they
@@ -147,15 +152,16 @@ class Transport:
         """
         leaves = tuple(leaves)
         table = frame.table_of(leaves, self._limits)
-        raw_head = frame.pack_head(head, self._limits)
+        packed = head if isinstance(head, frame.PackedHead) else self.pack(head)
         with self._lock:
             known = self._peers.get(dst)
             if known is None or self._closing:
                 return False
+            self._start_waiting_threads()
             name = "data" if table else "control"
             channel = known.channels.get(name) or self._start_channel(dst, known, name)
         total_bytes = sum(leaf.n_bytes for leaf in table)
-        return channel.send(raw_head, frame.pack_table(table), leaves, total_bytes, priority, frame.view_of(head))
+        return channel.send(packed.raw, frame.pack_table(table), leaves, total_bytes, priority, packed.view)
 
     def queued_bytes(self, dst: int | None = None) -> int:
         """Payload bytes that are queued and not acknowledged yet, for one peer or the largest of all peers."""
@@ -200,6 +206,7 @@ class Transport:
         deadline_s = time.monotonic() + flush_s
         with self._lock:
             self._closing = True
+            self._unstarted.clear()
             peers = list(self._peers.values())
             for known in peers:
                 known.close(flush_s)
@@ -251,7 +258,7 @@ class Transport:
         known.channels[name] = channel
         if known.address is not None:
             channel.dial_to(known.address)
-        self._spawn(f"send-{name}-{peer}", channel.run, peer)
+        self._start_thread(f"send-{name}-{peer}", channel.run, peer)
         return channel
 
     def _start_reverse_dialer(self, peer: int, known: _Peer, address: Address, name: str) -> ReverseDialer:
@@ -259,15 +266,31 @@ class Transport:
         hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False, incarnation=incarnation)
         channel = self._inbound_channel(peer, name)
         reverse_dialer = ReverseDialer(address, hello, self._client_context, channel, known.link_state, self._limits)
-        self._spawn(f"receive-{name}-{peer}", reverse_dialer.run, peer)
+        self._start_thread(f"receive-{name}-{peer}", reverse_dialer.run, peer)
         return reverse_dialer
 
-    def _spawn(self, name: str, target: Callable[[], None], peer: int | None = None) -> None:
-        run = functools.partial(self._run_thread, target, peer)
+    def _start_thread(self, name: str, target: Callable[[], None], peer: int) -> None:
+        """Start a thread that a peer's messages need. If the system has no room for it, try again with each `send`."""
+        try:
+            self._spawn(name, target, peer, is_vital=True)
+        except RuntimeError as error:
+            self._unstarted.append((name, target, peer))
+            self._callbacks.on_link(peer, "refused", f"{name}: {error}, tried again")
+
+    def _start_waiting_threads(self) -> None:
+        while self._unstarted:
+            try:
+                self._spawn(*self._unstarted[0], is_vital=True)
+            except RuntimeError:
+                return
+            del self._unstarted[0]
+
+    def _spawn(self, name: str, target: Callable[[], None], peer: int | None = None, *, is_vital: bool = False) -> None:
+        run = functools.partial(self._run_thread, target, peer, is_vital)
         thread = threading.Thread(target=run, name=f"jaxdt-{self._peer_id}-{name}", daemon=True)
         with self._lock:
-            self._threads.add(thread)
             thread.start()
+            self._threads.add(thread)  # the thread cannot end before this: it needs the lock to do so
 
     # --- in the threads, without the lock ---
 
@@ -289,12 +312,14 @@ class Transport:
                 for channel in self._inbound_channels_of(peer):
                     channel.cut()
 
-    def _run_thread(self, target: Callable[[], None], peer: int | None) -> None:
+    def _run_thread(self, target: Callable[[], None], peer: int | None, is_vital: bool) -> None:
         try:
             target()
         except Exception as error:
             state = "refused" if peer is None else "down"
             self._callbacks.on_link(peer, state, f"bug in {threading.current_thread().name}: {error!r}")
+            if is_vital:
+                self._callbacks.on_death(threading.current_thread().name, error)
             raise
         finally:
             with self._lock:

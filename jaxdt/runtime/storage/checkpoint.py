@@ -115,7 +115,12 @@ class Checkpointer:
 
         self._copying = copying
         self._threads = [*earlier[-1:], threading.Thread(target=write, name="checkpoint")]
-        self._threads[-1].start()
+        try:
+            self._threads[-1].start()
+        except RuntimeError as error:  # the system has no room for another thread
+            del self._threads[-1]
+            copying.end()
+            post(CheckpointFailed(version, f"{folder}: {error}"))
 
     def mark_complete(self, version: int, generation: int) -> None:
         """Every stage's part is durable: mark the checkpoint complete and delete old ones. Its folder may be gone:

@@ -1,16 +1,19 @@
 """Files that survive a crash: the coordinator's durable values, and how a run's other files are written."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from jaxdt.spec.errors import BadInput
 
+BUFFERED_BYTES = 1 << 16
 # Of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part holds the
 # reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
 LOG_BYTES_MAX = 1 << 24
@@ -49,40 +52,86 @@ class FileStore:
 
 
 class LateFile:
-    """A text file that is opened at the first write, so that a process which is refused leaves the old file as it was.
+    """A file of lines for people, such as a trace. It is opened at the first write, so that a process which is refused
+    leaves the old file as it was.
+
     When it is full it becomes the older part, and the file begins anew.
+
+    A disk that refuses costs the lines that it refused, and nothing else: no half line stays in the file, `failed` is
+    called with the reason when the first of them is lost, and later lines are tried again.
 
     appends: keep the old content.
     by_line: write each line to the file at once, so that it survives the death of the process."""
 
-    def __init__(self, path: Path, appends: bool = False, by_line: bool = False):
+    def __init__(
+        self, path: Path, failed: Callable[[str], None] | None = None, appends: bool = False, by_line: bool = False
+    ):
         self._path = path
-        self._mode = "a" if appends else "w"
-        self._by_line = by_line
-        self._file: IO[str] | None = None
-        self._n_bytes = 0
+        self._failed = failed
+        self._appends = appends
+        self._buffered_bytes_max = 0 if by_line else BUFFERED_BYTES
+        self._lines: list[bytes] = []
+        self._buffered_bytes = 0
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._is_failing = False
 
-    def write(self, text: str) -> None:
+    def write(self, line: str) -> None:
+        self._lines.append(line.encode())
+        self._buffered_bytes += len(self._lines[-1])
+        if self._buffered_bytes > self._buffered_bytes_max:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        content = b"".join(self._lines)
+        self._lines.clear()
+        self._buffered_bytes = 0
+        if not content:
+            return
+        try:
+            self._append(content)
+        except OSError as error:
+            was_failing, self._is_failing = self._is_failing, True
+            if self._failed and not was_failing:
+                self._failed(f"{self._path}: {error.strerror}")
+        else:
+            self._is_failing = False
+
+    def _append(self, content: bytes) -> None:
         file = self._file or self._open()
-        file.write(text)
-        self._n_bytes += len(text)  # a trace is ASCII
-        if self._n_bytes >= LOG_BYTES_MAX:
+        try:
+            append_whole(file, content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(self._size)
+                file.seek(self._size)
+            raise
+        self._size += len(content)
+        if self._size >= LOG_BYTES_MAX:
             file.close()
             self._file = None
             self._path.replace(older_part(self._path))
 
-    def _open(self) -> IO[str]:
+    def _open(self) -> BinaryIO:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._mode == "w":
+        if not self._appends:
             older_part(self._path).unlink(missing_ok=True)
-        self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
-        self._mode = "a"
-        self._n_bytes = self._file.tell()
+        self._file = self._path.open("ab" if self._appends else "wb", buffering=0)
+        self._appends = True
+        self._size = self._file.tell()
         return self._file
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+
+def append_whole(file: BinaryIO, content: bytes) -> None:
+    """Write all of the content to a file without a buffer."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def older_part(path: Path) -> Path:

@@ -15,7 +15,7 @@ from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
-from jaxdt.protocol.events import COORDINATOR, Action, Event
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Action, Event
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
@@ -27,11 +27,13 @@ from jaxdt.sim.faults import (
     DATA,
     DEAD_LINK_S,
     ENDS,
+    FAIL,
     JOIN,
     LATE,
     LEAVE,
     PAUSE,
     RESTART,
+    SLOW,
     STALE,
     TWICE,
     Fault,
@@ -53,6 +55,7 @@ from jaxdt.wiring.base import wiring_entry
 N_STEPS = 3
 N_STEPS_WITH_MOVES = 6
 GRACE_S = 20.0  # within the time that a run has after its last fault
+NEVER_DONE = 1e6  # a factor on the time of Work
 DETECTION_S = 30.0  # longest time until a fault is noticed and its peer evicted or recovered
 WIRINGS_DRAWN = ("swarm", "swarm", "fixed")  # by seed
 LINK_OF_NEWCOMERS = Link(0.05, 1e-3)
@@ -147,11 +150,29 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         faults=faults,
         nonfinite_step=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
+    case = _with_failures(random.Random(f"failures {seed}"), case, run_s)
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
     case = _with_second_processes(random.Random(f"second {seed}"), case, run_s)
     case = _with_perturbations(case, run_s)
     case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
     return _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
+
+
+def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In half of the cases with newcomers one of them fails, before or after it has become a member. In up to a sixth
+    of all cases a peer fails, or its Work hangs, whose stage can do without it."""
+    faults = list(case.faults)
+    for fault in case.faults:
+        if fault.kind == JOIN and rng.random() < 0.5:
+            fails_s = fault.at_s + rng.choice((0.0, 1.0)) * rng.uniform(0.0, run_s)
+            faults.append(Fault(fails_s, FAIL, TEMPORARY_IDS + fault.peer))
+    peer = rng.choice(sorted(case.plan.peers))
+    fails = Fault(rng.uniform(0.0, run_s), FAIL, peer)
+    hangs = Fault(rng.uniform(0.0, run_s), SLOW, peer, rng.uniform(0.0, run_s), factor=NEVER_DONE)
+    fault = rng.choice((fails, hangs, *[None] * 10))
+    if fault and spares_every_stage([*faults, fault], case.plan.placement):
+        faults.append(fault)
+    return replace(case, faults=_in_order(faults))
 
 
 def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Case:

@@ -186,7 +186,8 @@ class Invariants:
             return  # _on_coordinator_event has checked whether the run may end
         if self._n_durable != n_steps or sorted(set(steps)) != list(range(n_steps)):
             self.broken(PROGRESS, COORDINATOR, f"the run is over with steps {steps} of {n_steps}")
-        for peer in sorted(self._alive & set(stopped)):
+        assert self._view is not None  # steps are durable
+        for peer in sorted(self._alive & set(stopped) & set(self._view.by_peer)):
             version = self.tensors[peer].version
             if stopped[peer].code == 0 and LEFT not in stopped[peer].reason and version != n_steps:
                 self.broken(PREFIX, peer, f"is done with version {version} of {n_steps}")
