@@ -330,7 +330,7 @@ class Transport:
             connection,
             hello,
             known.link_state,
-            send_welcome=lambda received: handshake.send_hello(connection, frame.WELCOME, answer(received, dial_back)),
+            send_welcome=lambda received: handshake.send_hello(connection, frame.WELCOME, answer(received, dial_back=dial_back)),
         )
 
     @property
