@@ -14,6 +14,7 @@ from jaxdt.spec.errors import BadInput
 Address = tuple[str, int]
 
 _PORTS = 1 << 16
+_BACKLOG = 1024  # connections that the system keeps until they are accepted; a full queue would keep members out
 
 
 def parse_address(name: str, text: str) -> Address:
@@ -65,7 +66,7 @@ def bind(address: Address) -> socket.socket:
     try:
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         both = family == socket.AF_INET6 and is_wildcard(host) and socket.has_dualstack_ipv6()
-        listener = socket.create_server(target[:2], family=family, backlog=128, dualstack_ipv6=both)
+        listener = socket.create_server(target[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         raise BadInput(f"listen: cannot bind {text} ({error.strerror})") from None
     bound = str(listener.getsockname()[0])

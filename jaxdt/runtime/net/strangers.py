@@ -14,8 +14,12 @@ from typing import Protocol
 
 from jaxdt.runtime.net.options import TransportLimits
 
+# In places of one source. A thread for each connection takes the listener up to 5 ms where others compute: at some
+# hundred a second the system's queue of connections would fill, and members would find no room in it.
+_BURST = 4
+_PER_S = 1
 _KNOWN_MAX = 1024  # remembered addresses of members; a fleet of 256 peers on hosts of their own needs a quarter
-_SOURCES_MAX = 256  # whose reports are counted apart within one window
+_SOURCES_MAX = 256  # whose connections, and whose reports within one window, are counted apart
 # One window holds at most 21 lines, about 3 KB: an attack of a day adds 4 MB to a log.
 _WINDOW_S = 60.0
 _N_REPORTS_SOURCE = 5
@@ -54,6 +58,7 @@ class GreetingPlaces:
         self._limits = limits
         self._places: list[Place] = []  # oldest first
         self._known: dict[str, None] = {}  # sources of members, the longest unused first
+        self._tokens: dict[str, tuple[float, float]] = {}  # how many more of a stranger are admitted, and since when
 
     def learn(self, source: str) -> None:
         """A member connects from this source."""
@@ -67,8 +72,10 @@ class GreetingPlaces:
 
         Where all places that the source may use are taken, the connection takes over the place of a silent one, else of
         one whose handshake has already taken `slow_handshake_s`; of several, one of the source that holds most places,
-        and of these the oldest.
+        and of these the oldest. A source from which no member has come may not connect too often.
         """
+        if source not in self._known:
+            self._take_token(source, now_s)
         rivals = self._rivals(source)
         if rivals is not None:
             victim = self._victim(rivals, now_s)
@@ -84,6 +91,16 @@ class GreetingPlaces:
         """The connection has greeted or ended; its place may have gone to another one already."""
         if place in self._places:
             self._places.remove(place)
+
+    def _take_token(self, source: str, now_s: float) -> None:
+        n_max = _BURST * self._limits.n_greeting_source_max
+        n, since_s = self._tokens.pop(source, (n_max, now_s))
+        n = min(n_max, n + (now_s - since_s) * _PER_S * self._limits.n_greeting_source_max)
+        self._tokens[source] = (n - 1.0 if n >= 1.0 else n), now_s
+        if len(self._tokens) > _SOURCES_MAX:
+            del self._tokens[next(iter(self._tokens))]
+        if n < 1.0:
+            raise NoPlace("too many connections from this address")
 
     def _rivals(self, source: str) -> list[Place] | None:
         """The places among which a new connection of this source needs one; None when it can have a free one."""

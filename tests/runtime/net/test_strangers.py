@@ -88,6 +88,25 @@ def test_many_sources_together_leave_places_for_members():
     claimed(places, "member", 2, silent=False)
 
 
+def test_a_stranger_may_not_connect_too_often():
+    """Each admitted connection costs the listener a thread; others are closed at once."""
+    places = GreetingPlaces(LIMITS)
+    places.learn("member")
+
+    def admitted(source, now_s):
+        n = 0
+        for _ in range(1000):
+            with contextlib.suppress(NoPlace):
+                places.release(places.claim(source, FakeConnection(), now_s))
+                n += 1
+        return n
+
+    assert admitted("attacker", 0.0) == 12
+    assert admitted("attacker", 1.0) == 3
+    assert admitted("stranger", 1.0) == 12
+    assert admitted("member", 1.0) == 1000
+
+
 @pytest.mark.parametrize(
     ("host", "source"),
     [
