@@ -13,7 +13,7 @@ from absl import flags
 
 from jaxdt.cli import run_flags
 from jaxdt.runtime.calibrate import doctor
-from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.transport_setup import parse_address
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
@@ -33,7 +33,7 @@ def main() -> int:
     if COORDINATOR.value:
         findings += doctor.reach(*parse_address("--coordinator", COORDINATOR.value))
     if run_flags.CREDENTIAL.value:
-        load_credential(run_flags.CREDENTIAL.value)
+        load_credential(Path(run_flags.CREDENTIAL.value))
         findings += doctor.validity(Path(run_flags.CREDENTIAL.value))
     findings += data_and_disk()
     findings += links()

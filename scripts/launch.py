@@ -27,7 +27,7 @@ from jaxdt.spec.plan import Plan
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir.")
-EMIT = flags.DEFINE_string("emit", None, "Folder for flag files, plan and credential; nothing is started.")
+EMIT = flags.DEFINE_string("emit", None, "Folder for flag files, plan and credentials; nothing is started.")
 HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
 PORT = flags.DEFINE_integer(
     "port", 7700, "With --emit: port of the coordinator, on the first host; peers get the next ones.", 1, 65535
@@ -107,11 +107,14 @@ def emit(folder: Path, config: RunConfig, plan: Plan) -> None:
     run_dirs.write_job(folder, config, plan)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
     coordinator = f"{HOSTS.value[0]}:{PORT.value}"
-    _write_flags(folder / "coordinator.flags", [*shared, f"--listen={coordinator}"])
+    _write_flags(
+        folder / "coordinator.flags", [*shared, f"--listen={coordinator}", run_dirs.coordinator_credential(folder)]
+    )
     print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
-        identity = [f"--peer={peer}", f"--coordinator={coordinator}", f"--listen={host}:{PORT.value + offset}"]
-        _write_flags(folder / f"host_{peer}.flags", [*shared, *identity])
+        own = [f"--peer={peer}", f"--coordinator={coordinator}", f"--listen={host}:{PORT.value + offset}"]
+        own.append(run_dirs.new_token(folder, f"host_{peer}", peer))
+        _write_flags(folder / f"host_{peer}.flags", [*shared, *own])
         print(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
 
 

@@ -23,6 +23,7 @@ from jaxdt.membership.roster import Roster
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
+    TEMPORARY_IDS,
     Action,
     CheckpointComplete,
     Connect,
@@ -185,8 +186,8 @@ class Coordinator:
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
-        if isinstance(body, Join):
-            return self._on_join(now_s, src)
+        if isinstance(body, Join) and (body.peer is None or src == TEMPORARY_IDS + body.peer):
+            return self._on_join(now_s, src, body.peer)
         if header.run == self.config.run and src in self.roster.stage_of:
             return self._from_peer(now_s, header, body)
         if isinstance(body, Hello) and header.run == self.config.run and self.view:
@@ -235,9 +236,9 @@ class Coordinator:
         view = self.view
         return view is not None and (header.generation, header.view) == (view.generation, view.number)
 
-    def _on_join(self, now_s: float, src: int) -> list[Action]:
+    def _on_join(self, now_s: float, src: int, certified: int | None) -> list[Action]:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run."""
-        peer, stage = self.roster.newcomer(now_s, src)
+        peer, stage = self.roster.newcomer(now_s, src, certified)
         return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
 
     def _on_hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:

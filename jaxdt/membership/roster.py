@@ -115,13 +115,21 @@ class Roster:
         """Connect again to a peer whose connections were ended, at the address that it gave."""
         return Connect(peer, self.addresses.get(peer, ""))
 
-    def newcomer(self, now_s: float, temporary_id: int) -> tuple[int, int]:
-        """A newcomer's peer id, and the stage that needs a peer most."""
+    @property
+    def first_newcomer(self) -> int:
+        """The least peer id that a newcomer may get in this term."""
+        return self._newcomers.first_id
+
+    def newcomer(self, now_s: float, temporary_id: int, certified: int | None) -> tuple[int, int]:
+        """A newcomer's peer id, and the stage that needs a peer most. A process that was started again, with the
+        certificate of a peer that is known, gets its stage."""
         known = self._newcomers.known_as(temporary_id)
+        if known is None and certified in self.members | set(self._planned):
+            known = certified
         if known is not None:
             return known, self.stage_of[known]
         stage = self.balance.stage_for(self.stages)
-        peer = self._newcomers.admit(now_s, temporary_id)
+        peer = self._newcomers.admit(now_s, temporary_id, certified)
         self.stage_of[peer] = stage
         return peer, stage
 

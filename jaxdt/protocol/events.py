@@ -20,7 +20,8 @@ from jaxdt.spec.work import Work
 
 COORDINATOR = -1
 NOBODY = -2  # in a route
-TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask for a peer id
+TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask to join
+OPERATOR_IDS = 1 << 41  # from here on: ids under which operators ask for something
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
 URGENT, BULK = 0, 1
@@ -169,7 +170,10 @@ class Hello:
 
 @frozen_dataclass
 class Join:
-    """Newcomer, under a temporary id -> coordinator: asks for a peer id and a stage."""
+    """Newcomer, under a temporary id -> coordinator: asks for a stage. `peer` is the peer id in its certificate, and
+    then the temporary id is TEMPORARY_IDS + peer. Without one it asks for a peer id too."""
+
+    peer: int | None = None
 
 
 @frozen_dataclass

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxdt.build import build_coordinator
+from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import DurableState, load_durable_state
 from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.identity.credential import load_signer
+from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.run_job import RunJob
@@ -48,7 +51,8 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
-        address = start_transport(job, loop, COORDINATOR, options.listen)
+        issuer = _issuer(job, durable, machine)
+        address = start_transport(job, loop, COORDINATOR, options.listen, issuer.redeem if issuer else None)
         with journal:
             durable.put("run", job.run)
             on_address(address)
@@ -57,6 +61,13 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
             assert isinstance(stop, Stop), "only a peer moves to another stage"
             durable.put("run", "")  # the run has ended: another coordinator has nothing to continue
             return stop
+
+
+def _issuer(job: RunJob, durable: FileStore, machine: Coordinator) -> Issuer | None:
+    """What signs the certificates of those who come with a token; None for a run in plaintext."""
+    if job.credential is None:
+        return None
+    return Issuer(load_signer(job.credential), durable, machine.roster.first_newcomer)
 
 
 def _unfinished_state(job: RunJob, durable: FileStore) -> DurableState | None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
-from jaxdt.runtime.run_dir import job_flags
+from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
 from jaxdt.spec.plan import Plan
 
 RUN_CODES = (0, 2, 3, 4, 130)
@@ -82,6 +82,7 @@ class LocalFleet:
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
         own_flags = [f"--address_file={address_file}", f"--began_s={self._launched_s}", f"--listen={listen}"]
+        own_flags.append(coordinator_credential(self._run_dir))
         command = [sys.executable, str(self._scripts / "coordinate.py"), *own_flags, *self._flags]
         self._coordinator = subprocess.Popen(
             command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[self._lock]
@@ -92,7 +93,8 @@ class LocalFleet:
         return address_file.read_text() if address_file.exists() else ""
 
     def _start_peer(self, peer: int, address: str) -> None:
-        flags = [f"--peer={peer}", f"--coordinator={address}", *self._flags, *self._cpus(peer)]
+        own_flags = [f"--peer={peer}", f"--coordinator={address}", peer_credential(self._run_dir, peer)]
+        flags = [*own_flags, *self._flags, *self._cpus(peer)]
         # Peers that share CPUs compute on one thread each. The simulator assumes this, and more threads would only
         # compete for the CPUs.
         one_thread = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"

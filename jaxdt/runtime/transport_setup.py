@@ -3,7 +3,7 @@
 from jaxdt.protocol.message import from_plain
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.connection import Address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.options import Issue, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_job import RunJob
@@ -19,9 +19,9 @@ def parse_address(name: str, address: str) -> Address:
     return host, int(port)
 
 
-def start_transport(job: RunJob, loop: Loop, peer: int, listen: str) -> str:
+def start_transport(job: RunJob, loop: Loop, peer: int, listen: str, issue: Issue | None = None) -> str:
     """Give the loop a transport that has started. Returns the address at which others reach this process; '' for a
-    process that nobody can dial, whose `listen` is ''."""
+    process that nobody can dial, whose `listen` is ''. `issue` is the coordinator's answer to tokens."""
     link = device_links(job.network)
 
     def shape(dst: int) -> LinkShape | None:
@@ -37,7 +37,7 @@ def start_transport(job: RunJob, loop: Loop, peer: int, listen: str) -> str:
         parse_address("listen", listen) if listen else None,
         job.load_credential(),
         TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain),
-        TransportSettings(shape, allow_plaintext=job.allow_plaintext),
+        TransportSettings(shape, allow_plaintext=job.allow_plaintext, issue=issue),
     )
     bound = loop.transport.start()
     return "{}:{}".format(*bound) if bound else ""

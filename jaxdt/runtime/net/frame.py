@@ -31,8 +31,17 @@ from jaxdt.runtime.net.options import TransportLimits
 
 MAGIC = b"jxdt"
 VERSION = 2
-GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS = range(1, 7)
-KINDS = {GREETING: "greeting", WELCOME: "welcome", REFUSED: "refused", MESSAGE: "message", ACK: "ack", KEYS: "keys"}
+GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS, REQUEST, CERTIFICATE = range(1, 9)
+KINDS = {
+    GREETING: "greeting",
+    WELCOME: "welcome",
+    REFUSED: "refused",
+    MESSAGE: "message",
+    ACK: "ack",
+    KEYS: "keys",
+    REQUEST: "request",
+    CERTIFICATE: "certificate",
+}
 
 _FIELDS = struct.Struct("!4sBBHIIIQQQQ")
 _CRC = struct.Struct("!I")

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxdt.runtime.identity.certificate import SignedCertificate
 from jaxdt.runtime.net.shaper import LinkShape
 
 Read = Callable[[dict], Any]
 OnMessage = Callable[[int, Any, list[np.ndarray]], None]
 OnLink = Callable[[int | None, str, str], None]
+Issue = Callable[[SignedCertificate, bytes], bytes]
 Expect = Callable[[int, Any, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
 
 
@@ -67,8 +69,10 @@ class TransportLimits:
 @dataclass(frozen=True)
 class TransportSettings:
     """`shape(dst)` is the link to emulate towards peer dst, or None for none. `allow_plaintext` permits addresses other
-    than loopback without a credential."""
+    than loopback without a credential. `issue(token, request)` is for a coordinator: the certificate chain for a
+    token's holder, or BadInput."""
 
     shape: Callable[[int], LinkShape | None] | None = None
     limits: TransportLimits = TransportLimits()
     allow_plaintext: bool = False
+    issue: Issue | None = None

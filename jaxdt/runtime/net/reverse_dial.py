@@ -1,9 +1,9 @@
 """Opens the connections on which another peer sends to this one, for a host that nobody can dial (NAT)."""
 
-import ssl
 import time
 from collections.abc import Callable
 
+from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.connection import Address, Connection
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.handshake import HandshakeHello
@@ -20,7 +20,7 @@ class ReverseDialer:
         self,
         address: Address,
         hello: Callable[[int, int, list], HandshakeHello],
-        context: ssl.SSLContext | None,
+        authentication: Authentication,
         inbound: InboundChannel,
         link_state: LinkState,
         limits: TransportLimits,
@@ -31,7 +31,7 @@ class ReverseDialer:
         self._link_state = link_state
         self._limits = limits
         self._self_pipe = SelfPipe()
-        self._dialer = Dialer(context, link_state, limits, self._self_pipe)
+        self._dialer = Dialer(authentication, link_state, limits, self._self_pipe)
         self._closing = False
 
     def run(self) -> None:

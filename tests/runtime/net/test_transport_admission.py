@@ -23,7 +23,7 @@ from transport_nodes import (
 )
 
 from jaxdt.protocol.events import COORDINATOR
-from jaxdt.runtime.net import credential, frame, handshake
+from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import HandshakeHello
 from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
@@ -87,9 +87,9 @@ def test_a_refusal_that_repeats_is_told_once(start):
     assert (a.links.qsize(), b.links.qsize()) == (1, 1)
 
 
-def test_another_credential_is_refused_on_both_sides(start, run_credential, tmp_path):
-    credential.create(tmp_path / "other.pem")
-    a, b, good = start(0, run_credential), start(1, credential.load(tmp_path / "other.pem")), start(2, run_credential)
+def test_the_credential_of_another_run_is_refused_on_both_sides(start, run_credential, tmp_path):
+    other = transport_nodes.RunCredentials(tmp_path)
+    a, b, good = start(0, run_credential), start(1, other), start(2, run_credential)
     a.connect(b)
     a.transport.send(1, {})
     assert "certificate" in a.link(1, "refused")
