@@ -29,12 +29,13 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 @dataclass(frozen=True)
 class RunStart:
     """Which run this is, and where it begins: its name, the updates seen so far, the generation that draws its samples,
-    and the checksum of its token file."""
+    the checksum of its token file, and the peers that were revoked before."""
 
     run: str
     version: int = 0
     generation: int = 0
     data_checksum: str = ""
+    revoked: tuple[int, ...] = ()
 
 
 def check_config(config: RunConfig) -> None:
@@ -147,6 +148,7 @@ def build_coordinator(
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
         delay_steps=config.sync.delay,
+        revoked=start.revoked,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     if balance is None and config.wiring.rebalance_s:

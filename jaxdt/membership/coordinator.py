@@ -15,20 +15,23 @@ from typing import Any
 
 from jaxdt.membership.agreement import Agreement, EndRun, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
-from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
+from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
+from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
+    OPERATOR_IDS,
     TEMPORARY_IDS,
     Action,
     CheckpointComplete,
     Connect,
     Disconnect,
     Done,
+    Drain,
     Ended,
     Event,
     Failed,
@@ -43,6 +46,8 @@ from jaxdt.protocol.events import (
     Load,
     MarkCheckpoint,
     Message,
+    OperatorAnswer,
+    OperatorRequest,
     Persist,
     Persisted,
     Profiled,
@@ -50,6 +55,8 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Refused,
+    Revoke,
+    Revoked,
     Saved,
     Send,
     Started,
@@ -70,6 +77,7 @@ from jaxdt.protocol.reports import (
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    OperatorReport,
     RefusedReport,
     RestartedReport,
     ReturnedReport,
@@ -81,7 +89,8 @@ from jaxdt.protocol.reports import (
 from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
-TERM, VIEW, RECORDS = "coordinator_term", "view", "records"  # names under which state is made durable
+# Names under which state is made durable.
+TERM, VIEW, RECORDS, OPERATOR = "coordinator_term", "view", "records", "operator"
 
 
 class Coordinator:
@@ -103,7 +112,8 @@ class Coordinator:
         self._leases = Leases(config.deadline_floor_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
-        self._being_persisted: dict[str, View | Record | int] = {}
+        self._operations = Operations(OperatorState(revoked=config.revoked))
+        self._being_persisted: dict[str, View | Record | OperatorState | int] = {}
         self._ended = False
         self._patient_until_s = 0.0
         if durable_state:
@@ -154,10 +164,11 @@ class Coordinator:
         self._agreement.restore(durable_state.records, view.n_committed)
         self.roster.recall(view, self.n_committed > view.n_committed)
         self._checkpoints.checkpoint = durable_state.checkpoint
+        self._operations = Operations(durable_state.operator)
 
     def _start(self, now_s: float) -> list[Action]:
         """Nobody is evicted before a whole lease of this term is over (step protocol, Sec. 7.1)."""
-        actions: list[Action] = [self._persist(TERM, self.coordinator_term)]
+        actions: list[Action] = [Revoke(self._operations.state.revoked), self._persist(TERM, self.coordinator_term)]
         if self.view:
             self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
@@ -167,7 +178,7 @@ class Coordinator:
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
         return actions
 
-    def _persist(self, name: str, value: View | Record | int) -> Persist:
+    def _persist(self, name: str, value: View | Record | OperatorState | int) -> Persist:
         self._being_persisted[name] = value
         if isinstance(value, int):
             return Persist(name, value)
@@ -180,12 +191,18 @@ class Coordinator:
                 return self._adopt(now_s, view)
             case Record() as record:
                 return self._committed(now_s, record)
+            case OperatorState() as state:
+                return self._operator_state_durable(state)
         return self._change_view()
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        if self._operations.is_revoked(src) or self._operations.is_revoked(src - TEMPORARY_IDS):
+            return [DroppedReport(src, run=header.run)]
+        if isinstance(body, OperatorRequest) and src >= OPERATOR_IDS:
+            return self._on_request(src, body)
         if isinstance(body, Join) and (body.peer is None or src == TEMPORARY_IDS + body.peer):
             return self._on_join(now_s, src, body.peer)
         if header.run == self.config.run and src in self.roster.stage_of:
@@ -245,6 +262,8 @@ class Coordinator:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        if self._operations.put_out(hello):
+            return [Connect(src, hello.address), self._send(src, Ended(3, f"peer {src}: put out by an operator"))]
         is_new_process = self.roster.hello(src, hello.address, hello.process)
         actions = self._lost(src, "its process was started anew") if is_new_process else []
         if self._ended:
@@ -253,6 +272,8 @@ class Coordinator:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), ConnectedReport(src, hello.stage)]
+        if self._operations.state.revoked:
+            actions.append(self._send(src, Revoked(self._operations.state.revoked)))
         actions += [Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
         if self.roster.misplaced(hello):
             return [*actions, self._send(src, Reassign(stage))]
@@ -298,6 +319,42 @@ class Coordinator:
             return [WaitingReport(missing)]
         view = self.roster.first_view(self.coordinator_term, self.config.start_generation, self.n_committed)
         return [self._persist(VIEW, view)]
+
+    # ------------------------------------------------------------------------------------------------------ operators
+
+    def _on_request(self, src: int, request: OperatorRequest) -> list[Action]:
+        """An operator asks for something."""
+        progress = Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint)
+        reason = self._operations.refusal(request, self.roster, progress)
+        if not reason and OPERATOR in self._being_persisted:
+            reason = f"{request.command}: an earlier request is being written, ask again"
+        if reason:
+            return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
+        before = self._operations.state
+        text = self._operations.accept(request, self.roster, progress)
+        actions: list[Action] = [self._send(src, OperatorAnswer(True, text))]
+        if request.command != "status":
+            actions.append(OperatorReport(request.command, text, request.peer))
+        if self._operations.state != before:
+            return [*actions, self._persist(OPERATOR, self._operations.state)]
+        if request.peer is not None:
+            actions += self._put_out(request.peer, request.command)
+        return [*actions, *self._decide()]
+
+    def _put_out(self, peer: int, command: str) -> list[Action]:
+        if command == "drain":
+            return [self._send(peer, Drain())]
+        return self._lost(peer, "put out by an operator")
+
+    def _operator_state_durable(self, state: OperatorState) -> list[Action]:
+        """A pause begins or ends, or a peer is revoked. The others hear of it before it is put out."""
+        actions: list[Action] = [Revoke(state.revoked)]
+        if self.view:
+            actions += self._to_all(Revoked(state.revoked))
+        for peer in state.revoked:
+            if peer in self._leases or peer in self.roster.members:
+                actions += self._lost(peer, "revoked by an operator")
+        return [*actions, *self._change_view(), *self._decide()]
 
     # --------------------------------------------------------------------------------------------------------- views
 
@@ -348,6 +405,7 @@ class Coordinator:
     def _roll_back(self, view: View) -> list[Action]:
         """Begin a new generation at the last complete checkpoint."""
         self._agreement.roll_back()
+        self._operations.rolled_back()
         self._checkpoints.roll_back()
         again = list(range(view.n_committed, self.n_committed))
         report = RollbackReport(self.n_committed, view.n_committed, view.generation, again)
@@ -368,11 +426,11 @@ class Coordinator:
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        if self.view is None or self._being_persisted.keys() & {VIEW, RECORDS}:
+        if self.view is None or self._operations.holds_steps or self._being_persisted.keys() & {VIEW, RECORDS}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case Record() as record:
-                return [self._persist(RECORDS, record)]
+                return [self._persist(RECORDS, self._operations.record(record))]
             case EndRun(code, reason):
                 return self._end(code, reason)
             case RollBack():
@@ -381,6 +439,7 @@ class Coordinator:
 
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
+        self._operations.committed(record)
         self.roster.committed()
         more_steps = self.n_committed < self.config.n_steps
         changes = self._change_view(between_steps=more_steps)
@@ -396,7 +455,10 @@ class Coordinator:
         return [mark, report, *self._to_all(CheckpointComplete(saved.version)), *self._end_if_over()]
 
     def _end_if_over(self) -> list[Action]:
-        """The run is over once every member is done and the last checkpoint is complete."""
+        """The run is over once every member is done and the last checkpoint is complete, or that of a stop."""
+        stops_at = self._operations.stops_at
+        if stops_at is not None and self._checkpoints.checkpoint >= stops_at:
+            return self._end(0, f"stopped by an operator after {self.n_committed} steps")
         if not self._checkpoints.is_over(self.roster.members):
             return []
         return self._end(0, f"done: {self.config.n_steps} steps")

@@ -100,7 +100,7 @@ class Member:
 @frozen_dataclass
 class Record:
     """A committed step of a generation. `sq_norm`: squared norm of the summed gradient over all groups. `verdict`:
-    "apply", or "skip" if that norm is not finite."""
+    "apply", or "skip" if that norm is not finite. `checkpoint`: an operator wants a checkpoint after this step."""
 
     step: int
     rounds: tuple[Round, ...]
@@ -108,6 +108,7 @@ class Record:
     n_samples: int
     verdict: str
     generation: int = 0
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -422,6 +423,34 @@ class Suspect:
 
 
 @frozen_dataclass
+class OperatorRequest:
+    """Operator -> coordinator: one of the commands in jaxdt.membership.operations, some of them for a peer."""
+
+    command: str
+    peer: int | None = None
+
+
+@frozen_dataclass
+class OperatorAnswer:
+    """Coordinator -> operator: the request is taken on, or refused; one line for people. Of "status" it is JSON."""
+
+    accepted: bool
+    text: str
+
+
+@frozen_dataclass
+class Drain:
+    """Coordinator -> member: leave the run as if you had been asked on your host."""
+
+
+@frozen_dataclass
+class Revoked:
+    """Coordinator -> all: the certificates of these peers do not count any more."""
+
+    peers: tuple[int, ...]
+
+
+@frozen_dataclass
 class Ended:
     """Coordinator -> all: the run is over, with this exit code and one line for people."""
 
@@ -457,6 +486,10 @@ Message = (
     | CheckpointComplete
     | Done
     | Suspect
+    | OperatorRequest
+    | OperatorAnswer
+    | Drain
+    | Revoked
     | Ended
 )
 
@@ -713,6 +746,13 @@ class Disconnect:
 
 
 @frozen_dataclass
+class Revoke:
+    """End the connections of these peers, and refuse new ones for good."""
+
+    peers: tuple[int, ...]
+
+
+@frozen_dataclass
 class Run:
     """Do the Work on the compute thread; Ran answers. For a G: the rounds that the gradient is laid out for. For a U:
     the rounds whose sums are its gradient, and the factor on it."""
@@ -849,6 +889,7 @@ Action = (
     | Connect
     | Meet
     | Disconnect
+    | Revoke
     | Run
     | Sum
     | Free

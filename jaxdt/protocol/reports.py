@@ -194,6 +194,16 @@ class RestartedReport(Report):
 
 
 @dataclass(frozen=True)
+class OperatorReport(Report):
+    """An operator has asked for something, and it is being done."""
+
+    kind: ClassVar[str] = "operator"
+    command: str
+    answer: str
+    peer: int | None = None
+
+
+@dataclass(frozen=True)
 class HeartbeatReport(Report):
     """A peer's heartbeat; `status`: its counters."""
 

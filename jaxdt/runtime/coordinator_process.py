@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import Coordinator
-from jaxdt.membership.coordinator_config import DurableState, load_durable_state
+from jaxdt.membership.coordinator_config import DurableState, load_durable_state, load_operator_state
 from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.identity.credential import load_signer
@@ -44,7 +44,8 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
         raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
     durable = FileStore(job.run_dir / "coordinator")
     durable_state = _unfinished_state(job, durable)
-    machine = build_coordinator(job.config, job.plan, job.run_start, durable_state)
+    revoked = load_operator_state({"operator": durable.get("operator")}).revoked
+    machine = build_coordinator(job.config, job.plan, replace(job.run_start, revoked=revoked), durable_state)
     journal = Journal(job, machine, durable, options.live, options.launched_s)
     goes_on = durable_state is not None
     trace_file = LateFile(job.run_dir / "trace" / "coordinator.jsonl", appends=goes_on, by_line=True)
@@ -76,4 +77,5 @@ def _unfinished_state(job: RunJob, durable: FileStore) -> DurableState | None:
         return None
     complete = complete_checkpoints(job.run_dir)
     checkpoint = check_resumable(complete[-1], job.about).version if complete else job.start.version
-    return load_durable_state({name: durable.get(name) for name in ("coordinator_term", "view", "records")}, checkpoint)
+    names = ("coordinator_term", "view", "records", "operator")
+    return load_durable_state({name: durable.get(name) for name in names}, checkpoint)

@@ -5,12 +5,11 @@ import secrets
 import ssl
 import time
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from cryptography import x509
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Ended, Header, Join, Message, Received, Welcome
-from jaxdt.protocol.message import from_plain, to_plain
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Join, Welcome
+from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import credential as credentials
 from jaxdt.runtime.identity.certificate import PEER, TOKEN, new_key, signing_request
 from jaxdt.runtime.identity.credential import Credential
@@ -20,12 +19,10 @@ from jaxdt.runtime.net.connection import Address, Connection
 from jaxdt.runtime.net.dialer import connect
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeRefused
-from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
+from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.self_pipe import SelfPipe
-from jaxdt.runtime.net.transport import Transport
 from jaxdt.spec.errors import BadInput
 
-ANSWER_S = 30.0
 FIRST_CONTACT_S = 120.0  # the processes of a run may be started in any order
 PAUSE_S = 0.5
 TOKEN_SUFFIX = ".token"
@@ -84,37 +81,12 @@ def _dial(address: Address) -> Connection:
 def ask_to_join(coordinator: Address, credential: Path | None, allow_plaintext: bool = False) -> Welcome:
     """Ask the coordinator for a place in the run, under the peer id of the credential; without one under a random
     temporary id. BadInput if it refuses or does not answer."""
-    answers: SimpleQueue[Message | str] = SimpleQueue()
-
-    def on_message(src: int, event: Received, leaves: list) -> None:
-        answers.put(event.body)
-
-    def on_link(peer: int | None, state: str, reason: str) -> None:
-        if state == "refused":
-            answers.put(reason)
-
     loaded = credentials.load(credential) if credential else None
     if loaded and loaded.holder.role != PEER:
         raise BadInput(f"--join: {credential} is the credential of {loaded.holder}, expected that of a peer")
     peer = loaded.holder.peer if loaded else None
     temporary_id = TEMPORARY_IDS + (secrets.randbelow(TEMPORARY_IDS) if peer is None else peer)
-    transport = Transport(
-        temporary_id,
-        "",
-        None,
-        loaded,
-        TransportCallbacks(on_message, on_link, expect=lambda src, event, table: None, read=from_plain),
-        TransportSettings(allow_plaintext=allow_plaintext),
-    )
-    where = "coordinator {}:{}".format(*coordinator)
-    try:
-        transport.connect(COORDINATOR, coordinator)
-        transport.send(COORDINATOR, to_plain(Header("", 0, 0, temporary_id), Join(peer)))
-        answer = answers.get(timeout=ANSWER_S)
-    except Empty:
-        raise BadInput(f"--join: {where}: no answer within {ANSWER_S:.0f} s") from None
-    finally:
-        transport.close(0.0)
-    if isinstance(answer, Welcome):
-        return answer
-    raise BadInput(f"--join: {where}: {answer.reason if isinstance(answer, Ended) else answer}")
+    answer = ask_coordinator("--join", temporary_id, Join(peer), coordinator, loaded, allow_plaintext)
+    if not isinstance(answer, Welcome):
+        raise BadInput(f"--join: got {type(answer).__name__} for an answer, expected Welcome")
+    return answer

@@ -42,6 +42,7 @@ from jaxdt.protocol.events import (
     Refused,
     Report,
     Restore,
+    Revoke,
     Run,
     Send,
     Started,
@@ -265,6 +266,8 @@ class Loop:
                         self._connect(member.peer, member.address)
             case Disconnect(peer):
                 self.transport.drop(peer)
+            case Revoke(peers):
+                self.transport.revoke(peers)
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):

@@ -41,6 +41,7 @@ from jaxdt.protocol.events import (
     Report,
     Restore,
     Restored,
+    Revoke,
     Run,
     Send,
     Started,
@@ -132,6 +133,7 @@ class Simulation:
             Disconnect: self._disconnect,
             Meet: self._meet,
             MarkCheckpoint: lambda peer, mark: None,
+            Revoke: lambda peer, revoke: None,  # the simulated coordinator drops what a revoked peer says
             Send: self._send,
             Post: self._post,
             Run: self._run,

@@ -72,7 +72,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     address, token = (fleet.run_dir / "coordinator_address").read_text(), new_token(fleet.run_dir, "newcomer")
     elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
     join = (f"--join={address}", elsewhere)
-    authority.create_run(tmp_path / "other")
+    authority.create_run(tmp_path / "other" / "credentials")
     code, said = come(*join, new_token(tmp_path / "other", "newcomer"))
     assert code == 2 and said.startswith("--token: coordinator 127.0.0.1:"), said
     tokens = write_tokens(tmp_path / "other.tok", "bytes", 256, np.arange(4000) % 256, np.arange(1000) % 256)

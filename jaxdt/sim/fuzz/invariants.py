@@ -18,6 +18,7 @@ reports under (1) when a machine wants a tensor that is not there.
 from collections.abc import Mapping
 from typing import NoReturn
 
+from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -45,7 +46,7 @@ from jaxdt.spec.work import BACKWARD
 
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
 LEFT = "left"  # in the reason of a peer's Stop
-DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int}
+DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int, "operator": OperatorState}
 
 
 class InvariantBroken(Exception):
@@ -70,7 +71,7 @@ class Invariants:
         self._may_be_lost = may_be_lost
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
-        self._pending: dict[str, View | Record | int] = {}  # values on their way to the coordinator's disk, by name
+        self._pending: dict[str, View | Record | OperatorState | int] = {}  # values on their way to the disk
         self._view: View | None = None
         self._generation = 0
         self._n_durable = 0
@@ -157,7 +158,7 @@ class Invariants:
         if isinstance(body, View) and (self._view is None or body.number > self._view.number):
             self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
 
-    def _on_durable(self, value: View | Record | int) -> None:
+    def _on_durable(self, value: View | Record | OperatorState | int) -> None:
         if isinstance(value, View):
             self._on_view(value)
         if not isinstance(value, Record):
