@@ -74,7 +74,15 @@ def flipped(content: bytes, at: int) -> bytes:
 
 def checkpoint(folder: Path, data: str, **changes) -> None:
     """A run's folder with the mark of a checkpoint of 7 steps."""
-    mark = {"version": 7, "generation": 0, "stages": 1, "model": MODEL, "optimizer": "adamw", "data": data} | changes
+    mark = {
+        "format": "1.0",
+        "version": 7,
+        "generation": 0,
+        "stages": 1,
+        "model": MODEL,
+        "optimizer": "adamw",
+        "data": data,
+    } | changes
     (folder / "checkpoints/00000007").mkdir(parents=True)
     (folder / "checkpoints/00000007/complete.json").write_text(json.dumps(mark))
     (folder / "config.json").write_text("{}")

@@ -28,9 +28,10 @@ import msgpack
 import numpy as np
 
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.spec import versions
 
 MAGIC = b"jxdt"
-VERSION = 2
+VERSION = versions.PROTOCOL.major
 GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS, REQUEST, CERTIFICATE = range(1, 9)
 KINDS = {
     GREETING: "greeting",

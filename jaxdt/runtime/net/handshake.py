@@ -26,6 +26,7 @@ from jaxdt.runtime.net.aead_records import SHARE_BYTES, AeadRecords
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.spec import versions
 from jaxdt.spec.errors import BadInput
 
 CHANNELS = ("data", "control")
@@ -42,6 +43,7 @@ _FIELDS = (
     ("session", "session", int),
     ("oldest", "oldest", int),
     ("have", "received", list),
+    ("minor", "minor_version", int),
 )
 
 
@@ -55,6 +57,7 @@ class HandshakeHello:
 
     `sends` is true for the side that will send messages. `session` identifies that side's sequence of messages, and
     `oldest` is the first that it still holds. `received` lists what the other side has, as inclusive ranges.
+    `minor_version` is that of the protocol; frames carry the major one.
     """
 
     run: str
@@ -65,6 +68,7 @@ class HandshakeHello:
     session: int
     oldest: int = 0
     received: Sequence[Sequence[int]] = ()
+    minor_version: int = versions.PROTOCOL.minor
 
 
 def parse_hello(head: dict) -> HandshakeHello:
@@ -82,6 +86,10 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
 
     Newcomers and operators do not know the name of the run; only the coordinator accepts them.
     """
+    try:
+        versions.check_protocol(versions.Version(frame.VERSION, hello.minor_version))
+    except BadInput as error:
+        raise HandshakeRefused(str(error)) from None
     is_outsider = peer_id == COORDINATOR and hello.src >= TEMPORARY_IDS and hello.run == ""
     if hello.run != run and not is_outsider:
         raise HandshakeRefused(f"run: {name_of(hello.src)} is of run {hello.run!r:.120}, {name_of(peer_id)} of {run!r}")
