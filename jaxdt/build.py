@@ -29,12 +29,14 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 @dataclass(frozen=True)
 class RunStart:
     """Which run this is, and where it begins: its name, the updates seen so far, the generation that draws its samples,
-    the checksum of its token file, and the peers that were revoked before."""
+    the checksum of its token file, and the peers that were revoked before. `last_term`: that of the last coordinator on
+    this disk, 0 if there was none."""
 
     run: str
     version: int = 0
     generation: int = 0
     data_checksum: str = ""
+    last_term: int = 0
     revoked: tuple[int, ...] = ()
 
 
@@ -147,6 +149,7 @@ def build_coordinator(
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
+        last_term=start.last_term,
         delay_steps=config.sync.delay,
         revoked=start.revoked,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},

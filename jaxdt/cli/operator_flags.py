@@ -9,8 +9,8 @@ from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
 from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_dir import CREDENTIALS
-from jaxdt.runtime.transport_setup import parse_address
 from jaxdt.spec.errors import BadInput
 
 RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of the run, for its coordinator's address and its credentials.")

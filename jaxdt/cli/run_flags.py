@@ -144,8 +144,8 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
     as `job` does. `data_path` replaces the path of the token file in the run's config."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
+    from jaxdt.runtime.net.address import parse_address
     from jaxdt.runtime.run_job import RunJob
-    from jaxdt.runtime.transport_setup import parse_address
 
     check_run_dir()
     credential = _credential(coordinator)
@@ -184,7 +184,7 @@ def _credential(coordinator: str | None) -> Path | None:
     if CREDENTIAL.value or coordinator is None:
         raise BadInput("--token: is for a peer that has no --credential yet")
     from jaxdt.runtime.joining import credential_for
-    from jaxdt.runtime.transport_setup import parse_address
+    from jaxdt.runtime.net.address import parse_address
 
     return credential_for(Path(TOKEN.value), parse_address("coordinator", coordinator))
 

@@ -13,7 +13,8 @@ from jaxdt.spec.seq_lengths import SeqLengths
 class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
     `waits`: a stage that has lost all its replicas waits for another one. `delay_steps`: how many steps are under way
-    beside the first that is not committed. `revoked`: peers that were put out for good."""
+    beside the first that is not committed. `last_term`: that of the last coordinator on this disk. `revoked`: peers
+    that were put out for good."""
 
     run: str
     fingerprint: str
@@ -28,6 +29,7 @@ class CoordinatorConfig:
     deadline_floor_s: float
     waits: bool = False
     delay_steps: int = 0
+    last_term: int = 0
     job: Mapping[str, str] = field(default_factory=dict[str, str])
     revoked: tuple[int, ...] = ()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.roster import Roster
-from jaxdt.protocol.events import Hello, OperatorRequest, Record
+from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS, Hello, OperatorRequest, Record
 
 FOR_A_PEER = ("drain", "evict", "revoke")
 COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", *FOR_A_PEER)
@@ -44,7 +44,8 @@ class Operations:
         return self.state.paused or self.stops_at is not None
 
     def is_revoked(self, peer: int) -> bool:
-        return peer in self.state.revoked
+        """Whether a peer is put out for good, also under a temporary id."""
+        return peer < OPERATOR_IDS and peer % PEER_IDS in self.state.revoked
 
     def refusal(self, request: OperatorRequest, roster: Roster, progress: Progress) -> str:
         """'' for a request that can be carried out, else the reason."""

@@ -121,11 +121,8 @@ class Roster:
         return self._newcomers.first_id
 
     def newcomer(self, now_s: float, temporary_id: int, certified: int | None) -> tuple[int, int]:
-        """A newcomer's peer id, and the stage that needs a peer most. A process that was started again, with the
-        certificate of a peer that is known, gets its stage."""
+        """A newcomer's peer id, and the stage that needs a peer most. `certified`: the id in its certificate."""
         known = self._newcomers.known_as(temporary_id)
-        if known is None and certified in self.members | set(self._planned):
-            known = certified
         if known is not None:
             return known, self.stage_of[known]
         stage = self.balance.stage_for(self.stages)

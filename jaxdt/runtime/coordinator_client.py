@@ -5,7 +5,7 @@ from queue import Empty, SimpleQueue
 from jaxdt.protocol.events import COORDINATOR, Ended, Header, Message, Received
 from jaxdt.protocol.message import from_plain, to_plain
 from jaxdt.runtime.identity.credential import Credential
-from jaxdt.runtime.net.connection import Address
+from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.spec.errors import BadInput
@@ -40,7 +40,7 @@ def ask_coordinator(
         TransportCallbacks(on_message, on_link, expect=lambda src, event, table: None, read=from_plain),
         TransportSettings(allow_plaintext=allow_plaintext),
     )
-    where = "{}: coordinator {}:{}".format(name, *coordinator)
+    where = f"{name}: coordinator {format_address(coordinator)}"
     try:
         transport.connect(COORDINATOR, coordinator)
         transport.send(COORDINATOR, to_plain(Header("", 0, 0, own_id), question))

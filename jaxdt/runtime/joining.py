@@ -1,29 +1,40 @@
-"""How a process comes to a run: it redeems its token for a certificate, and a newcomer then asks for a stage."""
+"""How a process comes to a run.
+
+It redeems its token for a certificate. Under a temporary id a newcomer then asks for a stage, and a process of a known
+peer whether it may be that peer."""
 
 import contextlib
+import os
 import secrets
+import socket
 import ssl
 import time
 from pathlib import Path
 
 from cryptography import x509
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Join, Welcome
+from jaxdt.membership.claims import Claimant
+from jaxdt.protocol.deadline import FIRST_CONTACT_S
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS, Join, Stop, Welcome
+from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import credential as credentials
 from jaxdt.runtime.identity.certificate import PEER, TOKEN, new_key, signing_request
 from jaxdt.runtime.identity.credential import Credential
+from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import handshake
+from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.authentication import Authentication
-from jaxdt.runtime.net.connection import Address, Connection
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import connect
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe
+from jaxdt.runtime.run_job import RunJob
+from jaxdt.runtime.stop_requests import StopRequests
+from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
 
-FIRST_CONTACT_S = 120.0  # the processes of a run may be started in any order
 PAUSE_S = 0.5
 TOKEN_SUFFIX = ".token"
 
@@ -52,7 +63,7 @@ def credential_for(token: Path, coordinator: Address) -> Path:
 
 def _redeem(credential: Credential, coordinator: Address, request: bytes) -> bytes:
     """The certificate chain (PEM) for a signing request, as soon as the coordinator is there."""
-    where = "--token: coordinator {}:{}".format(*coordinator)
+    where = f"--token: coordinator {format_address(coordinator)}"
     give_up_s = time.monotonic() + FIRST_CONTACT_S
     authentication = Authentication(credential)
     while True:
@@ -79,14 +90,39 @@ def _dial(address: Address) -> Connection:
 
 
 def ask_to_join(coordinator: Address, credential: Path | None, allow_plaintext: bool = False) -> Welcome:
-    """Ask the coordinator for a place in the run, under the peer id of the credential; without one under a random
-    temporary id. BadInput if it refuses or does not answer."""
+    """Ask the coordinator for a place in the run, under the peer id of the credential if there is one. BadInput if it
+    refuses or does not answer."""
     loaded = credentials.load(credential) if credential else None
     if loaded and loaded.holder.role != PEER:
         raise BadInput(f"--join: {credential} is the credential of {loaded.holder}, expected that of a peer")
     peer = loaded.holder.peer if loaded else None
-    temporary_id = TEMPORARY_IDS + (secrets.randbelow(TEMPORARY_IDS) if peer is None else peer)
-    answer = ask_coordinator("--join", temporary_id, Join(peer), coordinator, loaded, allow_plaintext)
+    question = Join(peer, _where("a newcomer"), is_new=True)
+    answer = ask_coordinator("--join", _temporary_id(peer), question, coordinator, loaded, allow_plaintext)
     if not isinstance(answer, Welcome):
         raise BadInput(f"--join: got {type(answer).__name__} for an answer, expected Welcome")
     return answer
+
+
+def claim_peer(job: RunJob, peer: int, coordinator: Address, listen: str, stop_requests: StopRequests) -> Stop:
+    """Ask the coordinator whether this process may be `peer` and would listen at `listen`. The Stop has code 0 and no
+    reason if it may; else it says why this process has to end."""
+    temporary_id = _temporary_id(peer)
+    machine = Claimant(job.run, peer, temporary_id, _where(listen or "no address"))
+    loop = Loop(temporary_id, machine, Trace(lambda text: None), report=lambda report: None)
+    start_transport(job, loop, temporary_id, OwnAddress(""))
+    loop.transport.connect(COORDINATOR, coordinator)
+    stop_requests.deliver_to(loop)
+    answer = loop.run("")
+    assert isinstance(answer, Stop), "only a peer moves to another stage"
+    return answer
+
+
+def _where(listen: str) -> str:
+    """This process, for people."""
+    return f"{listen} (process {os.getpid()} on {socket.gethostname()})"
+
+
+def _temporary_id(peer: int | None) -> int:
+    """An id that no other process asks under; its last part is the peer id of this process, if it has one."""
+    low = secrets.randbelow(PEER_IDS) if peer is None else peer
+    return TEMPORARY_IDS + secrets.randbelow((OPERATOR_IDS - TEMPORARY_IDS) // PEER_IDS) * PEER_IDS + low

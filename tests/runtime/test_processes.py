@@ -26,6 +26,7 @@ def test_four_processes_over_tls_train_as_one_process_does(launched, alone):
     assert four.ended() == 0, four.output
     assert four.losses() == pytest.approx(alone.losses()[:6], rel=1e-5)
     assert len(four.losses()) == 6
+    assert "all 4 peers are ready, 4 on cpu: 1 x cpu" in four.output
     summary = json.loads((four.run_dir / "summary.json").read_text())
     assert summary["steps"] == 6
     assert summary["loss_last"] == four.losses()[-1]

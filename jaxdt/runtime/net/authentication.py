@@ -5,7 +5,7 @@ One object serves all connections of a transport, from any thread.
 
 from collections.abc import Collection
 
-from jaxdt.protocol.events import TEMPORARY_IDS
+from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS
 from jaxdt.runtime.identity.certificate import TOKEN, SignedCertificate
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
@@ -25,12 +25,12 @@ class Authentication:
         self._issue = issue
         self._revoked: frozenset[int] = frozenset()
 
-    def accept(self, connection: Connection) -> SignedCertificate | None:
-        """Encrypt an accepted connection; returns the certificate of the other side. HandshakeRefused, FrameError or
-        OSError."""
+    def accept(self, connection: Connection, first_byte: bytes) -> SignedCertificate | None:
+        """Encrypt an accepted connection, whose first byte is still unread; returns the certificate of the other side.
+        HandshakeRefused, FrameError or OSError."""
         if self._credential is None:
             return None
-        if connection.peek_byte() == frame.MAGIC[:1]:
+        if first_byte == frame.MAGIC[:1]:
             raise HandshakeRefused("credential: got plaintext, expected TLS with a credential of this run")
         return handshake.secure(connection, self._credential, is_dialer=False)
 
@@ -44,7 +44,7 @@ class Authentication:
         if shown is not None:
             handshake.check_certificate(shown, peer)
         if self.is_revoked(peer):
-            raise HandshakeRefused(f"certificate: peer {peer % TEMPORARY_IDS} is revoked")
+            raise HandshakeRefused(f"certificate: peer {peer % PEER_IDS} is revoked")
 
     def redeem(self, connection: Connection, shown: SignedCertificate | None) -> bool:
         """Serve the holder of a token, who gets a certificate and nothing else. False for any other connection.
@@ -61,7 +61,7 @@ class Authentication:
 
     def is_revoked(self, peer: int) -> bool:
         """Whether a peer is put out for good, also under the temporary id with which it asks to join."""
-        return peer in self._revoked or (peer >= TEMPORARY_IDS and peer - TEMPORARY_IDS in self._revoked)
+        return peer < OPERATOR_IDS and peer % PEER_IDS in self._revoked
 
     def revoke(self, peers: Collection[int]) -> None:
         """Refuse these peers from now on."""

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, TEMPORARY_IDS
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
 from jaxdt.runtime.identity import certificate
 from jaxdt.runtime.identity.certificate import Holder, SignedCertificate
 from jaxdt.runtime.identity.credential import Credential
@@ -120,7 +120,7 @@ def _required_holder(peer: int) -> Holder:
         return Holder(certificate.COORDINATOR)
     if peer >= OPERATOR_IDS:
         return Holder(certificate.OPERATOR)
-    return Holder(certificate.PEER, peer - TEMPORARY_IDS if peer >= TEMPORARY_IDS else peer)
+    return Holder(certificate.PEER, peer % PEER_IDS)
 
 
 def secure(connection: Connection, credential: Credential, is_dialer: bool) -> SignedCertificate:

@@ -9,6 +9,8 @@
       view leaves a stage without members
   (6) no microbatch is in the accumulators of two live members of one view
   (7) the run ends within a stated time after the last fault is over
+  (8) no peer of the plan is taken for lost that no fault may lose: neither for a pause of the coordinator, nor for
+      another coordinator, nor for another process of that peer
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
 (symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
@@ -39,12 +41,13 @@ from jaxdt.protocol.events import (
     Stop,
     View,
 )
+from jaxdt.protocol.reports import LostReport
 from jaxdt.sim.faults import ENDS, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING = range(1, 9)
 LEFT = "left"  # in the reason of a peer's Stop
 DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int, "operator": OperatorState}
 
@@ -56,10 +59,16 @@ class InvariantBroken(Exception):
 class Invariants:
     """The observer of one simulation. `tensors[peer]` is filled before it runs. `plan_survives`: whether the faults
     leave each stage of the plan a peer; with `may_be_lost`, the peers that faults may lose, the stages of the last view
-    count instead. An observer is called before an event's actions are done, so the tensors that an event changed are
-    checked when the next event comes."""
+    count instead. With `expendable`, all peers that faults may lose, (8) is checked. An observer is called before an
+    event's actions are done, so the tensors that an event changed are checked when the next event comes."""
 
-    def __init__(self, peers: Mapping[int, Peer], plan_survives: bool, may_be_lost: frozenset[int] | None = None):
+    def __init__(
+        self,
+        peers: Mapping[int, Peer],
+        plan_survives: bool,
+        may_be_lost: frozenset[int] | None = None,
+        expendable: frozenset[int] | None = None,
+    ):
         self.tensors: dict[int, SymbolicTensors] = {}
         self.now_s = 0.0
         self.n_checked = 0
@@ -69,6 +78,7 @@ class Invariants:
         self._alive = set(peers)
         self._plan_survives = plan_survives
         self._may_be_lost = may_be_lost
+        self._expendable = self._planned if expendable is None else expendable
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
         self._pending: dict[str, View | Record | OperatorState | int] = {}  # values on their way to the disk
@@ -148,6 +158,8 @@ class Invariants:
                 self._check_announced(action.body)
             elif isinstance(action, MarkCheckpoint):
                 self.checkpoint = action.version
+            elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
+                self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
             elif isinstance(action, Stop) and action.code and self._must_last and self._view:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
 

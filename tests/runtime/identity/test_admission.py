@@ -5,7 +5,7 @@ import transport_nodes
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, TEMPORARY_IDS
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
 from jaxdt.runtime.identity import authority, credential
 from jaxdt.runtime.identity.certificate import PEER, TOKEN, Holder, SignedCertificate, new_key, signing_request
 from jaxdt.runtime.identity.issuer import Issuer
@@ -50,7 +50,11 @@ IMPOSTORS = {
     "the operator as a peer": (1, "operator", "got that of operator, expected that of peer 1"),
     "the root as the coordinator": (COORDINATOR, "root", "got that of root, expected that of coordinator"),
     "a peer as an operator": (OPERATOR_IDS + 5, "peer_0", "got that of peer 0, expected that of operator"),
-    "a peer as another newcomer": (TEMPORARY_IDS + 1, "peer_0", "got that of peer 0, expected that of peer 1"),
+    "a peer as another newcomer": (
+        TEMPORARY_IDS + 5 * PEER_IDS + 1,
+        "peer_0",
+        "got that of peer 0, expected that of peer 1",
+    ),
 }
 
 
@@ -78,7 +82,7 @@ def test_nobody_may_answer_as_another(start, run_credential, claims, name, words
 def test_a_peer_may_ask_under_its_own_temporary_id_and_an_operator_under_any(start, run_credential):
     coordinator = start(COORDINATOR, run_credential)
     run_credential.of(0)
-    for claims, name in ((TEMPORARY_IDS, "peer_0"), (OPERATOR_IDS + 9, "operator")):
+    for claims, name in ((TEMPORARY_IDS + 7 * PEER_IDS, "peer_0"), (OPERATOR_IDS + 9, "operator")):
         node = start(claims, load(run_credential, name), run="", listen=None)
         node.connect(coordinator)
         node.transport.send(COORDINATOR, {"from": name})
