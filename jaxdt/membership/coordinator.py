@@ -66,6 +66,7 @@ from jaxdt.protocol.events import (
     Terminated,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
 from jaxdt.protocol.reports import (
