@@ -27,6 +27,7 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     OPERATOR_IDS,
     Action,
+    CannotReach,
     CheckpointComplete,
     Connect,
     Disconnect,
@@ -96,6 +97,7 @@ from jaxdt.spec import serialize
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
+NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 # Names under which state is made durable.
 TERM, VIEW, RECORDS, OPERATOR = "coordinator_term", "view", "records", "operator"
 
@@ -122,6 +124,7 @@ class Coordinator:
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
         self._operations = Operations(OperatorState(revoked=config.revoked))
+        self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
         self._being_persisted: dict[str, View | Record | OperatorState | int] = {}
         self._ended = False
         self._held: list[Event] = []  # what came before the term was durable
@@ -252,6 +255,10 @@ class Coordinator:
 
     def _from_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        if isinstance(body, Hello) and body.process != self._refused.get(src, (body.process,))[0]:
+            del self._refused[src]  # another process, perhaps with another address
+        if src in self._refused:
+            return [self.roster.reach(src), self._send(src, Ended(2, self._refused[src][1]))]
         if isinstance(body, Hello):
             return self._on_hello(now_s, src, body)
         if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
@@ -282,11 +289,22 @@ class Coordinator:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
             case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
+            case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+                return self._refuse_pair(src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
                 if VIEW not in self._being_persisted:  # else the member says it again in the next view
                     self._agreement.hear(src, body, self.roster.admissions)
                     return self._decide()
         return []
+
+    def _refuse_pair(self, src: int, peer: int, reason: str) -> list[Action]:
+        """Two members have no way to each other: one of them is put out, and told so when it speaks again."""
+        if peer not in self.roster.members - self.roster.lost - self.roster.missing:
+            return []
+        out = self._link_suspicion.preferred(src, peer, self.roster)
+        reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
+        self._refused[out] = self.roster.processes.get(out, 0), reason
+        return self._lost(out, reason)
 
     def _is_of_this_view(self, header: Header) -> bool:
         view = self.view

@@ -16,6 +16,7 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     FETCHED,
     Action,
+    CannotReach,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
@@ -43,6 +44,7 @@ from jaxdt.protocol.events import (
     Member,
     Message,
     MoveTo,
+    NoWay,
     Profiled,
     Ready,
     Reassign,
@@ -104,13 +106,18 @@ class PeerIdentity:
     outage_s: float = 0.0
 
 
+def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
+    """Whether these members have not the process of this member among them."""
+    return member.peer not in members or members[member.peer].process != member.process
+
+
 class Membership:
     """See the module text. `view` is None until the coordinator has sent the first one, and while this peer is outside.
     `header` stands on this peer's messages."""
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
+        | {NoWay, Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
         | {Committed, Drain, Revoked}
     )
 
@@ -193,6 +200,8 @@ class Membership:
                 return [*([Send(COORDINATOR, Failed(reason))] if code == BAD_INPUT else []), Stop(code, reason)]
             case Leave():
                 return self._leave()
+            case NoWay(peer, reason) if peer in self._members:
+                return [Send(COORDINATOR, CannotReach(peer, reason))]
             case LinkChanged(peer, up):
                 return self._on_link(now_s, peer, up)
             case Fetching(here_bytes, asked_bytes, of_bytes):
@@ -314,7 +323,8 @@ class Membership:
         own, before = self.identity.peer, self.view
         members = view.by_peer
         old_members: Mapping[int, Member] = before.by_peer if before else {}
-        gone = sorted(old_members.keys() - members.keys() - {own})
+        # The connections of a process whose place another one has taken are ended too.
+        gone = sorted(peer for peer, member in old_members.items() if peer != own and _is_replaced(member, members))
         actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:
             return actions + self._evicted(view) if before else []

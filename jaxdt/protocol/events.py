@@ -458,6 +458,15 @@ class Revoked:
 
 
 @frozen_dataclass
+class CannotReach:
+    """Member -> coordinator: messages wait here for `peer`, and neither of the two can dial the other. Unlike a link
+    that broke, this does not mend itself."""
+
+    peer: int
+    reason: str
+
+
+@frozen_dataclass
 class Ended:
     """Coordinator -> all: the run is over, with this exit code and one line for people."""
 
@@ -497,6 +506,7 @@ Message = (
     | OperatorAnswer
     | Drain
     | Revoked
+    | CannotReach
     | Ended
 )
 
@@ -582,6 +592,14 @@ class LinkChanged:
     peer: int
     up: bool
     reason: str = ""
+
+
+@frozen_dataclass
+class NoWay:
+    """Messages wait for `peer`, and neither side can dial the other."""
+
+    peer: int
+    reason: str
 
 
 @frozen_dataclass
@@ -891,6 +909,7 @@ Event = (
     | Restored
     | Installed
     | LinkChanged
+    | NoWay
     | Refused
     | Started
     | Ready

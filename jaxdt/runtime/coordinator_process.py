@@ -53,7 +53,8 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
         issuer = _issuer(job, durable, machine)
-        address = start_transport(job, loop, COORDINATOR, options.own, issue=issuer.redeem if issuer else None)
+        incarnation, issue = machine.coordinator_term, issuer.redeem if issuer else None
+        address = start_transport(job, loop, COORDINATOR, options.own, incarnation=incarnation, issue=issue)
         with journal:
             begin_run(job, durable, beginning)
             on_address(address)

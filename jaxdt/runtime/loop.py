@@ -36,6 +36,7 @@ from jaxdt.protocol.events import (
     Meet,
     Message,
     MoveTo,
+    NoWay,
     Paused,
     Persist,
     Persisted,
@@ -175,12 +176,12 @@ class Loop:
         return self._tensors.expect(event.body, table)
 
     def on_link(self, peer: int | None, state: str, reason: str) -> None:
-        """The transport reports that a link is up, down or refused."""
+        """The transport reports that a link is up, down or refused, or that there is no way to a peer."""
         if state == "refused":
             self._events.put(Refused(peer, reason))
         else:
             assert peer is not None, "only a refused connection may come from an unknown peer"
-            self._events.put(LinkChanged(peer, state == "up", reason))
+            self._events.put(NoWay(peer, reason) if state == "no way" else LinkChanged(peer, state == "up", reason))
 
     # ------------------------------------------------------------------------------------------------------ the loop
 

@@ -1,5 +1,6 @@
 """The transport of one process of a run: its address, its credential and the links that it emulates."""
 
+import secrets
 from dataclasses import dataclass
 
 from jaxdt.protocol.message import from_plain
@@ -11,6 +12,8 @@ from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.sim.predict import device_links
 from jaxdt.spec.errors import BadInput
+
+PROCESS = secrets.randbelow(1 << 31)  # no other process has this number
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,13 @@ def start_transport(
     peer: int,
     own: OwnAddress,
     towards: Address | None = None,
+    incarnation: int = PROCESS,
     issue: Issue | None = None,
 ) -> str:
     """Give the loop a transport that has started. Returns the address at which others reach this process; '' for a
     process that nobody can dial. `towards` is an address that leads to the others: that of the coordinator, None for
-    the coordinator itself, whose answer to tokens is `issue`."""
+    the coordinator itself, whose answer to tokens is `issue`. `incarnation`: a coordinator's term, or what tells this
+    process from others of the same peer."""
     listen = parse_address("listen", own.listen) if own.listen else None
     link = device_links(job.network)
 
@@ -56,7 +61,7 @@ def start_transport(
         listen,
         job.load_credential(),
         TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain),
-        TransportSettings(shape, allow_plaintext=job.allow_plaintext, issue=issue),
+        TransportSettings(shape, allow_plaintext=job.allow_plaintext, incarnation=incarnation, issue=issue),
     )
     bound = loop.transport.start()
     if listen is None or bound is None:

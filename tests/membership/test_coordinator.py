@@ -10,6 +10,7 @@ from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
     TEMPORARY_IDS,
+    CannotReach,
     CheckpointComplete,
     Committed,
     Connect,
@@ -431,6 +432,22 @@ def test_a_suspicion_is_believed():
     assert not of(run.message(0, Suspect(2, "no link for 4.5 s")), Stop)
     actions = run.event(Woke("tick"), 2 * TERMS.heartbeat_s)
     assert_lost(actions, 2, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0 of peer 2)")
+
+
+def test_a_pair_without_a_way_is_refused_in_one_line():
+    """One of the two is put out at once, told why when it speaks again, and stays out until it is started anew."""
+    run = elastic()
+    line = "peer 0 and peer 2 have no way to each other: neither of the two listens (--listen=); forward a port to one"
+    actions = run.message(0, CannotReach(2, "neither of the two listens (--listen=)"))
+    (lost,) = reports(actions, "lost")
+    assert lost["peer"] == 2 and line in lost["reason"], lost
+    run.event(Persisted("view"))
+    for body in (Heartbeat(9, {}), Hello(2, 0, "f", "h2:1")):
+        (ended,) = [send.body for send in of(run.message(2, body), Send) if isinstance(send.body, Ended)]
+        assert ended.code == 2 and ended.reason.startswith(line)
+    again = run.message(2, Hello(2, 0, "f", "h2:2", process=7))
+    assert not [send for send in of(again, Send) if isinstance(send.body, Ended)]
+    assert reports(again, "connected")
 
 
 def test_interrupted_is_130_for_all():

@@ -7,6 +7,7 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
+    CannotReach,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
@@ -23,6 +24,7 @@ from jaxdt.protocol.events import (
     MarkCheckpoint,
     Meet,
     Member,
+    NoWay,
     Profiled,
     Ready,
     Received,
@@ -247,6 +249,12 @@ def test_a_coordinator_that_never_answers_is_given_longer():
     assert not [a for a in machine.handle(FIRST_CONTACT_S, Woke("heartbeat")) if isinstance(a, Stop)]
     stops = [a for a in machine.handle(FIRST_CONTACT_S + 1, Woke("heartbeat")) if isinstance(a, Stop)]
     assert stops == [Stop(3, "coordinator: not reached within 121 s")]
+
+
+def test_a_neighbour_without_a_way_to_it_is_reported_at_once():
+    machine = member()
+    assert bodies(machine.handle(1.0, NoWay(0, "why"))) == [CannotReach(0, "why")]
+    assert not machine.handle(1.0, NoWay(COORDINATOR, "why")) and not machine.handle(1.0, NoWay(99, "why"))
 
 
 def test_a_neighbour_out_of_reach_is_reported_once():

@@ -33,6 +33,7 @@ class Dialer:
         self._pause_s = limits.backoff_s_min
         self._random = random.Random()
         self._connection: Connection | None = None
+        self.failure = ""  # of the last attempt that failed
 
     def attempt(self, address: Address, hello: HandshakeHello) -> tuple[Connection, HandshakeHello] | None:
         """Dial once; returns the connection and the peer's answer, or None after a failure and its pause."""
@@ -71,7 +72,8 @@ class Dialer:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        report(str(reason))
+        self.failure = str(reason)
+        report(self.failure)
         self._pause_s = pause_s
         self.pause()
 

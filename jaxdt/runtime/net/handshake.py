@@ -43,6 +43,7 @@ _FIELDS = (
     ("session", "session", int),
     ("oldest", "oldest", int),
     ("have", "received", list),
+    ("incarnation", "incarnation", int),
     ("minor", "minor_version", int),
 )
 
@@ -57,6 +58,8 @@ class HandshakeHello:
 
     `sends` is true for the side that will send messages. `session` identifies that side's sequence of messages, and
     `oldest` is the first that it still holds. `received` lists what the other side has, as inclusive ranges.
+    `incarnation` tells the processes of one peer apart; that of a coordinator is its term.
+    `dial_back`: this side cannot dial the other, which must open the connections of both directions.
     `minor_version` is that of the protocol; frames carry the major one.
     """
 
@@ -68,6 +71,8 @@ class HandshakeHello:
     session: int
     oldest: int = 0
     received: Sequence[Sequence[int]] = ()
+    incarnation: int = 0
+    dial_back: bool = False
     minor_version: int = versions.PROTOCOL.minor
 
 
@@ -78,7 +83,8 @@ def parse_hello(head: dict) -> HandshakeHello:
             raise FrameError(f"greeting: {name}: got {head.get(name)!r:.40}, expected {kind.__name__}")
     if not all(isinstance(pair, list) and len(pair) == 2 and {type(n) for n in pair} == {int} for pair in head["have"]):
         raise FrameError("greeting: have: expected pairs of integers")
-    return HandshakeHello(**{field: head[name] for name, field, _ in _FIELDS})
+    dial_back = head.get("dial_back") is True
+    return HandshakeHello(**{field: head[name] for name, field, _ in _FIELDS}, dial_back=dial_back)
 
 
 def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
@@ -97,6 +103,15 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
         raise HandshakeRefused(f"peer: {name_of(hello.src)} wants {name_of(hello.dst)}, this is {name_of(peer_id)}")
     if hello.channel not in CHANNELS:
         raise HandshakeRefused(f"channel: got {hello.channel!r:.40}, expected one of {', '.join(CHANNELS)}")
+
+
+def check_incarnation(hello: HandshakeHello, known: int) -> None:
+    """HandshakeRefused for a process other than the one that is `known` as this peer, until that one is dropped. Of
+    coordinators the later one counts."""
+    if hello.src == COORDINATOR and hello.incarnation < known:
+        raise HandshakeRefused(f"coordinator: its term {hello.incarnation} is over, term {known} has begun")
+    if hello.src != COORDINATOR and hello.incarnation != known:
+        raise HandshakeRefused(f"{name_of(hello.src)}: another process has taken its place")
 
 
 def name_of(peer: int) -> str:
@@ -181,7 +196,7 @@ def greet(connection: Connection, hello: HandshakeHello) -> HandshakeHello:
 
 def send_hello(connection: Connection, kind: int, hello: HandshakeHello) -> None:
     """Write a GREETING or a WELCOME."""
-    head = {name: getattr(hello, field) for name, field, _ in _FIELDS}
+    head = {name: getattr(hello, field) for name, field, _ in _FIELDS} | {"dial_back": hello.dial_back}
     connection.write(frame.pack(kind, frame.pack_head(head, _LIMITS)))
 
 

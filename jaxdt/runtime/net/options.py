@@ -23,8 +23,9 @@ class TransportCallbacks:
 
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down" or "refused"; `reason` is one line. `peer` is None for an
-        accepted connection that was refused here: whoever it says it is has not shown it.
+    on_link(peer, state, reason): `state` is "up", "down", "refused", or "no way" when messages wait for a peer that
+        neither side can dial, which is repeated; `reason` is one line. `peer` is None for an accepted connection that
+        was refused here: whoever it says it is has not shown it.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
         to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
     read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.
@@ -62,6 +63,7 @@ class TransportLimits:
     handshake_s: float = 10.0  # from the first packet to the end of the greeting
     idle_s: float = 30.0  # a frame that has begun and does not advance
     dead_link_s: float = 6.0  # unanswered keepalives or unacknowledged bytes
+    undialable_s: float = 4.0  # of failed dials before the other side is asked to dial, and again before "no way"
     backoff_s_min: float = 0.05
     backoff_s_max: float = 5.0
     first_byte_s: float = 3.0  # from the accept to the first byte; the system repeats a lost packet after 1 s
@@ -74,12 +76,14 @@ class TransportLimits:
 @dataclass(frozen=True)
 class TransportSettings:
     """`shape(dst)` is the link to emulate towards peer dst, or None for none. `allow_plaintext` permits addresses other
-    than loopback without a credential. `issue(token, request)` is for a coordinator: the certificate chain for a
-    token's holder, or BadInput."""
+    than loopback without a credential. `incarnation` tells this process from others of the same peer id; that of a
+    coordinator is its term. `issue(token, request)` is for a coordinator: the certificate chain for a token's holder,
+    or BadInput."""
 
     shape: Callable[[int], LinkShape | None] | None = None
     limits: TransportLimits = TransportLimits()
     allow_plaintext: bool = False
+    incarnation: int = 0
     issue: Issue | None = None
 
 
@@ -96,13 +100,20 @@ class LinkState:
         self._lock = threading.RLock()
         self._n_connections = 0
         self._state = ""
+        self._was_up = False
         self._refusal = ""
         self._silent = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection in either direction."""
+        return self._n_connections > 0
 
     def up(self) -> None:
         """A connection has opened."""
         with self._lock:
             self._n_connections += 1
+            self._was_up = True
             self._report("up", "")
 
     def down(self, reason: str) -> None:
@@ -123,6 +134,12 @@ class LinkState:
             if reason != self._refusal and not self._silent:
                 self._refusal = reason
                 self._on_link(self._peer, "refused", reason)
+
+    def no_way(self, reason: str) -> None:
+        """Messages wait, and neither side can dial the other. A link that is lost as a whole is "down", and no more."""
+        with self._lock:
+            if not self._silent and (self._n_connections or not self._was_up):
+                self._on_link(self._peer, "no way", reason)
 
     def silence(self) -> None:
         """Report nothing more: the peer has been dropped.

@@ -20,7 +20,7 @@ from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
 from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
 from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
-from jaxdt.runtime.net.outbound_channel import OutboundChannel
+from jaxdt.runtime.net.outbound_channel import OutboundChannel, WayBack
 from jaxdt.runtime.net.shaper import Shaper
 from jaxdt.spec.errors import BadInput
 
@@ -38,13 +38,15 @@ _COUNTERS = (
 
 @dataclass(eq=False)
 class _Peer:
-    """What this side does to reach one peer. `reverse_dialers` exist where nobody can dial this side."""
+    """What this side does to reach one peer. `reverse_dialers` exist where the peer cannot dial this side;
+    `wants_dial_back`: this side cannot dial the peer."""
 
     link_state: LinkState
     shaper: Shaper | None
     address: Address | None = None
     channels: dict[str, OutboundChannel] = field(default_factory=dict)
     reverse_dialers: list[ReverseDialer] = field(default_factory=list)
+    wants_dial_back: bool = False
 
     def close(self, flush_s: float) -> None:
         """Send what is queued for at most flush_s, then end; report nothing more."""
@@ -90,6 +92,7 @@ class Transport:
         self._lock = threading.RLock()  # guards everything below
         self._peers: dict[int, _Peer] = {}
         self._inbound: dict[tuple[int, str], InboundChannel] = {}
+        self._incarnations: dict[int, int] = {}  # of the peers that have greeted and were not dropped since
         self._dropped: dict[int, None] = {}  # dropped peers, oldest first; their inbound channels remain
         self._threads: set[threading.Thread] = set()
         self._acceptor: Acceptor | None = None
@@ -103,7 +106,7 @@ class Transport:
             self._listen,
             self._authentication,
             self._limits,
-            check=lambda hello: handshake.check_hello(hello, self._run, self._peer_id),
+            check=self._check_hello,
             welcome=self._welcome,
             # Who is refused here has not shown that it is the peer whose id it gave.
             refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
@@ -128,13 +131,14 @@ class Transport:
             if self._closing:
                 return
             known = self._known_peer(peer)
-            if address is None:
-                return
-            known.address = address
-            for dialing in (*known.channels.values(), *known.reverse_dialers):
-                dialing.dial_to(address)
-            if self._listen is None and not known.reverse_dialers:
-                known.reverse_dialers = [self._start_reverse_dialer(peer, known, address, name) for name in CHANNELS]
+            if address is not None:
+                known.address = address
+                for dialing in (*known.channels.values(), *known.reverse_dialers):
+                    dialing.dial_to(address)
+        if self._listen is None and address is not None:
+            self._open_both(peer)
+        elif self._listen is None:
+            known.link_state.no_way("neither of the two listens (--listen=)")
 
     def send(self, dst: int, head: dict, leaves: Sequence = (), *, priority: int = 0) -> bool:
         """Queue a message; lower priority numbers go first. False when dst is unknown: never connected, or dropped.
@@ -180,6 +184,7 @@ class Transport:
         again. They are forgotten when _DROPPED_MAX other peers have been dropped since.
         """
         with self._lock:
+            self._incarnations.pop(peer, None)
             known = self._peers.pop(peer, None)
             if known is None:
                 return
@@ -246,8 +251,12 @@ class Transport:
         return self._inbound[peer, name]
 
     def _start_channel(self, peer: int, known: _Peer, name: str) -> OutboundChannel:
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True)
-        channel = OutboundChannel(name, hello, self._authentication, known.link_state, known.shaper, self._limits)
+        incarnation = self._settings.incarnation
+        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True, incarnation=incarnation)
+        way_back = WayBack(functools.partial(self._ask_back, peer), functools.partial(self._open_both, peer))
+        channel = OutboundChannel(
+            name, hello, self._authentication, known.link_state, known.shaper, self._limits, way_back
+        )
         known.channels[name] = channel
         if known.address is not None:
             channel.dial_to(known.address)
@@ -255,7 +264,8 @@ class Transport:
         return channel
 
     def _start_reverse_dialer(self, peer: int, known: _Peer, address: Address, name: str) -> ReverseDialer:
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False)
+        incarnation = self._settings.incarnation
+        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False, incarnation=incarnation)
         channel = self._inbound_channel(peer, name)
         reverse_dialer = ReverseDialer(address, hello, self._authentication, channel, known.link_state, self._limits)
         self._spawn(f"receive-{name}-{peer}", reverse_dialer.run, peer)
@@ -270,6 +280,24 @@ class Transport:
 
     # --- in the threads, without the lock ---
 
+    def _open_both(self, peer: int) -> None:
+        """Open the connections of both directions to a peer that cannot dial this side."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is None or known.address is None or known.reverse_dialers or self._closing:
+                return
+            address = known.address
+            known.reverse_dialers = [self._start_reverse_dialer(peer, known, address, name) for name in CHANNELS]
+
+    def _ask_back(self, peer: int) -> None:
+        """Tell a peer that this side cannot dial it: it greets anew, and the answer says so."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is not None:
+                known.wants_dial_back = True
+                for channel in self._inbound_channels_of(peer):
+                    channel.cut()
+
     def _run_thread(self, target: Callable[[], None], peer: int | None) -> None:
         try:
             target()
@@ -280,6 +308,14 @@ class Transport:
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
+
+    def _check_hello(self, hello: HandshakeHello) -> None:
+        """HandshakeRefused for a connection that does not belong to this peer and run, or comes from a process whose
+        place another one has taken."""
+        handshake.check_hello(hello, self._run, self._peer_id)
+        with self._lock:
+            handshake.check_incarnation(hello, self._incarnations.get(hello.src, hello.incarnation))
+            self._incarnations[hello.src] = hello.incarnation
 
     def _welcome(self, connection: Connection, hello: HandshakeHello) -> None:
         """Serve an accepted connection after its greeting: receive on it, or have an outbound channel send on it."""
@@ -298,11 +334,14 @@ class Transport:
         answer = functools.partial(
             HandshakeHello, self._run, self._peer_id, hello.src, hello.channel, False, hello.session, 0
         )
+        dial_back = known.wants_dial_back
         inbound.serve(
             connection,
             hello,
             known.link_state,
-            send_welcome=lambda received: handshake.send_hello(connection, frame.WELCOME, answer(received)),
+            send_welcome=lambda received: handshake.send_hello(
+                connection, frame.WELCOME, answer(received, dial_back=dial_back)
+            ),
         )
 
     def _check_address(self, name: str, address: Address) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
+from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
@@ -349,8 +350,9 @@ class _Processes:
         """The first coordinator, or with `disk` one that continues from it."""
         case = self._case
         durable_state = None if disk is None else load_durable_state(disk, self._invariants.checkpoint)
+        start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
         balance = RandomMoves(case.seed, case.random_moves_s) if case.random_moves_s else None
-        machine = build_coordinator(case.config, case.plan, RunStart("fuzz"), durable_state, balance)
+        machine = build_coordinator(case.config, case.plan, start, durable_state, balance)
         return self._mutate(COORDINATOR, machine, None)
 
     def _make_sim_peer(

@@ -9,8 +9,9 @@
       view leaves a stage without members
   (6) no microbatch is in the accumulators of two live members of one view
   (7) the run ends within a stated time after the last fault is over
-  (8) no peer of the plan is taken for lost that no fault may lose: neither for a pause of the coordinator, nor for
-      another coordinator, nor for another process of that peer
+  (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
+      nor for another coordinator, nor for another process of that peer. Of two members that accuse each other it may
+      evict the living one
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
 (symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from jaxdt.membership.coordinator_config import OperatorState
+from jaxdt.membership.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -159,7 +161,8 @@ class Invariants:
             elif isinstance(action, MarkCheckpoint):
                 self.checkpoint = action.version
             elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
-                self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
+                if SAID_BY not in action.reason:
+                    self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
             elif isinstance(action, Stop) and action.code and self._must_last and self._view:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
 

@@ -76,6 +76,30 @@ def test_the_peer_that_answers_must_be_the_one_that_was_dialed(start):
         connection.close()
 
 
+def test_a_process_whose_place_another_one_has_taken_is_refused_until_that_one_is_dropped(start):
+    b = start(1)
+    first, second = start(0, incarnation=7), start(0, incarnation=8)
+    for node in (first, second):
+        node.connect(b)
+    first.transport.send(1, {"n": 1})
+    assert b.next()[1] == {"n": 1}
+    second.transport.send(1, {"n": 2})
+    assert second.link(1, "refused") == "peer 0: another process has taken its place"
+    b.transport.drop(0)
+    first.transport.close(0.0)
+    assert b.next()[1] == {"n": 2}
+
+
+def test_of_two_coordinators_the_later_one_is_heard(start):
+    b = start(1)
+    stale, present = start(COORDINATOR, incarnation=3), start(COORDINATOR, incarnation=4)
+    for node in (stale, present):
+        node.connect(b)
+        node.transport.send(1, {"term": node is present})
+        assert b.next()[1] == {"term": node is present}
+    assert stale.link(1, "refused") == "coordinator: its term 3 is over, term 4 has begun"
+
+
 def test_a_refusal_that_repeats_is_told_once(start):
     checked = threading.Semaphore(0)
     a, b = start(0, run="mine"), start(1, run="yours")
