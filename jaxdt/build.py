@@ -29,13 +29,15 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 @dataclass(frozen=True)
 class RunStart:
     """Which run this is, and where it begins: its name, the updates seen so far, the generation that draws its samples,
-    and the checksum of its token file. `last_term`: that of the last coordinator on this disk, 0 if there was none."""
+    the checksum of its token file, and the peers that were revoked before. `last_term`: that of the last coordinator on
+    this disk, 0 if there was none."""
 
     run: str
     version: int = 0
     generation: int = 0
     data_checksum: str = ""
     last_term: int = 0
+    revoked: tuple[int, ...] = ()
 
 
 def check_config(config: RunConfig) -> None:
@@ -150,6 +152,7 @@ def build_coordinator(
         last_term=start.last_term,
         stage_grace_s=config.wiring.stage_grace_s,
         delay_steps=config.sync.delay,
+        revoked=start.revoked,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     if balance is None and config.wiring.rebalance_s:

@@ -13,8 +13,8 @@ from absl import flags
 
 from jaxdt.cli import run_flags
 from jaxdt.runtime.calibrate import doctor
+from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.net.address import parse_address
-from jaxdt.runtime.net.credential import load as load_credential
 from jaxdt.runtime.net.descriptor_limit import descriptor_limit
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
@@ -34,7 +34,7 @@ def main() -> int:
     if COORDINATOR.value:
         findings += doctor.reach(parse_address("--coordinator", COORDINATOR.value))
     if run_flags.CREDENTIAL.value:
-        load_credential(run_flags.CREDENTIAL.value)
+        load_credential(Path(run_flags.CREDENTIAL.value))
         findings += doctor.validity(Path(run_flags.CREDENTIAL.value))
     findings += data_and_disk()
     plan = plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None

@@ -29,7 +29,7 @@ from jaxdt.spec.plan import Plan
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir.")
-EMIT = flags.DEFINE_string("emit", None, "Folder for flag files, plan and credential; nothing is started.")
+EMIT = flags.DEFINE_string("emit", None, "Folder for flag files, plan and credentials; nothing is started.")
 HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
 PORT = flags.DEFINE_integer(
     "port", 7700, "With --emit: port of the coordinator, on the first host; peers get the next ones.", 1, 65535
@@ -129,12 +129,14 @@ def emit(folder: Path, config: RunConfig, plan: Plan, per_peer: Fraction | None)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
     coordinator = _address(HOSTS.value[0], PORT.value)
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
-    _write_flags(folder / "coordinator.flags", [*shared, *_listen_flags(coordinator)])
+    own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]
+    _write_flags(folder / "coordinator.flags", [*shared, *own_flags])
     print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
         own = _address(host, PORT.value + offset)
-        identity = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]
-        _write_flags(folder / f"host_{peer}.flags", [*shared, *identity, *gpus.get(peer, [])])
+        own_flags = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]
+        own_flags.append(run_dirs.new_token(folder, f"host_{peer}", peer))
+        _write_flags(folder / f"host_{peer}.flags", [*shared, *own_flags, *gpus.get(peer, [])])
         print(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
 
 

@@ -150,7 +150,7 @@ class Setup:
 def be_host(me: int, setup: Setup) -> None:
     """Take part in the measurement as host `me`, until host 0 ends it."""
     from jaxdt.runtime.calibrate.measure_links import MeasuringHost
-    from jaxdt.runtime.net.credential import load
+    from jaxdt.runtime.identity.credential import load
     from jaxdt.runtime.net.shaper import LinkShape
 
     def shape(dst: int) -> LinkShape:

@@ -1,10 +1,11 @@
 """One peer of a run on this host: a peer of the plan, or one that joins later.
 
     python scripts/train.py --flagfile=host_2.flags
-    python scripts/train.py --join=HOST:PORT --credential=FILE --run_dir=DIR [--data=FILE.tok]
+    python scripts/train.py --join=HOST:PORT --token=FILE --run_dir=DIR [--data=FILE.tok]
 
-A newcomer asks the coordinator at HOST:PORT for a stage, fetches the stage's state from the peers that hold it, and
-then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
+With a token (scripts/tools/credential.py) the process first gets a credential of its own, which it keeps beside the
+token. A newcomer asks the coordinator at HOST:PORT for a stage, fetches the stage's state from the peers that hold it,
+and then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def main() -> int:
         job, peer, joins_stage = run_flags.newcomer(JOIN.value, DATA.value)
         print(f"peer {peer}: joins for stage {joins_stage}", flush=True)
     else:
-        job = run_flags.job()
+        job = run_flags.job(COORDINATOR.value)
         peer = PEER.value
         joins_stage = None
     jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)

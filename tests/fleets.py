@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxdt.runtime.run_dir import new_token
 from jaxdt.runtime.storage.checkpoint import load_entries, step_folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,10 +122,10 @@ class Churning(Launched):
         self.wait_for(lambda: " download " in self.log.read_text(), "the newcomer's download")
 
     def ask_to_join(self) -> None:
-        """Start a newcomer, with one credential and one address."""
+        """Start a newcomer, with one token and one address."""
         address = (self.run_dir / "coordinator_address").read_text()
         command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
-        command += [f"--credential={self.run_dir / 'credential.pem'}", f"--run_dir={self.run_dir}"]
+        command += [new_token(self.run_dir, "newcomer"), f"--run_dir={self.run_dir}"]
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
             self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)

@@ -21,7 +21,7 @@ from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.model.gpt import init_stage
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, Header, OperatorRequest, Received
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
@@ -171,9 +171,17 @@ def train_in_one_process(model, optim, lengths, sync):
     return losses, norms, params
 
 
-def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None, are_equal=np.testing.assert_array_equal):
+def train_in_pieces(
+    config,
+    functions_of,
+    plan=None,
+    faults=(),
+    balance=None,
+    are_equal=np.testing.assert_array_equal,
+    requests=(),
+):
     """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits, or as
-    `are_equal` asserts."""
+    `are_equal` asserts. `requests`: what an operator asks for, each with its time."""
     plan = plan or run_config.default_plan(config)
     stores, stage_of = {}, {}
 
@@ -195,10 +203,14 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None, ar
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
     coordinator = build_coordinator(config, plan, START, balance=balance)
     processes = ProcessFactory(make_peer, make_coordinator)
-    outcome = Simulation(coordinator, peers, environment, faults, processes=processes).run()
+    simulation = Simulation(coordinator, peers, environment, faults, processes=processes)
+    for at_s, request in requests:
+        event = Received(Header("", 0, 0, OPERATOR_IDS), request)
+        simulation._queue.at(at_s, simulation._handle_event, (COORDINATOR, event))
+    outcome = simulation.run()
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
-    assert faults or len(alive) == len(peers) + 1
+    assert faults or requests or len(alive) == len(peers) + 1
     *_, last = (view["members"] for view in report_fields(outcome, "view") if "joining" in view)
     alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
@@ -223,8 +235,8 @@ def relative_l2(got, expected):
     return (square(difference) / square(expected)) ** 0.5
 
 
-def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None):
-    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance)
+def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None, requests=()):
+    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance, requests)
     expected_losses, expected_norms, expected_params = one_process(config)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)
@@ -327,6 +339,29 @@ def test_a_newcomer_gets_the_state_and_computes(functions_of, one_process):
 def test_who_leaves_costs_nothing(functions_of, one_process):
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=[Fault(60.0, LEAVE, 0)])
     assert "left" in outcome.stopped[0].reason and not report_fields(outcome, "lost")
+
+
+def test_what_an_operator_asks_for_changes_no_loss(functions_of, one_process):
+    """A pause with an eviction in it, a checkpoint, a replica that is drained, one more pause over a restart."""
+    asked = [
+        (30.0, OperatorRequest("pause")),
+        (50.0, OperatorRequest("evict", 3)),
+        (90.0, OperatorRequest("resume")),
+        (100.0, OperatorRequest("checkpoint")),
+        (120.0, OperatorRequest("drain", 0)),
+        (150.0, OperatorRequest("pause")),
+        (200.0, OperatorRequest("resume")),
+    ]
+    faults = [Fault(160.0, CRASH, COORDINATOR), Fault(170.0, RESTART, COORDINATOR)]
+    outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults, requests=asked)
+    assert [fields["command"] for fields in report_fields(outcome, "operator")] == [what.command for _, what in asked]
+    committed_s = [at_s for at_s, _, report in outcome.reports if report.kind == "step"]
+    for begin_s, end_s in ((31.0, 90.0), (151.0, 200.0)):
+        assert not [at_s for at_s in committed_s if begin_s < at_s < end_s]
+    assert {peer: stop.code for peer, stop in outcome.stopped.items()} == dict.fromkeys(range(-1, 4), 0) | {3: 3}
+    assert "left the run" in outcome.stopped[0].reason and "put out by an operator" in outcome.stopped[3].reason
+    asked_for, last = sorted({fields["version"] for fields in report_fields(outcome, "checkpoint")})
+    assert 0 < asked_for < last == N_STEPS
 
 
 def test_a_crashed_peer_that_is_started_again_joins(functions_of, one_process):

@@ -36,12 +36,13 @@ HEARD_HEARTBEATS = 2.0  # what arrives later than so many heartbeats after a que
 
 @dataclass(frozen=True)
 class Claim:
-    """A process that waits for its answer. `where`: what people are told of it."""
+    """A process that waits for its answer. `where`: what people are told of it. `is_new`: it does not know the run."""
 
     temporary_id: int
     peer: int
     where: str
     since_s: float
+    is_new: bool
 
 
 class Claims:
@@ -55,8 +56,12 @@ class Claims:
     def ask(self, now_s: float, temporary_id: int, join: Join) -> None:
         """A process asks whether it may be a peer. A repeated question is one."""
         assert join.peer is not None
-        claim = Claim(temporary_id, join.peer, join.where, now_s)
+        claim = Claim(temporary_id, join.peer, join.where, now_s, join.is_new)
         self._waiting.setdefault(temporary_id, claim)
+
+    def grant(self, now_s: float, peer: int) -> None:
+        """This process may be the peer, and is expected to say hello soon."""
+        self._granted[peer] = now_s + GRANTED_S
 
     def arrived(self, peer: int) -> None:
         """The peer's admitted process has said hello."""
@@ -75,7 +80,7 @@ class Claims:
                 if leases.heard_s(claim.peer, now_s) >= claim.since_s + self._heard_s:
                     answered.append((claim, False))
             elif claim.peer not in self._granted:
-                self._granted[claim.peer] = now_s + GRANTED_S
+                self.grant(now_s, claim.peer)
                 answered.append((claim, True))
         for claim, _ in answered:
             del self._waiting[claim.temporary_id]

@@ -16,22 +16,25 @@ from typing import Any
 from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.claims import Claims
-from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
+from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
 from jaxdt.membership.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
+from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
 from jaxdt.membership.vacancies import Vacancies
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
+    OPERATOR_IDS,
     Action,
     CannotReach,
     CheckpointComplete,
     Connect,
     Disconnect,
     Done,
+    Drain,
     Ended,
     Event,
     Failed,
@@ -46,6 +49,8 @@ from jaxdt.protocol.events import (
     Load,
     MarkCheckpoint,
     Message,
+    OperatorAnswer,
+    OperatorRequest,
     Overdue,
     Paused,
     Persist,
@@ -55,6 +60,8 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Refused,
+    Revoke,
+    Revoked,
     Saved,
     SaveFailed,
     Send,
@@ -79,6 +86,7 @@ from jaxdt.protocol.reports import (
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    OperatorReport,
     OverdueReport,
     PausedReport,
     RefusedReport,
@@ -96,7 +104,8 @@ RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was star
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
-TERM, VIEW, RECORDS = "coordinator_term", "view", "records"  # names under which state is made durable
+# Names under which state is made durable.
+TERM, VIEW, RECORDS, OPERATOR = "coordinator_term", "view", "records", "operator"
 
 
 class Coordinator:
@@ -124,8 +133,9 @@ class Coordinator:
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._vacancies = Vacancies()
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
+        self._operations = Operations(OperatorState(revoked=config.revoked))
         self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
-        self._being_persisted: dict[str, View | Record | int] = {}
+        self._being_persisted: dict[str, View | Record | OperatorState | int] = {}
         self._ended = False
         self._held: list[Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
@@ -197,11 +207,14 @@ class Coordinator:
         self._agreement.restore(durable_state.records, view.n_committed)
         self.roster.recall(view, self.n_committed > view.n_committed)
         self._checkpoints.checkpoint = durable_state.checkpoint
+        self._operations = Operations(durable_state.operator)
 
     def _begin_term(self, now_s: float) -> list[Action]:
         """The term is durable, so no later coordinator will have the same: this one may speak. Nobody is evicted before
         a whole lease of this term is over (step protocol, Sec. 7.1)."""
         actions: list[Action] = [self._next_tick(now_s)]
+        if self._operations.state.revoked:
+            actions.append(Revoke(self._operations.state.revoked))
         if self.view:
             self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
@@ -213,7 +226,7 @@ class Coordinator:
         self._held = []
         return actions + [action for event in held for action in self.handle(now_s, event)]
 
-    def _persist(self, name: str, value: View | Record | int) -> Persist:
+    def _persist(self, name: str, value: View | Record | OperatorState | int) -> Persist:
         self._being_persisted[name] = value
         if isinstance(value, int):
             return Persist(name, value)
@@ -226,14 +239,20 @@ class Coordinator:
                 return self._adopt(now_s, view)
             case Record() as record:
                 return self._committed(now_s, record)
+            case OperatorState() as state:
+                return self._operator_state_durable(now_s, state)
         return self._begin_term(now_s)
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        if self._operations.is_revoked(src):
+            return [DroppedReport(src, run=header.run)]
+        if isinstance(body, OperatorRequest) and src >= OPERATOR_IDS:
+            return self._on_request(now_s, src, body)
         if isinstance(body, Join):
-            return self._on_join(now_s, src) if body.peer is None else self._on_claim(now_s, src, body)
+            return self._on_claim(now_s, src, body) if self._claims_a_place(body) else self._on_join(now_s, src, body)
         if header.run != self.config.run:
             return [DroppedReport(src, run=header.run)]
         if header.view and self.view is None:
@@ -313,9 +332,14 @@ class Coordinator:
         view = self.view
         return view is not None and (header.generation, header.view) == (view.generation, view.number)
 
-    def _on_join(self, now_s: float, src: int) -> list[Action]:
+    def _claims_a_place(self, join: Join) -> bool:
+        """Whether a process asks for the place of a peer that is known, or says that it is one."""
+        return join.peer is not None and (join.peer in self.roster.stage_of or not join.is_new)
+
+    def _on_join(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run."""
-        peer, stage = self.roster.newcomer(now_s, src)
+        peer, stage = self.roster.newcomer(now_s, src, join.peer)
+        self._claims.grant(now_s, peer)
         return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
 
     def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
@@ -331,7 +355,9 @@ class Coordinator:
             peer = claim.peer
             if is_granted:
                 stage = self.roster.stage_of[peer]
-                actions.append(self._send(claim.temporary_id, Welcome(self.config.run, peer, stage, "", {})))
+                known = Welcome(self.config.run, peer, stage, "", {})
+                answer = self.config.answer(peer, stage) if claim.is_new else known
+                actions.append(self._send(claim.temporary_id, answer))
                 continue
             runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
             reason = (
@@ -344,6 +370,8 @@ class Coordinator:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        if self._operations.put_out(hello):
+            return [Connect(src, hello.address), self._send(src, Ended(3, f"peer {src}: put out by an operator"))]
         self._failures.started(src)
         self._claims.arrived(src)
         is_new_process = self.roster.hello(src, hello.address, hello.process)
@@ -354,6 +382,8 @@ class Coordinator:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), ConnectedReport(src, hello.stage)]
+        if self._operations.state.revoked:
+            actions.append(self._send(src, Revoked(self._operations.state.revoked)))
         actions += [Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
         if self.roster.misplaced(hello):
             return [*actions, self._send(src, Reassign(stage))]
@@ -405,6 +435,42 @@ class Coordinator:
             return [WaitingReport(missing)]
         view = self.roster.first_view(self.coordinator_term, self.config.start_generation, self.n_committed)
         return [self._persist(VIEW, view)]
+
+    # ------------------------------------------------------------------------------------------------------ operators
+
+    def _on_request(self, now_s: float, src: int, request: OperatorRequest) -> list[Action]:
+        """An operator asks for something."""
+        progress = Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint)
+        reason = self._operations.refusal(request, self.roster, progress)
+        if not reason and OPERATOR in self._being_persisted:
+            reason = f"{request.command}: an earlier request is being written, ask again"
+        if reason:
+            return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
+        before = self._operations.state
+        text = self._operations.accept(request, self.roster, progress)
+        actions: list[Action] = [self._send(src, OperatorAnswer(True, text))]
+        if request.command != "status":
+            actions.append(OperatorReport(request.command, text, request.peer))
+        if self._operations.state != before:
+            return [*actions, self._persist(OPERATOR, self._operations.state)]
+        if request.peer is not None:
+            actions += self._remove(now_s, request.peer, request.command)
+        return [*actions, *self._decide()]
+
+    def _remove(self, now_s: float, peer: int, command: str) -> list[Action]:
+        if command == "drain":
+            return [self._send(peer, Drain())]
+        return self._lost(now_s, peer, "put out by an operator", is_dead=True)
+
+    def _operator_state_durable(self, now_s: float, state: OperatorState) -> list[Action]:
+        """A pause begins or ends, or a peer is revoked. The others hear of it before it is put out."""
+        actions: list[Action] = [Revoke(state.revoked)]
+        if self.view:
+            actions += self._to_all(Revoked(state.revoked))
+        for peer in state.revoked:
+            if peer in self._leases or peer in self.roster.members:
+                actions += self._lost(now_s, peer, "revoked by an operator", is_dead=True)
+        return [*actions, *self._change_view(), *self._decide()]
 
     # --------------------------------------------------------------------------------------------------------- views
 
@@ -544,6 +610,7 @@ class Coordinator:
     def _roll_back(self, view: View) -> list[Action]:
         """Begin a new generation at the last complete checkpoint."""
         self._agreement.roll_back()
+        self._operations.rolled_back()
         self._checkpoints.roll_back()
         again = list(range(view.n_committed, self.n_committed))
         report = RollbackReport(self.n_committed, view.n_committed, view.generation, again)
@@ -565,11 +632,11 @@ class Coordinator:
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        if self.view is None or self._being_persisted.keys() & {VIEW, RECORDS}:
+        if self.view is None or self._operations.holds_steps or self._being_persisted.keys() & {VIEW, RECORDS}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case Record() as record:
-                return [self._persist(RECORDS, record)]
+                return [self._persist(RECORDS, self._operations.record(record))]
             case EndRun(code, reason):
                 return self._end(code, reason)
             case RepairReplicas(repairs, reports):
@@ -580,6 +647,7 @@ class Coordinator:
 
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
+        self._operations.committed(record)
         self.roster.committed(self.n_committed)
         self._failures.committed()
         more_steps = self.n_committed < self.config.n_steps
@@ -596,7 +664,10 @@ class Coordinator:
         return [mark, report, *self._to_all(CheckpointComplete(saved.version)), *self._end_if_over()]
 
     def _end_if_over(self) -> list[Action]:
-        """The run is over once every member is done and the last checkpoint is complete."""
+        """The run is over once every member is done and the last checkpoint is complete, or that of a stop."""
+        stops_at = self._operations.stops_at
+        if stops_at is not None and self._checkpoints.checkpoint >= stops_at:
+            return self._end(0, f"stopped by an operator after {self.n_committed} steps")
         if not self._checkpoints.is_over(self.roster.members):
             return []
         return self._end(0, f"done: {self.config.n_steps} steps")

@@ -14,7 +14,8 @@ class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
     `waits`: a stage that has lost all its replicas waits for another one. `stage_grace_s`: how long a silent peer that
     may hold what such a stage needs is not taken for lost. `delay_steps`: how many steps are under way beside the first
-    that is not committed. `last_term`: that of the last coordinator on this disk."""
+    that is not committed. `last_term`: that of the last coordinator on this disk. `revoked`: peers that were put out
+    for good."""
 
     run: str
     fingerprint: str
@@ -32,6 +33,7 @@ class CoordinatorConfig:
     delay_steps: int = 0
     last_term: int = 0
     job: Mapping[str, str] = field(default_factory=dict[str, str])
+    revoked: tuple[int, ...] = ()
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:
         """'' if the peer is the one that it should be and runs the same; else the reason, for people."""
@@ -48,23 +50,38 @@ class CoordinatorConfig:
 
 
 @dataclass(frozen=True)
+class OperatorState:
+    """What operators have asked for that outlives a coordinator."""
+
+    paused: bool = False
+    revoked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class DurableState:
-    """What an earlier coordinator of the run made durable: its term, its last view and records, and the version of the
-    newest complete checkpoint."""
+    """What an earlier coordinator of the run made durable: its term, its last view and records, what operators asked
+    for, and the version of the newest complete checkpoint."""
 
     coordinator_term: int
     view: View
     records: tuple[Record, ...]
     checkpoint: int
+    operator: OperatorState = OperatorState()
+
+
+def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
+    """From what was persisted under the name "operator"; BadInput for anything that a coordinator does not write."""
+    return serialize.read(OperatorState, disk.get("operator") or {}, "operator")
 
 
 def load_durable_state(disk: Mapping[str, Any], checkpoint: int) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view" and "records", as plain data. None if there
-    was no view yet. A record of an earlier generation does not count any more. BadInput for anything that a coordinator
-    does not write."""
+    """From what was persisted under the names "coordinator_term", "view", "records" and "operator", as plain data. None
+    if there was no view yet. A record of an earlier generation does not count any more. BadInput for anything that a
+    coordinator does not write."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")
     records = serialize.read(tuple[Record, ...], disk.get("records") or [], "records")
     term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
-    return DurableState(term, view, tuple(r for r in records if r.generation == view.generation), checkpoint)
+    kept = tuple(record for record in records if record.generation == view.generation)
+    return DurableState(term, view, kept, checkpoint, load_operator_state(disk))

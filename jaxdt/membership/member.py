@@ -23,6 +23,7 @@ from jaxdt.protocol.events import (
     Committed,
     Disconnect,
     Done,
+    Drain,
     Ended,
     Event,
     Evicted,
@@ -51,9 +52,12 @@ from jaxdt.protocol.events import (
     Ready,
     Reassign,
     Received,
+    Record,
     Reduced,
     Refused,
     Repair,
+    Revoke,
+    Revoked,
     Saved,
     SaveFailed,
     Send,
@@ -86,7 +90,7 @@ SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
-AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign})
+AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
 FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed, Repair}
 # A message that names its round or version outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
@@ -122,6 +126,7 @@ class Membership:
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
         | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
+        | {Committed, Drain, Revoked}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -142,6 +147,7 @@ class Membership:
         self._next_stage: int | None = None  # where the coordinator wants this peer
         self._saves_first_version = False
         self._writing: set[int] = set()
+        self._asked_checkpoint: int | None = None  # the version that an operator wants
         self._unconfirmed: dict[type, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
@@ -210,8 +216,7 @@ class Membership:
             case Interrupted(code, reason):
                 return [*([Send(COORDINATOR, Failed(reason))] if code == BAD_INPUT else []), Stop(code, reason)]
             case Leave():
-                self._is_leaving = True
-                return [self._confirmed(Leaving())] if self.view else [Stop(0, "left before it was let in")]
+                return self._leave()
             case NoWay(peer, reason) if peer in self._members:
                 return [Send(COORDINATOR, CannotReach(peer, reason))]
             case LinkChanged(peer, up):
@@ -237,6 +242,12 @@ class Membership:
                 return self._adopt(body)
             case HeartbeatAck(count, coordinator_s):
                 self._acknowledged(now_s, count, coordinator_s)
+            case Committed(record):
+                self._note_checkpoint(record)
+            case Drain():
+                return self._leave()
+            case Revoked(peers):
+                return [Revoke(peers)]
             case Reassign(stage) if self.view is None and stage != self.identity.stage:
                 self._next_stage = stage
                 return self._leave_if_free()
@@ -247,6 +258,14 @@ class Membership:
             case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
                 return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
         return []
+
+    def _note_checkpoint(self, record: Record) -> None:
+        if record.checkpoint:
+            self._asked_checkpoint = record.step + 1
+
+    def _leave(self) -> list[Action | Event]:
+        self._is_leaving = True
+        return [self._confirmed(Leaving())] if self.view else [Stop(0, "left before it was let in")]
 
     # --------------------------------------------------------------------------------------------- the coordinator
 
@@ -358,6 +377,8 @@ class Membership:
         # The view of a rollback may not have reached this peer. A joining peer gets the state from others instead.
         missed_rollback = view.generation != self.generation and own not in view.joining
         view = replace(view, rolled_back=view.rolled_back or missed_rollback)
+        for record in view.records:
+            self._note_checkpoint(record)
         # The member that saved a version before this view saves it still: else two would write at the same time.
         self._saves_first_version = before is not None and self._is_saver(before, view.n_committed)
         self.view = view
@@ -443,7 +464,8 @@ class Membership:
         self._version = version
         every = self.identity.checkpoint_every_steps
         is_last = version == self.identity.n_steps
-        if self._saves(version) and not is_known and (is_last or (every and version % every == 0)):
+        is_wanted = is_last or version == self._asked_checkpoint or (every and version % every == 0)
+        if self._saves(version) and not is_known and is_wanted:
             return [self._write(version)]
         return self._done() if is_last and self.view else []
 

@@ -139,13 +139,18 @@ class Roster:
         self.missing.discard(peer)
         self.absences.end(peer)
 
-    def newcomer(self, now_s: float, temporary_id: int) -> tuple[int, int]:
-        """A newcomer's peer id, and the stage that needs a peer most."""
+    @property
+    def first_newcomer(self) -> int:
+        """The least peer id that a newcomer may get in this term."""
+        return self._newcomers.first_id
+
+    def newcomer(self, now_s: float, temporary_id: int, certified: int | None) -> tuple[int, int]:
+        """A newcomer's peer id, and the stage that needs a peer most. `certified`: the id in its certificate."""
         known = self._newcomers.known_as(temporary_id)
         if known is not None:
             return known, self.stage_of[known]
         stage = self.balance.stage_for(self.stages)
-        peer = self._newcomers.admit(now_s, temporary_id)
+        peer = self._newcomers.admit(now_s, temporary_id, certified)
         self.stage_of[peer] = stage
         return peer, stage
 

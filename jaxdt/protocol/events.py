@@ -20,7 +20,9 @@ from jaxdt.spec.work import Work
 
 COORDINATOR = -1
 NOBODY = -2  # in a route
-TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask for a peer id
+TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask to join
+PEER_IDS = 1 << 32  # peer ids are below; a temporary id modulo this is the id of the peer that asks, if it has one
+OPERATOR_IDS = 1 << 60  # from here on: ids under which operators ask for something
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
 URGENT, BULK = 0, 1
@@ -111,7 +113,7 @@ class StateName:
 @frozen_dataclass
 class Record:
     """A committed step of a generation. `sq_norm`: squared norm of the summed gradient over all groups. `verdict`:
-    "apply", or "skip" if that norm is not finite."""
+    "apply", or "skip" if that norm is not finite. `checkpoint`: an operator wants a checkpoint after this step."""
 
     step: int
     rounds: tuple[Round, ...]
@@ -119,6 +121,7 @@ class Record:
     n_samples: int
     verdict: str
     generation: int = 0
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,11 +188,13 @@ class Hello:
 
 @frozen_dataclass
 class Join:
-    """A process, under a temporary id -> coordinator: a newcomer asks for a peer id and a stage; one that was started
-    as `peer` asks whether it may be that peer. `where` it runs, for people."""
+    """A process, under a temporary id -> coordinator: a newcomer asks for a stage, and for a peer id if it has none
+    from a certificate; one that was started as `peer` asks whether it may be that peer. `where` it runs, for people.
+    `is_new`: it does not know the run, and is told its config and plan."""
 
     peer: int | None = None
     where: str = ""
+    is_new: bool = False
 
 
 @frozen_dataclass
@@ -484,6 +489,34 @@ class Suspect:
 
 
 @frozen_dataclass
+class OperatorRequest:
+    """Operator -> coordinator: one of the commands in jaxdt.membership.operations, some of them for a peer."""
+
+    command: str
+    peer: int | None = None
+
+
+@frozen_dataclass
+class OperatorAnswer:
+    """Coordinator -> operator: the request is taken on, or refused; one line for people. Of "status" it is JSON."""
+
+    accepted: bool
+    text: str
+
+
+@frozen_dataclass
+class Drain:
+    """Coordinator -> member: leave the run as if you had been asked on your host."""
+
+
+@frozen_dataclass
+class Revoked:
+    """Coordinator -> all: the certificates of these peers do not count any more."""
+
+    peers: tuple[int, ...]
+
+
+@frozen_dataclass
 class CannotReach:
     """Member -> coordinator: messages wait here for `peer`, and neither of the two can dial the other. Unlike a link
     that broke, this does not mend itself."""
@@ -531,6 +564,10 @@ Message = (
     | CheckpointComplete
     | Done
     | Suspect
+    | OperatorRequest
+    | OperatorAnswer
+    | Drain
+    | Revoked
     | CannotReach
     | Ended
 )
@@ -855,6 +892,13 @@ class StoreTensor:
 
 
 @frozen_dataclass
+class Revoke:
+    """End the connections of these peers, and refuse new ones for good."""
+
+    peers: tuple[int, ...]
+
+
+@frozen_dataclass
 class Run:
     """Do the Work on the compute thread; Ran answers. For a G: the rounds that the gradient is laid out for. For a U:
     the rounds whose sums are its gradient, and the factor on it."""
@@ -1009,6 +1053,7 @@ Action = (
     | Meet
     | Disconnect
     | StoreTensor
+    | Revoke
     | Run
     | Sum
     | Free

@@ -265,6 +265,16 @@ class PredictionReport(Report):
 
 
 @dataclass(frozen=True)
+class OperatorReport(Report):
+    """An operator has asked for something, and it is being done."""
+
+    kind: ClassVar[str] = "operator"
+    command: str
+    answer: str
+    peer: int | None = None
+
+
+@dataclass(frozen=True)
 class SteppedDownReport(Report):
     """This coordinator ends, and the run goes on without it."""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.build import RunStart
-from jaxdt.membership.coordinator import RECORDS, TERM, VIEW
-from jaxdt.membership.coordinator_config import DurableState, load_durable_state
+from jaxdt.membership.coordinator import OPERATOR, RECORDS, TERM, VIEW
+from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.checkpoint import Stamp, check_resumable, complete_checkpoints
 from jaxdt.runtime.storage.durable import FileStore
@@ -56,21 +56,25 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
     """What is durable of this very run; else the run's beginning, at the checkpoint that it resumes from if there is
     one. That checkpoint may have been deleted while the run went on, so it is read for the first coordinator only."""
     last_term = serialize.read(int, durable.get(TERM) or 0, TERM)
-    if durable.get(RUN) != job.run:
-        return Beginning(RunStart(job.run, job.start.version, job.start.generation, job.data.checksum, last_term), None)
-    stamp = serialize.read(Stamp, durable.get(START), START)
-    start = RunStart(job.run, stamp.version, stamp.generation, job.data.checksum, last_term)
+    revoked = load_operator_state({OPERATOR: durable.get(OPERATOR)}).revoked
+    is_first = durable.get(RUN) != job.run
+    stamp = job.start if is_first else serialize.read(Stamp, durable.get(START), START)
+    start = RunStart(job.run, stamp.version, stamp.generation, job.data.checksum, last_term, revoked)
+    if is_first:
+        return Beginning(start, None)
     complete = complete_checkpoints(job.run_dir)
     checkpoint = check_resumable(complete[-1], job.about).version if complete else stamp.version
-    return Beginning(start, load_durable_state({name: durable.get(name) for name in (TERM, VIEW, RECORDS)}, checkpoint))
+    disk = {name: durable.get(name) for name in (TERM, VIEW, RECORDS, OPERATOR)}
+    return Beginning(start, load_durable_state(disk, checkpoint))
 
 
 def begin_run(job: RunJob, durable: FileStore, beginning: Beginning) -> None:
     """Make durable that this run has begun. The state of another run goes first, so that it is never taken for this
-    run's; the term stays, since terms grow for as long as the folder lives."""
+    run's. The term stays, since terms grow for as long as the folder lives, and so does who is revoked."""
     if beginning.durable_state is None:
         durable.delete(VIEW)
         durable.delete(RECORDS)
+        durable.put(OPERATOR, serialize.write(OperatorState(revoked=beginning.start.revoked)))
         durable.put(START, serialize.write(Stamp(beginning.start.version, beginning.start.generation)))
     durable.put(RUN, job.run)
 

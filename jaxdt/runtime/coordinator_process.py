@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxdt.build import build_coordinator
-from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED
+from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
 from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, Terminated
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
+from jaxdt.runtime.identity.credential import load_signer
+from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.run_job import RunJob
@@ -59,7 +61,9 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
         journal.post = loop.post
-        address = start_transport(job, loop, COORDINATOR, options.own, incarnation=machine.coordinator_term)
+        issuer = _issuer(job, durable, machine)
+        incarnation, issue = machine.coordinator_term, issuer.redeem if issuer else None
+        address = start_transport(job, loop, COORDINATOR, options.own, incarnation=incarnation, issue=issue)
         with journal:
             begin_run(job, durable, beginning)
             on_address(address)
@@ -70,3 +74,10 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
             if stop.code not in (TERMINATED, SUPERSEDED):
                 end_run(durable)
             return stop
+
+
+def _issuer(job: RunJob, durable: FileStore, machine: Coordinator) -> Issuer | None:
+    """What signs the certificates of those who come with a token; None for a run in plaintext."""
+    if job.credential is None:
+        return None
+    return Issuer(load_signer(job.credential), durable, machine.roster.first_newcomer)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxdt.membership.coordinator import TERMINATED
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
-from jaxdt.runtime.run_dir import job_flags
+from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
 from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.plan import Plan
 
@@ -98,6 +98,7 @@ class LocalFleet:
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
         own_flags = [f"--address_file={address_file}", f"--began_s={self._launched_s}", f"--listen={listen}"]
+        own_flags.append(coordinator_credential(self._run_dir))
         command = [sys.executable, str(self._scripts / "coordinate.py"), *own_flags, *self._flags]
         self._coordinator = subprocess.Popen(
             command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[self._lock]
@@ -111,6 +112,7 @@ class LocalFleet:
         flags = [
             f"--peer={peer}",
             f"--coordinator={address}",
+            peer_credential(self._run_dir, peer),
             *self._flags,
             *self._cpus(peer),
             *self._gpu_flags.get(peer, []),

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
+    PEER_IDS,
     Action,
     CheckpointFailed,
     Connect,
@@ -31,6 +32,7 @@ from jaxdt.protocol.events import (
     Header,
     Install,
     Interrupted,
+    Join,
     LinkChanged,
     MarkCheckpoint,
     Meet,
@@ -46,6 +48,7 @@ from jaxdt.protocol.events import (
     Refused,
     Report,
     Restore,
+    Revoke,
     Run,
     Send,
     Started,
@@ -166,6 +169,8 @@ class Loop:
         BadInput tells the transport that the sender is wrong: the message is dropped and counted."""
         if event.header.src != src:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
+        if isinstance(event.body, Join) and event.body.peer not in (None, src % PEER_IDS):
+            raise BadInput(f"message.Join.peer: got {event.body.peer}, expected {src % PEER_IDS}, who asks")
         if tensor_key(event.body):
             if len(leaves) != 1:
                 raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
@@ -331,6 +336,8 @@ class Loop:
                         self._connect(member.peer, member.address)
             case Disconnect(peer):
                 self.transport.drop(peer)
+            case Revoke(peers):
+                self.transport.revoke(peers)
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):

@@ -136,7 +136,7 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
         step=config.data.seq_growth_steps,
         microbatch=plan.microbatches(plan.seat(peer)[1]).start,
     )
-    with MessageCostProbe(job.load_credential()) as probe:
+    with MessageCostProbe(encrypted=job.credential is not None) as probe:
         measured_s = time_stage(store, timed, probe)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jaxdt.build import RunStart, fingerprint
 from jaxdt.model.data import TokenFile
-from jaxdt.runtime.net.credential import Credential
-from jaxdt.runtime.net.credential import load as load_credential_file
+from jaxdt.runtime.identity.credential import Credential
+from jaxdt.runtime.identity.credential import load as load_credential_file
 from jaxdt.runtime.storage.checkpoint import (
     Checkpointer,
     Stamp,
@@ -27,7 +27,8 @@ class RunJob:
     """Everything that a process of a run is given.
 
     run: the name of the run, equal on all its processes.
-    credential: the run's credential file; without one, only loopback addresses are allowed unless `allow_plaintext`.
+    credential: the credential file of this process; without one, only loopback addresses are allowed, unless
+        `allow_plaintext`.
     network: the links that the transport emulates, or None.
     resume: the folder of a complete checkpoint to resume from, or None.
     forward_s_min: emulates a slower device: a forward takes at least this long, and a backward twice as long.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxdt.protocol.message import from_plain
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import Address, advertised, format_address, parse_address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.options import Issue, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_job import RunJob
@@ -39,11 +39,12 @@ def start_transport(
     own: OwnAddress,
     towards: Address | None = None,
     incarnation: int = PROCESS,
+    issue: Issue | None = None,
 ) -> str:
     """Give the loop a transport that has started. Returns the address at which others reach this process; '' for a
     process that nobody can dial. `towards` is an address that leads to the others: that of the coordinator, None for
-    the coordinator itself. `incarnation`: a coordinator's term, or what tells this process from others of the same
-    peer."""
+    the coordinator itself, whose answer to tokens is `issue`. `incarnation`: a coordinator's term, or what tells this
+    process from others of the same peer."""
     listen = parse_address("listen", own.listen) if own.listen else None
     link = device_links(job.network)
 
@@ -60,7 +61,7 @@ def start_transport(
         listen,
         job.load_credential(),
         TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain, on_death=loop.on_death),
-        TransportSettings(shape, allow_plaintext=job.allow_plaintext, incarnation=incarnation),
+        TransportSettings(shape, allow_plaintext=job.allow_plaintext, incarnation=incarnation, issue=issue),
     )
     bound = loop.transport.start()
     if listen is None or bound is None:

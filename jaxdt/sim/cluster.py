@@ -45,6 +45,7 @@ from jaxdt.protocol.events import (
     Report,
     Restore,
     Restored,
+    Revoke,
     Run,
     Send,
     Started,
@@ -158,6 +159,7 @@ class Simulation:
             Disconnect: self._disconnect,
             Meet: self._meet,
             MarkCheckpoint: lambda peer, mark: None,
+            Revoke: lambda peer, revoke: None,  # the simulated coordinator drops what a revoked peer says
             Send: self._send,
             Post: self._post,
             StoreTensor: lambda peer, store: self._peers[peer].tensors.put(store.body, store.src, store.tensor),

@@ -50,11 +50,11 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import from_plain, to_plain
-from jaxdt.runtime.net.credential import Credential
-from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.identity.authority import create_missing, peer_file
+from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.run_dir import job_flags, write_job
+from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, write_job
 from jaxdt.spec.config import RunConfig, default_plan, parse
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -78,7 +78,7 @@ class Fleet:
     plan: Plan
     run: str
     fingerprint: str
-    credential: Credential
+    credentials: Path
     coordinator: tuple[str, int]
     events: SimpleQueue[tuple[int, Message]]
     views: dict[int, Received] = field(default_factory=dict[int, Received])
@@ -108,7 +108,7 @@ class FakePeer:
             peer,
             f"{fleet.run}, {fleet.fingerprint}",
             ("127.0.0.1", 0),
-            fleet.credential,
+            load_credential(peer_file(fleet.credentials, peer)),
             TransportCallbacks(
                 on_message=lambda src, event, leaves: self._on_message(event),
                 on_link=lambda *link: None,
@@ -251,8 +251,10 @@ def make_job(folder: Path) -> tuple[RunConfig, Plan, str]:
     size = dict(stages=n_stages, pipelines=PIPELINES, microbatches=2 * PIPELINES)
     config = parse(dict(model=model, plan=size, train=dict(steps=STEPS.value)), data.vocab_size)
     config = replace(config, wiring=replace(config.wiring, kind="swarm"))
+    config = replace(config, sync=replace(config.sync, check_every_steps=0))  # the fakes have no parameters
     plan = default_plan(config)
     write_job(folder, config, plan)
+    create_missing(folder / CREDENTIALS, plan.peers)
     return config, plan, fingerprint(config, plan, data.checksum)
 
 
@@ -269,13 +271,13 @@ def address_of(path: Path, coordinator: subprocess.Popen) -> tuple[str, int]:
 def measure(folder: Path) -> dict[str, Any]:
     config, plan, compared = make_job(folder)
     own_flags = [f"--address_file={folder / 'address'}", f"--run_dir={folder}", "--nolive", *job_flags(folder)]
+    own_flags.append(coordinator_credential(folder))
     command = [sys.executable, str(SCRIPTS / "coordinate.py"), *own_flags]
     with (folder / "coordinator.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             address = address_of(folder / "address", process)
-            credential = load_credential(folder / "credential.pem")
             run = (folder / "run").read_text().strip()
-            ended = Driver(Fleet(config, plan, run, compared, credential, address, SimpleQueue())).run()
+            ended = Driver(Fleet(config, plan, run, compared, folder / CREDENTIALS, address, SimpleQueue())).run()
             process.wait()
         finally:
             process.kill()

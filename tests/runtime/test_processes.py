@@ -108,15 +108,13 @@ def test_a_killed_coordinator_is_started_again_and_one_that_fails_ends_the_run_w
     assert "coordinator: killed, started again" in fleet.output and "coordinator: lost" in fleet.output
 
 
-def test_a_peer_with_another_credential_is_refused_and_harms_nobody_and_an_interrupt_ends_the_run(launched, tmp_path):
-    from jaxdt.runtime.net import credential
-    from jaxdt.runtime.run_dir import job_flags
+def test_a_peer_of_another_run_is_refused_and_harms_nobody_and_an_interrupt_ends_the_run(launched, tmp_path):
+    from jaxdt.runtime.run_dir import job_flags, peer_credential
 
     fleet = launched("--config.train.steps=100000", ONE_PIPELINE)
     fleet.wait_for_step(1)
-    credential.create(tmp_path / "other.pem")
     address = (fleet.run_dir / "coordinator_address").read_text()
-    flags = [*job_flags(fleet.run_dir), f"--credential={tmp_path / 'other.pem'}", f"--run_dir={tmp_path / 'intruder'}"]
+    flags = [*job_flags(fleet.run_dir), peer_credential(tmp_path / "other", 1), f"--run_dir={tmp_path / 'intruder'}"]
     command = [sys.executable, str(ROOT / "scripts/train.py"), "--peer=1", f"--coordinator={address}", *flags]
     intruder = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     assert intruder.returncode == 2, intruder.stdout

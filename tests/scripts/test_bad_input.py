@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from jaxdt.model.data import HEADER_BYTES, open_data, write_tokens
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.identity import credential
+from jaxdt.runtime.identity.certificate import new_key
 from jaxdt.runtime.run_dir import clear, hold
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
@@ -73,7 +74,15 @@ def flipped(content: bytes, at: int) -> bytes:
 
 def checkpoint(folder: Path, data: str, **changes) -> None:
     """A run's folder with the mark of a checkpoint of 7 steps."""
-    mark = {"version": 7, "generation": 0, "stages": 1, "model": MODEL, "optimizer": "adamw", "data": data} | changes
+    mark = {
+        "format": "1.0",
+        "version": 7,
+        "generation": 0,
+        "stages": 1,
+        "model": MODEL,
+        "optimizer": "adamw",
+        "data": data,
+    } | changes
     (folder / "checkpoints/00000007").mkdir(parents=True)
     (folder / "checkpoints/00000007/complete.json").write_text(json.dumps(mark))
     (folder / "config.json").write_text("{}")
@@ -138,7 +147,7 @@ def files(tmp_path_factory):
     checkpoint(folder / "other_model", checksum, model=MODEL | {"d_model": 99})
     checkpoint(folder / "other_tokens", "abc")
     checkpoint(folder / "damaged", checksum, stages="two")
-    credential.create(folder / "open.pem")
+    credential.write(folder / "open.pem", new_key())
     (folder / "open.pem").chmod(0o644)
     with socket.create_server(("127.0.0.1", 0)) as server:
         (folder / "port").write_text(str(server.getsockname()[1]))

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net.address import Address, format_address
-from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from jaxdt.runtime.net import frame, handshake, unix_socket
 from jaxdt.runtime.net.address import Address, bind
+from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.connection import Connection, SelfPipe, poll_ms
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused
@@ -36,7 +37,7 @@ class Acceptor:
     def __init__(
         self,
         address: Address,
-        context: ssl.SSLContext | None,
+        authentication: Authentication,
         limits: TransportLimits,
         *,
         check: Callable[[HandshakeHello], None],
@@ -44,7 +45,7 @@ class Acceptor:
         refused: Callable[[int | None, str], None],
         spawn: Callable[[str, Callable[[], None]], None],
     ):
-        self._context = context
+        self._authentication = authentication
         self._limits = limits
         self._check = check
         self._welcome = welcome
@@ -164,15 +165,16 @@ class Acceptor:
         self._welcome(connection, hello)
 
     def _read_greeting(self, connection: Connection, host: str) -> HandshakeHello | None:
-        """The greeting of a connection, or None when it is refused."""
+        """The greeting of a connection; None when it is refused, or was a token's."""
         peer = None
         try:
             first_byte = connection.first_byte(min(self._limits.first_byte_s, self._limits.handshake_s))
-            if self._context is not None:
-                if first_byte == frame.MAGIC[:1]:
-                    raise HandshakeRefused("credential: got plaintext, expected TLS with the credential of this run")
-                handshake.secure(connection, self._context, is_dialer=False)
+            shown = self._authentication.accept(connection, first_byte)
+            if self._authentication.redeem(connection, shown):
+                connection.linger(_LINGER_S)
+                return None
             hello = handshake.parse_hello(handshake.read_frame(connection, (frame.GREETING,)).head)
+            self._authentication.check(shown, hello.src)
             peer = hello.src
             self._check(hello)
         except (HandshakeRefused, FrameError) as error:

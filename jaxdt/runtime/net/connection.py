@@ -156,6 +156,13 @@ class Connection:
                 raise ConnectionAbortedError("cut")
         self._sock.do_handshake()
 
+    def certificate_of_other_side(self) -> bytes:
+        """The verified certificate of the other side (DER), within TLS."""
+        assert isinstance(self._sock, ssl.SSLSocket), "enter_tls was called before"
+        der = self._sock.getpeercert(binary_form=True)
+        assert der is not None, "both contexts require a certificate"
+        return der
+
     def leave_tls(self, records: AeadRecords) -> None:
         """From here on both sides send records. Neither may have sent more in TLS, or have begun with records."""
         with self._lock:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from jaxdt.runtime.net import unix_socket
 from jaxdt.runtime.net.address import Address, format_address
+from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.connection import Connection, SelfPipe, left_s, poll_ms
 from jaxdt.runtime.net.frame import FrameError
-from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused, greet, secure
+from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused, greet
 from jaxdt.runtime.net.options import LinkState, TransportLimits
 
 
@@ -23,9 +24,9 @@ class Dialer:
     """
 
     def __init__(
-        self, context: ssl.SSLContext | None, link_state: LinkState, limits: TransportLimits, self_pipe: SelfPipe
+        self, authentication: Authentication, link_state: LinkState, limits: TransportLimits, self_pipe: SelfPipe
     ):
-        self._context = context
+        self._authentication = authentication
         self._link_state = link_state
         self._limits = limits
         self._self_pipe = self_pipe
@@ -41,8 +42,7 @@ class Dialer:
             sock = connect(address, now_s + self._limits.connect_s, self._self_pipe)
             self._connection = Connection(sock, self._limits)
             self._connection.deadline_s = now_s + self._limits.handshake_s
-            if self._context is not None:
-                secure(self._connection, self._context, is_dialer=True)
+            self._authentication.dial(self._connection, hello.dst)
             return self._connection, greet(self._connection, hello)
         except InterruptedError:
             return None

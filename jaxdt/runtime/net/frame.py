@@ -28,11 +28,21 @@ import msgpack
 import numpy as np
 
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.spec import versions
 
 MAGIC = b"jxdt"
-VERSION = 3
-GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS = range(1, 7)
-KINDS = {GREETING: "greeting", WELCOME: "welcome", REFUSED: "refused", MESSAGE: "message", ACK: "ack", KEYS: "keys"}
+VERSION = versions.PROTOCOL.major
+GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS, REQUEST, CERTIFICATE = range(1, 9)
+KINDS = {
+    GREETING: "greeting",
+    WELCOME: "welcome",
+    REFUSED: "refused",
+    MESSAGE: "message",
+    ACK: "ack",
+    KEYS: "keys",
+    REQUEST: "request",
+    CERTIFICATE: "certificate",
+}
 
 _FIELDS = struct.Struct("!4sBBHIIIQQQQ")
 _CRC = struct.Struct("!I")

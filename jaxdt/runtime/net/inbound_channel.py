@@ -5,7 +5,6 @@ connection of the same session leaves them out. A message that was received in p
 The sender opens the connections; a host that nobody can dial (NAT) opens them itself, with a `ReverseDialer`.
 """
 
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ import numpy as np
 
 from jaxdt.runtime.net import frame
 from jaxdt.runtime.net.address import Address
+from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.frame import DTYPES, Frame, FrameError, Leaf, Payload
@@ -315,7 +315,7 @@ class ReverseDialer:
         self,
         address: Address,
         hello: Callable[[int, int, list], HandshakeHello],
-        context: ssl.SSLContext | None,
+        authentication: Authentication,
         inbound: InboundChannel,
         link_state: LinkState,
         limits: TransportLimits,
@@ -326,7 +326,7 @@ class ReverseDialer:
         self._link_state = link_state
         self._limits = limits
         self._self_pipe = SelfPipe()
-        self._dialer = Dialer(context, link_state, limits, self._self_pipe)
+        self._dialer = Dialer(authentication, link_state, limits, self._self_pipe)
         self._closing = False
 
     def run(self) -> None:

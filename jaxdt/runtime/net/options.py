@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxdt.runtime.identity.certificate import SignedCertificate
 from jaxdt.runtime.net.shaper import LinkShape
 
 Read = Callable[[dict], Any]
 OnMessage = Callable[[int, Any, list[np.ndarray]], None]
 OnDeath = Callable[[str, Exception], None]
 OnLink = Callable[[int | None, str, str], None]
+Issue = Callable[[SignedCertificate, bytes], bytes]
 Expect = Callable[[int, Any, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
 
 
@@ -79,12 +81,14 @@ class TransportLimits:
 class TransportSettings:
     """`shape(dst)` is the link to emulate towards peer dst, or None for none. `allow_plaintext` permits addresses other
     than loopback without a credential. `incarnation` tells this process from others of the same peer id; that of a
-    coordinator is its term."""
+    coordinator is its term. `issue(token, request)` is for a coordinator: the certificate chain for a token's holder,
+    or BadInput."""
 
     shape: Callable[[int], LinkShape | None] | None = None
     limits: TransportLimits = TransportLimits()
     allow_plaintext: bool = False
     incarnation: int = 0
+    issue: Issue | None = None
 
 
 class LinkState:

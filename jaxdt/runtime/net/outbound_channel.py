@@ -5,7 +5,6 @@ connection starts again what the peer does not have. This file finds the connect
 that the peer has opened for this purpose. The chunk writer (`chunk_writer.py`) writes to a connection until it breaks.
 """
 
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.address import Address
+from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
 from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
@@ -42,7 +42,7 @@ class OutboundChannel:
         self,
         name: str,
         hello: Callable[[int, int], HandshakeHello],
-        context: ssl.SSLContext | None,
+        authentication: Authentication,
         link_state: LinkState,
         shaper: Shaper | None,
         limits: TransportLimits,
@@ -56,7 +56,7 @@ class OutboundChannel:
         self._self_pipe = SelfPipe()
         self._queue = SendQueue(limits.chunk_bytes, self._self_pipe.wake)
         self._writer = ChunkWriter(self._queue, shaper, limits, self._self_pipe, is_control=name == "control")
-        self._dialer = Dialer(context, link_state, limits, self._self_pipe)
+        self._dialer = Dialer(authentication, link_state, limits, self._self_pipe)
 
         self._failing_since_s: float | None = None  # the present round of failed dials; None: none has failed
         self._n_rounds = 0  # of `undialable_s`, without a connection

@@ -5,18 +5,18 @@ outbound channel to a peer has its own thread for sending.
 """
 
 import functools
-import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.address import Address, check_address, is_loopback, is_wildcard
+from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.connection import Connection
-from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
 from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
 from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
@@ -67,7 +67,7 @@ class Transport:
 
     listen: (host, port) to accept on, port 0 for any free one. None for a peer that nobody can dial: it opens the
         connections of both directions itself.
-    credential: None means plaintext, for loopback addresses only unless the settings allow others.
+    credential: that of this peer. None means plaintext, for loopback addresses only unless the settings allow others.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Transport:
         self._peer_id = peer_id
         self._run = run
         self._listen = listen
-        self._credential = credential
+        self._is_encrypted = credential is not None
+        self._authentication = Authentication(credential, settings.issue)
         self._callbacks = callbacks
         self._settings = settings
         self._limits = settings.limits
@@ -104,7 +105,7 @@ class Transport:
             return None
         self._acceptor = Acceptor(
             self._listen,
-            self._credential.server_context if self._credential else None,
+            self._authentication,
             self._limits,
             check=self._check_hello,
             welcome=self._welcome,
@@ -201,6 +202,14 @@ class Transport:
             if len(self._dropped) > _DROPPED_MAX:
                 self._forget(next(iter(self._dropped)))
 
+    def revoke(self, peers: Collection[int]) -> None:
+        """Put these peers out for good: end their connections and refuse new ones."""
+        with self._lock:
+            self._authentication.revoke(peers)
+            for peer in list(self._peers):
+                if self._authentication.is_revoked(peer):
+                    self.drop(peer)
+
     def close(self, flush_s: float) -> None:
         """Send what is queued for at most flush_s, then end all connections and threads."""
         deadline_s = time.monotonic() + flush_s
@@ -253,7 +262,7 @@ class Transport:
         hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True, incarnation=incarnation)
         way_back = WayBack(functools.partial(self._ask_back, peer), functools.partial(self._open_both, peer))
         channel = OutboundChannel(
-            name, hello, self._client_context, known.link_state, known.shaper, self._limits, way_back
+            name, hello, self._authentication, known.link_state, known.shaper, self._limits, way_back
         )
         known.channels[name] = channel
         if known.address is not None:
@@ -265,7 +274,7 @@ class Transport:
         incarnation = self._settings.incarnation
         hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False, incarnation=incarnation)
         channel = self._inbound_channel(peer, name)
-        reverse_dialer = ReverseDialer(address, hello, self._client_context, channel, known.link_state, self._limits)
+        reverse_dialer = ReverseDialer(address, hello, self._authentication, channel, known.link_state, self._limits)
         self._start_thread(f"receive-{name}-{peer}", reverse_dialer.run, peer)
         return reverse_dialer
 
@@ -336,7 +345,7 @@ class Transport:
     def _welcome(self, connection: Connection, hello: HandshakeHello) -> None:
         """Serve an accepted connection after its greeting: receive on it, or have an outbound channel send on it."""
         with self._lock:
-            if self._closing:
+            if self._closing or self._authentication.is_revoked(hello.src):
                 connection.close()
                 return
             known = self._known_peer(hello.src)
@@ -360,13 +369,9 @@ class Transport:
             ),
         )
 
-    @property
-    def _client_context(self) -> ssl.SSLContext | None:
-        return self._credential.client_context if self._credential else None
-
     def _check_address(self, name: str, address: Address) -> None:
         check_address(name, address)
-        if self._credential is None and not self._settings.allow_plaintext and not is_loopback(address[0]):
+        if not self._is_encrypted and not self._settings.allow_plaintext and not is_loopback(address[0]):
             raise BadInput(f"{name}: got {address[0]} without a credential, expected a loopback address")
 
 

@@ -29,7 +29,7 @@ import orbax.checkpoint as ocp
 
 from jaxdt.protocol.events import CheckpointFailed, WroteCheckpoint
 from jaxdt.runtime.storage.durable import write_durably
-from jaxdt.spec import serialize
+from jaxdt.spec import serialize, versions
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 
@@ -189,6 +189,7 @@ def complete_record(folder: Path) -> dict:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected what a run wrote") from None
+    versions.check_checkpoint(record.get("format") if isinstance(record, dict) else None, str(path))
     kinds = {"version": int, "generation": int, "stages": int, "model": dict}
     for name, kind in kinds.items():
         got = record.get(name) if isinstance(record, dict) else None
@@ -275,7 +276,10 @@ def step_folder(run_dir: Path, version: int) -> Path:
 
 def mark_complete(run_dir: Path, version: int, about: dict) -> None:
     """Write complete.json, with the fields of `about`."""
-    write_durably(step_folder(run_dir, version) / COMPLETE, json.dumps({"version": version} | about).encode())
+    write_durably(
+        step_folder(run_dir, version) / COMPLETE,
+        json.dumps({"format": str(versions.CHECKPOINT), "version": version} | about).encode(),
+    )
 
 
 def newest(run_dir: Path) -> Path:

@@ -31,6 +31,7 @@ Living peers that (5) does not count, although they hold the committed version, 
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.state_check import TOLERANCE
@@ -63,7 +64,7 @@ from jaxdt.spec.work import BACKWARD
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL = range(1, 10)
 BACK_S = 10.0  # after a silence a peer may take so long to be heard
 LEFT = "left"  # in the reason of a peer's Stop
-DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int}
+DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int, "operator": OperatorState}
 
 
 class InvariantBroken(Exception):
@@ -95,7 +96,7 @@ class Invariants:
         self._outgoing: set[int] = set()  # peers that were asked to leave or to move
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
-        self._pending: dict[str, View | Record | int] = {}  # values on their way to the coordinator's disk, by name
+        self._pending: dict[str, View | Record | OperatorState | int] = {}  # values on their way to the disk
         self._view: View | None = None
         self._generation = 0
         self._n_durable = 0
@@ -230,7 +231,7 @@ class Invariants:
         if isinstance(body, View) and (self._view is None or body.number > self._view.number):
             self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
 
-    def _on_durable(self, value: View | Record | int) -> None:
+    def _on_durable(self, value: View | Record | OperatorState | int) -> None:
         if isinstance(value, View):
             self._on_view(value)
         if not isinstance(value, Record):

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxdt.model.data import write_tokens
 from jaxdt.runtime.calibrate import doctor
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.identity import authority
 from jaxdt.spec.network import Network, uniform
 
 
@@ -68,8 +68,8 @@ def test_disk_room_for_the_checkpoints(tmp_path):
 
 
 def test_the_clock_must_lie_within_the_credential(tmp_path):
-    credential.create(tmp_path / "credential.pem")
-    (finding,) = doctor.validity(tmp_path / "credential.pem")
+    authority.create_run(tmp_path)
+    (finding,) = doctor.validity(authority.coordinator_file(tmp_path))
     assert not finding.mend
 
 

@@ -77,4 +77,5 @@ def test_a_link_that_was_up_is_only_down(start, monkeypatch):
     a.transport.send(1, {"n": 2})
     channel = a.channel(1, "control")
     eventually(lambda: channel._n_rounds > 3)
+    a.link(1, "gone")
     assert a.links.empty()

@@ -23,7 +23,7 @@ from transport_nodes import (
 )
 
 from jaxdt.protocol.events import COORDINATOR
-from jaxdt.runtime.net import credential, frame, handshake
+from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import HandshakeHello
 from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
@@ -111,9 +111,9 @@ def test_a_refusal_that_repeats_is_told_once(start):
     assert (a.links.qsize(), b.links.qsize()) == (1, 1)
 
 
-def test_another_credential_is_refused_on_both_sides(start, run_credential, tmp_path):
-    credential.create(tmp_path / "other.pem")
-    a, b, good = start(0, run_credential), start(1, credential.load(tmp_path / "other.pem")), start(2, run_credential)
+def test_the_credential_of_another_run_is_refused_on_both_sides(start, run_credential, tmp_path):
+    other = transport_nodes.RunCredentials(tmp_path)
+    a, b, good = start(0, run_credential), start(1, other), start(2, run_credential)
     a.connect(b)
     a.transport.send(1, {})
     assert "certificate" in a.link(1, "refused")
@@ -318,3 +318,26 @@ def test_a_bug_in_a_callback_is_reported_and_not_swallowed(monkeypatch, start):
     a.transport.send(1, {}, [np.zeros(3)])
     assert "expect: buffer 0 is float64(9,)" in b.link(None, "refused")
     assert raised.get(timeout=WAIT_S) is ValueError
+
+
+# --- versions ---
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+def test_a_peer_of_the_next_minor_version_is_let_in(start, minor):
+    b = start(1)
+    with raw_connection(b) as sock:
+        sender, _ = greeted(b, sock, minor_version=minor)
+        sender.write(message_bytes(1, {"n": 1}, []))
+        assert b.next()[:2] == (7, {"n": 1})
+
+
+@pytest.mark.parametrize("minor", [2, 99])
+def test_a_peer_of_another_minor_version_is_refused(start, minor):
+    b = start(1)
+    with (
+        raw_connection(b) as sock,
+        pytest.raises(handshake.HandshakeRefused, match=f"protocol version: got 3.{minor}, expected 3.0 to 3.1"),
+    ):
+        greeted(b, sock, minor_version=minor)
+    assert f"protocol version: got 3.{minor}" in b.link(None, "refused")

@@ -81,7 +81,7 @@ def greeted(node, peer, channel="data", sends=True, cred=None):
     connection = Connection(socket.create_connection(node.address, timeout=WAIT_S), QUICK)
     connection.deadline_s = time.monotonic() + WAIT_S
     if cred is not None:
-        handshake.secure(connection, cred.client_context, is_dialer=True)
+        handshake.secure(connection, cred.of(peer), is_dialer=True)
     yield (
         connection,
         handshake.greet(connection, HandshakeHello("run", peer, node.me, channel, sends, 5, 1 if sends else 0)),

@@ -315,9 +315,16 @@ def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path
         (b"", "cannot be read"),
         (b'{"version": 1, "linea', "cannot be read"),
         (b"\xff\xfe{}", "cannot be read"),
-        (b"[1]", "version: got None, expected int"),
-        (b'{"version": 1, "generation": 0, "stages": "1", "model": {}}', "stages: got '1', expected int"),
-        (b'{"version": 9, "generation": 0, "stages": 1, "model": {}}', "version: got 9, expected the 00000001 of its"),
+        (b"[1]", "format: got None, expected 1.0 to 1.1"),
+        (b'{"version": 1, "generation": 0, "stages": 1, "model": {}}', "format: got None, expected 1.0 to 1.1"),
+        (b'{"format": "1.2", "version": 1}', "format: got '1.2', expected 1.0 to 1.1"),
+        (b'{"format": "2.0", "version": 1}', "format: got '2.0', expected 1.0 to 1.1"),
+        (b'{"format": "1.1"}', "version: got None, expected int"),
+        (b'{"format": "1.0", "version": 1, "generation": 0, "stages": "1"}', "stages: got '1', expected int"),
+        (
+            b'{"format": "1.0", "version": 9, "generation": 0, "stages": 1, "model": {}}',
+            "version: got 9, expected the 00000001 of its",
+        ),
     ],
 )
 def test_a_damaged_mark_is_named(tmp_path, content, message):
