@@ -13,10 +13,10 @@ from dataclasses import replace
 from unittest import mock
 
 from jaxdt.membership import commit
-from jaxdt.membership.absences import Absences
-from jaxdt.membership.claims import Claims
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.liveness.absences import Absences
+from jaxdt.membership.liveness.claims import Claims
 from jaxdt.membership.member import Membership
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import participants

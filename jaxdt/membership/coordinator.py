@@ -15,15 +15,15 @@ from typing import Any
 
 from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
-from jaxdt.membership.claims import Claims
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
-from jaxdt.membership.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
-from jaxdt.membership.leases import Leases
-from jaxdt.membership.link_suspicion import LinkSuspicion
+from jaxdt.membership.liveness.claims import Claims
+from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
+from jaxdt.membership.liveness.leases import Leases
+from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
+from jaxdt.membership.liveness.vacancies import Vacancies
 from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
-from jaxdt.membership.vacancies import Vacancies
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,

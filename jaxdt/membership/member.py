@@ -11,7 +11,7 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.membership.work_watch import WorkWatch
+from jaxdt.membership.liveness.work_watch import WorkWatch
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
 from jaxdt.protocol.events import (
     COORDINATOR,

@@ -14,8 +14,8 @@ complete checkpoint, with a newcomer in the stage.
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jaxdt.membership.absences import Absences
-from jaxdt.membership.eviction_history import EvictionHistory
+from jaxdt.membership.liveness.absences import Absences
+from jaxdt.membership.liveness.eviction_history import EvictionHistory
 from jaxdt.membership.newcomers import IDS_PER_TERM, Newcomers
 from jaxdt.membership.rebalance_api import Balance, ByNumber
 from jaxdt.protocol.events import Connect, Hello, Member, Record, StateName, View

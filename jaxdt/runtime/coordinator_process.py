@@ -13,8 +13,8 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
 from jaxdt.runtime.identity.credential import load_signer
 from jaxdt.runtime.identity.issuer import Issuer
-from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import FileStore, LateFile

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from jaxdt.membership.claims import Claimant
+from jaxdt.membership.liveness.claims import Claimant
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS, Join, Stop, Welcome
 from jaxdt.protocol.trace import Trace

@@ -15,10 +15,10 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
 from jaxdt.runtime.compute import compute
-from jaxdt.runtime.console import print_line
 from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import LateFile

@@ -3,7 +3,7 @@
 import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, reports, sent
 
-from jaxdt.membership.claims import GRANTED_S, Claimant
+from jaxdt.membership.liveness.claims import GRANTED_S, Claimant
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,

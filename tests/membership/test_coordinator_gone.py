@@ -35,7 +35,7 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import HeartbeatReport
-from jaxdt.runtime.display import Display
+from jaxdt.runtime.reporting.display import Display
 from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.router import BANNED_MAX, StageQueue
 

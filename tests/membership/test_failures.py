@@ -11,7 +11,7 @@ from test_coordinator import (
     sent,
 )
 
-from jaxdt.membership.failures import OVERDUE_MAX, SAME_FAILURES_MAX, SAVE_FAILURES_MAX
+from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAME_FAILURES_MAX, SAVE_FAILURES_MAX
 from jaxdt.protocol.events import (
     TEMPORARY_IDS,
     Disconnect,

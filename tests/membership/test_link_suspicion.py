@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from report_fields import report_fields
 
-from jaxdt.membership.eviction_history import BACKOFF_STEPS_MAX
-from jaxdt.membership.link_suspicion import LinkSuspicion
+from jaxdt.membership.liveness.eviction_history import BACKOFF_STEPS_MAX
+from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import Member, View
 from jaxdt.sim.faults import CUT, Fault

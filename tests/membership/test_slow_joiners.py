@@ -7,7 +7,7 @@ import pytest
 from mutants import Mutant
 from report_fields import report_fields
 
-from jaxdt.membership.join_progress import ASKED_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, JoinProgress
+from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, JoinProgress
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import COORDINATOR, FETCHED, Fetch, Heartbeat, Member, Send, View
 from jaxdt.sim.faults import JOIN, Fault

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxdt.membership.work_watch import FACTOR, PROFILE_FACTOR, UNKNOWN_S, WorkWatch
+from jaxdt.membership.liveness.work_watch import FACTOR, PROFILE_FACTOR, UNKNOWN_S, WorkWatch
 from jaxdt.protocol.events import Overdue
 from jaxdt.spec.work import Work
 

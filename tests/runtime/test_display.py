@@ -3,8 +3,8 @@
 import pytest
 
 from jaxdt.protocol.reports import HeartbeatReport
-from jaxdt.runtime import display as display_module
-from jaxdt.runtime.display import TABLE_EVERY_S, Display
+from jaxdt.runtime.reporting import display as display_module
+from jaxdt.runtime.reporting.display import TABLE_EVERY_S, Display
 from jaxdt.spec.plan import Plan
 
 

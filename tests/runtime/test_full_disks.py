@@ -10,10 +10,10 @@ import pytest
 from jaxdt.protocol.events import CheckpointFailed, MarkCheckpoint, Started, Stop
 from jaxdt.protocol.reports import RefusedReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace, read
-from jaxdt.runtime import metrics as metrics_module
-from jaxdt.runtime.console import print_line
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.reporting import metrics as metrics_module
+from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.storage import durable
 from jaxdt.runtime.storage.checkpoint import Checkpointer
 from jaxdt.runtime.storage.durable import LateFile

@@ -8,10 +8,10 @@ import pytest
 
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.protocol.reports import EndedReport, PredictionReport, ViewReport
-from jaxdt.runtime import journal as journal_module
-from jaxdt.runtime import prediction
-from jaxdt.runtime.journal import Journal
-from jaxdt.runtime.prediction import Prediction, PredictionRequest, predict
+from jaxdt.runtime.reporting import journal as journal_module
+from jaxdt.runtime.reporting import prediction
+from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, predict
 from jaxdt.sim.fuzz.cases import draw_case
 
 CASE = draw_case(0)

@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from jaxdt.membership.coordinator_config import OperatorState
-from jaxdt.membership.link_suspicion import SAID_BY
+from jaxdt.membership.liveness.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.state_check import TOLERANCE
 from jaxdt.protocol.events import (

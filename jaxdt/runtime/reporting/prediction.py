@@ -68,7 +68,7 @@ class Prediction:
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "jaxdt.runtime.prediction"],
+                [sys.executable, "-m", "jaxdt.runtime.reporting.prediction"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

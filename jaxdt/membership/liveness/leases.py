@@ -3,7 +3,7 @@ That of a joining member also runs out when its download makes no progress."""
 
 from collections.abc import Iterator, Mapping
 
-from jaxdt.membership.join_progress import JoinProgress
+from jaxdt.membership.liveness.join_progress import JoinProgress
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.deadline import RECONNECT_S, Deadline
 

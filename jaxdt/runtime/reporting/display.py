@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
-from jaxdt.runtime.console import print_line
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.spec.plan import Plan
 
 PLAIN_EVERY_S = 2.0

@@ -8,7 +8,7 @@ that process is lost, which a broken connection shows soon. So a second process 
 
 from dataclasses import dataclass
 
-from jaxdt.membership.leases import Leases
+from jaxdt.membership.liveness.leases import Leases
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.events import (
     COORDINATOR,

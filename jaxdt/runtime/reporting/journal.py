@@ -24,10 +24,10 @@ from jaxdt.protocol.reports import (
     ViewReport,
     WriteFailedReport,
 )
-from jaxdt.runtime.display import Display
-from jaxdt.runtime.metrics import Metrics
 from jaxdt.runtime.net.address import is_loopback
-from jaxdt.runtime.prediction import Prediction, PredictionRequest
+from jaxdt.runtime.reporting.display import Display
+from jaxdt.runtime.reporting.metrics import Metrics
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 
