@@ -11,6 +11,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
+from jaxdt.protocol.events import Checkpoint
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig, check_plan
 from jaxdt.spec.errors import BadInput
@@ -28,12 +29,11 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 
 @dataclass(frozen=True)
 class RunStart:
-    """Which run this is, and where it begins: its name, the updates seen so far, the generation that draws its samples,
-    and the checksum of its token file."""
+    """Which run this is, and where it begins: its name, the checkpoint that it resumes from, and the checksum of its
+    token file."""
 
     run: str
-    version: int = 0
-    generation: int = 0
+    checkpoint: Checkpoint = Checkpoint()
     data_checksum: str = ""
 
 
@@ -100,8 +100,8 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         fingerprint=digest,
         peer=setup.peer,
         stage=setup.stage,
-        start_version=start.version,
-        start_generation=start.generation,
+        start_version=start.checkpoint.version,
+        start_generation=start.checkpoint.generation,
         n_steps=config.train.steps,
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
@@ -138,8 +138,8 @@ def build_coordinator(
         fingerprint=_fingerprint(config, plan, start),
         stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
         n_stages=plan.n_stages,
-        start_version=start.version,
-        start_generation=start.generation,
+        start_version=start.checkpoint.version,
+        start_generation=start.checkpoint.generation,
         n_steps=config.train.steps,
         on_nonfinite=config.train.on_nonfinite,
         tokens_per_sample=config.seq_lengths,
@@ -147,6 +147,8 @@ def build_coordinator(
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
         delay_steps=config.sync.delay,
+        start_parts=start.checkpoint.parts,
+        n_copies=config.train.checkpoint_copies,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     if balance is None and config.wiring.rebalance_s:

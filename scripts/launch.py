@@ -20,7 +20,7 @@ from jaxdt.cli import codec_flags, environment, run_flags
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import LocalFleet
-from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, newest
+from jaxdt.runtime.storage.checkpoint import about_run, newest, newest_whole
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -72,11 +72,12 @@ def main() -> int:
 
 
 def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
-    """The newest complete checkpoint. BadInput if this config cannot continue from it."""
-    folder = newest(run_dir)
-    version = check_resumable(folder, about_run(config, data.checksum)).version
-    if version >= config.train.steps:
-        raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {version} of {folder}")
+    """The newest complete checkpoint that is whole. BadInput if this config cannot continue from it."""
+    folder, problems = newest_whole(run_dir, about_run(config, data.checksum))
+    for problem in problems:
+        print(f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}: {problem}")
+    if int(folder.name) >= config.train.steps:
+        raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {int(folder.name)} of {folder}")
     return folder
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import Ready, WroteCheckpoint
+from jaxdt.protocol.events import Checkpoint, Ready, WroteCheckpoint
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
@@ -21,10 +21,10 @@ RUN = "averaging"
 class NoCheckpoints:
     """Accepts every checkpoint and writes nothing."""
 
-    def save(self, version: int, tensors, post) -> None:
+    def save(self, version: int, generation: int, store, post) -> None:
         post(WroteCheckpoint(version))
 
-    def mark_complete(self, version: int, generation: int) -> None:
+    def mark_complete(self, checkpoint: Checkpoint) -> None:
         return None
 
     def wait(self) -> None:

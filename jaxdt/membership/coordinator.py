@@ -24,6 +24,7 @@ from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    Checkpoint,
     CheckpointComplete,
     Connect,
     Disconnect,
@@ -80,7 +81,7 @@ from jaxdt.protocol.reports import (
 from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
-TERM, VIEW, RECORDS = "coordinator_term", "view", "records"  # names under which state is made durable
+TERM, VIEW, RECORDS, CHECKPOINT = "coordinator_term", "view", "records", "checkpoint"  # names of durable state
 
 
 class Coordinator:
@@ -101,8 +102,9 @@ class Coordinator:
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
-        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
-        self._being_persisted: dict[str, View | Record | int] = {}
+        start = Checkpoint(config.start_version, config.start_generation, config.start_parts)
+        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, start, config.n_copies)
+        self._being_persisted: dict[str, View | Record | Checkpoint | int] = {}
         self._ended = False
         self._patient_until_s = 0.0
         if durable_state:
@@ -152,7 +154,8 @@ class Coordinator:
         view = replace(durable_state.view, coordinator_term=self.coordinator_term)
         self._agreement.restore(durable_state.records, view.n_committed)
         self.roster.recall(view, self.n_committed > view.n_committed)
-        self._checkpoints.checkpoint = durable_state.checkpoint
+        if durable_state.checkpoint:
+            self._checkpoints.complete(durable_state.checkpoint)
 
     def _start(self, now_s: float) -> list[Action]:
         """Nobody is evicted before a whole lease of this term is over (step protocol, Sec. 7.1)."""
@@ -166,7 +169,7 @@ class Coordinator:
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
         return actions
 
-    def _persist(self, name: str, value: View | Record | int) -> Persist:
+    def _persist(self, name: str, value: View | Record | Checkpoint | int) -> Persist:
         self._being_persisted[name] = value
         if isinstance(value, int):
             return Persist(name, value)
@@ -179,6 +182,8 @@ class Coordinator:
                 return self._adopt(now_s, view)
             case Record() as record:
                 return self._committed(now_s, record)
+            case Checkpoint() as checkpoint:
+                return self._completed(checkpoint)
         return self._change_view()
 
     # ------------------------------------------------------------------------------------------------------ messages
@@ -198,7 +203,7 @@ class Coordinator:
         if isinstance(body, Hello):
             return self._on_hello(now_s, src, body)
         if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
-            return self._on_saved(body) if self.view and header.generation == self.view.generation else []
+            return self._on_saved(src, body) if self.view and header.generation == self.view.generation else []
         if src in self.roster.missing and src not in self._leases:
             return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
@@ -244,7 +249,7 @@ class Coordinator:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
-        is_new_process = self.roster.hello(src, hello.address, hello.process)
+        is_new_process = self.roster.hello(src, hello)
         actions = self._lost(src, "its process was started anew") if is_new_process else []
         if self._ended:
             return actions
@@ -324,9 +329,9 @@ class Coordinator:
         if not self.roster.lose(peer, next_view if isinstance(next_view, View) else None):
             if not self.config.waits:
                 return self._end(3, f"{reason}; it was the last of its stage")
-            at_stake = list(range(self._checkpoints.checkpoint, self.n_committed))
-            stage = self.roster.stage_of[peer]
-            actions.append(VacantReport(stage, reason, self._checkpoints.checkpoint, at_stake))
+            checkpoint = self._checkpoints.checkpoint.version
+            at_stake = list(range(checkpoint, self.n_committed))
+            actions.append(VacantReport(self.roster.stage_of[peer], reason, checkpoint, at_stake))
         return actions + self._change_view()
 
     def _change_view(self, between_steps: bool = False) -> list[Action]:
@@ -336,7 +341,7 @@ class Coordinator:
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
         actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
         checkpoint = self._checkpoints.checkpoint
-        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint)
+        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint.version)
         if view is None:
             return actions
         if view.rolled_back:
@@ -356,18 +361,21 @@ class Coordinator:
         """A view is durable: tell its members, and those who are not among them."""
         left = self.roster.adopt(view)
         self._agreement.adopt_view(now_s, view)
+        if view.rolled_back:
+            self._checkpoints.roll_back()
         outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
         for peer in left - self.roster.coming:
             self._leases.end(peer)
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
-        return [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
+        actions = [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
+        return [*actions, *self._complete_checkpoint()]
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        if self.view is None or self._being_persisted.keys() & {VIEW, RECORDS}:
+        if self.view is None or self._being_persisted.keys() & {VIEW, RECORDS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case Record() as record:
@@ -375,7 +383,7 @@ class Coordinator:
             case EndRun(code, reason):
                 return self._end(code, reason)
             case RollBack():
-                return self._roll_back(self.roster.roll_back(self._checkpoints.checkpoint))
+                return self._roll_back(self.roster.roll_back(self._checkpoints.checkpoint.version))
         return []
 
     def _committed(self, now_s: float, record: Record) -> list[Action]:
@@ -385,14 +393,25 @@ class Coordinator:
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide()]
 
-    def _on_saved(self, saved: Saved) -> list[Action]:
-        save_s = self._checkpoints.saved(saved)
-        if save_s is None:
+    def _on_saved(self, src: int, saved: Saved) -> list[Action]:
+        self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
+        return self._complete_checkpoint()
+
+    def _complete_checkpoint(self) -> list[Action]:
+        """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
+        do not count yet, and with a rollback no part of before does."""
+        if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT}:
             return []
+        generation = self.roster.current_view.generation
+        found = self._checkpoints.found(generation, self.roster.live_disks)
+        return [self._persist(CHECKPOINT, found)] if found else []
+
+    def _completed(self, checkpoint: Checkpoint) -> list[Action]:
+        save_s = self._checkpoints.complete(checkpoint)
         self._agreement.checkpoint_complete()
-        mark = MarkCheckpoint(saved.version, self.roster.current_view.generation)
-        report = CheckpointReport(saved.version, save_s)
-        return [mark, report, *self._to_all(CheckpointComplete(saved.version)), *self._end_if_over()]
+        report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
+        told = [MarkCheckpoint(checkpoint), report, *self._to_all(CheckpointComplete(checkpoint))]
+        return [*told, *self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
 
     def _end_if_over(self) -> list[Action]:
         """The run is over once every member is done and the last checkpoint is complete."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.protocol.events import Hello, Record, View, Welcome
+from jaxdt.protocol.events import Checkpoint, Hello, Part, Record, View, Welcome
 from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -13,7 +13,8 @@ from jaxdt.spec.seq_lengths import SeqLengths
 class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
     `waits`: a stage that has lost all its replicas waits for another one. `delay_steps`: how many steps are under way
-    beside the first that is not committed."""
+    beside the first that is not committed. `start_parts`: of the checkpoint that the run begins with. `n_copies`: on
+    how many disks each part of a checkpoint must be, if there are so many."""
 
     run: str
     fingerprint: str
@@ -28,6 +29,8 @@ class CoordinatorConfig:
     deadline_floor_s: float
     waits: bool = False
     delay_steps: int = 0
+    start_parts: tuple[Part, ...] = ()
+    n_copies: int = 1
     job: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:
@@ -46,22 +49,24 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True)
 class DurableState:
-    """What an earlier coordinator of the run made durable: its term, its last view and records, and the version of the
-    newest complete checkpoint."""
+    """What an earlier coordinator of the run made durable: its term, its last view and records, and the newest complete
+    checkpoint; None before the first of its run."""
 
     coordinator_term: int
     view: View
     records: tuple[Record, ...]
-    checkpoint: int
+    checkpoint: Checkpoint | None = None
 
 
-def load_durable_state(disk: Mapping[str, Any], checkpoint: int) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view" and "records", as plain data. None if there
-    was no view yet. A record of an earlier generation does not count any more. BadInput for anything that a coordinator
-    does not write."""
+def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
+    """From what was persisted under the names "coordinator_term", "view", "records" and "checkpoint", as plain data.
+    None if there was no view yet. A record of an earlier generation does not count any more. BadInput for anything that
+    a coordinator does not write."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")
     records = serialize.read(tuple[Record, ...], disk.get("records") or [], "records")
     term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
+    stored = disk.get("checkpoint")
+    checkpoint = None if stored is None else serialize.read(Checkpoint, stored, "checkpoint")
     return DurableState(term, view, tuple(r for r in records if r.generation == view.generation), checkpoint)

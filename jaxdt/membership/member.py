@@ -16,6 +16,7 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     FETCHED,
     Action,
+    Checkpoint,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
@@ -118,7 +119,7 @@ class Membership:
         self._next_stage: int | None = None  # where the coordinator wants this peer
         self._saves_first_version = False
         self._writing: set[int] = set()
-        self._unconfirmed: dict[type, Message] = {}  # a coordinator that is started again has to be told these again
+        self._unconfirmed: dict[object, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
@@ -181,8 +182,8 @@ class Membership:
                 return self._updated(version)
             case CheckpointFailed(version, reason):
                 return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
-            case WroteCheckpoint(version, blocked_s):
-                return self._wrote(version, blocked_s)
+            case WroteCheckpoint():
+                return self._wrote(event)
         return []
 
     def _received(self, now_s: float, body: Message) -> list[Action | Event]:
@@ -194,8 +195,8 @@ class Membership:
             case Reassign(stage) if self.view is None and stage != self.identity.stage:
                 self._next_stage = stage
                 return self._leave_if_free()
-            case CheckpointComplete(version) if self._saves(version):
-                return [MarkCheckpoint(version, self.generation)]
+            case CheckpointComplete(checkpoint):
+                return self._on_complete(checkpoint)
             case Ended(code, reason):
                 return [Stop(code, reason)]
             case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
@@ -206,8 +207,8 @@ class Membership:
 
     def _hello(self) -> Send:
         identity, started = self.identity, self._started
-        hello = Hello(identity.peer, identity.stage, identity.fingerprint, started.address, started.process)
-        return Send(COORDINATOR, hello)
+        about = (identity.peer, identity.stage, identity.fingerprint)
+        return Send(COORDINATOR, Hello(*about, started.address, started.process, started.disk))
 
     def _profiled(self) -> Send:
         assert self._profile is not None
@@ -215,7 +216,8 @@ class Membership:
 
     def _confirmed(self, body: Message) -> Send:
         """A message that must not be lost with the coordinator."""
-        self._unconfirmed[type(body)] = body
+        about = (Saved, body.version, body.stage) if isinstance(body, Saved) else type(body)
+        self._unconfirmed[about] = body
         return Send(COORDINATOR, body)
 
     def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action | Event]:
@@ -335,12 +337,21 @@ class Membership:
 
     def _write(self, version: int) -> Action:
         self._writing.add(version)
-        return WriteCheckpoint(version)
+        return WriteCheckpoint(version, self.generation)
 
-    def _wrote(self, version: int, blocked_s: float) -> list[Action | Event]:
+    def _wrote(self, wrote: WroteCheckpoint) -> list[Action | Event]:
+        version = wrote.version
         self._writing.discard(version)
-        saved = self._confirmed(Saved(version, self.identity.stage, blocked_s))
-        return [saved, *(self._done() if version == self.identity.n_steps else self._leave_if_free())]
+        saved = Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)
+        more = self._done() if version == self.identity.n_steps else self._leave_if_free()
+        return [self._confirmed(saved), *more]
+
+    def _on_complete(self, checkpoint: Checkpoint) -> list[Action | Event]:
+        """Of older parts the coordinator need not be told again. Every host that holds a part marks its folder."""
+        for key, body in list(self._unconfirmed.items()):
+            if isinstance(body, Saved) and body.version < checkpoint.version:
+                del self._unconfirmed[key]
+        return [MarkCheckpoint(checkpoint)]
 
     def _updated(self, version: int) -> list[Action | Event]:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it

@@ -35,6 +35,7 @@ class Roster:
         self.moving: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # of the last hello
+        self.disks: dict[int, str] = {}  # on which each peer keeps its parts of checkpoints
         self.view: View | None = None
         self.admissions: dict[int, int] = {}  # of the members
         self.candidates: set[int] = set()
@@ -77,6 +78,11 @@ class Roster:
         return {peer for peer in self.current_view.stage_peers(stage) if peer not in absent}
 
     @property
+    def live_disks(self) -> set[str]:
+        """The disks of the members that are there."""
+        return {self.disks.get(peer, "") for peer in self.members - self.lost - self.missing}
+
+    @property
     def vacant(self) -> list[int]:
         """Stages without anyone who is there and holds their state."""
         return [stage for stage in range(self._n_stages) if not self.live(stage)]
@@ -99,16 +105,19 @@ class Roster:
         self.stage_of |= {member.peer: member.stage for member in view.members}
         self.addresses |= {member.peer: member.address for member in view.members}
         self.processes |= {member.peer: member.process for member in view.members}
+        self.disks |= {member.peer: member.disk for member in view.members}
         self.adopt(view)
         if steps_since:
             self.committed()
 
-    def hello(self, peer: int, address: str, process: int) -> bool:
+    def hello(self, peer: int, hello: Hello) -> bool:
         """A peer has said hello. True if it is a member, but another process than the one that was admitted."""
+        process = hello.process
         if self.processes.get(peer) != process:
             self.candidates.discard(peer)  # its earlier process was ready, this one is not
-        self.addresses[peer] = address
+        self.addresses[peer] = hello.address
         self.processes[peer] = process
+        self.disks[peer] = hello.disk
         return self._member_processes.get(peer, process) != process
 
     def reach(self, peer: int) -> Connect:
@@ -191,7 +200,7 @@ class Roster:
         self._newcomers.expire(now_s)
         known = self.members | self.coming | set(self._planned)
         for peer in self._newcomers.forget(list(self.stage_of), known, reachable):
-            for entries in (self.stage_of, self.addresses, self.processes):
+            for entries in (self.stage_of, self.addresses, self.processes, self.disks):
                 entries.pop(peer, None)
             self._evictions.forget(peer)
             self.leaving.discard(peer)
@@ -277,7 +286,8 @@ class Roster:
 
     def _member(self, peer: int, admission: int, first_step: int) -> Member:
         address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
-        return Member(peer, self.stage_of[peer], admission, address, process, first_step)
+        disk = self.disks.get(peer, "")
+        return Member(peer, self.stage_of[peer], admission, address, process, first_step, disk)
 
     def adopt(self, view: View) -> set[int]:
         """The view is durable; the peers that wanted to go and have left with it."""

@@ -62,11 +62,43 @@ class SliceKey:
 
 @frozen_dataclass(order=True)
 class StateKey:
-    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words."""
+    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words. With
+    `part`: words lo..hi-1 of the checkpoint part of this digest, as one stream."""
 
     version: int
     lo: int
     hi: int
+    part: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+
+@frozen_dataclass
+class Part:
+    """The state of `stage` after `version` updates, as it stands on disks: the digest of its content, its length in
+    4-byte words, and the ids of the disks that hold it."""
+
+    version: int
+    stage: int
+    digest: str
+    n_words: int
+    disks: tuple[str, ...] = ()
+
+
+@frozen_dataclass
+class Checkpoint:
+    """A complete checkpoint: the parts of all stages, in their order, after `version` updates in `generation`. Without
+    parts it is version 0, the initial state, which every peer can draw."""
+
+    version: int = 0
+    generation: int = 0
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def n_copies(self) -> int:
+        """On how many disks each part is, at least."""
+        return min((len(part.disks) for part in self.parts), default=0)
 
 
 # -------------------------------------------------------------------------------------------------------- messages
@@ -86,7 +118,8 @@ class Header:
 @frozen_dataclass
 class Member:
     """One member of a view: `admission` grows each time the coordinator admits this peer_id, and `process` is the one
-    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on."""
+    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on. Members
+    with an equal `disk` see one another's files."""
 
     peer: int
     stage: int
@@ -94,6 +127,7 @@ class Member:
     address: str = ""
     process: int = 0
     first_step: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
@@ -158,13 +192,14 @@ class View:
 @frozen_dataclass
 class Hello:
     """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `process` tells two
-    processes of one peer apart."""
+    processes of one peer apart. `disk`: the id of the disk on which it keeps its parts of checkpoints."""
 
     peer: int
     stage: int
     fingerprint: str
     address: str
     process: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
@@ -377,12 +412,14 @@ class Committed:
 
 @frozen_dataclass
 class Saved:
-    """Member -> coordinator: this stage's part of the checkpoint of `version` is durable; for `blocked_s` the member
-    did nothing else."""
+    """Member -> coordinator: the part of the checkpoint of `version` for `stage`, with this digest and length, is
+    durable on the member's disk; for `blocked_s` the member did nothing else."""
 
     version: int
     stage: int
     blocked_s: float = 0.0
+    digest: str = ""
+    n_words: int = 0
 
 
 @frozen_dataclass
@@ -394,9 +431,9 @@ class Failed:
 
 @frozen_dataclass
 class CheckpointComplete:
-    """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
+    """Coordinator -> all: every stage's part of the checkpoint is durable on enough disks."""
 
-    version: int
+    checkpoint: Checkpoint
 
 
 @frozen_dataclass
@@ -503,10 +540,13 @@ class Persisted:
 
 @frozen_dataclass
 class WroteCheckpoint:
-    """This peer's part of the checkpoint of `version` is durable; for `blocked_s` it did nothing else."""
+    """This peer's part of the checkpoint of `version` is durable, with this digest and so many 4-byte words; for
+    `blocked_s` it did nothing else."""
 
     version: int
     blocked_s: float = 0.0
+    digest: str = ""
+    n_words: int = 0
 
 
 @frozen_dataclass
@@ -543,10 +583,11 @@ class LinkChanged:
 @frozen_dataclass
 class Started:
     """The first event of every machine; `address` (host:port) is where this process listens, `process` a number that no
-    other process of this peer has."""
+    other process of this peer has, `disk` the id of the disk on which it keeps its parts of checkpoints."""
 
     address: str = ""
     process: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
@@ -767,9 +808,10 @@ class Persist:
 
 @frozen_dataclass
 class WriteCheckpoint:
-    """Write this peer's part of the checkpoint of `version`; WroteCheckpoint answers."""
+    """Write this peer's part of the checkpoint of `version` in `generation`; WroteCheckpoint answers."""
 
     version: int
+    generation: int = 0
 
 
 @frozen_dataclass
@@ -792,10 +834,9 @@ class Install:
 
 @frozen_dataclass
 class MarkCheckpoint:
-    """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
+    """The checkpoint is complete: make it count, and let go of the oldest."""
 
-    version: int
-    generation: int
+    checkpoint: Checkpoint
 
 
 @frozen_dataclass

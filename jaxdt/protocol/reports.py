@@ -51,11 +51,13 @@ class StepReport(Report):
 
 @dataclass(frozen=True)
 class CheckpointReport(Report):
-    """The checkpoint of `version` is complete; saving it kept a member from its work for up to `save_s`."""
+    """The checkpoint of `version` is complete, with each part on `copies` disks or more; saving it kept a member from
+    its work for up to `save_s`."""
 
     kind: ClassVar[str] = "checkpoint"
     version: int
     save_s: float
+    copies: int
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from jaxdt.runtime.journal import Journal
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
-from jaxdt.runtime.storage.checkpoint import check_resumable, complete_checkpoints
 from jaxdt.runtime.storage.durable import FileStore, LateFile
 from jaxdt.runtime.transport_setup import start_transport
 from jaxdt.spec.errors import BadInput
@@ -50,6 +49,9 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
         address = start_transport(job, loop, COORDINATOR, options.listen)
         with journal:
+            if durable_state is None:
+                for name in ("records", "checkpoint"):
+                    durable.put(name, None)  # an earlier run in this folder may have left its own
             durable.put("run", job.run)
             on_address(address)
             StopRequests(Interrupted(), options.stop_with_parent).deliver_to(loop)
@@ -63,6 +65,5 @@ def _unfinished_state(job: RunJob, durable: FileStore) -> DurableState | None:
     """The state of an earlier coordinator of this very run that ended before the run did; None if there was none."""
     if job.resume or durable.get("run") != job.run:
         return None
-    complete = complete_checkpoints(job.run_dir)
-    checkpoint = check_resumable(complete[-1], job.about).version if complete else job.start.version
-    return load_durable_state({name: durable.get(name) for name in ("coordinator_term", "view", "records")}, checkpoint)
+    names = ("coordinator_term", "view", "records", "checkpoint")
+    return load_durable_state({name: durable.get(name) for name in names})

@@ -18,6 +18,7 @@ import numpy as np
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
     Action,
+    Checkpoint,
     CheckpointFailed,
     Connect,
     Discard,
@@ -82,13 +83,18 @@ class CheckpointWriter(Protocol):
     """What writes a process's part of each checkpoint, such as a Checkpointer."""
 
     def save(
-        self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None], /
+        self,
+        version: int,
+        generation: int,
+        store: Any,
+        post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None],
+        /,
     ) -> None:
         """Write the state of `store`, and call `post` with the outcome."""
         ...
 
-    def mark_complete(self, version: int, generation: int) -> None:
-        """Every stage's part is durable."""
+    def mark_complete(self, checkpoint: Checkpoint) -> None:
+        """Every stage's part is on enough disks."""
         ...
 
     def wait(self) -> None:
@@ -271,13 +277,13 @@ class Loop:
                 assert self._durable is not None, "only a coordinator persists, and it has a durable store"
                 self._durable.put(name, value)
                 self._handle(Persisted(name))
-            case WriteCheckpoint(version):
-                self._checkpoint_writer.save(version, self.tensors, self.post)
+            case WriteCheckpoint(version, generation):
+                self._checkpoint_writer.save(version, generation, self.tensors, self.post)
             case Restore() | Install():
                 self._fetching.clear()
                 self.work.put(action)
-            case MarkCheckpoint(version, generation):
-                self._checkpoint_writer.mark_complete(version, generation)
+            case MarkCheckpoint(checkpoint):
+                self._checkpoint_writer.mark_complete(checkpoint)
             case Report():
                 if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._peer, time.monotonic(), action)

@@ -6,16 +6,12 @@ from pathlib import Path
 
 from jaxdt.build import RunStart, fingerprint
 from jaxdt.model.data import TokenFile
+from jaxdt.protocol.events import Checkpoint
 from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.credential import load as load_credential_file
-from jaxdt.runtime.storage.checkpoint import (
-    Checkpointer,
-    Stamp,
-    about_run,
-    check_resumable,
-    load_entries,
-    step_folder,
-)
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, load_entries
+from jaxdt.runtime.storage.checkpointer import Checkpointer
+from jaxdt.runtime.storage.parts import step_folder
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
@@ -56,14 +52,14 @@ class RunJob:
         return f"{self.run}, {fingerprint(self.config, self.plan, self.data.checksum)}"
 
     @functools.cached_property
-    def start(self) -> Stamp:
-        """The version and generation at which the run starts."""
-        return check_resumable(self.resume, self.about) if self.resume else Stamp(0, 0)
+    def start(self) -> Checkpoint:
+        """The checkpoint with which the run starts."""
+        return check_resumable(self.resume, self.about) if self.resume else Checkpoint()
 
     @property
     def run_start(self) -> RunStart:
         """The start of the run, as `build` needs it."""
-        return RunStart(self.run, self.start.version, self.start.generation, self.data.checksum)
+        return RunStart(self.run, self.start, self.data.checksum)
 
     def load_credential(self) -> Credential | None:
         return load_credential_file(self.credential) if self.credential else None
@@ -87,5 +83,4 @@ class RunJob:
 
     def checkpointer(self, stage: int | None) -> Checkpointer:
         """What writes a stage's part of each checkpoint; for `stage` None, what marks checkpoints complete."""
-        about = self.about | {"stages": self.plan.n_stages}
-        return Checkpointer(self.run_dir, about, self.config.train.keep_checkpoints, stage)
+        return Checkpointer(self.run_dir, self.run, self.about, self.config.train.keep_checkpoints, stage)

@@ -56,8 +56,10 @@ class DataConfig:
 class TrainConfig:
     """`microbatch_size` is in samples. The held-out loss is measured every `eval_every_steps` (0: never) over
     `eval_microbatches`. A checkpoint is written every `checkpoint_every_steps` (0: at the end only); the newest
-    `keep_checkpoints` stay. `on_nonfinite` says what happens when the gradient of a step is not finite: stop the run,
-    skip the update, or roll back to the last complete checkpoint and draw other samples from there on."""
+    `keep_checkpoints` stay. A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all
+    that the run has: peers without a common disk send the parts to one another. `on_nonfinite` says what happens when
+    the gradient of a step is not finite: stop the run, skip the update, or roll back to the last complete checkpoint
+    and draw other samples from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -66,6 +68,7 @@ class TrainConfig:
     eval_microbatches: int = 4
     checkpoint_every_steps: int = 0
     keep_checkpoints: int = 2
+    checkpoint_copies: int = 2
     on_nonfinite: str = "stop"
 
 
@@ -165,7 +168,7 @@ class RunConfig:
             raise BadInput(f"data.seq_growth_steps: got {n_steps}, expected {wanted} with data.seq_start {start}")
 
     def _check_train(self) -> None:
-        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints"):
+        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints", "checkpoint_copies"):
             require_at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
             require_at_least(f"train.{name}", getattr(self.train, name), 0)

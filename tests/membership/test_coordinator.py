@@ -10,6 +10,7 @@ from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
     TEMPORARY_IDS,
+    Checkpoint,
     CheckpointComplete,
     Committed,
     Connect,
@@ -26,6 +27,7 @@ from jaxdt.protocol.events import (
     Join,
     LinkChanged,
     MarkCheckpoint,
+    Part,
     Persist,
     Persisted,
     Prepared,
@@ -44,6 +46,7 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import DroppedReport
+from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
 # Two stages, two replicas each.
@@ -101,6 +104,14 @@ class Driver:
             head = {"generation": view.generation, "view": view.number}
             actions = self.message(peer, prepared(peer, step, **changes), now_s, **head)
         return actions
+
+    def save(self, version):
+        """Each stage's part is durable, on one disk that all see."""
+        for peer in (0, 1):
+            view = self.machine.view
+            head = {"generation": view.generation, "view": view.number}
+            self.message(peer, Saved(version, STAGE_OF[peer], 0.0, f"digest{peer}", 9), **head)
+        return self.event(Persisted("checkpoint"))
 
     def commit(self, step, now_s=0.0):
         self.prepare(step, now_s=now_s)
@@ -336,8 +347,7 @@ def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
     run = Driver(on_nonfinite="rollback")
     run.begin()
     run.commit(0)
-    for peer in (0, 1):
-        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.save(1)
     run.commit(1)
     actions = run.prepare(2, sq_norm=math.nan)
     assert reports(actions, "rollback") == [{"step": 2, "to": 1, "generation": 1, "again": [1]}]
@@ -452,8 +462,7 @@ def test_the_run_is_done_when_every_member_is():
     run = Driver(n_steps=1)
     run.begin()
     run.commit(0)
-    for peer in (0, 1):
-        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.save(1)
     for peer in (0, 1, 2):
         actions = run.message(peer, Done(1, {"busy_s": 2.0}, {"1": 100}))
         assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
@@ -464,13 +473,15 @@ def test_the_run_is_done_when_every_member_is():
 def test_a_checkpoint_is_complete_with_every_stages_part():
     run = Driver()
     run.begin()
-    assert run.message(0, Saved(1, 0, 0.3)) == []
-    assert run.message(0, Saved(1, 0, 0.2)) == []
-    assert run.message(1, Saved(2, 1)) == []
-    actions = run.message(1, Saved(1, 1))
-    assert actions[0] == MarkCheckpoint(1, 0)
-    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2}]
-    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(1))
+    assert run.message(0, Saved(1, 0, 0.2, "a", 9)) == []
+    assert run.message(1, Saved(2, 1, 0.0, "b", 9)) == []
+    (persist,) = run.message(1, Saved(1, 1, 0.1, "b", 9))
+    checkpoint = Checkpoint(1, 0, (Part(1, 0, "a", 9, ("",)), Part(1, 1, "b", 9, ("",))))
+    assert persist == Persist("checkpoint", serialize.write(checkpoint))
+    actions = run.event(Persisted("checkpoint"))
+    assert actions[0] == MarkCheckpoint(checkpoint)
+    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2, "copies": 1}]
+    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(checkpoint))
 
 
 def test_messages_of_the_coordinator_carry_its_run_and_view():
@@ -617,7 +628,8 @@ def test_a_part_that_is_durable_counts_whoever_wrote_it():
     lose(run, 2)
     run.event(Persisted("view"))
     run.message(3, Saved(1, 1))
-    assert reports(run.message(2, Saved(1, 0)), "checkpoint") == [{"version": 1, "save_s": 0.0}]
+    run.message(2, Saved(1, 0))
+    assert reports(run.event(Persisted("checkpoint")), "checkpoint") == [{"version": 1, "save_s": 0.0, "copies": 1}]
 
 
 def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():

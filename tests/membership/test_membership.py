@@ -7,6 +7,7 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
+    Checkpoint,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
@@ -23,6 +24,7 @@ from jaxdt.protocol.events import (
     MarkCheckpoint,
     Meet,
     Member,
+    Part,
     Profiled,
     Ready,
     Received,
@@ -309,7 +311,7 @@ def test_checkpoints_are_written_every_n_steps_and_at_the_end():
         [],
         [WriteCheckpoint(4)],
     ]
-    assert bodies(machine.handle(2.0, WroteCheckpoint(2))) == [Saved(2, 1)]
+    assert bodies(machine.handle(2.0, WroteCheckpoint(2, 0.1, "a", 9))) == [Saved(2, 1, 0.1, "a", 9)]
 
 
 def test_a_rollback_does_not_write_its_checkpoint_again():
@@ -334,7 +336,6 @@ def test_who_saves_nothing_is_done_at_once():
     machine = follower()
     assert machine.handle(1.0, Updated(1, 2)) == []
     assert [type(body) for body in bodies(machine.handle(1.0, Updated(1, 4)))] == [Done]
-    assert machine.handle(1.0, from_coordinator(CheckpointComplete(2))) == []
 
 
 def test_a_coordinator_that_was_started_anew_hears_again_who_is_done():
@@ -356,8 +357,10 @@ def test_without_a_period_only_the_end_is_saved():
     assert machine.handle(1.0, Updated(1, 4)) == [WriteCheckpoint(4)]
 
 
-def test_a_complete_checkpoint_is_marked_by_those_who_save():
-    assert member().handle(1.0, from_coordinator(CheckpointComplete(2))) == [MarkCheckpoint(2, 0)]
+def test_a_complete_checkpoint_is_marked_by_all_since_any_host_may_hold_a_part():
+    complete = Checkpoint(2, 0, (Part(2, 0, "a", 9, ("d",)),))
+    for one in (member(), follower()):
+        assert one.handle(1.0, from_coordinator(CheckpointComplete(complete))) == [MarkCheckpoint(complete)]
 
 
 def test_the_clock_offset_is_taken_from_the_shortest_round_trip():

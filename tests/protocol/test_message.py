@@ -108,7 +108,7 @@ def test_a_wrong_type_is_refused(part, field, value, message):
     assert str(caught.value).startswith(message)
 
 
-OPTIONAL = {"route", "regenerate", "tally", "blocked_s", "process"}
+OPTIONAL = {"route", "regenerate", "tally", "blocked_s", "process", "disk", "digest", "n_words"}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

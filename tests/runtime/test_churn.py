@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from test_processes import ROOT, Launched
 
-from jaxdt.runtime.storage.checkpoint import load_entries, newest, step_folder
+from jaxdt.runtime.storage.checkpoint import load_entries, newest
+from jaxdt.runtime.storage.parts import step_folder
 from jaxdt.spec import network as networks
 
 N_STEPS = 60

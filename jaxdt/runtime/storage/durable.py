@@ -1,6 +1,7 @@
 """Files that survive a crash: the coordinator's durable values, and how a run's other files are written."""
 
 import errno
+import hashlib
 import json
 import os
 import threading
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.serialize import is_object
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class FileStore:
-    """A folder with one JSON file per name, each written by write_durably (step protocol, Sec. 5.2). put_s: seconds
-    that the latest `put` took."""
+    """A folder with one JSON file per name, each written by write_json (step protocol, Sec. 5.2). put_s: seconds that
+    the latest `put` took."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -25,16 +27,13 @@ class FileStore:
         """Store a value; it is durable on return."""
         start_s = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_durably(self._folder / f"{name}.json", json.dumps(value).encode())
+        write_json(self._folder / f"{name}.json", value)
         self.put_s = time.monotonic() - start_s
 
     def get(self, name: str) -> Any:
         """The stored value, or None if there is none; BadInput if the file is damaged."""
         path = self._folder / f"{name}.json"
-        try:
-            return json.loads(path.read_bytes()) if path.exists() else None
-        except ValueError as error:
-            raise BadInput(f"{path}: not JSON ({error}), expected what the coordinator wrote") from None
+        return read_json(path) if path.exists() else None
 
 
 class LateFile:
@@ -61,6 +60,32 @@ class LateFile:
             self._file.close()
 
 
+def canonical(value: Any) -> bytes:
+    """The one JSON text of plain data, of which checksums are taken."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain data durably, beside the SHA-256 of its canonical text. So a damaged bit is found when the file is
+    read, and is never taken for another value."""
+    checksum = hashlib.sha256(canonical(value)).hexdigest()
+    write_durably(path, json.dumps({"sha256": checksum, "value": value}).encode())
+
+
+def read_json(path: Path) -> Any:
+    """What write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected what a run wrote") from None
+    if not is_object(content) or set(content) != {"sha256", "value"}:
+        raise BadInput(f"{path}: got {content!r:.60}, expected an object with sha256 and value, as a run writes it")
+    checksum = hashlib.sha256(canonical(content["value"])).hexdigest()
+    if checksum != content["sha256"]:
+        raise BadInput(f"{path}: damaged, its content has SHA-256 {checksum:.16}, expected {content['sha256']!r:.18}")
+    return content["value"]
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Replace the content of a file: write a temporary file, fsync it, rename it, fsync the folder. Also after a crash
     the file holds either all of its old content or all of the new one. An OSError names the file."""
@@ -75,11 +100,24 @@ def write_durably(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    folder = os.open(path.parent, os.O_RDONLY)
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make a folder and everything in it survive a loss of power: files first, then the folders that name them."""
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            fsync(Path(root) / name)
+        fsync(Path(root))
 
 
 def refusal(error: OSError, default: str) -> str:

@@ -331,7 +331,7 @@ class _Processes:
     def make_coordinator(self, disk: Mapping | None) -> DrivenMachine:
         """The first coordinator, or with `disk` one that continues from it."""
         case = self._case
-        durable_state = None if disk is None else load_durable_state(disk, self._invariants.checkpoint)
+        durable_state = None if disk is None else load_durable_state(disk)
         balance = RandomMoves(case.seed, case.random_moves_s) if case.random_moves_s else None
         machine = build_coordinator(case.config, case.plan, RunStart("fuzz"), durable_state, balance)
         return self._mutate(COORDINATOR, machine, None)

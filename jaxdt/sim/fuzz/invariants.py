@@ -22,10 +22,10 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    Checkpoint,
     Committed,
     Event,
     Free,
-    MarkCheckpoint,
     Persist,
     Persisted,
     Post,
@@ -45,7 +45,7 @@ from jaxdt.spec.work import BACKWARD
 
 COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
 LEFT = "left"  # in the reason of a peer's Stop
-DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int}
+DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int, "checkpoint": Checkpoint}
 
 
 class InvariantBroken(Exception):
@@ -62,7 +62,6 @@ class Invariants:
         self.tensors: dict[int, SymbolicTensors] = {}
         self.now_s = 0.0
         self.n_checked = 0
-        self.checkpoint = 0  # version of the newest complete one
         self._peers = dict(peers)
         self._planned = set(peers)
         self._alive = set(peers)
@@ -70,7 +69,9 @@ class Invariants:
         self._may_be_lost = may_be_lost
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
-        self._pending: dict[str, View | Record | int] = {}  # values on their way to the coordinator's disk, by name
+        self._pending: dict[
+            str, View | Record | Checkpoint | int
+        ] = {}  # values on their way to the coordinator's disk, by name
         self._view: View | None = None
         self._generation = 0
         self._n_durable = 0
@@ -145,8 +146,6 @@ class Invariants:
                 self._pending[action.name] = value[-1] if isinstance(value, tuple) else value
             elif isinstance(action, Send):
                 self._check_announced(action.body)
-            elif isinstance(action, MarkCheckpoint):
-                self.checkpoint = action.version
             elif isinstance(action, Stop) and action.code and self._must_last and self._view:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
 
@@ -157,7 +156,7 @@ class Invariants:
         if isinstance(body, View) and (self._view is None or body.number > self._view.number):
             self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
 
-    def _on_durable(self, value: View | Record | int) -> None:
+    def _on_durable(self, value: View | Record | Checkpoint | int) -> None:
         if isinstance(value, View):
             self._on_view(value)
         if not isinstance(value, Record):
