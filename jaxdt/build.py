@@ -4,6 +4,7 @@ Which combinations of options make sense is checked here, since only build may l
 """
 
 import json
+import math
 from dataclasses import dataclass
 
 from jaxdt.membership.coordinator import Coordinator
@@ -18,6 +19,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan, to_json
 from jaxdt.sync.base import sync_entry
+from jaxdt.sync.part_transfer import PartTransfer
 from jaxdt.sync.state_transfer import StateTransfer
 from jaxdt.wiring.base import PeerLoad, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
@@ -109,8 +111,12 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         outage_s=config.net.outage_s,
     )
     sync = sync_entry(config.sync.kind).build(setup)
-    state_transfer = StateTransfer(setup.peer, setup.stage, config.sync.slice_bytes)
-    return Peer(Membership(identity), _wiring(setup), sync, state_transfer)
+    slice_bytes = config.sync.slice_bytes
+    state_transfer = StateTransfer(setup.peer, setup.stage, slice_bytes)
+    copies_bytes_per_s = 1e9 / 8 * config.net.copies_gbps if config.net.copies_gbps else math.inf
+    start_version = start.checkpoint.version
+    part_transfer = PartTransfer(setup.peer, setup.stage, slice_bytes, copies_bytes_per_s, start_version)
+    return Peer(Membership(identity), _wiring(setup), sync, state_transfer, part_transfer)
 
 
 def _wiring(setup: PeerSetup) -> Machine:
@@ -148,6 +154,7 @@ def build_coordinator(
         waits=config.wiring.on_stage_lost == "wait",
         delay_steps=config.sync.delay,
         start_parts=start.checkpoint.parts,
+        start_reseeds=start.checkpoint.n_reseeds,
         n_copies=config.train.checkpoint_copies,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )

@@ -27,6 +27,7 @@ from jaxdt.protocol.events import (
     Checkpoint,
     CheckpointComplete,
     Connect,
+    CopyPart,
     Disconnect,
     Done,
     Ended,
@@ -43,6 +44,7 @@ from jaxdt.protocol.events import (
     Load,
     MarkCheckpoint,
     Message,
+    PartMissing,
     Persist,
     Persisted,
     Profiled,
@@ -70,6 +72,8 @@ from jaxdt.protocol.reports import (
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    NoHolderReport,
+    PartMissingReport,
     RefusedReport,
     RestartedReport,
     ReturnedReport,
@@ -102,8 +106,8 @@ class Coordinator:
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
-        start = Checkpoint(config.start_version, config.start_generation, config.start_parts)
-        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, start, config.n_copies)
+        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
+        self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
         self._being_persisted: dict[str, View | Record | Checkpoint | int] = {}
         self._ended = False
         self._patient_until_s = 0.0
@@ -228,6 +232,8 @@ class Coordinator:
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
             case Leaving() if src not in self.roster.leaving:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
+            case PartMissing(digest, reason):
+                return self._on_part_missing(src, digest, reason)
             case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
@@ -277,11 +283,8 @@ class Coordinator:
 
     def _send_missed(self, src: int) -> list[Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
-        missed: list[Message] = [
-            self.roster.current_view,
-            *self._agreement.missed(),
-            CheckpointComplete(self._checkpoints.checkpoint),
-        ]
+        complete = CheckpointComplete(self._checkpoints.checkpoint)
+        missed: list[Message] = [self.roster.current_view, *self._agreement.missed(), complete]
         return [self._send(src, body) for body in missed]
 
     def _on_profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
@@ -300,7 +303,7 @@ class Coordinator:
             return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
         if missing := sorted(set(self.config.stage_of) - set(self.profiles)):
             return [WaitingReport(missing)]
-        view = self.roster.first_view(self.coordinator_term, self.config.start_generation, self.n_committed)
+        view = self.roster.first_view(self.coordinator_term, self.config.start)
         return [self._persist(VIEW, view)]
 
     # --------------------------------------------------------------------------------------------------------- views
@@ -340,14 +343,24 @@ class Coordinator:
             return []
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
         actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
-        checkpoint = self._checkpoints.checkpoint
-        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint.version)
+        checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
+        view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint)
         if view is None:
             return actions
         if view.rolled_back:
             return actions + self._roll_back(view)
         view = replace(view, results=self._agreement.leave_view({member.peer for member in view.members}))
         return [*actions, self._persist(VIEW, view)]
+
+    def _may_roll_back(self, actions: list[Action]) -> bool:
+        """Whether those who are there hold the whole checkpoint between them. If not, a vacant stage waits for a disk
+        that holds its part, too; a report of that is added to `actions`."""
+        disks = self.roster.live_disks | {self.roster.disks.get(peer, "") for peer in self.roster.candidates}
+        without = self._checkpoints.without_holder(disks) if self.roster.vacant else []
+        if without and without != self._without_holder:
+            actions.append(NoHolderReport(self._checkpoints.checkpoint.version, without))
+        self._without_holder = without
+        return not without
 
     def _roll_back(self, view: View) -> list[Action]:
         """Begin a new generation at the last complete checkpoint."""
@@ -368,6 +381,7 @@ class Coordinator:
             self._leases.end(peer)
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
+        self._checkpoints.view_changed()
         actions = [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
         return [*actions, *self._complete_checkpoint()]
 
@@ -383,8 +397,17 @@ class Coordinator:
             case EndRun(code, reason):
                 return self._end(code, reason)
             case RollBack():
-                return self._roll_back(self.roster.roll_back(self._checkpoints.checkpoint.version))
+                return self._other_samples()
         return []
+
+    def _other_samples(self) -> list[Action]:
+        """Go back since a gradient was not finite, and draw other samples from there on."""
+        checkpoint = self._checkpoints.checkpoint
+        if without := self._checkpoints.without_holder(self.roster.live_disks):
+            reason = f"no host that is here holds the checkpoint of {checkpoint.version} steps of stages {without}"
+            return self._end(4, f"step {self.n_committed}: the gradient is not finite, and {reason}")
+        view = self.roster.roll_back(checkpoint)
+        return self._roll_back(replace(view, n_reseeds=view.n_reseeds + 1))
 
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
@@ -397,14 +420,20 @@ class Coordinator:
         self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
         return self._complete_checkpoint()
 
+    def _on_part_missing(self, src: int, digest: str, reason: str) -> list[Action]:
+        self._checkpoints.missing(digest, self.roster.disks.get(src, ""))
+        return [PartMissingReport(src, digest, reason), *self._complete_checkpoint()]
+
     def _complete_checkpoint(self) -> list[Action]:
         """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
         do not count yet, and with a rollback no part of before does."""
         if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT}:
             return []
-        generation = self.roster.current_view.generation
-        found = self._checkpoints.found(generation, self.roster.live_disks)
-        return [self._persist(CHECKPOINT, found)] if found else []
+        view, holders = self.roster.current_view, self.roster.holders
+        found = self._checkpoints.found(view.generation, view.n_reseeds, {holder.disk for holder in holders})
+        if found:
+            return [self._persist(CHECKPOINT, found)]
+        return [self._send(peer, CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
 
     def _completed(self, checkpoint: Checkpoint) -> list[Action]:
         save_s = self._checkpoints.complete(checkpoint)

@@ -13,8 +13,8 @@ from jaxdt.spec.seq_lengths import SeqLengths
 class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
     `waits`: a stage that has lost all its replicas waits for another one. `delay_steps`: how many steps are under way
-    beside the first that is not committed. `start_parts`: of the checkpoint that the run begins with. `n_copies`: on
-    how many disks each part of a checkpoint must be, if there are so many."""
+    beside the first that is not committed. `n_copies`: on how many disks each part of a checkpoint must be, if there
+    are so many."""
 
     run: str
     fingerprint: str
@@ -30,8 +30,14 @@ class CoordinatorConfig:
     waits: bool = False
     delay_steps: int = 0
     start_parts: tuple[Part, ...] = ()
+    start_reseeds: int = 0
     n_copies: int = 1
     job: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def start(self) -> Checkpoint:
+        """The checkpoint with which the run begins."""
+        return Checkpoint(self.start_version, self.start_generation, self.start_parts, self.start_reseeds)
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:
         """'' if the peer is the one that it should be and runs the same; else the reason, for people."""

@@ -33,6 +33,7 @@ from jaxdt.protocol.events import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    HoldsPart,
     Installed,
     Interrupted,
     Leave,
@@ -101,7 +102,7 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
+        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, HoldsPart, Fetching, Leave, Reassign, Suspect}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -178,6 +179,8 @@ class Membership:
                 self._fetching = dict(zip(FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
             case Installed(version):
                 self._version = version
+            case HoldsPart(part):
+                return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason):
@@ -337,7 +340,8 @@ class Membership:
 
     def _write(self, version: int) -> Action:
         self._writing.add(version)
-        return WriteCheckpoint(version, self.generation)
+        assert self.view is not None, "only a member saves"
+        return WriteCheckpoint(version, self.generation, self.view.n_reseeds)
 
     def _wrote(self, wrote: WroteCheckpoint) -> list[Action | Event]:
         version = wrote.version

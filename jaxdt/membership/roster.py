@@ -10,10 +10,11 @@ a newcomer to its stage, with which all members go back to the last complete che
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
+from jaxdt.membership.checkpoint_progress import Holder
 from jaxdt.membership.eviction_history import EvictionHistory
 from jaxdt.membership.newcomers import IDS_PER_TERM, Newcomers
 from jaxdt.membership.rebalance_api import Balance, ByNumber
-from jaxdt.protocol.events import Connect, Hello, Member, Record, View
+from jaxdt.protocol.events import Checkpoint, Connect, Hello, Member, Record, View
 from jaxdt.protocol.reports import MoveReport
 
 
@@ -78,9 +79,14 @@ class Roster:
         return {peer for peer in self.current_view.stage_peers(stage) if peer not in absent}
 
     @property
+    def holders(self) -> list[Holder]:
+        """The members that are there, with their disks."""
+        present = sorted(self.members - self.lost - self.missing)
+        return [Holder(peer, self.stage_of[peer], self.disks.get(peer, "")) for peer in present]
+
+    @property
     def live_disks(self) -> set[str]:
-        """The disks of the members that are there."""
-        return {self.disks.get(peer, "") for peer in self.members - self.lost - self.missing}
+        return {holder.disk for holder in self.holders}
 
     @property
     def vacant(self) -> list[int]:
@@ -211,18 +217,19 @@ class Roster:
         """A step is committed, so every member that was joining has taken part in it."""
         self._joining.clear()
 
-    def first_view(self, coordinator_term: int, generation: int, n_committed: int) -> View:
-        """All peers of the plan."""
+    def first_view(self, coordinator_term: int, start: Checkpoint) -> View:
+        """All peers of the plan, with the state of the checkpoint `start`."""
         members = tuple(self._member(peer, 1, 0) for peer in self._planned)
-        return View(1, coordinator_term, generation, members, (1,) * self._n_stages, n_committed)
+        view = View(1, coordinator_term, start.generation, members, (1,) * self._n_stages, start.version)
+        return replace(view, parts=start.parts, n_reseeds=start.n_reseeds)
 
     def next_view(
-        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: int
+        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: Checkpoint | None
     ) -> View | None:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
-        version of the last complete one."""
+        the last complete one, to which the run may go back; None if it cannot."""
         vacant = self.vacant
-        if vacant and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}:
+        if vacant and checkpoint and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}:
             return self.roll_back(checkpoint)
         leaving = self._leaving_now(between_steps)
         admits = between_steps and not vacant
@@ -266,10 +273,10 @@ class Roster:
             staying.append(member)
         return staying
 
-    def roll_back(self, checkpoint: int) -> View:
+    def roll_back(self, checkpoint: Checkpoint) -> View:
         """A new generation, at the last complete checkpoint, of all peers that are there."""
         number = self.current_view.number + 1
-        staying = self._staying(self.lost | self.missing, checkpoint, set())
+        staying = self._staying(self.lost | self.missing, checkpoint.version, set())
         joining = [self._member(peer, number, 0) for peer in self.candidates]
         return replace(
             self.current_view,
@@ -277,11 +284,12 @@ class Roster:
             generation=self.current_view.generation + 1,
             members=tuple(replace(member, first_step=0) for member in _in_order([*staying, *joining])),
             stage_views=(number,) * self._n_stages,
-            n_committed=checkpoint,
+            n_committed=checkpoint.version,
             records=(),
             rolled_back=True,
             results=(),
             joining=(),
+            parts=checkpoint.parts,
         )
 
     def _member(self, peer: int, admission: int, first_step: int) -> Member:

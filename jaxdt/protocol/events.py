@@ -88,12 +88,14 @@ class Part:
 
 @frozen_dataclass
 class Checkpoint:
-    """A complete checkpoint: the parts of all stages, in their order, after `version` updates in `generation`. Without
-    parts it is version 0, the initial state, which every peer can draw."""
+    """A complete checkpoint: the parts of all stages, in their order, after `version` updates in `generation`.
+    `n_reseeds`: how often the run had gone on with other samples. Without parts it is version 0, the initial state,
+    which every peer can draw."""
 
     version: int = 0
     generation: int = 0
     parts: tuple[Part, ...] = ()
+    n_reseeds: int = 0
 
     @property
     def n_copies(self) -> int:
@@ -155,6 +157,8 @@ class View:
                  all other rounds of groups that changed begin anew
     joining      members that lack the state of n_committed. They get it, and the results of steps under way, from the
                  other members of their stage
+    parts        of the checkpoint with which this generation began
+    n_reseeds    how often the run has gone on with other samples, since a gradient was not finite
     """
 
     number: int
@@ -167,6 +171,8 @@ class View:
     rolled_back: bool = False
     results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
     joining: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
+    n_reseeds: int = 0
 
     @functools.cached_property
     def by_peer(self) -> Mapping[int, Member]:
@@ -305,7 +311,8 @@ class Progress:
 
 @frozen_dataclass
 class Fetch:
-    """Joining member -> another member of its stage: asks for a slice of its state."""
+    """Joining member -> another member of its stage: asks for a slice of its state. Any member -> a member whose disk
+    holds a part of a checkpoint: asks for a slice of that part."""
 
     key: StateKey
 
@@ -423,6 +430,21 @@ class Saved:
 
 
 @frozen_dataclass
+class CopyPart:
+    """Coordinator -> member: fetch this part of a checkpoint from a member whose disk holds it, and keep it."""
+
+    part: Part
+
+
+@frozen_dataclass
+class PartMissing:
+    """Member -> who asked for it, and the coordinator: this member's disk does not hold the part, or cannot."""
+
+    digest: str
+    reason: str
+
+
+@frozen_dataclass
 class Failed:
     """Member -> coordinator: this member cannot go on, for something that a person has to mend: a full disk, a file."""
 
@@ -486,6 +508,8 @@ Message = (
     | Prepared
     | Committed
     | Saved
+    | CopyPart
+    | PartMissing
     | Failed
     | CheckpointComplete
     | Done
@@ -554,6 +578,32 @@ class CheckpointFailed:
     """This peer's part of the checkpoint of `version` could not be written."""
 
     version: int
+    reason: str
+
+
+@frozen_dataclass
+class FoundPart:
+    """The answer to FindPart: how many words the part on this disk has, which is whole, or 0 if there is none.
+    `slices`: bounds of those that an earlier attempt to fetch it has left here."""
+
+    digest: str
+    n_words: int
+    slices: tuple[tuple[int, int], ...] = ()
+
+
+@frozen_dataclass
+class KeptPart:
+    """The answer to KeepPart: '' if the part is durable on this disk, else why it is not."""
+
+    digest: str
+    problem: str = ""
+
+
+@frozen_dataclass
+class LostPart:
+    """A part that was on this disk cannot be read any more, or what has been fetched of one cannot be written."""
+
+    digest: str
     reason: str
 
 
@@ -699,7 +749,22 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+@frozen_dataclass
+class GoBack:
+    """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
+    and restore it."""
+
+    view: View
+
+
+@frozen_dataclass
+class HoldsPart:
+    """part transfer -> membership: a part that was fetched is durable on this disk."""
+
+    part: Part
+
+
+INTERNAL = (GoBack, HoldsPart, ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
@@ -812,24 +877,44 @@ class WriteCheckpoint:
 
     version: int
     generation: int = 0
+    n_reseeds: int = 0
+
+
+@frozen_dataclass
+class FindPart:
+    """Look for the part of this digest, of a checkpoint of `version`, on this disk; FoundPart answers."""
+
+    version: int
+    digest: str
+
+
+@frozen_dataclass
+class KeepPart:
+    """All slices of a part have been fetched: make it durable on this disk, if it is what its digest says; KeptPart
+    answers."""
+
+    part: Part
 
 
 @frozen_dataclass
 class Restore:
-    """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `generation` from now on.
-    Restored answers."""
+    """Go back to the checkpoint of `version`, of which these parts are on this disk (0: to the initial state). Samples
+    are drawn for `n_reseeds` from now on. Restored answers."""
 
     version: int
     generation: int
+    n_reseeds: int = 0
+    parts: tuple[Part, ...] = ()
 
 
 @frozen_dataclass
 class Install:
-    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `generation`.
+    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
     Installed answers."""
 
     version: int
     generation: int
+    n_reseeds: int = 0
 
 
 @frozen_dataclass
@@ -862,6 +947,9 @@ Event = (
     | Persisted
     | WroteCheckpoint
     | CheckpointFailed
+    | FoundPart
+    | KeptPart
+    | LostPart
     | Restored
     | Installed
     | LinkChanged
@@ -879,6 +967,8 @@ Event = (
     | Fetching
     | Joined
     | Updated
+    | GoBack
+    | HoldsPart
 )
 Action = (
     Send
@@ -894,6 +984,8 @@ Action = (
     | WakeAt
     | Persist
     | WriteCheckpoint
+    | FindPart
+    | KeepPart
     | Restore
     | Install
     | MarkCheckpoint

@@ -61,6 +61,26 @@ class CheckpointReport(Report):
 
 
 @dataclass(frozen=True)
+class PartMissingReport(Report):
+    """The disk of `peer` does not hold the part of a checkpoint, or cannot take it."""
+
+    kind: ClassVar[str] = "part_missing"
+    peer: int
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoHolderReport(Report):
+    """A stage is vacant, and nobody who is there holds the parts of these stages of the checkpoint of `version`: the
+    run waits for a host that does."""
+
+    kind: ClassVar[str] = "no_holder"
+    version: int
+    stages: list[int]
+
+
+@dataclass(frozen=True)
 class RollbackReport(Report):
     """The run goes from `step` back to the checkpoint of `to` steps; the steps `again` are done again."""
 

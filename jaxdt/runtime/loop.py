@@ -19,22 +19,25 @@ from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
     Action,
     Checkpoint,
-    CheckpointFailed,
     Connect,
     Discard,
     Disconnect,
     Event,
     Fetch,
+    FindPart,
     Forget,
     Free,
     Header,
     Install,
     Interrupted,
+    KeepPart,
     LinkChanged,
+    LostPart,
     MarkCheckpoint,
     Meet,
     Message,
     MoveTo,
+    Part,
     Persist,
     Persisted,
     Post,
@@ -55,14 +58,15 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
     WriteCheckpoint,
-    WroteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore, refusal
+from jaxdt.runtime.storage.state_vector import WORD
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.work import UPDATE
@@ -80,17 +84,32 @@ class LoopTensors(Tensors, Protocol):
 
 
 class CheckpointWriter(Protocol):
-    """What writes a process's part of each checkpoint, such as a Checkpointer."""
+    """What keeps a process's parts of checkpoints, such as a Checkpointer. `save`, `find` and `keep` answer later, by
+    calling `post`."""
 
-    def save(
-        self,
-        version: int,
-        generation: int,
-        store: Any,
-        post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None],
-        /,
-    ) -> None:
-        """Write the state of `store`, and call `post` with the outcome."""
+    @property
+    def disk(self) -> str:
+        """The id of the disk, equal for processes that see one another's parts."""
+        ...
+
+    def save(self, write_checkpoint: WriteCheckpoint, store: Any, post: Callable[[Any], None], /) -> None:
+        """Write the state of `store`."""
+        ...
+
+    def find(self, action: FindPart, post: Callable[[Any], None], /) -> None:
+        """Look for a whole part."""
+        ...
+
+    def keep(self, part: Part, post: Callable[[Any], None], /) -> None:
+        """Make a part that has been fetched durable."""
+        ...
+
+    def read_slice(self, key: StateKey) -> np.ndarray:
+        """A slice of a part that has been found, to be sent; BadInput if it cannot be read any more."""
+        ...
+
+    def put_slice(self, key: StateKey, words: np.ndarray) -> None:
+        """Hold a slice that was received; BadInput if it is damaged."""
         ...
 
     def mark_complete(self, checkpoint: Checkpoint) -> None:
@@ -159,9 +178,19 @@ class Loop:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
         if tensor_key(event.body) and len(leaves) != 1:
             raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
-        if self._tensors and tensor_key(event.body):
+        if isinstance(event.body, State) and event.body.key.part:
+            self._put_slice(event.body.key, leaves[0])
+        elif self._tensors and tensor_key(event.body):
             self._tensors.put(event.body, src, leaves[0])
         self._events.put(event)
+
+    def _put_slice(self, key: StateKey, words: np.ndarray) -> None:
+        """A slice of a part of a checkpoint. A disk that refuses it fails this copy alone."""
+        self._fetching.pop(key, None)
+        try:
+            self._checkpoint_writer.put_slice(key, words)
+        except OSError as error:
+            self._events.put(LostPart(key.part, refusal(error, "run_dir") or str(error)))
 
     def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
         """Buffers for the tensors of a message that has been announced; BadInput for a message that must not come."""
@@ -169,6 +198,11 @@ class Loop:
             raise BadInput(f"message.{type(event.body).__name__}: brings a tensor, and this process holds none")
         if isinstance(event.body, State) and self._fetching.get(event.body.key) != src:
             raise BadInput(f"message.State: {event.body.key} was not asked of {name_of(src)}")
+        if isinstance(event.body, State) and event.body.key.part:
+            wanted = [(WORD, (event.body.key.hi - event.body.key.lo + 1,))]
+            if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
+                raise BadInput(f"message.State {event.body.key}: got tensors {table}, expected {wanted}")
+            return [aligned_empty(shape, dtype) for dtype, shape in wanted]
         return self._tensors.expect(event.body, table)
 
     def on_link(self, peer: int | None, state: str, reason: str) -> None:
@@ -189,7 +223,9 @@ class Loop:
         the OSError of a disk, is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
         try:
-            self._handle(Started(address, secrets.randbelow(1 << 31)))
+            # A coordinator holds no parts of checkpoints.
+            disk = self._checkpointer.disk if self._checkpointer and not self._durable else ""
+            self._handle(Started(address, secrets.randbelow(1 << 31), disk))
             while self._stop is None:
                 self._turn()
         except (BadInput, OSError) as error:
@@ -277,10 +313,14 @@ class Loop:
                 assert self._durable is not None, "only a coordinator persists, and it has a durable store"
                 self._durable.put(name, value)
                 self._handle(Persisted(name))
-            case WriteCheckpoint(version, generation):
-                self._checkpoint_writer.save(version, generation, self.tensors, self.post)
+            case WriteCheckpoint():
+                self._checkpoint_writer.save(action, self.tensors, self.post)
+            case FindPart():
+                self._checkpoint_writer.find(action, self.post)
+            case KeepPart(part):
+                self._checkpoint_writer.keep(part, self.post)
             case Restore() | Install():
-                self._fetching.clear()
+                self._fetching = {key: peer for key, peer in self._fetching.items() if key.part}
                 self.work.put(action)
             case MarkCheckpoint(checkpoint):
                 self._checkpoint_writer.mark_complete(checkpoint)
@@ -307,10 +347,21 @@ class Loop:
             if isinstance(body, Fetch):
                 self._fetching[body.key] = dst
             key = tensor_key(body)
-            leaves = [self.tensors.tensor_to_send(body)] if key else []
+            try:
+                leaves = [self._tensor_to_send(body)] if key else []
+            except BadInput as error:
+                assert isinstance(key, StateKey), "only a part of a checkpoint may be gone from the disk"
+                self._handle(LostPart(key.part, str(error)))
+                continue
             if key:
                 self._trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
             self.transport.send(dst, serialized, leaves, priority=priority)
+
+    def _tensor_to_send(self, body: Message) -> Any:
+        """The tensor to send with a message; BadInput for a part of a checkpoint that cannot be read any more."""
+        if isinstance(body, State) and body.key.part:
+            return self._checkpoint_writer.read_slice(body.key)
+        return self.tensors.tensor_to_send(body)
 
     def _connect(self, peer: int, address: str) -> None:
         host, _, port = address.rpartition(":")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from jaxdt.build import RunStart, fingerprint
 from jaxdt.model.data import TokenFile
-from jaxdt.protocol.events import Checkpoint
+from jaxdt.protocol.events import Checkpoint, Part
 from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.credential import load as load_credential_file
-from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, load_entries
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, load_parts
 from jaxdt.runtime.storage.checkpointer import Checkpointer
-from jaxdt.runtime.storage.parts import step_folder
+from jaxdt.runtime.storage.parts import part_folders
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
@@ -64,11 +64,9 @@ class RunJob:
     def load_credential(self) -> Credential | None:
         return load_credential_file(self.credential) if self.credential else None
 
-    def load_entries(self, version: int, names: list[str]) -> dict[str, dict]:
-        """Entries of the checkpoint of `version`: this run's own, or the one that it resumed from."""
-        if self.resume and version == self.start.version:
-            return load_entries(self.resume, names)
-        return load_entries(step_folder(self.run_dir, version), names)
+    def load_entries(self, version: int, parts: tuple[Part, ...], names: list[str]) -> dict[str, dict]:
+        """Entries of these parts of the checkpoint of `version`: this run's own, or those that it resumed from."""
+        return load_parts(parts, part_folders(self.run_dir, version, self.resume), names)
 
     def work_s_min(self, stage: int) -> dict[str, float]:
         """The shortest time that each kind of Work takes on the emulated device. The last stage's backward contains
@@ -83,4 +81,5 @@ class RunJob:
 
     def checkpointer(self, stage: int | None) -> Checkpointer:
         """What writes a stage's part of each checkpoint; for `stage` None, what marks checkpoints complete."""
-        return Checkpointer(self.run_dir, self.run, self.about, self.config.train.keep_checkpoints, stage)
+        stages, keep = (self.plan.n_stages, stage), self.config.train.keep_checkpoints
+        return Checkpointer(self.run_dir, self.run, self.about, keep, stages, self.resume)

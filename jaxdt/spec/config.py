@@ -113,12 +113,14 @@ class SyncConfig:
 class NetConfig:
     """A deadline is median + spread of the durations observed so far, and never below `deadline_floor_s`.
     `queue_bytes`: no new Work starts while more payload than this waits to be sent to one peer. `outage_s`: how long
-    peers wait for a coordinator that is gone."""
+    peers wait for a coordinator that is gone. `copies_gbps`: how fast a peer fetches copies of other peers' parts of
+    checkpoints, in 1e9 bit/s (0: as fast as the links allow); parts and states that a step waits for have no limit."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
     queue_bytes: int = 64 << 20
     outage_s: float = 60.0
+    copies_gbps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ class RunConfig:
                 f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
             )
         require_at_least("net.queue_bytes", self.net.queue_bytes, 1)
+        if not 0 <= self.net.copies_gbps < math.inf:
+            raise BadInput(f"net.copies_gbps: got {self.net.copies_gbps}, expected a finite number >= 0")
 
     @property
     def seq_lengths(self) -> SeqLengths:

@@ -35,6 +35,7 @@ from jaxdt.protocol.events import (
     Evicted,
     FetchResult,
     Free,
+    GoBack,
     Joined,
     LinkChanged,
     Message,
@@ -44,7 +45,6 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Reduced,
-    Restore,
     Restored,
     Round,
     Run,
@@ -202,7 +202,7 @@ class AllReduce:
         self._drained.clear()
         self._is_joining = False
         self._rounds.enter(view)
-        return [free, Restore(view.n_committed, view.generation)]
+        return [free, GoBack(view)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
 

@@ -18,7 +18,7 @@ from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
-from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.protocol.events import Checkpoint, Part, WriteCheckpoint
 from jaxdt.runtime.storage.checkpoint import (
     about_run,
     check_resumable,
@@ -226,7 +226,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     for stage, (lo, hi) in enumerate(((0, 1), (1, 3))):
         params, opt_state = stage_state(config, lo, hi, rule)
         store = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state)))
-        Checkpointer(tmp_path, "r", about_run(config, "abc"), 2, stage).save(4, 0, store, told.put)
+        Checkpointer(tmp_path, "r", about_run(config, "abc"), 2, (2, stage)).save(WriteCheckpoint(4), store, told.put)
         wrote = told.get(timeout=60)
         parts.append(Part(4, stage, wrote.digest, wrote.n_words))
     mark_complete(tmp_path, Checkpoint(4, 0, tuple(parts)), about_run(config, "abc"))

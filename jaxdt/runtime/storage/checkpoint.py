@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 
 from jaxdt.protocol.events import Checkpoint, Part
 from jaxdt.runtime.storage.durable import read_json, write_json
-from jaxdt.runtime.storage.parts import part_name, step_folder, whole_manifest
+from jaxdt.runtime.storage.parts import find_part, part_name, step_folder, whole_manifest
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -197,20 +197,20 @@ def newest_whole(run_dir: Path, about: dict[str, Any]) -> tuple[Path, list[str]]
 
 def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
     """Entries of a complete checkpoint as numpy arrays: all, or those in `names`."""
-    parts = complete_record(folder).checkpoint.parts
-    # A host may hold only some of the parts.
-    return load_parts(folder, [part for part in parts if _path(folder, part).is_dir()], names)
+    return load_parts(complete_record(folder).checkpoint.parts, [folder], names)
 
 
-def load_parts(folder: Path, parts: Collection[Part], names: list[str] | None = None) -> dict[str, dict]:
-    """Entries of these parts: all, or those in `names`."""
+def load_parts(parts: Collection[Part], folders: list[Path], names: list[str] | None = None) -> dict[str, dict]:
+    """Entries of these parts, as far as they are in one of the folders: all, or those in `names`."""
     entries: dict[str, dict] = {}
     for part in parts:
-        entries |= _load_part(_path(folder, part), part.digest, names, entries)
+        path = find_part(folders, part.digest)
+        if path:
+            entries |= _load_part(path, part.digest, names, entries)
     required = names or []
     missing = sorted(set(required) - set(entries))
     if missing:
-        raise BadInput(f"{folder}: holds no {missing[0]}, expected all of {', '.join(required)}")
+        raise BadInput(f"{folders[-1]}: holds no {missing[0]}, expected all of {', '.join(required)}")
     return entries
 
 

@@ -1,6 +1,7 @@
 """Writes a process's part of each checkpoint on threads of its own, and marks checkpoints complete."""
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -11,17 +12,36 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxdt.protocol.events import Checkpoint, CheckpointFailed, WroteCheckpoint
+from jaxdt.protocol.events import (
+    Checkpoint,
+    CheckpointFailed,
+    FindPart,
+    FoundPart,
+    KeptPart,
+    Part,
+    StateKey,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
+from jaxdt.runtime.storage import fetched_parts
 from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, split_entries, sweep
+from jaxdt.runtime.storage.durable import disk_id
+from jaxdt.runtime.storage.fetched_parts import slices_here
 from jaxdt.runtime.storage.parts import (
     Manifest,
+    find_part,
+    part_folders,
     part_name,
     put_in_place,
     read_manifest,
+    read_slice,
     seal,
     step_folder,
     temporary_part,
+    whole_manifest,
 )
+from jaxdt.runtime.storage.state_vector import with_checksum, without_checksum
+from jaxdt.spec.errors import BadInput
 
 
 class Copying:
@@ -49,14 +69,25 @@ class Checkpointer:
     run: the name of the run.
     about: the fields in which a checkpoint must agree with a run that resumes from it (about_run).
     keep: how many complete checkpoints are kept, the newest ones.
-    stage: of the peer; None for the coordinator, which writes no part."""
+    stages: how many the plan has, and the peer's; None for the coordinator, which writes no part.
+    resumed: the folder of the checkpoint with which the run began, if it began with one."""
 
-    def __init__(self, run_dir: Path, run: str, about: dict[str, Any], keep: int, stage: int | None = None):
+    def __init__(
+        self,
+        run_dir: Path,
+        run: str,
+        about: dict[str, Any],
+        keep: int,
+        stages: tuple[int, int | None],
+        resumed: Path | None = None,
+    ):
         self._run_dir = run_dir
         self._run = run
         self._about = about
         self._keep = keep
-        self._stage = stage
+        self._n_stages, self._stage = stages
+        self._resumed = resumed
+        self._manifests: dict[str, tuple[Path, Manifest]] = {}  # of parts that are whole, by digest
         self._threads: list[threading.Thread] = []
         self._copying: Copying | None = None
 
@@ -67,13 +98,12 @@ class Checkpointer:
 
     def save(
         self,
-        version: int,
-        generation: int,
+        write_checkpoint: WriteCheckpoint,
         store: Any,
         post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None],
     ) -> None:
-        """Write the store's state as `version`, on a thread that calls `post` with the outcome. An exception must end
-        the process. The state's arrays must not change until `wait` has returned."""
+        """Write the store's state, on a thread that calls `post` with the outcome. An exception must end the process.
+        The state's arrays must not change until `wait` has returned."""
         state = [split_entries(store.parameter_versions.state)]
         earlier = self._threads[-2:]
         copying = Copying()
@@ -86,7 +116,7 @@ class Checkpointer:
                 copying.end()
                 for thread in earlier[-1:]:
                     thread.join()
-                post(self._write(version, generation, parts, copying))
+                post(self._write(write_checkpoint, parts, copying))
             except BaseException as error:
                 post(error)
             finally:
@@ -97,21 +127,25 @@ class Checkpointer:
         self._threads[-1].start()
 
     def _write(
-        self, version: int, generation: int, entries: dict[str, dict], copying: Copying
+        self, write_checkpoint: WriteCheckpoint, entries: dict[str, dict], copying: Copying
     ) -> WroteCheckpoint | CheckpointFailed:
         assert self._stage is not None, "the coordinator has no state"
+        version, generation = write_checkpoint.version, write_checkpoint.generation
+        of_stage = (version, self._stage, self._n_stages, self._about, {})
+        about = Manifest(self._run, generation, write_checkpoint.n_reseeds, *of_stage)
         folder = step_folder(self._run_dir, version)
         temporary = temporary_part(self._run_dir, version)
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 checkpointer.save(temporary.absolute(), entries)
-            manifest = seal(temporary, Manifest(self._run, generation, version, self._stage, self._about, {}))
-            put_in_place(temporary, self._run_dir, manifest)
+            manifest = seal(temporary, about)
+            part = put_in_place(temporary, self._run_dir, manifest)
         except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
             other = self._written_by_another(version, generation)
             if other:
                 return WroteCheckpoint(version, copying.waited_s, other.digest, other.n_words)
             return CheckpointFailed(version, f"{folder}/stage_{self._stage}: {str(error).splitlines()[0]}")
+        self._manifests[manifest.digest] = (part, manifest)
         return WroteCheckpoint(version, copying.waited_s, manifest.digest, manifest.n_words)
 
     def _written_by_another(self, version: int, generation: int) -> Manifest | None:
@@ -126,10 +160,78 @@ class Checkpointer:
                 return manifest
         return None
 
+    @property
+    def disk(self) -> str:
+        """The id of the disk: equal for the peers that see one another's files, different for all others."""
+        return disk_id(self._run_dir)
+
+    # ------------------------------------------------------------------------------------------------- parts of others
+
+    def find(self, action: FindPart, post: Callable[[FoundPart | BaseException], None]) -> None:
+        """Look for a whole part on this disk, on a thread that calls `post` with the answer."""
+
+        def look() -> FoundPart:
+            manifest = self._whole(action.version, action.digest)
+            if manifest:
+                return FoundPart(action.digest, manifest.n_words)
+            return FoundPart(action.digest, 0, slices_here(self._run_dir, action.version, action.digest))
+
+        self._in_thread(look, post)
+
+    def keep(self, part: Part, post: Callable[[KeptPart | BaseException], None]) -> None:
+        """Make a part whose slices have all been put here durable, on a thread that calls `post` with the outcome."""
+
+        def keep() -> KeptPart:
+            if self._whole(part.version, part.digest):
+                return KeptPart(part.digest)  # another process of this host was faster
+            try:
+                fetched_parts.keep(self._run_dir, part)
+            except (OSError, BadInput) as error:
+                return KeptPart(part.digest, f"{self._run_dir}: {error}")
+            self._whole(part.version, part.digest)
+            return KeptPart(part.digest)
+
+        self._in_thread(keep, post)
+
+    def _in_thread(self, answer: Callable[[], Any], post: Callable[[Any], None]) -> None:
+        def work():
+            try:
+                post(answer())
+            except BaseException as error:
+                post(error)
+
+        threading.Thread(target=work, name="parts").start()
+
+    def _whole(self, version: int, digest: str) -> Manifest | None:
+        path = find_part(part_folders(self._run_dir, version, self._resumed), digest)
+        if path is None:
+            return None
+        try:
+            manifest = whole_manifest(path, digest)
+        except BadInput as problem:
+            print(f"{problem}; it is fetched from another host where one holds it", flush=True)
+            shutil.rmtree(path, ignore_errors=True)
+            return None
+        self._manifests[digest] = (path, manifest)
+        return manifest
+
+    def read_slice(self, key: StateKey) -> np.ndarray:
+        """A slice of a part that has been found here, with its checksum. BadInput if it cannot be read any more."""
+        path, manifest = self._manifests[key.part]
+        try:
+            return with_checksum(read_slice(path, manifest, key.lo, key.hi))
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+
+    def put_slice(self, key: StateKey, words: np.ndarray) -> None:
+        """Hold a slice that has been received, with its checksum. BadInput if that is not its own."""
+        fetched_parts.write_slice(self._run_dir, key, without_checksum(words, key))
+
     def mark_complete(self, checkpoint: Checkpoint) -> None:
         """Mark the checkpoint complete and delete old ones. Its folder may not be here: this host holds none of its
         parts, or another process of this host knew of newer checkpoints first, and has marked and deleted it."""
         with contextlib.suppress(FileNotFoundError):
             mark_complete(self._run_dir, checkpoint, self._about)
         sweep(self._run_dir, checkpoint)
-        prune(self._run_dir, self._keep)
+        if prune(self._run_dir, self._keep):
+            fetched_parts.discard_older(self._run_dir, checkpoint.version)

@@ -1,9 +1,11 @@
 """Files that survive a crash: the coordinator's durable values, and how a run's other files are written."""
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import secrets
 import threading
 import time
 from pathlib import Path
@@ -101,6 +103,19 @@ def write_durably(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
     fsync(path.parent)
+
+
+def disk_id(run_dir: Path) -> str:
+    """The random number of a run's folder on this disk, which the first process that asks for it writes there."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "disk_id"
+    if not path.exists():
+        temporary = run_dir / f"disk_id.{secrets.token_hex(4)}.tmp"
+        temporary.write_text(secrets.token_hex(8))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_text()
 
 
 def fsync(path: Path) -> None:

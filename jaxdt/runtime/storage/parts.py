@@ -15,8 +15,8 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,13 +34,16 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a part is: the stage's state after `version` updates of one generation of one run, the fields in which it
-    must agree with a run that resumes from it, and its files, each with its bytes and their SHA-256."""
+    """What a part is: the state of one of `n_stages` stages after `version` updates of one generation of one run, the
+    fields in which it must agree with a run that resumes from it, and its files, each with its bytes and their
+    SHA-256."""
 
     run: str
     generation: int
+    n_reseeds: int
     version: int
     stage: int
+    n_stages: int
     about: dict[str, Any]
     files: dict[str, tuple[int, str]]
 
@@ -71,6 +74,19 @@ def part_name(stage: int, digest: str) -> str:
 def step_folder(run_dir: Path, version: int) -> Path:
     """The folder of the checkpoint of `version`."""
     return run_dir / "checkpoints" / f"{version:08d}"
+
+
+def part_folders(run_dir: Path, version: int, resumed: Path | None) -> list[Path]:
+    """Where parts of the checkpoint of `version` may be: in this run's folder, or in that which it resumed from."""
+    own = step_folder(run_dir, version)
+    return [own] if resumed is None or resumed.name != own.name else [own, resumed]
+
+
+def find_part(folders: Iterable[Path], digest: str) -> Path | None:
+    """The folder of the part of this digest, if it is in one of these. Others may ask for any text."""
+    if not digest.isalnum():
+        return None
+    return next((path for folder in folders for path in folder.glob(f"stage_*-{digest[:16]}")), None)
 
 
 def read_manifest(part: Path) -> Manifest:
@@ -105,24 +121,27 @@ def seal(part: Path, about: Manifest) -> Manifest:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         files[path.relative_to(part).as_posix()] = (path.stat().st_size, digest)
-    manifest = Manifest(about.run, about.generation, about.version, about.stage, about.about, files)
+    manifest = replace(about, files=files)
     write_json(part / MANIFEST, serialize.write(manifest))
     fsync_tree(part)
     return manifest
 
 
-def put_in_place(temporary: Path, run_dir: Path, manifest: Manifest) -> None:
-    """Move a sealed part to where its checkpoint is read. If it is there already, that one stays."""
+def put_in_place(temporary: Path, run_dir: Path, manifest: Manifest) -> Path:
+    """Move a sealed part to where its checkpoint is read, and return that folder. If it is there already, that one
+    stays."""
     folder = step_folder(run_dir, manifest.version)
     folder.mkdir(parents=True, exist_ok=True)
+    part = folder / part_name(manifest.stage, manifest.digest)
     try:
-        temporary.rename(folder / part_name(manifest.stage, manifest.digest))
+        temporary.rename(part)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         shutil.rmtree(temporary, ignore_errors=True)
     for changed in (folder, folder.parent, run_dir):
         fsync(changed)
+    return part
 
 
 def temporary_part(run_dir: Path, version: int) -> Path:

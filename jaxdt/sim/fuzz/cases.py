@@ -65,7 +65,8 @@ Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
 @dataclass(frozen=True)
 class Case:
     """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `nonfinite_step`: the step
-    whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never)."""
+    whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never). Without a
+    common disk each peer has one of its own."""
 
     seed: int
     config: RunConfig
@@ -76,6 +77,7 @@ class Case:
     faults: tuple[Fault, ...]
     nonfinite_step: int | None
     random_moves_s: float = 0.0
+    has_common_disk: bool = True
 
     @property
     def moves(self) -> bool:
@@ -101,7 +103,8 @@ class Case:
             f"{wiring.routers} routers, window {wiring.window}, "
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
-            f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s"
+            f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s, "
+            f"{'a common disk' if self.has_common_disk else f'disks of their own, {train.checkpoint_copies} copies'}"
         )
 
 
@@ -135,7 +138,8 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         nonfinite_step=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
-    return _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+    case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+    return _with_own_disks(random.Random(f"disks {seed}"), case)
 
 
 def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -169,6 +173,15 @@ def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
         wiring = replace(wiring, rebalance_s=every_s, rebalance_moves=rng.choice((1, 3)))
     config = replace(case.config, train=train, wiring=wiring)
     return replace(case, config=config, random_moves_s=every_s if cause == "random" else 0.0)
+
+
+def _with_own_disks(rng: random.Random, case: Case) -> Case:
+    """In half of the cases the peers have no common disk, and send the parts of checkpoints to one another."""
+    if rng.random() < 0.5:
+        return case
+    train = replace(case.config.train, checkpoint_copies=rng.choice((1, 2, 2, 3)))
+    sync = replace(case.config.sync, slice_bytes=rng.choice((1 << 10, 1 << 20)))
+    return replace(case, config=replace(case.config, train=train, sync=sync), has_common_disk=False)
 
 
 class RandomMoves(ByNumber):
@@ -292,6 +305,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
         observer=observe,
         processes=ProcessFactory(processes.make_peer, processes.make_coordinator),
     )
+    invariants.watch_disks(simulation.disks, case.config.train.checkpoint_copies)
     outcome = simulation.run(until_s=case.limit_s)
     invariants.ended(outcome.stopped, [report.step for report in outcome.of(StepReport)], case.config.train.steps)
     return outcome, invariants.n_checked
@@ -339,7 +353,8 @@ class _Processes:
     def _make_sim_peer(
         self, peer: int, machine: Peer, tensors: SymbolicTensors, seconds: Mapping[str, float]
     ) -> SimPeer:
-        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds)
+        disk = "" if self._case.has_common_disk else f"disk{peer}"
+        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds, disk)
 
     def _make_tensors(self, peer: int, stage: int, version: int) -> SymbolicTensors:
         config, plan = self._case.config, self._case.plan

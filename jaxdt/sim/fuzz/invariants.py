@@ -9,6 +9,8 @@
       view leaves a stage without members
   (6) no microbatch is in the accumulators of two live members of one view
   (7) the run ends within a stated time after the last fault is over
+  (8) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
+      disks of members as were asked for, or on those of all members that no fault has touched yet
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
 (symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
@@ -25,7 +27,9 @@ from jaxdt.protocol.events import (
     Checkpoint,
     Committed,
     Event,
+    FindPart,
     Free,
+    MarkCheckpoint,
     Persist,
     Persisted,
     Post,
@@ -38,12 +42,13 @@ from jaxdt.protocol.events import (
     Stop,
     View,
 )
+from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import ENDS, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, COPIES = range(1, 9)
 LEFT = "left"  # in the reason of a peer's Stop
 DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int, "checkpoint": Checkpoint}
 
@@ -76,6 +81,13 @@ class Invariants:
         self._generation = 0
         self._n_durable = 0
         self._records: dict[tuple[int, int], Record] = {}  # by (generation, step)
+        self._disks: Disks | None = None
+        self._n_copies = 1
+        self._touched: set[int] = set()  # peers that a fault has begun for
+
+    def watch_disks(self, disks: Disks, n_copies: int) -> None:
+        """From now on check (8): each part of a checkpoint must be on so many disks."""
+        self._disks, self._n_copies = disks, n_copies
 
     def __call__(self, now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
         if self._to_check:
@@ -114,6 +126,7 @@ class Invariants:
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
 
     def _on_fault(self, peer: int, fault: Fault) -> None:
+        self._touched |= {peer, *fault.others}
         if fault.kind in ENDS:
             self._alive.discard(peer)
             if peer == COORDINATOR:
@@ -146,8 +159,22 @@ class Invariants:
                 self._pending[action.name] = value[-1] if isinstance(value, tuple) else value
             elif isinstance(action, Send):
                 self._check_announced(action.body)
+            elif isinstance(action, MarkCheckpoint):
+                self._check_copies(action.checkpoint)
             elif isinstance(action, Stop) and action.code and self._must_last and self._view:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
+
+    def _check_copies(self, checkpoint: Checkpoint) -> None:
+        """(8) for a checkpoint that is complete."""
+        assert self._view is not None and self._disks is not None  # checkpoints are of members
+        untouched = {member.disk for member in self._view.members if member.peer not in self._touched}
+        of_members = {member.disk for member in self._view.members}
+        for part in checkpoint.parts:
+            for disk in part.disks:
+                if not self._disks.holds(disk, part.digest):
+                    self.broken(COPIES, COORDINATOR, f"says that {disk or 'the disk'} holds {part}")
+            if len(of_members & set(part.disks)) < min(self._n_copies, len(untouched)):
+                self.broken(COPIES, COORDINATOR, f"calls version {part.version} complete with {part}")
 
     def _check_announced(self, body: object) -> None:
         """The coordinator may not announce anything that it would forget by a restart."""
@@ -196,7 +223,7 @@ class Invariants:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
         if Stop in kinds:
             self._alive.discard(peer)
-        if Free in kinds and Restore not in kinds:
+        if Free in kinds and not kinds & {Restore, FindPart}:  # which a rollback begins with
             self._check_freed(peer, [action.step for action in actions if isinstance(action, Free)])
         counts = any(isinstance(action, Run) and action.work.kind == BACKWARD for action in actions)
         adopts = isinstance(event, Received) and isinstance(event.body, View)

@@ -11,7 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxdt.protocol.events import Boundary, Key, Message, Reduced, Round, Shard, SliceKey, State, StateKey
+from jaxdt.protocol.events import (
+    Boundary,
+    Install,
+    Key,
+    Message,
+    Reduced,
+    Restore,
+    Round,
+    Shard,
+    SliceKey,
+    State,
+    StateKey,
+)
 from jaxdt.protocol.message import tensor_key
 from jaxdt.spec.delay import NO_DELAY, Delay
 from jaxdt.spec.sizes import Group
@@ -150,6 +162,8 @@ class SymbolicTensors:
     def tensor_to_send(self, body: Message) -> Counter | int:
         key = tensor_key(body)
         assert key is not None  # only messages with a tensor come here
+        if isinstance(key, StateKey) and key.part:
+            return 0  # the disk has been asked
         if isinstance(key, StateKey):
             if key.version != self.version:
                 self._missing(f"{key}, having version {self.version}")
@@ -168,7 +182,7 @@ class SymbolicTensors:
         """`tensor` is what `tensor_to_send` returned: a generation, a version, or counts of microbatches."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
-        elif isinstance(body, State):
+        elif isinstance(body, State) and not body.key.part:
             self._fetched.update({word: tensor for word in range(body.key.lo, body.key.hi)})
         elif isinstance(body, Shard | Reduced) and body.key.round not in self._void:
             self._slices[body.key] = tensor
@@ -212,17 +226,20 @@ class SymbolicTensors:
     def write_checkpoint(self, version: int) -> None:
         """Only the version of a checkpoint is ever read."""
 
-    def restore(self, version: int, generation: int) -> None:
+    def restore(self, restore: Restore) -> None:
+        self._begin(restore.version, restore.generation)
+
+    def _begin(self, version: int, generation: int) -> None:
         self.version, self.generation = version, generation
         self.accumulators.clear()
         self._residuals.clear()
 
-    def install(self, version: int, generation: int) -> None:
+    def install(self, install: Install) -> None:
         """All words of the state must have been fetched, and all of that version."""
         versions = set(self._fetched.values())
-        if len(self._fetched) != self.n_words or versions != {version}:
+        if len(self._fetched) != self.n_words or versions != {install.version}:
             self._missing(f"a whole state, has {len(self._fetched)} words of versions {sorted(versions)}")
-        self.restore(version, generation)
+        self._begin(install.version, install.generation)
         self._fetched.clear()
 
     def _own_part(self, key: SliceKey) -> Counter:

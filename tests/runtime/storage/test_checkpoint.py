@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from jaxdt.model.gpt import init_stage, stage_entries
 from jaxdt.model.optim import optimizer
-from jaxdt.protocol.events import Checkpoint, CheckpointFailed, Member, Part, Record, View, WroteCheckpoint
+from jaxdt.protocol.events import (
+    Checkpoint,
+    CheckpointFailed,
+    Member,
+    Part,
+    Record,
+    View,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
 from jaxdt.runtime.storage import checkpointer as checkpointer_module
 from jaxdt.runtime.storage.checkpoint import (
     check_resumable,
@@ -78,7 +87,7 @@ def save_stages(run_dir, cuts, version, params, opt_state, optim):
     entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False)):
         store = SimpleNamespace(parameter_versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
-        Checkpointer(run_dir, "r", ABOUT, 2, stage).save(version, 0, store, told.put)
+        Checkpointer(run_dir, "r", ABOUT, 2, (len(cuts) - 1, stage)).save(WriteCheckpoint(version), store, told.put)
     return [told.get(timeout=60) for _ in cuts[1:]]
 
 
@@ -161,9 +170,10 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
     params, opt_state = trained(optim)
     expected = jax.tree.map(np.array, split_entries((params, opt_state)))
     told = queue.SimpleQueue()
-    checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, 0)
+    checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
     checkpointer.wait()
-    checkpointer.save(1, 0, SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state))), told.put)
+    store = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state)))
+    checkpointer.save(WriteCheckpoint(1), store, told.put)
     checkpointer.wait()
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
     assert_equal(load_entries(complete(tmp_path, [told.get(timeout=60)])), expected)
@@ -175,11 +185,11 @@ def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_
     disk, updated = threading.Event(), threading.Event()
     seal = checkpointer_module.seal
     monkeypatch.setattr(checkpointer_module, "seal", lambda *arguments: (disk.wait(60), seal(*arguments))[1])
-    checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, 0)
+    checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
     for version in (1, 2):
-        checkpointer.save(version, 0, store, told.put)
+        checkpointer.save(WriteCheckpoint(version), store, told.put)
         checkpointer.wait()
-    checkpointer.save(3, 0, store, told.put)
+    checkpointer.save(WriteCheckpoint(3), store, told.put)
     update = threading.Thread(target=lambda: (checkpointer.wait(), updated.set()))
     update.start()
     assert not updated.is_set() and told.empty()
@@ -337,9 +347,9 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
     optim, state = OPTIMIZERS[2], trained(OPTIMIZERS[2])
     (step_folder(tmp_path, 5) / "writing.dead.orbax-checkpoint-tmp").mkdir(parents=True)
     posted = queue.Queue()
-    savers = [Checkpointer(tmp_path, "r", ABOUT, 2, 0) for _ in range(4)]
+    savers = [Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0)) for _ in range(4)]
     for saver in savers:
-        saver.save(5, 0, SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
+        saver.save(WriteCheckpoint(5), SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
     told = [posted.get(timeout=60) for _ in savers]
     assert len({event.digest for event in told}) == 4
     part = Part(5, 0, told[2].digest, told[2].n_words, ("d",))
@@ -352,14 +362,14 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
 def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, trained, monkeypatch):
     state, posted = trained(OPTIMIZERS[2]), queue.Queue()
     (other,) = save_stages(tmp_path, [0, 3], 5, *state, OPTIMIZERS[2])
-    saver = Checkpointer(tmp_path, "r", ABOUT, 2, 0)
+    saver = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
 
     def swept(temporary, *_):
         complete(tmp_path, [other])
         raise FileNotFoundError(2, "swept up", str(temporary))
 
     monkeypatch.setattr(checkpointer_module, "put_in_place", swept)
-    saver.save(5, 0, SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
+    saver.save(WriteCheckpoint(5), SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
     assert posted.get(timeout=60) == WroteCheckpoint(5, ANY, other.digest, other.n_words)
 
 
@@ -402,7 +412,7 @@ def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
     for version in (1, 2, 3):
         folder_of(tmp_path, version, complete=version < 3)
     checkpoint = Checkpoint(3, 4, (Part(3, 0, "abc", 9, ("d0", "d1", "d2")), Part(3, 1, "def", 9, ("d0", "d2"))))
-    Checkpointer(tmp_path, "r", ABOUT, 2).mark_complete(checkpoint)
+    Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)).mark_complete(checkpoint)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000002", "00000003"]
     assert check_resumable(newest(tmp_path), ABOUT) == checkpoint
     mark = json.loads((newest(tmp_path) / "complete.json").read_text())["value"]
@@ -412,7 +422,7 @@ def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
 def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path):
     """Its parts were marked, and newer ones too, before this process heard of it."""
     folder_of(tmp_path, 3)
-    Checkpointer(tmp_path, "r", ABOUT, 1).mark_complete(Checkpoint(2))
+    Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)).mark_complete(Checkpoint(2))
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000003"]
 
 
