@@ -20,7 +20,7 @@ from jaxdt.cli import codec_flags, environment, run_flags
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import LocalFleet
-from jaxdt.runtime.storage.checkpoint import about_run, newest, newest_whole
+from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -58,7 +58,8 @@ def main() -> int:
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
     extra += [f"--emulate_forward_s={run_flags.FORWARD_S.value}"] if run_flags.FORWARD_S.value else []
     if RESUME.value:
-        newest(run_dir)  # refuses a run_dir without checkpoints before anything is written there
+        if not any(run_dir.glob("checkpoints/*/")):  # nothing is written there then
+            raise BadInput(f"{run_dir}: holds no complete checkpoint")
     else:
         run_dirs.clear(run_dir, OVERWRITE.value)
     lock = run_dirs.hold(run_dir)

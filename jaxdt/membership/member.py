@@ -20,6 +20,7 @@ from jaxdt.protocol.events import (
     CheckpointComplete,
     CheckpointFailed,
     Committed,
+    CopyPart,
     Disconnect,
     Done,
     Ended,
@@ -48,6 +49,7 @@ from jaxdt.protocol.events import (
     Ready,
     Reassign,
     Received,
+    Record,
     Reduced,
     Refused,
     Saved,
@@ -69,11 +71,12 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import AdoptedReport, EvictedReport, MovingReport, OutageReport, RefusedReport
 
 FIRST_CONTACT_S = 120.0
+KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign})
-FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed}
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart}  # a record is repeated by anybody
 # A message that names its round or version outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
 
@@ -101,7 +104,20 @@ class Membership:
     `header` stands on this peer's messages."""
 
     READS = frozenset(
-        {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
+        {
+            Started,
+            Woke,
+            Status,
+            Ready,
+            View,
+            HeartbeatAck,
+            CheckpointComplete,
+            Committed,
+            Ended,
+            Refused,
+            Interrupted,
+            LinkChanged,
+        }
         | {Updated, CheckpointFailed, WroteCheckpoint, Installed, HoldsPart, Fetching, Leave, Reassign, Suspect}
     )
 
@@ -128,6 +144,8 @@ class Membership:
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._coordinator = Deadline(identity.deadline_floor_s)
         self._outage_reported = False
+        self._records: tuple[Record, ...] = ()  # the last that were heard
+        self._last_words = ""  # with which this peer ends, once its state is written
         self._best_rtt_s = float("inf")
         self._clock_offset_s = 0.0
 
@@ -183,6 +201,8 @@ class Membership:
                 return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
             case Updated(_, version):
                 return self._updated(version)
+            case CheckpointFailed(version, reason) if self._last_words:
+                return [Stop(3, f"{self._last_words}; the state after {version} steps cannot be written: {reason}")]
             case CheckpointFailed(version, reason):
                 return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
             case WroteCheckpoint():
@@ -200,6 +220,8 @@ class Membership:
                 return self._leave_if_free()
             case CheckpointComplete(checkpoint):
                 return self._on_complete(checkpoint)
+            case Committed(record):
+                self._records = (*self._records, record)[-KEPT_RECORDS:]
             case Ended(code, reason):
                 return [Stop(code, reason)]
             case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
@@ -269,11 +291,30 @@ class Membership:
     def _coordinator_silent(self, silence_s: float) -> list[Action | Event]:
         outage_s = self.identity.outage_s
         if silence_s > self._coordinator.timeout_s + outage_s:
-            return [Stop(3, f"coordinator: lost, silent for {silence_s:.1f} s")]
+            return self._give_up(f"coordinator: lost, silent for {silence_s:.1f} s")
         if self._outage_reported:
             return []
         self._outage_reported = True
-        return [OutageReport(round(silence_s, 1), outage_s)]
+        return [OutageReport(round(silence_s, 1), outage_s), *self._repeat_records()]
+
+    def _repeat_records(self) -> list[Action | Event]:
+        """The coordinator may have ended before all others heard of the last steps. A record is a fact, so anybody may
+        repeat it (step protocol, Sec. 5.5), and then all members come to one version."""
+        if self.view is None:
+            return []
+        others = [member.peer for member in self.view.members if member.peer != self.identity.peer]
+        records = [record for record in self._records if record.generation == self.generation]
+        return [Send(peer, Committed(record)) for record in records for peer in others]
+
+    def _give_up(self, reason: str) -> list[Action | Event]:
+        """End, but first write the state that this peer holds where a resume finds it."""
+        if self._last_words:
+            return []
+        holds_state = self.view is not None and self.identity.peer not in self.view.joining
+        if not holds_state or self._version == self.identity.start_version:
+            return [Stop(3, reason)]
+        self._last_words = reason
+        return [self._write(self._version)]
 
     # ------------------------------------------------------------------------------------------------------- views
 
@@ -346,6 +387,8 @@ class Membership:
     def _wrote(self, wrote: WroteCheckpoint) -> list[Action | Event]:
         version = wrote.version
         self._writing.discard(version)
+        if self._last_words and version == self._version:
+            return [Stop(3, f"{self._last_words}; the state after {version} steps is written, for --resume")]
         saved = Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)
         more = self._done() if version == self.identity.n_steps else self._leave_if_free()
         return [self._confirmed(saved), *more]

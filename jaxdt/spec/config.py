@@ -113,13 +113,15 @@ class SyncConfig:
 class NetConfig:
     """A deadline is median + spread of the durations observed so far, and never below `deadline_floor_s`.
     `queue_bytes`: no new Work starts while more payload than this waits to be sent to one peer. `outage_s`: how long
-    peers wait for a coordinator that is gone. `copies_gbps`: how fast a peer fetches copies of other peers' parts of
-    checkpoints, in 1e9 bit/s (0: as fast as the links allow); parts and states that a step waits for have no limit."""
+    peers wait for a coordinator that is gone, by default a night: to wait costs idle machines, to end costs the state
+    in their memory. Before a peer ends it writes that state as a part of a checkpoint. `copies_gbps`: how fast a peer
+    fetches copies of other peers' parts of checkpoints, in 1e9 bit/s (0: as fast as the links allow); parts and states
+    that a step waits for have no limit."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
     queue_bytes: int = 64 << 20
-    outage_s: float = 60.0
+    outage_s: float = 8 * 3600.0
     copies_gbps: float = 0.0
 
 

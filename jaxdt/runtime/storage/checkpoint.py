@@ -11,6 +11,7 @@ complete.json is not a checkpoint, so a crash during writing never hides the las
 does not name, of an earlier attempt or of a process that was thought to be dead, are not read.
 """
 
+import contextlib
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import orbax.checkpoint as ocp
 
 from jaxdt.protocol.events import Checkpoint, Part
 from jaxdt.runtime.storage.durable import read_json, write_json
-from jaxdt.runtime.storage.parts import find_part, part_name, step_folder, whole_manifest
+from jaxdt.runtime.storage.parts import Manifest, find_part, part_name, step_folder, whole_manifest
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -74,8 +75,14 @@ def check_resumable(folder: Path, about: dict[str, Any]) -> Checkpoint:
     """A complete checkpoint, for the run to begin with. BadInput names the first field of `about` in which the
     checkpoint differs."""
     record = complete_record(folder)
+    _check_about(folder, record.about, about)
+    return record.checkpoint
+
+
+def _check_about(folder: Path, made_with: dict[str, Any], about: dict[str, Any]) -> None:
+    """BadInput names the first field in which a checkpoint differs from a run."""
     for name, expected in about.items():
-        got = record.about.get(name)
+        got = made_with.get(name)
         if isinstance(expected, dict) and isinstance(got, dict):
             field = next((f for f in sorted(expected | got) if got.get(f) != expected.get(f)), None)
             if field is not None:
@@ -84,7 +91,6 @@ def check_resumable(folder: Path, about: dict[str, Any]) -> Checkpoint:
                 )
         elif got != expected:
             raise BadInput(f"{folder}: made with {name} {got!r}, this run has {expected!r}")
-    return record.checkpoint
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
@@ -175,24 +181,57 @@ def newest(run_dir: Path) -> Path:
 
 
 def newest_whole(run_dir: Path, about: dict[str, Any]) -> tuple[Path, list[str]]:
-    """The newest complete checkpoint of which every part is here and as it was written, and one line for each newer one
-    that is not. BadInput if none is whole, or if the run cannot resume from it."""
+    """The newest checkpoint of which every part is here and as it was written, and one line for each newer one that is
+    not. BadInput if none is whole, or if the run cannot resume from it.
+
+    It need not have been marked complete: the coordinator may be gone, and every peer have written its part. Then the
+    parts have to be of one run and generation, which has committed each step once, and the checkpoint is marked
+    here."""
     problems: list[str] = []
-    for folder in reversed(complete_checkpoints(run_dir)):
+    for folder in sorted(run_dir.glob("checkpoints/*"), reverse=True):
         try:
-            parts = complete_record(folder).checkpoint.parts
+            record = _record_or_unmarked(folder)
+            if record is None:
+                continue
         except BadInput as problem:
             problems.append(str(problem))
             continue
-        check_resumable(folder, about)
+        _check_about(folder, record.about, about)
         try:
-            for part in parts:
+            for part in record.checkpoint.parts:
                 whole_manifest(_path(folder, part), part.digest)
         except BadInput as problem:
             problems.append(str(problem))
             continue
+        mark_complete(run_dir, record.checkpoint, record.about)
         return folder, problems
     raise BadInput(problems[0] if problems else f"{run_dir}: holds no complete checkpoint")
+
+
+def _record_or_unmarked(folder: Path) -> CompleteRecord | None:
+    """The record of a checkpoint, or one made of its parts where nobody has marked it; None if parts are lacking.
+    BadInput for a damaged record, unless the parts are all here."""
+    problem: BadInput | None = None
+    if (folder / COMPLETE).exists():
+        try:
+            return complete_record(folder)
+        except BadInput as error:
+            problem = error
+    found: dict[tuple[str, int], dict[int, Manifest]] = {}
+    for path in sorted(folder.glob("stage_*")):
+        with contextlib.suppress(BadInput):  # a part that is damaged is none
+            manifest = whole_manifest(path)
+            found.setdefault((manifest.run, manifest.generation), {})[manifest.stage] = manifest
+    for parts in found.values():
+        first = next(iter(parts.values()))
+        if set(parts) == set(range(first.n_stages)):
+            stages = [parts[stage] for stage in sorted(parts)]
+            held = tuple(Part(m.version, m.stage, m.digest, m.n_words) for m in stages)
+            checkpoint = Checkpoint(first.version, first.generation, held, first.n_reseeds)
+            return CompleteRecord(checkpoint, 1, first.about)
+    if problem:
+        raise problem
+    return None
 
 
 def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:

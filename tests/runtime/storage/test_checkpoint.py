@@ -3,6 +3,7 @@ import os
 import queue
 import shutil
 import threading
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import ANY
@@ -18,9 +19,13 @@ from jaxdt.model.optim import optimizer
 from jaxdt.protocol.events import (
     Checkpoint,
     CheckpointFailed,
+    FindPart,
+    FoundPart,
+    KeptPart,
     Member,
     Part,
     Record,
+    StateKey,
     View,
     WriteCheckpoint,
     WroteCheckpoint,
@@ -466,3 +471,79 @@ def test_another_run_may_not_resume_it(tmp_path, about, message):
     assert check_resumable(folder, ABOUT) == Checkpoint(1, 0)
     with pytest.raises(BadInput, match=f"00000001: {message}"):
         check_resumable(folder, ABOUT | about)
+
+
+# ------------------------------------------------------------------------------------------------ without a coordinator
+
+
+def test_the_parts_that_all_peers_wrote_before_they_gave_up_are_a_checkpoint(tmp_path, trained):
+    """Nobody has marked it. Two replicas of stage 0 wrote one each."""
+    optim = OPTIMIZERS[2]
+    state = trained(optim)
+    save_complete(tmp_path, [0, 3], 1, *state, optim)
+    save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
+    save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
+    folder, problems = newest_whole(tmp_path, ABOUT)
+    assert folder == step_folder(tmp_path, 4) and problems == []
+    assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
+    assert check_resumable(folder, ABOUT).version == 4
+
+
+def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_path, trained):
+    optim = OPTIMIZERS[2]
+    params, opt_state = trained(optim)
+    older = save_complete(tmp_path, [0, 3], 1, params, opt_state, optim)
+    entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
+    for stage, (run, version, generation) in enumerate((("r", 4, 0), ("r", 4, 1), ("s", 4, 0), ("r", 5, 0))):
+        lo, hi = ((0, 1), (1, 3))[min(stage, 1)]
+        store = SimpleNamespace(parameter_versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
+        saver = Checkpointer(tmp_path, run, ABOUT, 2, (2, min(stage, 1)))
+        saver.save(WriteCheckpoint(version, generation), store, told.put)
+        assert isinstance(told.get(timeout=60), WroteCheckpoint)
+    assert newest_whole(tmp_path, ABOUT) == (older, [])
+
+
+# --------------------------------------------------------------------------------------------- from one disk to another
+
+
+@pytest.mark.parametrize("slice_words", [7, 100, 1 << 20])
+def test_a_part_travels_in_slices_and_is_the_same_there(tmp_path, trained, slice_words):
+    optim, told = OPTIMIZERS[2], queue.SimpleQueue()
+    state = trained(optim)
+    (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *state, optim)
+    part = Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
+    donor.find(FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == FoundPart(part.digest, part.n_words)
+    starts = range(0, part.n_words, slice_words)
+    keys = [StateKey(5, lo, min(lo + slice_words, part.n_words), part.digest) for lo in starts]
+    for key in reversed(keys):
+        other.put_slice(key, donor.read_slice(key))
+    other.find(FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == FoundPart(part.digest, 0, tuple((key.lo, key.hi) for key in keys))
+    other.keep(part, told.put)
+    assert told.get(timeout=60) == KeptPart(part.digest)
+    other.mark_complete(Checkpoint(5, 0, (part,)))
+    assert_equal(join_entries(load_entries(step_folder(tmp_path / "b", 5)), blank(0, 3, optim)), state)
+    assert not list((tmp_path / "b/fetching").iterdir())
+
+
+def test_a_damaged_slice_is_refused_and_a_damaged_whole_is_not_kept(tmp_path, trained):
+    told = queue.SimpleQueue()
+    (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    part = Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
+    donor.find(FindPart(5, part.digest), told.put)
+    told.get(timeout=60)
+    key = StateKey(5, 0, part.n_words, part.digest)
+    words = donor.read_slice(key)
+    words[3] ^= 1
+    with pytest.raises(BadInput, match="checksum"):
+        other.put_slice(key, words)
+    words[-1:].view(np.uint32)[0] = zlib.crc32(words[:-1].data)
+    other.put_slice(key, words)
+    other.keep(part, told.put)
+    kept = told.get(timeout=60)
+    assert kept.digest == part.digest and "digest" in kept.problem and "\n" not in kept.problem
+    other.find(FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == FoundPart(part.digest, 0)
