@@ -14,6 +14,7 @@ from jaxdt.protocol.events import (
     CheckpointComplete,
     Committed,
     Connect,
+    CopyPart,
     Disconnect,
     Done,
     Ended,
@@ -43,6 +44,7 @@ from jaxdt.protocol.events import (
     Tally,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
 from jaxdt.protocol.reports import DroppedReport
@@ -669,3 +671,68 @@ def test_who_asked_under_a_passing_name_and_is_gone_leaves_no_connection_behind(
     run.event(Received(Header("", 0, 0, TEMPORARY_IDS + 5), Join()))
     assert run.event(LinkChanged(TEMPORARY_IDS + 5, False), 1.0) == [Disconnect(TEMPORARY_IDS + 5)]
     assert not [action for action in run.event(LinkChanged(3, False), 1.0) if isinstance(action, Disconnect)]
+
+
+# ------------------------------------------------------------------------------------------------ no common disk
+
+
+def own_disks(**terms):
+    """Four peers with a disk each; the parts of version 1 are written on those of 0 and 1, and step 0 is committed."""
+    run = Driver(waits=True, n_copies=2, **terms)
+    for peer in STAGE_OF:
+        run.message(peer, Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1", 0, f"d{peer}"))
+        run.message(peer, Profiled({"F": 1.0}, 0))
+    run.event(Persisted("view"))
+    run.commit(0)
+    return run
+
+
+def write(run, peer, stage):
+    return run.message(peer, Saved(1, stage, 0.0, f"part{stage}", 9))
+
+
+def test_a_checkpoint_is_complete_when_its_parts_are_copied():
+    run = own_disks()
+    assert write(run, 0, 0) == []
+    orders = sent(write(run, 1, 1), CopyPart)
+    assert {peer: order.part.digest for peer, order in orders.items()} == {3: "part0", 2: "part1"}
+    assert not of(write(run, 3, 0), Persist)
+    assert of(write(run, 2, 1), Persist)
+    (complete,) = set(sent(run.event(Persisted("checkpoint")), CheckpointComplete).values())
+    assert [part.disks for part in complete.checkpoint.parts] == [("d0", "d3"), ("d1", "d2")]
+
+
+def test_a_copier_that_is_lost_is_replaced():
+    run = own_disks()
+    write(run, 0, 0)
+    write(run, 1, 1)
+    lose(run, 3)
+    orders = sent(run.event(Persisted("view")), CopyPart)
+    assert {peer: order.part.digest for peer, order in orders.items()} == {1: "part0", 2: "part1"}
+
+
+def test_a_stage_waits_while_nobody_holds_its_part():
+    """Both peers of stage 1 are lost, and with them both disks that hold stage 0's part of the checkpoint."""
+    run = own_disks()
+    for peer, stage in ((1, 0), (3, 0), (0, 1), (2, 1)):
+        write(run, peer, stage)
+    run.event(Persisted("checkpoint"))
+    lose(run, 1)
+    run.event(Persisted("view"))
+    lose(run, 3, now_s=20.0)
+    (told,) = sent(run.message(TEMPORARY_IDS, Join(), run=""), Welcome).values()
+    run.message(told.peer, Hello(told.peer, told.stage, "f", "n:1", 5, "new"))
+    waits = run.message(told.peer, Profiled({"F": 1.0}, 0, 5))
+    assert reports(waits, "no_holder") == [{"version": 1, "stages": [0]}] and not of(waits, Persist)
+    run.message(1, Hello(1, 1, "f", "h1:1", 6, "d1"))  # the host is back, with another process
+    actions = run.message(1, Profiled({"F": 1.0}, 0, 6))
+    assert reports(actions, "rollback")[0]["to"] == 1
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.rolled_back and view.n_reseeds == 0 and [part.stage for part in view.parts] == [0, 1]
+
+
+def test_only_a_gradient_that_is_not_finite_takes_other_samples():
+    run = own_disks(on_nonfinite="rollback")
+    run.prepare(1, sq_norm=math.nan)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert (view.generation, view.n_reseeds) == (1, 1)

@@ -9,12 +9,18 @@ import sys
 import time
 
 import pytest
-from test_churn import N_STEPS, QUICK, STEPS, alone, slow_links  # noqa: F401  fixtures
+from test_churn import N_STEPS, STEPS, alone, slow_links  # noqa: F401  fixtures
 from test_processes import CONFIG, ROOT
 
 from jaxdt.runtime.storage.durable import read_json
 
-OWN_FOLDERS = ("--config.plan.pipelines=1", "--config.sync.slice_bytes=4096", "--config.train.keep_checkpoints=100")
+# A killed process is noticed by its broken connection; a slow machine must not be taken for a dead one.
+OWN_FOLDERS = (
+    "--config.plan.pipelines=1",
+    "--config.net.deadline_floor_s=30",
+    "--config.sync.slice_bytes=4096",
+    "--config.train.keep_checkpoints=100",
+)
 
 
 class OwnFolders:
@@ -29,13 +35,13 @@ class OwnFolders:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         flags = [f"--config={config}", f"--emit={tmp_path / 'job'}", "--hosts=127.0.0.1,127.0.0.1", f"--port={port}"]
-        command = [sys.executable, str(ROOT / "scripts/launch.py"), *flags, *STEPS, *QUICK, *OWN_FOLDERS]
+        command = [sys.executable, str(ROOT / "scripts/launch.py"), *flags, *STEPS, *OWN_FOLDERS]
         subprocess.run(command, check=True, capture_output=True)
         self.coordinator = f"127.0.0.1:{port}"
         self.start("coordinator", "coordinate.py", f"--flagfile={tmp_path / 'job/coordinator.flags'}", emulate)
 
     def start(self, name: str, script: str, *flags: str) -> None:
-        command = [sys.executable, str(ROOT / "scripts" / script), *flags, f"--run_dir={self.tmp_path / name}"]
+        command = [sys.executable, "-u", str(ROOT / "scripts" / script), *flags, f"--run_dir={self.tmp_path / name}"]
         with (self.tmp_path / f"{name}.log").open("w") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
