@@ -32,11 +32,12 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 @dataclass(frozen=True)
 class RunStart:
     """Which run this is, and where it begins: its name, the checkpoint that it resumes from, and the checksum of its
-    token file."""
+    token file. `last_term`: that of the last coordinator on this disk, 0 if there was none."""
 
     run: str
     checkpoint: Checkpoint = Checkpoint()
     data_checksum: str = ""
+    last_term: int = 0
 
 
 def check_config(config: RunConfig) -> None:
@@ -152,6 +153,7 @@ def build_coordinator(
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
+        last_term=start.last_term,
         delay_steps=config.sync.delay,
         start_parts=start.checkpoint.parts,
         start_reseeds=start.checkpoint.n_reseeds,

@@ -13,8 +13,8 @@ from absl import flags
 
 from jaxdt.cli import run_flags
 from jaxdt.runtime.calibrate import doctor
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.credential import load as load_credential
-from jaxdt.runtime.transport_setup import parse_address
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
@@ -29,9 +29,9 @@ def main() -> int:
     run_flags.check_run_dir()
     findings = [*doctor.versions(), *doctor.devices(), *doctor.clock(doctor.clock_error_s())]
     if LISTEN.value:
-        findings += doctor.port(*parse_address("--listen", LISTEN.value))
+        findings += doctor.port(parse_address("--listen", LISTEN.value))
     if COORDINATOR.value:
-        findings += doctor.reach(*parse_address("--coordinator", COORDINATOR.value))
+        findings += doctor.reach(parse_address("--coordinator", COORDINATOR.value))
     if run_flags.CREDENTIAL.value:
         load_credential(run_flags.CREDENTIAL.value)
         findings += doctor.validity(Path(run_flags.CREDENTIAL.value))

@@ -87,7 +87,7 @@ def links() -> int:
     if LOCAL.value:
         return local_links()
     run_flags.required("me")
-    from jaxdt.runtime.transport_setup import parse_address
+    from jaxdt.runtime.net.address import parse_address
 
     hosts = [parse_address("hosts", host) for host in HOSTS.value]
     if not 0 <= ME.value < len(hosts) or len(hosts) < 2:

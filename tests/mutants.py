@@ -13,8 +13,10 @@ from dataclasses import replace
 from unittest import mock
 
 from jaxdt.membership import commit
+from jaxdt.membership.claims import Claims
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.member import Membership
 from jaxdt.protocol import participants
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -40,7 +42,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, GROWS, PREFIX, PROGRESS, SPARED
+from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, GROWS, LIVING, PREFIX, PROGRESS, SPARED
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import rounds
 
@@ -258,6 +260,27 @@ def rounds_without_view():
         yield
 
 
+def obeys_every_term() -> AbstractContextManager:
+    return mock.patch.object(Membership, "_obeys", lambda self, coordinator_term: True)
+
+
+def judges_after_a_pause() -> AbstractContextManager:
+    return mock.patch.object(Coordinator, "_on_pause", lambda self, now_s, paused_s: [])
+
+
+@contextmanager
+def second_process_replaces_the_first():
+    """Every process that asks whether it may be a peer may be it."""
+
+    def grants_all(self, now_s, leases):
+        claims = list(self._waiting.values())
+        self._waiting.clear()
+        return [(claim, True) for claim in claims]
+
+    with mock.patch.object(Claims, "settle", grants_all):
+        yield
+
+
 # name: (mutation, patch, invariants that may reveal it, seeds among which they must)
 MUTANTS = {
     "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
@@ -275,4 +298,12 @@ MUTANTS = {
     "only the last record kept": (unchanged, one_record, {PROGRESS}, range(70, 90)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
+    "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
+    "a second process replaces a living one": (
+        unchanged,
+        second_process_replaces_the_first,
+        {LIVING, SPARED},
+        range(28, 31),
+    ),
+    "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }

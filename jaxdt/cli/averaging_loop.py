@@ -20,6 +20,7 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net import credential
+from jaxdt.runtime.net.address import format_address
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore
@@ -71,8 +72,7 @@ def open_loop(
     loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, callbacks)
     address = loop.transport.start()
     assert address is not None  # it listens
-    host, port = address
-    return loop, f"{host}:{port}"
+    return loop, format_address(address)
 
 
 def run_peer_loop(loop: Loop, address: str) -> None:

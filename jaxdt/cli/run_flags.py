@@ -142,8 +142,8 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
     as `job` does. `data_path` replaces the path of the token file in the run's config."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
+    from jaxdt.runtime.net.address import parse_address
     from jaxdt.runtime.run_job import RunJob
-    from jaxdt.runtime.transport_setup import parse_address
 
     check_run_dir()
     welcome = ask_to_join(parse_address("--join", coordinator), _credential(), PLAINTEXT.value)

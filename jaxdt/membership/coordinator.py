@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxdt.membership.agreement import Agreement, EndRun, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
+from jaxdt.membership.claims import Claims
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.leases import Leases
 from jaxdt.membership.link_suspicion import LinkSuspicion
@@ -45,6 +46,7 @@ from jaxdt.protocol.events import (
     MarkCheckpoint,
     Message,
     PartMissing,
+    Paused,
     Persist,
     Persisted,
     Profiled,
@@ -57,8 +59,10 @@ from jaxdt.protocol.events import (
     Started,
     Stop,
     Suspect,
+    Terminated,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
 from jaxdt.protocol.reports import (
@@ -74,10 +78,12 @@ from jaxdt.protocol.reports import (
     LostReport,
     NoHolderReport,
     PartMissingReport,
+    PausedReport,
     RefusedReport,
     RestartedReport,
     ReturnedReport,
     RollbackReport,
+    SteppedDownReport,
     VacantReport,
     ViewReport,
     WaitingReport,
@@ -86,6 +92,8 @@ from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 TERM, VIEW, RECORDS, CHECKPOINT = "coordinator_term", "view", "records", "checkpoint"  # names of durable state
+SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
+TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
 
 
 class Coordinator:
@@ -100,16 +108,19 @@ class Coordinator:
         balance: Balance | None = None,
     ):
         self.config = config
-        self.coordinator_term = durable_state.coordinator_term + 1 if durable_state else 1
+        self.coordinator_term = 1 + max(config.last_term, durable_state.coordinator_term if durable_state else 0)
         self.roster = Roster(config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance)
-        self.profiles: dict[int, dict[str, float]] = {}
+        self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
+        self.devices: dict[int, str] = {}
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
+        self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
         self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
         self._being_persisted: dict[str, View | Record | Checkpoint | int] = {}
         self._ended = False
+        self._held: list[Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
         if durable_state:
             self._restore(durable_state)
@@ -125,17 +136,25 @@ class Coordinator:
     def handle(self, now_s: float, event: Event) -> list[Action]:
         if self._ended:
             return []
+        if TERM in self._being_persisted and event != Persisted(TERM):
+            self._held.append(event)
+            return []
         match event:
             case Started():
-                return [*self._start(now_s), self._next_tick(now_s)]
+                return [self._persist(TERM, self.coordinator_term)]
             case Woke(tag):
-                return [*self._judge(now_s), *([self._next_tick(now_s)] if tag == "tick" else [])]
+                judged = [*self._judge(now_s), *self._settle_claims(now_s)]
+                return [*judged, *([self._next_tick(now_s)] if tag == "tick" else [])]
             case Persisted(name):
                 return self._persisted(now_s, name)
             case Refused(_, reason):
                 return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return self._end(code, reason)
+            case Paused(seconds):
+                return self._on_pause(now_s, seconds)
+            case Terminated():
+                return self._step_down(TERMINATED, "terminated; the run waits for a coordinator")
             case LinkChanged(peer, up):
                 return self._on_link(now_s, peer, up)
             case Received(header, body):
@@ -145,10 +164,20 @@ class Coordinator:
     def _next_tick(self, now_s: float) -> WakeAt:
         return WakeAt(now_s + self.config.heartbeat_s, "tick")
 
+    def _on_pause(self, now_s: float, paused_s: float) -> list[Action]:
+        """This process did not run, and what the peers said meanwhile is still on its way through its sockets. So
+        nobody is judged before a whole lease is over, in which the peers are heard again."""
+        if paused_s <= self.config.heartbeat_s:
+            return []
+        patience_s = self.config.deadline_floor_s
+        self._patient_until_s = max(self._patient_until_s, now_s + patience_s)
+        return [PausedReport(round(paused_s, 1), patience_s)]
+
     def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action]:
         self._leases.link(peer, up, now_s)
         if up:
             return []
+        self._claims.withdrawn(peer)
         # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
         return [WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)]
 
@@ -161,9 +190,10 @@ class Coordinator:
         if durable_state.checkpoint:
             self._checkpoints.complete(durable_state.checkpoint)
 
-    def _start(self, now_s: float) -> list[Action]:
-        """Nobody is evicted before a whole lease of this term is over (step protocol, Sec. 7.1)."""
-        actions: list[Action] = [self._persist(TERM, self.coordinator_term)]
+    def _begin_term(self, now_s: float) -> list[Action]:
+        """The term is durable, so no later coordinator will have the same: this one may speak. Nobody is evicted before
+        a whole lease of this term is over (step protocol, Sec. 7.1)."""
+        actions: list[Action] = [self._next_tick(now_s)]
         if self.view:
             self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
@@ -171,7 +201,9 @@ class Coordinator:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
-        return actions
+        held = self._held
+        self._held = []
+        return actions + [action for event in held for action in self.handle(now_s, event)]
 
     def _persist(self, name: str, value: View | Record | Checkpoint | int) -> Persist:
         self._being_persisted[name] = value
@@ -188,17 +220,23 @@ class Coordinator:
                 return self._committed(now_s, record)
             case Checkpoint() as checkpoint:
                 return self._completed(checkpoint)
-        return self._change_view()
+        return self._begin_term(now_s)
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
         if isinstance(body, Join):
-            return self._on_join(now_s, src)
-        if header.run == self.config.run and src in self.roster.stage_of:
+            return self._on_join(now_s, src) if body.peer is None else self._on_claim(now_s, src, body)
+        if header.run != self.config.run:
+            return [DroppedReport(src, run=header.run)]
+        if header.view and self.view is None:
+            return self._state_lost(src, header)
+        if header.coordinator_term > self.coordinator_term:
+            return self._superseded(src, header.coordinator_term)
+        if src in self.roster.stage_of:
             return self._from_peer(now_s, header, body)
-        if isinstance(body, Hello) and header.run == self.config.run and self.view:
+        if isinstance(body, Hello) and self.view:
             return self._from_stranger(src, body.address)
         return [DroppedReport(src, run=header.run)]
 
@@ -221,8 +259,8 @@ class Coordinator:
             case Heartbeat(count, status):
                 self._leases.heartbeat(now_s, src, status)
                 return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status)]
-            case Profiled(seconds, version, process) if process == self.roster.processes.get(src):
-                return self._on_profiled(src, seconds, version)
+            case Profiled(process=process) if process == self.roster.processes.get(src):
+                return self._on_profiled(src, body)
             case Load():
                 self.roster.balance.report(now_s, src, body)
             case Failed(reason):
@@ -251,10 +289,33 @@ class Coordinator:
         peer, stage = self.roster.newcomer(now_s, src)
         return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
 
+    def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
+        """A process asks, under a temporary id, whether it may be a peer that has an id already."""
+        if join.peer not in self.roster.stage_of:
+            return [self._send(src, Ended(2, self._unknown(join.peer)))]
+        self._claims.ask(now_s, src, join)
+        return self._settle_claims(now_s)
+
+    def _settle_claims(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for claim, is_granted in self._claims.settle(now_s, self._leases):
+            peer = claim.peer
+            if is_granted:
+                stage = self.roster.stage_of[peer]
+                actions.append(self._send(claim.temporary_id, Welcome(self.config.run, peer, stage, "", {})))
+                continue
+            runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
+            reason = (
+                f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one at {claim.where} is refused"
+            )
+            actions += [RefusedReport(reason), self._send(claim.temporary_id, Ended(2, reason))]
+        return actions
+
     def _on_hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
+        self._claims.arrived(src)
         is_new_process = self.roster.hello(src, hello)
         actions = self._lost(src, "its process was started anew") if is_new_process else []
         if self._ended:
@@ -272,8 +333,11 @@ class Coordinator:
 
     def _from_stranger(self, src: int, address: str) -> list[Action]:
         """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
-        reason = f"peer {src}: is not known any more, and may join again as a newcomer"
+        reason = self._unknown(src)
         return [RefusedReport(reason), Connect(src, address), self._send(src, Ended(2, reason))]
+
+    def _unknown(self, peer: int | None) -> str:
+        return f"peer {peer}: is not known any more, and may join again as a newcomer"
 
     def _returned(self, now_s: float, src: int) -> list[Action]:
         """The last replica of a stage was silent, and is not dead."""
@@ -287,20 +351,22 @@ class Coordinator:
         missed: list[Message] = [self.roster.current_view, *self._agreement.missed(), complete]
         return [self._send(src, body) for body in missed]
 
-    def _on_profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
+    def _on_profiled(self, src: int, profiled: Profiled) -> list[Action]:
         """View 1 is made when the last peer of the plan is ready to compute; a peer that comes later is a candidate."""
         is_planned = src in self.config.stage_of
         if is_planned:
-            self.profiles[src] = seconds
+            self.profiles[src] = profiled.seconds
+            self.devices[src] = profiled.device
             if VIEW in self._being_persisted and self.view is None:
                 return []
         if self.view or not is_planned:
             if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
                 return []
             self.roster.candidates.add(src)
-            return [CandidateReport(src), *self._change_view()]
-        if version != self.n_committed:
-            return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
+            return [CandidateReport(src, profiled.device), *self._change_view()]
+        if profiled.version != self.n_committed:
+            reason = f"has version {profiled.version}, expected {self.n_committed}"
+            return self._end(2, f"{self.roster.name(src)}: {reason}")
         if missing := sorted(set(self.config.stage_of) - set(self.profiles)):
             return [WaitingReport(missing)]
         view = self.roster.first_view(self.coordinator_term, self.config.start)
@@ -453,9 +519,26 @@ class Coordinator:
         sends = [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [EndedReport(code, reason), *sends, Stop(code, reason)]
 
+    def _superseded(self, src: int, coordinator_term: int) -> list[Action]:
+        """Another coordinator has taken this one for dead. The peers obey the other one, so this one only ends."""
+        reason = f"{self.roster.name(src)} obeys a coordinator of term {coordinator_term}, this one has term "
+        return self._step_down(SUPERSEDED, f"{reason}{self.coordinator_term}; that one has taken over the run")
+
+    def _state_lost(self, src: int, header: Header) -> list[Action]:
+        """The run goes on elsewhere than on this disk: what was committed is not known here."""
+        where = f"{self.roster.name(src)} is in view {header.view} of term {header.coordinator_term}"
+        mend = "restore the folder coordinator/ of run_dir, or stop all peers and start again from a checkpoint"
+        return self._step_down(2, f"{where}, and this disk holds no state of the run; {mend}")
+
+    def _step_down(self, code: int, reason: str) -> list[Action]:
+        """End this coordinator, and not the run: the peers are told nothing, as if this process had been killed."""
+        self._ended = True
+        reason = f"coordinator: {reason}"
+        return [SteppedDownReport(reason), Stop(code, reason)]
+
     def _to_all(self, body: Message) -> list[Action]:
         return [self._send(member.peer, body) for member in self.roster.current_view.members]
 
     def _send(self, dst: int, body: Message) -> Send:
         generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)
-        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR))
+        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR, self.coordinator_term))

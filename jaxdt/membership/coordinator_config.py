@@ -13,8 +13,8 @@ from jaxdt.spec.seq_lengths import SeqLengths
 class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
     `waits`: a stage that has lost all its replicas waits for another one. `delay_steps`: how many steps are under way
-    beside the first that is not committed. `n_copies`: on how many disks each part of a checkpoint must be, if there
-    are so many."""
+    beside the first that is not committed. `last_term`: that of the last coordinator on this disk. `n_copies`: on how
+    many disks each part of a checkpoint must be, if there are so many."""
 
     run: str
     fingerprint: str
@@ -32,6 +32,7 @@ class CoordinatorConfig:
     start_parts: tuple[Part, ...] = ()
     start_reseeds: int = 0
     n_copies: int = 1
+    last_term: int = 0
     job: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property

@@ -29,6 +29,10 @@ class Leases:
         """A message came from the peer; the first one gives it a lease."""
         self._deadlines.setdefault(peer, Deadline(self._floor_s)).arrived(now_s)
 
+    def heard_s(self, peer: int, now_s: float) -> float:
+        """When something came from a peer with a lease the last time."""
+        return now_s - self._deadlines[peer].silence_s(now_s)
+
     def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
         """A peer's heartbeat; that of a joining member says how far its download is."""
         self._joining.heartbeat(now_s, peer, status)

@@ -11,7 +11,7 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.deadline import RECONNECT_S, Deadline
+from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
 from jaxdt.protocol.events import (
     COORDINATOR,
     FETCHED,
@@ -68,9 +68,15 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.protocol.reports import AdoptedReport, EvictedReport, MovingReport, OutageReport, RefusedReport
+from jaxdt.protocol.reports import (
+    AdoptedReport,
+    EvictedReport,
+    MovingReport,
+    OutageReport,
+    ReadyReport,
+    RefusedReport,
+)
 
-FIRST_CONTACT_S = 120.0
 KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
@@ -131,6 +137,7 @@ class Membership:
         self._started = Started()
         self._started_s = 0.0
         self._profile: dict[str, float] | None = None
+        self._device = ""
         self._version = identity.start_version
         self._is_leaving = False
         self._next_stage: int | None = None  # where the coordinator wants this peer
@@ -155,6 +162,8 @@ class Membership:
         if header.run != own.run:
             return DROP
         if src == COORDINATOR:
+            if header.coordinator_term != own.coordinator_term and not self._obeys(header.coordinator_term):
+                return DROP
             if type(body) in AT_ANY_TIME:
                 return ACCEPT
         elif type(body) in FROM_COORDINATOR:
@@ -165,6 +174,14 @@ class Membership:
             return DROP
         fits = header.view == own.view or type(body) in OUTLIVES_VIEWS
         return ACCEPT if fits and header.generation == own.generation else DROP
+
+    def _obeys(self, coordinator_term: int) -> bool:
+        """Whether a coordinator of this term is obeyed: one of a lower term than another has been taken for dead, and
+        does not know it."""
+        if coordinator_term < self.header.coordinator_term:
+            return False
+        self.header = replace(self.header, coordinator_term=coordinator_term)
+        return True
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -179,9 +196,9 @@ class Membership:
                 return self._watch(now_s)
             case Status():
                 self._status = event
-            case Ready(seconds):
-                self._profile = seconds
-                return [self._profiled()]
+            case Ready(seconds, _, device):
+                self._profile, self._device = seconds, device
+                return [ReadyReport(device), self._profiled()]
             case Refused(peer, reason):
                 if peer == COORDINATOR and self.view is None and self._last_view_number == 0:
                     return [Stop(2, f"coordinator: {reason}")]
@@ -237,7 +254,7 @@ class Membership:
 
     def _profiled(self) -> Send:
         assert self._profile is not None
-        return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process))
+        return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process, self._device))
 
     def _confirmed(self, body: Message) -> Send:
         """A message that must not be lost with the coordinator."""
@@ -336,7 +353,7 @@ class Membership:
         self._saves_first_version = before is not None and self._is_saver(before, view.n_committed)
         self.view = view
         self.generation = view.generation
-        self.header = Header(self.identity.run, view.generation, view.number, own)
+        self.header = replace(self.header, generation=view.generation, view=view.number)
         self._last_view_number = view.number
         self._members = members
         if view.rolled_back:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from jaxdt.membership.member import ACCEPT, DROP, HOLD, Membership
-from jaxdt.protocol.events import INTERNAL, Action, Event, Header, Post, Received, Send, ViewChanged
+from jaxdt.protocol.events import COORDINATOR, INTERNAL, Action, Event, Header, Post, Received, Send, ViewChanged
 from jaxdt.protocol.reports import DroppedReport
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
@@ -95,4 +95,7 @@ class Peer:
             return []
         assert verdict == DROP
         self.n_dropped += 1
-        return [DroppedReport(event.header.src, message=type(event.body).__name__, view=event.header.view)]
+        header = event.header
+        term = header.coordinator_term if header.src == COORDINATOR else None
+        message = type(event.body).__name__
+        return [DroppedReport(header.src, message=message, view=header.view, coordinator_term=term)]

@@ -5,6 +5,7 @@ from collections import deque
 
 WINDOW = 64
 SPREADS = 8.0
+FIRST_CONTACT_S = 120.0  # for so long a process looks for the coordinator when it starts
 RECONNECT_S = 1.5  # a broken connection that does not come back within it is a fault
 
 

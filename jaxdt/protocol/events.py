@@ -109,12 +109,14 @@ class Checkpoint:
 @frozen_dataclass
 class Header:
     """Stands on every message. A message of another run, another generation or an old view is dropped and counted; one
-    of a newer view is held."""
+    of a newer view is held. `coordinator_term`: the coordinator's own, or the highest that a peer has heard of; peers
+    drop what a coordinator of a lower term says."""
 
     run: str
     generation: int
     view: int
     src: int
+    coordinator_term: int = 0
 
 
 @frozen_dataclass
@@ -210,13 +212,17 @@ class Hello:
 
 @frozen_dataclass
 class Join:
-    """Newcomer, under a temporary id -> coordinator: asks for a peer id and a stage."""
+    """A process, under a temporary id -> coordinator: a newcomer asks for a peer id and a stage; one that was started
+    as `peer` asks whether it may be that peer. `where` it runs, for people."""
+
+    peer: int | None = None
+    where: str = ""
 
 
 @frozen_dataclass
 class Welcome:
-    """Coordinator -> newcomer, the answer to Join: the run, the newcomer's peer id and stage, and `job`: the run's
-    `config` and `plan` as JSON."""
+    """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
+    `config` and `plan` as JSON. Ended is the other answer."""
 
     run: str
     peer: int
@@ -227,12 +233,13 @@ class Welcome:
 
 @frozen_dataclass
 class Profiled:
-    """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, and the
-    version of its parameters."""
+    """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, the
+    version of its parameters, and on what it computes, for people."""
 
     seconds: dict[str, float]
     version: int
     process: int = 0
+    device: str = ""
 
 
 @frozen_dataclass
@@ -642,7 +649,8 @@ class Started:
 
 @frozen_dataclass
 class Refused:
-    """A connection with `peer` was refused by one of its ends; None if the other end did not name itself."""
+    """`peer` refused a connection that this process opened, or sent what had to be refused; None for a connection that
+    this process refused, whoever it said it was."""
 
     peer: int | None
     reason: str
@@ -651,10 +659,11 @@ class Refused:
 @frozen_dataclass
 class Ready:
     """The peer's own stage is compiled and timed, seconds per kind of Work and per MESSAGE; its state has so many
-    4-byte words."""
+    4-byte words. `device`: on what it computes, for people."""
 
     seconds: dict[str, float]
     n_words: int = 0
+    device: str = ""
 
 
 @frozen_dataclass
@@ -671,6 +680,19 @@ class Interrupted:
 
     code: int = 130
     reason: str = "interrupted"
+
+
+@frozen_dataclass
+class Paused:
+    """This process did not run for so long: its host or its own work held it. What arrived meanwhile may not have been
+    read yet, so a silence of that time says nothing."""
+
+    seconds: float
+
+
+@frozen_dataclass
+class Terminated:
+    """The system asks this coordinator to end. The run goes on, and waits for another coordinator."""
 
 
 @frozen_dataclass
@@ -933,7 +955,8 @@ class MoveTo:
 
 @frozen_dataclass
 class Stop:
-    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 130 interrupted."""
+    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 5 another coordinator has taken
+    over, 130 interrupted, 143 this coordinator was asked to end and the run goes on."""
 
     code: int
     reason: str
@@ -958,6 +981,8 @@ Event = (
     | Ready
     | Status
     | Interrupted
+    | Paused
+    | Terminated
     | Leave
     | ViewChanged
     | Evicted

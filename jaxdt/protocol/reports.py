@@ -143,10 +143,11 @@ class JoinRequestReport(Report):
 
 @dataclass(frozen=True)
 class CandidateReport(Report):
-    """A peer that is not a member is ready to compute."""
+    """A peer that is not a member is ready to compute, on `device`."""
 
     kind: ClassVar[str] = "candidate"
     peer: int
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,24 @@ class RestartedReport(Report):
 
 
 @dataclass(frozen=True)
+class SteppedDownReport(Report):
+    """This coordinator ends, and the run goes on without it."""
+
+    kind: ClassVar[str] = "stepped_down"
+    reason: str
+
+
+@dataclass(frozen=True)
+class PausedReport(Report):
+    """This coordinator did not run for `paused_s`. It judges nobody until it has read what came meanwhile: for
+    `patience_s`."""
+
+    kind: ClassVar[str] = "paused"
+    paused_s: float
+    patience_s: float
+
+
+@dataclass(frozen=True)
 class HeartbeatReport(Report):
     """A peer's heartbeat; `status`: its counters."""
 
@@ -225,6 +244,14 @@ class HeartbeatReport(Report):
 
 
 # ------------------------------------------------------------------------------------------------- from a peer
+
+
+@dataclass(frozen=True)
+class ReadyReport(Report):
+    """This process is ready to compute, on `device`: platform, number and kind."""
+
+    kind: ClassVar[str] = "ready"
+    device: str
 
 
 @dataclass(frozen=True)
@@ -294,13 +321,15 @@ class RefusedReport(Report):
 
 @dataclass(frozen=True)
 class DroppedReport(Report):
-    """A message was dropped: at a peer one of this kind and `view`, at the coordinator one of another run or peer."""
+    """A message was dropped: at a peer one of this kind, `view` and `coordinator_term`, at the coordinator one of
+    another run or peer."""
 
     kind: ClassVar[str] = "dropped"
     src: int
     run: str | None = None
     message: str | None = None
     view: int | None = None
+    coordinator_term: int | None = None
 
 
 SCHEMAS: dict[str, type[Report]] = {schema.kind: schema for schema in Report.__subclasses__()}

@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
 from jaxdt.membership.coordinator import Coordinator
@@ -24,6 +24,7 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.runtime.display import Display
 from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
@@ -32,7 +33,6 @@ from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 2
 SAVES_MAX = 1000  # the summary counts no more than the last checkpoints
-LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 class Journal:
@@ -104,7 +104,9 @@ class Journal:
         if any(codec != NONE for codec in plan.codec_of_links.values()):
             uncompressed = replace(plan, codec=(NONE,) * (plan.n_stages - 1))
             self._predicted_uncompressed_s = self._predict(uncompressed)
-        self._display.print(f"all {len(report.members)} peers are ready")
+        devices = Counter(self._machine.devices[peer] for peer in sorted(report.members))
+        on = ", ".join(f"{n} on {device}" for device, n in devices.items())
+        self._display.print(f"all {len(report.members)} peers are ready, {on}")
         self._display.print(f"predicted step time {self._predicted_s:.3f} s")
 
     def _view(self, report: ViewReport) -> None:
@@ -193,5 +195,5 @@ class Journal:
 def host_name(address: str) -> str:
     """The host of an address. Peers of one host share its cores; a loopback address is on the coordinator's own host,
     which is called "here"."""
-    host = address.rpartition(":")[0]
-    return "here" if host.startswith(LOOPBACK) else host
+    host = address.rpartition(":")[0].strip("[]")
+    return "here" if is_loopback(host) else host

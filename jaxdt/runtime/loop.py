@@ -38,6 +38,7 @@ from jaxdt.protocol.events import (
     Message,
     MoveTo,
     Part,
+    Paused,
     Persist,
     Persisted,
     Post,
@@ -62,6 +63,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
@@ -73,6 +75,7 @@ from jaxdt.spec.work import UPDATE
 
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
+PAUSED_S = 0.2  # a machine is told of longer pauses
 
 
 class LoopTensors(Tensors, Protocol):
@@ -150,6 +153,7 @@ class Loop:
         self._stop: Stop | MoveTo | None = None
         self._busy_s = 0.0
         self._last_step = 0
+        self._awake_s = 0.0  # when this loop was last seen to run
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
         self._tensors: LoopTensors | None = None
@@ -223,6 +227,7 @@ class Loop:
         the OSError of a disk, is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
         try:
+            self._awake_s = time.monotonic()
             # A coordinator holds no parts of checkpoints.
             disk = self._checkpointer.disk if self._checkpointer and not self._durable else ""
             self._handle(Started(address, secrets.randbelow(1 << 31), disk))
@@ -249,9 +254,13 @@ class Loop:
         wait_s = self._wakes[0][0] - time.monotonic() if self._wakes else 1.0
         if self._ready:
             wait_s = min(wait_s, CONGESTED_S)
+        wait_s = max(0.0, wait_s)
         try:
-            event = self._events.get(timeout=max(0.0, wait_s))
+            event = self._events.get(timeout=wait_s)
         except Empty:
+            event = None
+        self._notice_pause(wait_s)
+        if event is None:
             while self._wakes and self._wakes[0][0] <= time.monotonic():
                 tag = heapq.heappop(self._wakes)[2]
                 if self._tensors:
@@ -265,6 +274,15 @@ class Loop:
         else:
             self._record(event)
             self._handle(event)
+
+    def _notice_pause(self, wait_s: float) -> None:
+        """Tell the machine, before anything else, if more time has passed than this loop has waited: the process was
+        stopped, or its own work took so long."""
+        now_s = time.monotonic()
+        paused_s = now_s - self._awake_s - wait_s
+        self._awake_s = now_s
+        if paused_s > PAUSED_S:
+            self._handle(Paused(paused_s))
 
     def _record(self, event: Event) -> None:
         """Count a Ran, and write Work and received tensors to the trace."""
@@ -364,8 +382,10 @@ class Loop:
         return self.tensors.tensor_to_send(body)
 
     def _connect(self, peer: int, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.transport.connect(peer, (host, int(port)) if address else None)
+        try:
+            self.transport.connect(peer, parse_address(name_of(peer), address) if address else None)
+        except BadInput as error:  # the peer gave a bad address, which is no reason to end this process
+            self._handle(Refused(peer, str(error)))
 
     def _start_ready_work(self) -> None:
         """Start the Work that is ready, unless a link is congested."""

@@ -34,6 +34,7 @@ from jaxdt.protocol.events import (
     Meet,
     Member,
     MoveTo,
+    Paused,
     Persist,
     Persisted,
     Post,
@@ -60,15 +61,18 @@ from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.event_queue import EventQueue
-from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, STARTS, Fault
+from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, STALE, STARTS, Fault
 from jaxdt.sim.hosts import make_host
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
+from jaxdt.sim.stale_coordinator import StaleCoordinator
 from jaxdt.spec.work import BACKWARD, MESSAGE, REGENERATE, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 ActionHandler = Callable[[int, Any], None]
 
+CRASH_STOP = Stop(CRASHED, "crashed")
+CLAIM_IDS = 2 * TEMPORARY_IDS  # from here on: temporary ids of processes that ask whether they may be a peer
 PRIORITY_OF_FREE = {"transfer": URGENT, "sync": BULK}  # names of Environment.free
 
 
@@ -93,7 +97,9 @@ class Simulation:
         self._processes = processes
         self._disk: dict[str, Any] = {}  # what the coordinator made durable, by name
         self.disks = Disks()
+        self._stale_coordinator: StaleCoordinator | None = None
         self._n_starts: Counter[int] = Counter()
+        self._claims: dict[int, int] = {}  # temporary id of a process that asks -> the peer that it was started as
         self._stage_of: dict[int, int] = {}  # stages of the processes that began later
         self._peer_of_temporary_id: dict[int, int] = {}
         self._machines: dict[int, DrivenMachine] = {COORDINATOR: coordinator}
@@ -196,10 +202,15 @@ class Simulation:
             self._observer(now_s, peer, fault, [])
         if fault.kind == PAUSE:
             self._paused.setdefault(peer, [])
-            self._queue.at(fault.until_s, self._resume, (peer,))
+            self._queue.at(fault.until_s, self._resume, (peer, fault.seconds))
             return
         if fault.kind == LEAVE:
             self._handle_event(peer, Leave())
+            return
+        if fault.kind == STALE:
+            stale = self._stale_coordinator
+            if stale and stale.machine is not self._machines[COORDINATOR]:
+                stale.go_on(now_s, fault.until_s)
             return
         assert self._active_faults is not None  # it is there as soon as there are faults
         self._active_faults.begin(now_s, fault)
@@ -208,7 +219,10 @@ class Simulation:
 
     def _end_process(self, fault: Fault) -> None:
         peer = fault.peer
-        self.outcome.stopped[peer] = Stop(CRASHED, "crashed")
+        if peer == COORDINATOR:
+            machine, now_s = self._machines[peer], self.outcome.now_s
+            self._stale_coordinator = StaleCoordinator(machine, now_s, self._queue.at, self._delivery.post)
+        self.outcome.stopped[peer] = CRASH_STOP
         self._paused.pop(peer, None)
         seen_s = self.outcome.now_s + (CRASH_SEEN_S if fault.kind == CRASH else DEAD_LINK_S)
         for other in self._machines:
@@ -223,20 +237,36 @@ class Simulation:
             self._observer(self.outcome.now_s, peer, fault, [])
         if fault.kind == JOIN:
             self._handle_event(COORDINATOR, Received(Header("", 0, 0, TEMPORARY_IDS + peer), Join()))
-        elif self.outcome.stopped.get(peer) == Stop(CRASHED, "crashed"):
-            del self.outcome.stopped[peer]
-            assert self._active_faults is not None  # it is there as soon as there are faults
-            self._active_faults.revive(peer)
-            if peer == COORDINATOR:
-                assert self._processes is not None and self._processes.make_coordinator is not None
-                self._machines[peer] = self._processes.make_coordinator(dict(self._disk))
-                self._handle_event(peer, Started())
-                links = [(other, COORDINATOR) for other in self._peers]
-            else:
-                self._start_peer(peer, self._stage_of.get(peer))
-                links = [(COORDINATOR, peer)]
-            for end, other in links:
-                self._handle_event(end, LinkChanged(other, True, "started again"))
+        elif peer == COORDINATOR:
+            self._restart_coordinator()
+        elif self.outcome.stopped.get(peer, CRASH_STOP) == CRASH_STOP:
+            temporary_id = CLAIM_IDS + len(self._claims)
+            self._claims[temporary_id] = peer
+            self._handle_event(COORDINATOR, Received(Header("", 0, 0, temporary_id), Join(peer, fault.kind)))
+
+    def _restart_coordinator(self) -> None:
+        if self.outcome.stopped.get(COORDINATOR) != CRASH_STOP:
+            return
+        self._revive(COORDINATOR)
+        assert self._processes is not None and self._processes.make_coordinator is not None
+        self._machines[COORDINATOR] = self._processes.make_coordinator(dict(self._disk))
+        self._handle_event(COORDINATOR, Started())
+        for peer in self._peers:
+            self._handle_event(peer, LinkChanged(COORDINATOR, True, "started again"))
+
+    def _restart_peer(self, peer: int) -> None:
+        """A process may be this peer, since the one before it has ended or is taken for lost."""
+        if self.outcome.stopped.get(peer, CRASH_STOP) != CRASH_STOP:
+            return
+        self._revive(peer)
+        self._paused.pop(peer, None)
+        self._start_peer(peer, self._stage_of.get(peer))
+        self._handle_event(COORDINATOR, LinkChanged(peer, True, "started again"))
+
+    def _revive(self, peer: int) -> None:
+        self.outcome.stopped.pop(peer, None)
+        assert self._active_faults is not None  # it is there as soon as there are faults
+        self._active_faults.revive(peer)
 
     def _start_peer(self, peer: int, stage: int | None) -> None:
         assert self._processes is not None
@@ -251,9 +281,15 @@ class Simulation:
         self._handle_event(peer, Started(process=self._n_starts[peer], disk=sim_peer.disk))
         self._send_ready(peer)
 
-    def _resume(self, peer: int) -> None:
-        """Messages that have arrived go before timers that have expired, as in the runtime."""
-        for event in sorted(self._paused.pop(peer, ()), key=lambda event: type(event) is Woke):
+    def _resume(self, peer: int, paused_s: float) -> None:
+        """A peer reads the messages that have arrived before it looks at timers that have expired. For the coordinator
+        it is the other way round, the worst case: its messages are still in the sockets."""
+        if peer not in self._paused:
+            return  # its process has ended meanwhile
+        timers_first = peer == COORDINATOR
+        events = self._paused.pop(peer)
+        self._handle_event(peer, Paused(paused_s))
+        for event in sorted(events, key=lambda event: (type(event) is Woke) != timers_first):
             self._handle_event(peer, event)
 
     # --------------------------------------------------------------------------------------------------------- events
@@ -311,6 +347,8 @@ class Simulation:
         dst, body = send.dst, send.body
         if dst < TEMPORARY_IDS:
             self._delivery.post(src, ((dst, body, send.n_bytes),), send.priority, send.header)
+        elif isinstance(body, Welcome) and dst in self._claims:
+            self._restart_peer(self._claims[dst])
         elif isinstance(body, Welcome):
             self._stage_of[body.peer] = body.stage
             self._peer_of_temporary_id[dst] = body.peer

@@ -23,8 +23,10 @@ REORDER = "reorder"
 JOIN = "join"
 RESTART = "restart"
 LEAVE = "leave"
+TWICE = "twice"
+STALE = "stale"
 ENDS = (CRASH, POWER_OFF)  # kinds that end a process
-STARTS = (JOIN, RESTART)  # kinds that start one
+STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
 
 CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connection
@@ -50,6 +52,8 @@ class Fault:
     join       a newcomer with the temporary number `peer` asks to join, on the machine of the peer in `others`
     restart    the process of a crashed `peer`, or of the coordinator, is started again
     leave      `peer` is asked to leave
+    twice      another process is started as `peer`, which runs
+    stale      the coordinator that crashed did not: it goes on beside its successor, until a person ends it
 
     A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.
     """
@@ -176,7 +180,7 @@ def _draw_power_off(candidates: _Candidates, at_s: float) -> Fault | None:
 def _draw_pause(candidates: _Candidates, at_s: float) -> Fault | None:
     if candidates.coordinator_may_pause and candidates.rng.random() < 0.2:
         candidates.coordinator_may_pause = False
-        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(min(BLIP_S, candidates.pause_s)))
+        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(candidates.pause_s))
     peer = candidates.draw_expendable()
     return None if peer is None else Fault(at_s, PAUSE, peer, candidates.draw_seconds(candidates.pause_s))
 

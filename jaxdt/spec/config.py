@@ -25,6 +25,7 @@ DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
+PLATFORMS = ("any", "cpu", "gpu", "tpu")
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ class RunConfig:
 
     `codec`: how boundary tensors travel where no plan.json says otherwise (names: jaxdt.spec.codec). In a config file
     it may also name compression layers, as in maxout2 or maxout2+int8: `parse` moves those into the model.
-    `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary."""
+    `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary.
+    `platform`: what the peers of the run compute on; a peer that would compute on another platform is refused."""
 
     model: GPTConfig
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -145,6 +147,7 @@ class RunConfig:
     error_feedback: bool = False
     dtype: str = "float32"
     remat: str = "recompute"
+    platform: str = "any"
 
     def __post_init__(self) -> None:
         self._check_plan()
@@ -155,6 +158,7 @@ class RunConfig:
         codecs.parse(self.codec)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("remat", self.remat, REMATS)
+        require_one_of("platform", self.platform, PLATFORMS)
         self._check_net()
 
     def _check_plan(self) -> None:

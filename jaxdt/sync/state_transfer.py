@@ -63,7 +63,7 @@ class StateTransfer:
                 self._view = None
                 self._download = None
                 self._waiting.clear()
-            case Ready(_, n_words):
+            case Ready(n_words=n_words):
                 self._n_words = n_words
             case Updated(_, version):
                 return self._updated(version)

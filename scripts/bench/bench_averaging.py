@@ -35,6 +35,7 @@ from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.net import credential
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
@@ -180,9 +181,8 @@ def rounds_s(options: Options) -> list[float]:
         agreement = TwoPhaseCommit(config)
         durable = FileStore(Path(folder))
         loop, address = open_loop(COORDINATOR, Coordinator(config, agreement), options.secret, ignore, durable)
-        host, _, port = address.rpartition(":")
         peers = [
-            context.Process(target=be_peer, args=(peer, options, (host, int(port)), results))
+            context.Process(target=be_peer, args=(peer, options, parse_address("coordinator", address), results))
             for peer in range(options.n_peers)
         ]
         for process in peers:

@@ -38,6 +38,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import COORDINATOR, Stop
 from jaxdt.protocol.reports import Report, StepReport, ViewReport
 from jaxdt.runtime.net import credential
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -142,9 +143,8 @@ class Fleet:
                 self._try.report,
                 FileStore(Path(folder)),
             )
-            host, _, port = address.rpartition(":")
             for peer in range(n_peers):
-                self._start(peer, (host, int(port)))
+                self._start(peer, parse_address("coordinator", address))
             threads = [threading.Thread(target=self._listen, args=(peer,)) for peer in range(n_peers)]
             threads.append(threading.Thread(target=self._kill, args=(after_s,)))
             timeout = threading.Timer(TIMEOUT_S, loop.post, [self._try.stop])

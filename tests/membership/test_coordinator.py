@@ -47,7 +47,7 @@ from jaxdt.protocol.events import (
     Welcome,
     Woke,
 )
-from jaxdt.protocol.reports import DroppedReport
+from jaxdt.protocol.reports import CandidateReport, DroppedReport
 from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -86,6 +86,8 @@ class Driver:
         return new
 
     def message(self, peer, body, now_s=0.0, **head):
+        if self.machine.view is None:
+            head = {"view": 0} | head  # a peer has a view only if the coordinator has made one
         return self.event(Received(header(peer, **head), body), now_s)
 
     def join(self, peer, version=0):
@@ -383,7 +385,9 @@ def test_a_run_that_only_rolls_back_ends():
 
 
 def test_the_coordinator_looks_at_leases_at_every_heartbeat():
-    assert Driver().event(Started(), 1.0) == [Persist("coordinator_term", 1), WakeAt(1.5, "tick")]
+    run = Driver()
+    assert run.event(Started(), 1.0) == [Persist("coordinator_term", 1)]
+    assert run.event(Persisted("coordinator_term"), 1.0) == [WakeAt(1.5, "tick")]
     assert Driver().event(Woke("tick"), 2.0) == [WakeAt(2.5, "tick")]
 
 
@@ -486,15 +490,17 @@ def test_a_checkpoint_is_complete_with_every_stages_part():
     assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(checkpoint))
 
 
-def test_messages_of_the_coordinator_carry_its_run_and_view():
+def test_messages_of_the_coordinator_carry_its_run_view_and_term():
     run = Driver()
     run.join(0)
     before = run.message(0, Heartbeat(1, {}))[0].header
-    assert before == Header("r", 0, 0, COORDINATOR)
+    assert before == Header("r", 0, 0, COORDINATOR, 1)
     for peer in (1, 2, 3):
         run.join(peer)
     run.event(Persisted("view"))
-    assert {action.header for action in run.commit(0) if isinstance(action, Send)} == {Header("r", 0, 1, COORDINATOR)}
+    assert {action.header for action in run.commit(0) if isinstance(action, Send)} == {
+        Header("r", 0, 1, COORDINATOR, 1)
+    }
 
 
 # ------------------------------------------------------------------------------------------------- those not let in
@@ -509,6 +515,19 @@ def test_a_refused_hello_opens_no_lease():
         for peer in (0, 2, 3):
             run.message(peer, Heartbeat(1, {}), now_s)
         assert not of(run.event(Woke("tick"), now_s), Stop)
+
+
+def test_on_what_each_peer_computes_is_known():
+    run = Driver()
+    run.message(0, Hello(0, 0, "f", "h0:1"))
+    run.message(0, Profiled({"F": 1.0}, 0, device="gpu: 1 x H100"))
+    assert run.machine.devices == {0: "gpu: 1 x H100"}
+    run.begin()
+    run.event(LinkChanged(1, False, "gone"))
+    run.event(Woke("link"), 99.0)
+    run.message(1, Hello(1, 1, "f", "h1:1", process=7), 99.0)
+    actions = run.message(1, Profiled({"F": 1.0}, 0, 7, "cpu: 1 x cpu"), 99.0)
+    assert CandidateReport(1, "cpu: 1 x cpu") in actions
 
 
 def test_a_refused_peer_cannot_complete_the_view_or_end_the_run():
@@ -719,11 +738,12 @@ def test_a_stage_waits_while_nobody_holds_its_part():
     run.event(Persisted("checkpoint"))
     lose(run, 1)
     run.event(Persisted("view"))
-    lose(run, 3, now_s=20.0)
+    lost = lose(run, 3, now_s=20.0)
+    assert reports(lost, "no_holder") == [{"version": 1, "stages": [0]}]
     (told,) = sent(run.message(TEMPORARY_IDS, Join(), run=""), Welcome).values()
     run.message(told.peer, Hello(told.peer, told.stage, "f", "n:1", 5, "new"))
     waits = run.message(told.peer, Profiled({"F": 1.0}, 0, 5))
-    assert reports(waits, "no_holder") == [{"version": 1, "stages": [0]}] and not of(waits, Persist)
+    assert reports(waits, "candidate") and not of(waits, Persist)
     run.message(1, Hello(1, 1, "f", "h1:1", 6, "d1"))  # the host is back, with another process
     actions = run.message(1, Profiled({"F": 1.0}, 0, 6))
     assert reports(actions, "rollback")[0]["to"] == 1

@@ -44,7 +44,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.protocol.reports import AdoptedReport, DroppedReport
+from jaxdt.protocol.reports import AdoptedReport, DroppedReport, ReadyReport
 from jaxdt.spec.work import Work
 
 SEAT = PeerIdentity(
@@ -103,10 +103,10 @@ def test_beats_go_on_with_the_drivers_status():
     assert actions == [Send(COORDINATOR, Heartbeat(2, {"busy_s": 1.0})), WakeAt(1.0, "heartbeat")]
 
 
-def test_ready_tells_the_seconds_and_the_version():
-    assert bodies(Membership(replace(SEAT, start_version=3)).handle(0.0, Ready({"F": 0.1}))) == [
-        Profiled({"F": 0.1}, 3)
-    ]
+def test_ready_tells_the_seconds_the_version_and_the_device():
+    actions = Membership(replace(SEAT, start_version=3)).handle(0.0, Ready({"F": 0.1}, 8, "gpu: 1 x H100"))
+    assert bodies(actions) == [Profiled({"F": 0.1}, 3, device="gpu: 1 x H100")]
+    assert ReadyReport("gpu: 1 x H100") in actions
 
 
 def test_a_view_connects_the_members_and_tells_the_others():

@@ -1,16 +1,13 @@
 """Real processes whose links break and heal: losses and parameters are those of one process."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import cutting
 import pytest
-import test_churn
-from test_churn import STEPS, SWARM, Churning, assert_equal
-from test_processes import CONFIG, ROOT
-
-slow_links, alone = test_churn.slow_links, test_churn.alone  # fixtures
+from fleets import CONFIG, ENDLESS, ROOT, SWARM, Churning, assert_equal
 
 
 class Cut(Churning):
@@ -38,7 +35,7 @@ class Cut(Churning):
 
 @pytest.fixture
 def fleet(tmp_path, slow_links):
-    started = Cut(tmp_path, *STEPS, *SWARM, slow_links)
+    started = Cut(tmp_path, *ENDLESS, *SWARM, slow_links)
     yield started
     started.process.kill()
     started.process.wait()
@@ -60,7 +57,8 @@ def test_links_that_break_and_heal(fleet, alone):
     fleet.wait_for_step(len(fleet.losses()) + 3)
     fleet.cut()
     fleet.wait_for(lambda: fleet.views(0) > n_views + 1, "peer 1 to come back")
-    assert fleet.ended() == 0, fleet.output
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.ended() == 130, fleet.output
     lost = [line for line in fleet.output.splitlines() if ": lost, " in line]
     assert len(lost) <= 6 and lost[-1].startswith("peer 1 (stage 1): lost, "), fleet.output
     assert all(line.startswith("peer 3 (stage 1): lost, no link for ") for line in lost[:-1]), fleet.output

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import test_churn
-from test_churn import STEPS, SWARM, assert_equal
-from test_processes import ROOT
+from fleets import ENDLESS, ROOT, SWARM, assert_equal
 
 from jaxdt.build import RunStart, build_newcomer
 from jaxdt.model.data import write_tokens
@@ -20,18 +19,16 @@ from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.joining import ask_to_join
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.credential import create
 from jaxdt.runtime.net.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import job_flags
-from jaxdt.runtime.transport_setup import parse_address
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
-
-churning, slow_links, alone = test_churn.churning, test_churn.slow_links, test_churn.alone  # fixtures
 
 OTHER_VERSION = (
     "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
@@ -63,12 +60,13 @@ def come_with_another_shape(address: str, credential) -> Stop:
     loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), callbacks)
     host, port = loop.transport.start()
     loop.transport.connect(COORDINATOR, parse_address("coordinator", address))
+    loop.tensors = Keeps()
     loop.post(Ready({}, 1000))
     return loop.run(f"{host}:{port}")
 
 
 def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning, alone, tmp_path, slow_links):
-    fleet = churning(*STEPS, *SWARM, slow_links)
+    fleet = churning(*ENDLESS, *SWARM, slow_links)
     fleet.wait_for_step(1)
     address, credential = (fleet.run_dir / "coordinator_address").read_text(), fleet.run_dir / "credential.pem"
     elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
@@ -86,7 +84,8 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     assert code == 2 and said.startswith("coordinator: run: peer 1 is of run '") and ", config " in said, said
     stop = come_with_another_shape(address, credential)
     assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop
-    assert fleet.ended() == 0, fleet.output
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.ended() == 130, fleet.output
     reasons = ["unknown ca", "protocol version: got 9", "run: peer 1 is of run", "asks for words 0..1000"]
     for reason in reasons:
         assert reason in fleet.output.lower(), fleet.output
@@ -98,6 +97,9 @@ class Keeps:
 
     def expect(self, body, table):
         return [np.zeros(3, np.int32)]
+
+    def free(self, step, rounds):
+        """It keeps nothing of steps that are over."""
 
 
 class Asks:

@@ -9,8 +9,7 @@ import sys
 import time
 
 import pytest
-from test_churn import N_STEPS, STEPS, alone, slow_links  # noqa: F401  fixtures
-from test_processes import CONFIG, ROOT
+from fleets import CONFIG, N_STEPS, ROOT, STEPS
 
 from jaxdt.runtime.storage.durable import read_json
 
@@ -69,7 +68,7 @@ class OwnFolders:
 
 
 @pytest.fixture
-def own_folders(tmp_path, slow_links):  # noqa: F811
+def own_folders(tmp_path, slow_links):
     fleet = OwnFolders(tmp_path, slow_links)
     yield fleet
     for process in fleet.processes.values():
@@ -77,7 +76,7 @@ def own_folders(tmp_path, slow_links):  # noqa: F811
         process.wait()
 
 
-def test_a_lost_stage_is_refilled_by_a_newcomer_that_fetches_its_part(own_folders, alone):  # noqa: F811
+def test_a_lost_stage_is_refilled_by_a_newcomer_that_fetches_its_part(own_folders, alone):
     """kill -9 of the only peer of stage 1. The other one goes back to the checkpoint, too, and the losses are the calm
     run's."""
     fleet = own_folders

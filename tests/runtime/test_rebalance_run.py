@@ -7,8 +7,8 @@ import signal
 from dataclasses import replace
 
 import pytest
+from fleets import ONE_PROCESS
 from report_fields import report_fields
-from test_churn import Churning, churning  # noqa: F401
 
 from jaxdt.build import check_config
 from jaxdt.membership.member import Membership, PeerIdentity
@@ -155,10 +155,10 @@ def test_a_peer_writes_its_part_of_a_checkpoint_before_it_goes():
 # --------------------------------------------------------------------------------------------------------- processes
 
 
-def test_processes_change_stages_and_the_losses_are_those_of_one(churning):  # noqa: F811
+def test_processes_change_stages_and_the_losses_are_those_of_one(churning):
     """Two stages of three; one loses two to kill -9, and gets a peer of the other."""
     steps = ("--config.train.steps=30", "--config.plan.microbatches=12")
-    one = churning(*steps, "--config.plan.stages=1", "--config.plan.pipelines=1", run_dir="one")
+    one = churning(*steps, *ONE_PROCESS, run_dir="one")
     swarm = ("--config.wiring.kind=swarm", "--config.wiring.rebalance_s=4", "--config.plan.pipelines=3")
     net = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=60", "--emulate_forward_s=0.02")
     fleet = churning(*steps, *swarm, *net, run_dir="swarm")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxdt.protocol.events import COORDINATOR
-from jaxdt.sim.faults import DRAWERS, JOIN, LEAVE, RESTART, spares_every_stage
+from jaxdt.sim.faults import DRAWERS, JOIN, LEAVE, RESTART, STALE, TWICE, spares_every_stage
 from jaxdt.sim.fuzz.cases import draw_case, finding, play
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def test_invariants_hold_under_all_faults(low):
 def test_the_seeds_draw_all_kinds_and_both_ends():
     """Otherwise the fuzzer would check less than it claims."""
     cases = [draw_case(seed) for seed in range(N_SEEDS)]
-    assert {fault.kind for case in cases for fault in case.faults} == {*DRAWERS, JOIN, RESTART, LEAVE}
+    assert {fault.kind for case in cases for fault in case.faults} == {*DRAWERS, JOIN, RESTART, LEAVE, STALE, TWICE}
     fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
     assert 3 <= len(fatal) <= N_SEEDS // 10
     assert {case.config.train.on_nonfinite for case in cases} == {"stop", "skip", "rollback"}

@@ -32,6 +32,7 @@ STABLE_NAMES = {
     "error_feedback": None,
     "dtype": None,
     "remat": None,
+    "platform": None,
 }  # fmt: skip
 
 
@@ -123,6 +124,7 @@ def test_the_vocabulary_comes_from_the_token_file_unless_set():
         ("codec", "zip", "codec: got 'zip', expected one of none"),
         ("dtype", "float16", "dtype: got 'float16', expected one of float32, bfloat16"),
         ("remat", "dot", "remat: got 'dot', expected one of recompute, dots"),
+        ("platform", "cuda", "platform: got 'cuda', expected one of any, cpu, gpu, tpu"),
         ("train", None, "train: got None, expected an object with the fields of TrainConfig"),
         ("model", [], "model: got [], expected an object with a preset or all of n_layers"),
     ],

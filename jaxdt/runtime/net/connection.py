@@ -1,8 +1,8 @@
-"""One connection, plain or encrypted. One thread at a time uses it; any thread may cut it.
+"""One connection, plain or encrypted. One thread at a time uses it; any thread may cut it, or wake its owner.
 
 Two threads at once may neither read nor write TLS, or the records after it, so each connection has one owner: the
 sender thread of a channel, which writes frames and reads acknowledgements, or a receiver thread, which reads frames and
-writes acknowledgements.
+writes acknowledgements. An owner that waits for its connection also polls a `SelfPipe`, by which other threads wake it.
 """
 
 import errno
@@ -16,15 +16,63 @@ from collections.abc import Callable, Sequence
 
 from jaxdt.runtime.net.aead_records import RECORD_BYTES, AeadRecords
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe, poll_ms
-
-Address = tuple[str, int]
 
 _N_PIECES = 64  # in one sendmsg; the system's limit is 1024
 _SEND_S = 0.2  # a blocking write may take this long before acknowledgements are read
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a record of its own
 _READ_BYTES = 1 << 12
+_WAKES_BYTES = 1 << 12  # of a self pipe; each wake is one byte
 _UNIX_BYTES = 1 << 22  # send buffer of a Unix socket, as far as the system allows; with a smaller one senders stall
+
+
+class SelfPipe:
+    """A socket pair that one thread polls beside its connection; another thread writes a byte to end the wait."""
+
+    def __init__(self):
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """End the wait, from any thread. After `close` this does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._writer.send(b"\0")
+            except BlockingIOError:
+                return  # the pipe is full: the reader will wake anyway
+
+    def clear(self) -> None:
+        """Discard past wakes."""
+        try:
+            self._reader.recv(_WAKES_BYTES)
+        except BlockingIOError:
+            return
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until woken or until the time is over; returns whether it was woken."""
+        poller = select.poll()
+        poller.register(self, select.POLLIN)
+        woken = bool(poller.poll(poll_ms(timeout_s)))
+        self.clear()
+        return woken
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._reader.close()
+            self._writer.close()
+
+
+def poll_ms(timeout_s: float | None) -> int | None:
+    """A timeout in the whole milliseconds that poll() takes; None means no limit."""
+    return None if timeout_s is None else max(0, int(timeout_s * 1000))
 
 
 class Connection:
@@ -39,6 +87,7 @@ class Connection:
         # A flag, not a bound method: a reference cycle would keep the buffers until the garbage collector runs.
         self._reads_whole_buffers = False
         self._records: AeadRecords | None = None
+        self._has_spoken = False
         self.deadline_s: float | None = None
         try:
             _set_options(sock, limits)
@@ -46,10 +95,26 @@ class Connection:
             sock.close()
             raise
 
-    def peek_byte(self) -> bytes:
-        """The first byte of the next read, which stays unread; before TLS only."""
-        self._limit_next_call()
-        return self._sock.recv(1, socket.MSG_PEEK)
+    def first_byte(self, timeout_s: float) -> bytes:
+        """The first byte, which stays unread; before TLS only. OSError when none comes within the time."""
+        self._sock.settimeout(timeout_s)
+        try:
+            byte = self._sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
+        if not byte:
+            raise ConnectionAbortedError("closed before its first byte")
+        self._has_spoken = True
+        return byte
+
+    def is_silent(self) -> bool:
+        """Whether not even a first byte has come; from any thread."""
+        with self._lock:
+            if self._has_spoken or self._cut or self._sock.fileno() < 0:
+                return False
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN)
+            return not poller.poll(0)
 
     def enter_tls(self, context: ssl.SSLContext, server_side: bool) -> None:
         """Do the TLS handshake, within the deadline."""

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 
 from jaxdt.runtime.net import unix_socket
-from jaxdt.runtime.net.connection import Address, Connection, left_s
+from jaxdt.runtime.net.address import Address, format_address
+from jaxdt.runtime.net.connection import Connection, SelfPipe, left_s, poll_ms
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused, greet, secure
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe, poll_ms
+from jaxdt.runtime.net.options import LinkState, TransportLimits
 
 
 class Dialer:
@@ -47,11 +46,11 @@ class Dialer:
         except InterruptedError:
             return None
         except ssl.SSLEOFError as error:  # the other side has closed meanwhile, as a peer does that ends
-            self._fail(self._link_state.unreachable, f"{address[0]}:{address[1]}: {error}", self._pause_s)
+            self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
         except (HandshakeRefused, FrameError, ssl.SSLError) as error:
             self._fail(self._link_state.refused, error, self._limits.backoff_s_max)
         except OSError as error:
-            self._fail(self._link_state.unreachable, f"{address[0]}:{address[1]}: {error}", self._pause_s)
+            self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
         return None
 
     def cut(self) -> None:

@@ -1,5 +1,6 @@
-"""What the owner of a transport chooses: its callbacks, its settings, and the limits of its connections."""
+"""Between a transport and its owner: callbacks, settings, the limits of connections, and the state of each link."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,8 @@ class TransportCallbacks:
 
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down" or "refused"; `reason` is one line. `peer` is None for a
-        connection that was refused before its peer was known.
+    on_link(peer, state, reason): `state` is "up", "down" or "refused"; `reason` is one line. `peer` is None for an
+        accepted connection that was refused here: whoever it says it is has not shown it.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
         to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
     read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.
@@ -61,7 +62,11 @@ class TransportLimits:
     dead_link_s: float = 6.0  # unanswered keepalives or unacknowledged bytes
     backoff_s_min: float = 0.05
     backoff_s_max: float = 5.0
-    n_greeting_max: int = 32  # accepted connections that have not identified themselves yet
+    first_byte_s: float = 3.0  # from the accept to the first byte; the system repeats a lost packet after 1 s
+    slow_handshake_s: float = 2.0  # a handshake that takes longer gives way where there is no other place
+    n_greeting_max: int = 64  # accepted connections that have not identified themselves yet
+    n_greeting_stranger_max: int = 32  # those from addresses from which no member has come
+    n_greeting_source_max: int = 16  # those from one address
 
 
 @dataclass(frozen=True)
@@ -72,3 +77,57 @@ class TransportSettings:
     shape: Callable[[int], LinkShape | None] | None = None
     limits: TransportLimits = TransportLimits()
     allow_plaintext: bool = False
+
+
+class LinkState:
+    """Reports "up" with the first connection to a peer, and "down" when the last one is lost or a dial fails.
+
+    There are up to four connections: two channels in two directions. When one of them breaks and comes back, nothing is
+    reported. Calls of `on_link` for one peer never overlap.
+    """
+
+    def __init__(self, peer: int, on_link: OnLink):
+        self._peer = peer
+        self._on_link = on_link
+        self._lock = threading.RLock()
+        self._n_connections = 0
+        self._state = ""
+        self._refusal = ""
+        self._silent = False
+
+    def up(self) -> None:
+        """A connection has opened."""
+        with self._lock:
+            self._n_connections += 1
+            self._report("up", "")
+
+    def down(self, reason: str) -> None:
+        """A connection has ended."""
+        with self._lock:
+            self._n_connections -= 1
+            self.unreachable(reason)
+
+    def unreachable(self, reason: str) -> None:
+        """An attempt to connect has failed."""
+        with self._lock:
+            if not self._n_connections:
+                self._report("down", reason)
+
+    def refused(self, reason: str) -> None:
+        """One side has refused the other, or one of its messages. A repeated reason is reported once."""
+        with self._lock:
+            if reason != self._refusal and not self._silent:
+                self._refusal = reason
+                self._on_link(self._peer, "refused", reason)
+
+    def silence(self) -> None:
+        """Report nothing more: the peer has been dropped.
+
+        This takes no lock, because the caller may hold it already: inside `on_link`, in another thread.
+        """
+        self._silent = True
+
+    def _report(self, state: str, reason: str) -> None:
+        if state != self._state and not self._silent:
+            self._state = state
+            self._on_link(self._peer, state, reason)

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxdt.runtime.net import frame, handshake
+from jaxdt.runtime.net.address import Address
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
-from jaxdt.runtime.net.connection import Address, Connection
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe
+from jaxdt.runtime.net.options import LinkState, TransportLimits
 from jaxdt.runtime.net.send_queue import SendQueue
 from jaxdt.runtime.net.shaper import Shaper
 

@@ -5,7 +5,6 @@ outbound channel to a peer has its own thread for sending.
 """
 
 import functools
-import ipaddress
 import ssl
 import threading
 import time
@@ -15,14 +14,13 @@ from dataclasses import dataclass, field
 
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.acceptor import Acceptor
-from jaxdt.runtime.net.connection import Address, Connection
+from jaxdt.runtime.net.address import Address, check_address, is_loopback, is_wildcard
+from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
-from jaxdt.runtime.net.inbound_channel import InboundChannel
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
+from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.outbound_channel import OutboundChannel
-from jaxdt.runtime.net.reverse_dial import ReverseDialer
 from jaxdt.runtime.net.shaper import Shaper
 from jaxdt.spec.errors import BadInput
 
@@ -106,7 +104,8 @@ class Transport:
             self._limits,
             check=lambda hello: handshake.check_hello(hello, self._run, self._peer_id),
             welcome=self._welcome,
-            refused=lambda peer, reason: self._callbacks.on_link(peer, "refused", reason),
+            # Who is refused here has not shown that it is the peer whose id it gave.
+            refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
             spawn=self._spawn,
         )
         self._spawn("accept", self._acceptor.run)
@@ -120,6 +119,10 @@ class Transport:
         """
         if address is not None:
             self._check_address(handshake.name_of(peer), address)
+            if is_wildcard(address[0]):
+                raise BadInput(f"{handshake.name_of(peer)}: got {address[0]}, expected an address that can be dialled")
+            if self._acceptor is not None:
+                self._acceptor.expect_from(address[0])
         with self._lock:
             if self._closing:
                 return
@@ -298,25 +301,9 @@ class Transport:
         return self._credential.client_context if self._credential else None
 
     def _check_address(self, name: str, address: Address) -> None:
-        if not _is_host(address[0]) or not 0 <= address[1] < 1 << 16:
-            raise BadInput(f"{name}: got {address[0]!r}:{address[1]}, expected a host name or address and a port")
-        if self._credential is None and not self._settings.allow_plaintext and not _is_loopback(address[0]):
+        check_address(name, address)
+        if self._credential is None and not self._settings.allow_plaintext and not is_loopback(address[0]):
             raise BadInput(f"{name}: got {address[0]} without a credential, expected a loopback address")
-
-
-def _is_host(host: str) -> bool:
-    """Whether the resolver accepts the name. For other names it raises exceptions that are no OSError."""
-    try:
-        return bool(host.encode("idna")) and "\0" not in host
-    except UnicodeError:
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _join(threads: set[threading.Thread], deadline_s: float) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import IO, Any
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.serialize import is_object
 
+# Of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part holds the
+# reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
+LOG_BYTES_MAX = 1 << 24
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
@@ -32,6 +36,13 @@ class FileStore:
         write_json(self._folder / f"{name}.json", value)
         self.put_s = time.monotonic() - start_s
 
+    def delete(self, name: str) -> None:
+        """Forget a value; durable on return."""
+        path = self._folder / f"{name}.json"
+        if path.exists():
+            path.unlink()
+            fsync(self._folder)
+
     def get(self, name: str) -> Any:
         """The stored value, or None if there is none; BadInput if the file is damaged."""
         path = self._folder / f"{name}.json"
@@ -40,6 +51,7 @@ class FileStore:
 
 class LateFile:
     """A text file that is opened at the first write, so that a process which is refused leaves the old file as it was.
+    When it is full it becomes the older part, and the file begins anew.
 
     appends: keep the old content.
     by_line: write each line to the file at once, so that it survives the death of the process."""
@@ -49,13 +61,25 @@ class LateFile:
         self._mode = "a" if appends else "w"
         self._by_line = by_line
         self._file: IO[str] | None = None
+        self._n_bytes = 0
 
     def write(self, text: str) -> None:
-        file = self._file
-        if file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
+        file = self._file or self._open()
         file.write(text)
+        self._n_bytes += len(text)  # a trace is ASCII
+        if self._n_bytes >= LOG_BYTES_MAX:
+            file.close()
+            self._file = None
+            self._path.replace(older_part(self._path))
+
+    def _open(self) -> IO[str]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._mode == "w":
+            older_part(self._path).unlink(missing_ok=True)
+        self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
+        self._mode = "a"
+        self._n_bytes = self._file.tell()
+        return self._file
 
     def close(self) -> None:
         if self._file is not None:
@@ -86,6 +110,22 @@ def read_json(path: Path) -> Any:
     if checksum != content["sha256"]:
         raise BadInput(f"{path}: damaged, its content has SHA-256 {checksum:.16}, expected {content['sha256']!r:.18}")
     return content["value"]
+
+
+def older_part(path: Path) -> Path:
+    """Where a trace or a log keeps what it held before it began anew."""
+    return path.with_name(f"{path.name}.1")
+
+
+def cut_log(path: Path) -> None:
+    """Begin a full log anew, and keep what it held as its older part, unless the disk is full. Another process may hold
+    the log open, if it appends; the lines that it writes meanwhile are lost."""
+    if path.stat().st_size >= LOG_BYTES_MAX:
+        try:
+            shutil.copyfile(path, older_part(path))
+        except OSError:
+            older_part(path).unlink(missing_ok=True)
+        os.truncate(path, 0)
 
 
 def write_durably(path: Path, content: bytes) -> None:

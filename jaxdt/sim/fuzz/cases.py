@@ -25,6 +25,8 @@ from jaxdt.sim.faults import (
     JOIN,
     LEAVE,
     RESTART,
+    STALE,
+    TWICE,
     Fault,
     broken_link,
     draw,
@@ -138,6 +140,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         nonfinite_step=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
+    case = _with_second_processes(random.Random(f"second {seed}"), case, run_s)
     case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
     return _with_own_disks(random.Random(f"disks {seed}"), case)
 
@@ -158,6 +161,19 @@ def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Ca
         Fault(dead_s + rng.uniform(0.2, 3.0), RESTART, COORDINATOR),
     ]
     return replace(case, faults=_in_order([*case.faults, *faults]))
+
+
+def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a sixth of the cases a peer is started although it runs, and in half of those whose coordinator is replaced
+    the old one goes on."""
+    faults = list(case.faults)
+    if rng.random() < 1 / 6:
+        begun_s = 1.0  # the first process of the peer is known by then
+        faults.append(Fault(begun_s + rng.uniform(0.0, run_s), TWICE, rng.choice(sorted(case.plan.peers))))
+    for fault in case.faults:
+        if fault.kind == RESTART and fault.peer == COORDINATOR and rng.random() < 0.5:
+            faults.append(Fault(fault.at_s + rng.uniform(0.5, 5.0), STALE, COORDINATOR, rng.uniform(0.0, 12.0)))
+    return replace(case, faults=_in_order(faults))
 
 
 def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
@@ -282,8 +298,9 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     `mutate(peer, machine, tensors)` may replace a machine (tensors is None for the coordinator); `observer` is called
     as the invariants are."""
     machines = build_peers(case.config, case.plan, RunStart("fuzz"))
-    lost = frozenset(peer for fault in case.faults for peer in fault.may_lose) if case.moves else None
-    invariants = Invariants(machines, spares_every_stage(case.faults, case.plan.placement), lost)
+    expendable = frozenset(peer for fault in case.faults for peer in fault.may_lose)
+    plan_survives = spares_every_stage(case.faults, case.plan.placement)
+    invariants = Invariants(machines, plan_survives, expendable if case.moves else None, expendable)
     processes = _Processes(case, invariants, mutate or _unchanged)
     peers = {peer: processes.make_first(peer, machine) for peer, machine in machines.items()}
     environment = Environment(

@@ -9,7 +9,9 @@
       view leaves a stage without members
   (6) no microbatch is in the accumulators of two live members of one view
   (7) the run ends within a stated time after the last fault is over
-  (8) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
+  (8) no peer of the plan is taken for lost that no fault may lose: neither for a pause of the coordinator, nor for
+      another coordinator, nor for another process of that peer
+  (9) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
       disks of members as were asked for, or on those of all members that no fault has touched yet
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
@@ -42,13 +44,14 @@ from jaxdt.protocol.events import (
     Stop,
     View,
 )
+from jaxdt.protocol.reports import LostReport
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import ENDS, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, COPIES = range(1, 9)
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, COPIES = range(1, 10)
 LEFT = "left"  # in the reason of a peer's Stop
 DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int, "checkpoint": Checkpoint}
 
@@ -60,10 +63,16 @@ class InvariantBroken(Exception):
 class Invariants:
     """The observer of one simulation. `tensors[peer]` is filled before it runs. `plan_survives`: whether the faults
     leave each stage of the plan a peer; with `may_be_lost`, the peers that faults may lose, the stages of the last view
-    count instead. An observer is called before an event's actions are done, so the tensors that an event changed are
-    checked when the next event comes."""
+    count instead. With `expendable`, all peers that faults may lose, (8) is checked. An observer is called before an
+    event's actions are done, so the tensors that an event changed are checked when the next event comes."""
 
-    def __init__(self, peers: Mapping[int, Peer], plan_survives: bool, may_be_lost: frozenset[int] | None = None):
+    def __init__(
+        self,
+        peers: Mapping[int, Peer],
+        plan_survives: bool,
+        may_be_lost: frozenset[int] | None = None,
+        expendable: frozenset[int] | None = None,
+    ):
         self.tensors: dict[int, SymbolicTensors] = {}
         self.now_s = 0.0
         self.n_checked = 0
@@ -72,6 +81,7 @@ class Invariants:
         self._alive = set(peers)
         self._plan_survives = plan_survives
         self._may_be_lost = may_be_lost
+        self._expendable = self._planned if expendable is None else expendable
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
         self._pending: dict[
@@ -86,7 +96,7 @@ class Invariants:
         self._touched: set[int] = set()  # peers that a fault has begun for
 
     def watch_disks(self, disks: Disks, n_copies: int) -> None:
-        """From now on check (8): each part of a checkpoint must be on so many disks."""
+        """From now on check (9): each part of a checkpoint must be on so many disks."""
         self._disks, self._n_copies = disks, n_copies
 
     def __call__(self, now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
@@ -161,11 +171,13 @@ class Invariants:
                 self._check_announced(action.body)
             elif isinstance(action, MarkCheckpoint):
                 self._check_copies(action.checkpoint)
+            elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
+                self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
             elif isinstance(action, Stop) and action.code and self._must_last and self._view:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
 
     def _check_copies(self, checkpoint: Checkpoint) -> None:
-        """(8) for a checkpoint that is complete."""
+        """(9) for a checkpoint that is complete."""
         assert self._view is not None and self._disks is not None  # checkpoints are of members
         untouched = {member.disk for member in self._view.members if member.peer not in self._touched}
         of_members = {member.disk for member in self._view.members}

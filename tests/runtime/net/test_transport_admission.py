@@ -41,7 +41,7 @@ def test_another_run_is_refused_on_both_sides(start, cred):
     a.connect(b)
     a.transport.send(1, {})
     assert "peer 0 is of run 'mine', peer 1 of 'yours'" in a.link(1, "refused")
-    assert "peer 0 is of run 'mine', peer 1 of 'yours'" in b.link(0, "refused")
+    assert "peer 0 is of run 'mine', peer 1 of 'yours'" in b.link(None, "refused")
 
 
 def test_another_peer_at_the_address_is_refused_on_both_sides(start):
@@ -49,7 +49,7 @@ def test_another_peer_at_the_address_is_refused_on_both_sides(start):
     a.transport.connect(1, b.address)
     a.transport.send(1, {})
     assert "0 wants peer 1, this is peer 2" in a.link(1, "refused")
-    assert "0 wants peer 1, this is peer 2" in b.link(0, "refused")
+    assert "0 wants peer 1, this is peer 2" in b.link(None, "refused")
 
 
 def test_the_coordinator_is_called_by_its_name(start):

@@ -1,0 +1,163 @@
+"""Fleets of real processes as a user starts them, and what they are compared with."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdt.runtime.storage.checkpoint import load_entries
+from jaxdt.runtime.storage.parts import step_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = """
+from jaxdt.config_file import base_config
+
+
+def get_config():
+    config = base_config("debug")
+    config.model.n_layers = 2
+    config.model.d_model = 32
+    config.model.n_heads = 2
+    config.model.d_ff = 64
+    config.model.seq_len = 16
+    config.model.tied_head = True
+    config.plan.stages = 2
+    config.plan.pipelines = 2
+    config.plan.microbatches = 3
+    config.train.microbatch_size = 2
+    config.train.steps = 6
+    config.train.checkpoint_every_steps = 2
+    config.remat = "dots"
+    return config
+"""
+N_STEPS = 60
+STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
+ENDLESS = ("--config.train.steps=100000", "--config.train.keep_checkpoints=100000", "--config.plan.microbatches=4")
+ONE_PROCESS = ("--config.plan.stages=1", "--config.plan.pipelines=1")
+QUICK = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=2.0")
+SWARM = ("--config.wiring.kind=swarm", *QUICK)
+
+
+class Finished:
+    """The folder of a run."""
+
+    def __init__(self, run_dir: Path):
+        self.run_dir = run_dir
+
+    def losses(self) -> list[float]:
+        path = self.run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line)["loss"] for line in lines if line.endswith("}")]
+
+
+class Launched(Finished):
+    """A local fleet as a user starts it; leaves nothing behind."""
+
+    def __init__(self, tmp_path: Path, *flags: str, run_dir: str = "run", file_bytes_max: int = resource.RLIM_INFINITY):
+        super().__init__(tmp_path / run_dir)
+        config = tmp_path / "config.py"
+        config.write_text(CONFIG)
+        command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={config}", f"--run_dir={self.run_dir}"]
+        self.process = subprocess.Popen(
+            [*command, "--report=false", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        # Not in the child before its program starts: that would fork this process, in which jax has threads.
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
+
+    def ended(self, timeout_s: float = 120) -> int:
+        self.output = self.process.communicate(timeout=timeout_s)[0]
+        return self.process.returncode
+
+    def children(self) -> dict[int, int]:
+        """peer -> pid of the launcher's children that are peers."""
+        prefix = "--peer="
+        words = ((pid, word) for pid, words in self._commands() for word in words if word.startswith(prefix))
+        return {int(word.removeprefix(prefix)): pid for pid, word in words}
+
+    def coordinator(self) -> int:
+        """Its pid."""
+        return next(pid for pid, words in self._commands() if any(word.endswith("coordinate.py") for word in words))
+
+    def _commands(self) -> list[tuple[int, list[str]]]:
+        """pid and command line of the launcher's children."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+            if parent == self.process.pid:
+                found.append((int(entry.name), words))
+        return found
+
+    def wait_for_step(self, n: int, timeout_s: float = 120) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.losses()) < n:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+    def last_line(self, peer: int) -> str:
+        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().strip().splitlines()[-1]
+
+
+class Churning(Launched):
+    """An elastic fleet and its newcomers."""
+
+    newcomer: subprocess.Popen | None = None
+
+    def join(self) -> None:
+        """A newcomer with one credential and one address; returns when it has the state."""
+        address = (self.run_dir / "coordinator_address").read_text()
+        command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
+        command += [f"--credential={self.run_dir / 'credential.pem'}", f"--run_dir={self.run_dir}"]
+        self.log = self.run_dir.parent / "newcomer.log"
+        with self.log.open("w") as log:
+            self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)
+        self.wait_for(lambda: " download " in self.log.read_text(), "the newcomer's download")
+
+    def wait_for(self, true, what: str, timeout_s: float = 60) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not true():
+            assert self.process.poll() is None, (what, self.process.communicate()[0])
+            assert time.monotonic() < deadline_s, what
+            time.sleep(0.05)
+
+    def views(self, peer: int) -> int:
+        """How many views a peer of the plan has adopted."""
+        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" adopted view=")
+
+
+def parameters(run_dir: Path, version: int = N_STEPS) -> dict:
+    return {name: entry["params"] for name, entry in load_entries(step_folder(run_dir, version)).items()}
+
+
+def relative_l2(got, expected) -> float:
+    square = lambda tree: sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(tree))  # noqa: E731
+    difference = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), got, expected)
+    return (square(difference) / square(expected)) ** 0.5
+
+
+def assert_equal(fleet: Finished, one: Finished) -> None:
+    """The same losses as the run of one process, which did N_STEPS, and the same parameters at the newest checkpoint
+    that both have."""
+    n_steps = min(len(fleet.losses()), N_STEPS)
+    assert n_steps > 0 and len(one.losses()) == N_STEPS
+    assert fleet.losses()[:n_steps] == pytest.approx(one.losses()[:n_steps], rel=1e-5)
+    version = max(version for version in versions(fleet.run_dir) if version <= N_STEPS)
+    assert relative_l2(parameters(fleet.run_dir, version), parameters(one.run_dir, version)) < 1e-4
+
+
+def versions(run_dir: Path) -> list[int]:
+    """Of the complete checkpoints."""
+    return [int(path.parent.name) for path in (run_dir / "checkpoints").glob("*/complete.json")]
