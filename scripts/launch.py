@@ -22,7 +22,7 @@ from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import LocalFleet, PeerDevices
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
-from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, newest
+from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -68,7 +68,8 @@ def main() -> int:
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
     extra += [f"--emulate_forward_s={run_flags.FORWARD_S.value}"] if run_flags.FORWARD_S.value else []
     if RESUME.value:
-        newest(run_dir)  # refuses a run_dir without checkpoints before anything is written there
+        if not any(run_dir.glob("checkpoints/*/")):  # nothing is written there then
+            raise BadInput(f"{run_dir}: holds no complete checkpoint")
     else:
         run_dirs.clear(run_dir, OVERWRITE.value)
     lock = run_dirs.hold(run_dir)
@@ -82,11 +83,12 @@ def main() -> int:
 
 
 def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
-    """The newest complete checkpoint. BadInput if this config cannot continue from it."""
-    folder = newest(run_dir)
-    version = check_resumable(folder, about_run(config, data.checksum)).version
-    if version >= config.train.steps:
-        raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {version} of {folder}")
+    """The newest complete checkpoint that is whole. BadInput if this config cannot continue from it."""
+    folder, problems = newest_whole(run_dir, about_run(config, data.checksum))
+    for problem in problems:
+        print(f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}: {problem}")
+    if int(folder.name) >= config.train.steps:
+        raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {int(folder.name)} of {folder}")
     return folder
 
 

@@ -196,7 +196,7 @@ def train_in_pieces(
         return SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
 
     def make_coordinator(disk):
-        return build_coordinator(config, plan, START, durable_state=load_durable_state(disk, checkpoint=0))
+        return build_coordinator(config, plan, START, durable_state=load_durable_state(disk))
 
     peers = {peer: make_peer(peer) for peer in plan.peers}
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731

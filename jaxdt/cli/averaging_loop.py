@@ -5,7 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import COORDINATOR, Ready, WroteCheckpoint
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Checkpoint,
+    FindPart,
+    FoundPart,
+    Part,
+    Ready,
+    StateKey,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
@@ -24,10 +34,26 @@ RUN = "averaging"
 class NoCheckpoints:
     """Accepts every checkpoint and writes nothing."""
 
-    def save(self, version: int, tensors, post) -> None:
-        post(WroteCheckpoint(version))
+    @property
+    def disk(self) -> str:
+        return ""
 
-    def mark_complete(self, version: int, generation: int) -> None:
+    def save(self, write_checkpoint: WriteCheckpoint, store, post) -> None:
+        post(WroteCheckpoint(write_checkpoint.version))
+
+    def find(self, action: FindPart, post) -> None:
+        post(FoundPart(action.digest, 0))
+
+    def keep(self, part: Part, post) -> None:
+        raise NotImplementedError
+
+    def read_slice(self, key: StateKey):
+        raise NotImplementedError
+
+    def put_slice(self, key: StateKey, words) -> None:
+        raise NotImplementedError
+
+    def mark_complete(self, checkpoint: Checkpoint) -> None:
         return None
 
     def wait(self) -> None:

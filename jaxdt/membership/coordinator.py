@@ -30,8 +30,10 @@ from jaxdt.protocol.events import (
     OPERATOR_IDS,
     Action,
     CannotReach,
+    Checkpoint,
     CheckpointComplete,
     Connect,
+    CopyPart,
     Disconnect,
     Done,
     Drain,
@@ -52,6 +54,7 @@ from jaxdt.protocol.events import (
     OperatorAnswer,
     OperatorRequest,
     Overdue,
+    PartMissing,
     Paused,
     Persist,
     Persisted,
@@ -86,8 +89,10 @@ from jaxdt.protocol.reports import (
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    NoHolderReport,
     OperatorReport,
     OverdueReport,
+    PartMissingReport,
     PausedReport,
     RefusedReport,
     RestartedReport,
@@ -101,11 +106,12 @@ from jaxdt.protocol.reports import (
 from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
+# Names under which state is made durable.
+TERM, VIEW, RECORDS, CHECKPOINT = "coordinator_term", "view", "records", "checkpoint"
+OPERATOR = "operator"
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
-# Names under which state is made durable.
-TERM, VIEW, RECORDS, OPERATOR = "coordinator_term", "view", "records", "operator"
 
 
 class Coordinator:
@@ -132,10 +138,11 @@ class Coordinator:
         self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._vacancies = Vacancies()
-        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
+        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
+        self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
         self._operations = Operations(OperatorState(revoked=config.revoked))
         self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
-        self._being_persisted: dict[str, View | Record | OperatorState | int] = {}
+        self._being_persisted: dict[str, View | Record | Checkpoint | OperatorState | int] = {}
         self._ended = False
         self._held: list[Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
@@ -206,7 +213,8 @@ class Coordinator:
         view = replace(durable_state.view, coordinator_term=self.coordinator_term)
         self._agreement.restore(durable_state.records, view.n_committed)
         self.roster.recall(view, self.n_committed > view.n_committed)
-        self._checkpoints.checkpoint = durable_state.checkpoint
+        if durable_state.checkpoint:
+            self._checkpoints.complete(durable_state.checkpoint)
         self._operations = Operations(durable_state.operator)
 
     def _begin_term(self, now_s: float) -> list[Action]:
@@ -226,7 +234,7 @@ class Coordinator:
         self._held = []
         return actions + [action for event in held for action in self.handle(now_s, event)]
 
-    def _persist(self, name: str, value: View | Record | OperatorState | int) -> Persist:
+    def _persist(self, name: str, value: View | Record | Checkpoint | OperatorState | int) -> Persist:
         self._being_persisted[name] = value
         if isinstance(value, int):
             return Persist(name, value)
@@ -239,6 +247,8 @@ class Coordinator:
                 return self._adopt(now_s, view)
             case Record() as record:
                 return self._committed(now_s, record)
+            case Checkpoint() as checkpoint:
+                return self._completed(checkpoint)
             case OperatorState() as state:
                 return self._operator_state_durable(now_s, state)
         return self._begin_term(now_s)
@@ -276,8 +286,9 @@ class Coordinator:
         if isinstance(body, Failed):
             return self._on_failed(now_s, src, body.reason)
         if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
-            self._failures.saved(src)
-            return self._on_saved(body) if self.view and header.generation == self.view.generation else []
+            if body.stage == self.roster.stage_of[src]:  # not a copy of another stage's part
+                self._failures.saved(src)
+            return self._on_saved(src, body) if self.view and header.generation == self.view.generation else []
         if src in self.roster.missing and src not in self._leases:
             return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
@@ -304,6 +315,8 @@ class Coordinator:
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
             case Leaving() if src not in self.roster.leaving:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
+            case PartMissing(digest, reason):
+                return self._on_part_missing(src, digest, reason)
             case Suspect(peer, reason) if self._knows_both(header, peer):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
             case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
@@ -374,7 +387,7 @@ class Coordinator:
             return [Connect(src, hello.address), self._send(src, Ended(3, f"peer {src}: put out by an operator"))]
         self._failures.started(src)
         self._claims.arrived(src)
-        is_new_process = self.roster.hello(src, hello.address, hello.process)
+        is_new_process = self.roster.hello(src, hello)
         actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
         if self._ended:
             return actions
@@ -407,11 +420,8 @@ class Coordinator:
 
     def _send_missed(self, src: int) -> list[Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
-        missed: list[Message] = [
-            self.roster.current_view,
-            *self._agreement.missed(),
-            CheckpointComplete(self._checkpoints.checkpoint),
-        ]
+        complete = CheckpointComplete(self._checkpoints.checkpoint)
+        missed: list[Message] = [self.roster.current_view, *self._agreement.missed(), complete]
         return [self._send(src, body) for body in missed]
 
     def _on_profiled(self, src: int, profiled: Profiled) -> list[Action]:
@@ -433,14 +443,14 @@ class Coordinator:
             return self._end(2, f"{self.roster.name(src)}: {reason}")
         if missing := sorted(set(self.config.stage_of) - set(self.profiles)):
             return [WaitingReport(missing)]
-        view = self.roster.first_view(self.coordinator_term, self.config.start_generation, self.n_committed)
+        view = self.roster.first_view(self.coordinator_term, self.config.start)
         return [self._persist(VIEW, view)]
 
     # ------------------------------------------------------------------------------------------------------ operators
 
     def _on_request(self, now_s: float, src: int, request: OperatorRequest) -> list[Action]:
         """An operator asks for something."""
-        progress = Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint)
+        progress = Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint.version)
         reason = self._operations.refusal(request, self.roster, progress)
         if not reason and OPERATOR in self._being_persisted:
             reason = f"{request.command}: an earlier request is being written, ask again"
@@ -501,7 +511,7 @@ class Coordinator:
         return self._lose(now_s, peer, reason, self._leases.is_gone(peer))
 
     def _watch_vacancies(self, now_s: float) -> list[Action]:
-        checkpoint = self._checkpoints.checkpoint
+        checkpoint = self._checkpoints.checkpoint.version
         at_stake = range(checkpoint, self.n_committed)
         return self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
 
@@ -596,7 +606,7 @@ class Coordinator:
             return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
         actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
-        checkpoint = self._checkpoints.checkpoint
+        checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
         view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint)
         if view is None:
             return actions
@@ -606,6 +616,17 @@ class Coordinator:
         staying = {m.peer for m in view.members if m.admission == self.roster.admissions.get(m.peer)}
         view = replace(view, results=self._agreement.leave_view(staying))
         return [*actions, self._persist(VIEW, view)]
+
+    def _may_roll_back(self, actions: list[Action]) -> bool:
+        """Whether those who are there hold the whole checkpoint between them. If not, a lost stage waits for a disk
+        with its part, too; a report of that is added to `actions`."""
+        disks = self.roster.live_disks | {self.roster.disks.get(peer, "") for peer in self.roster.candidates}
+        is_lost = self.roster.lost_stage(self.n_committed, self._agreement.records) is not None
+        without = self._checkpoints.without_holder(disks) if is_lost else []
+        if without and without != self._without_holder:
+            actions.append(NoHolderReport(self._checkpoints.checkpoint.version, without))
+        self._without_holder = without
+        return not without
 
     def _roll_back(self, view: View) -> list[Action]:
         """Begin a new generation at the last complete checkpoint."""
@@ -621,18 +642,23 @@ class Coordinator:
         left = self.roster.adopt(view, now_s)
         self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
         self._agreement.adopt_view(now_s, view)
+        if view.rolled_back:
+            self._checkpoints.roll_back()
         outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
         for peer in left - self.roster.coming:
             self._leases.end(peer)
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
-        return [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
+        self._checkpoints.view_changed()
+        actions = [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
+        return [*actions, *self._complete_checkpoint()]
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        if self.view is None or self._operations.holds_steps or self._being_persisted.keys() & {VIEW, RECORDS}:
+        is_held = self._operations.holds_steps
+        if self.view is None or is_held or self._being_persisted.keys() & {VIEW, RECORDS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case Record() as record:
@@ -642,8 +668,17 @@ class Coordinator:
             case RepairReplicas(repairs, reports):
                 return [*reports, *(self._send(peer, repair) for peer, repair in repairs.items())]
             case RollBack():
-                return self._roll_back(self.roster.roll_back(self._checkpoints.checkpoint))
+                return self._other_samples()
         return []
+
+    def _other_samples(self) -> list[Action]:
+        """Go back since a gradient was not finite, and draw other samples from there on."""
+        checkpoint = self._checkpoints.checkpoint
+        if without := self._checkpoints.without_holder(self.roster.live_disks):
+            reason = f"no host that is here holds the checkpoint of {checkpoint.version} steps of stages {without}"
+            return self._end(4, f"step {self.n_committed}: the gradient is not finite, and {reason}")
+        view = self.roster.roll_back(checkpoint)
+        return self._roll_back(replace(view, n_reseeds=view.n_reseeds + 1))
 
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
@@ -654,19 +689,36 @@ class Coordinator:
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide()]
 
-    def _on_saved(self, saved: Saved) -> list[Action]:
-        save_s = self._checkpoints.saved(saved)
-        if save_s is None:
+    def _on_saved(self, src: int, saved: Saved) -> list[Action]:
+        self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
+        return self._complete_checkpoint()
+
+    def _on_part_missing(self, src: int, digest: str, reason: str) -> list[Action]:
+        self._checkpoints.missing(digest, self.roster.disks.get(src, ""))
+        return [PartMissingReport(src, digest, reason), *self._complete_checkpoint()]
+
+    def _complete_checkpoint(self) -> list[Action]:
+        """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
+        do not count yet, and with a rollback no part of before does."""
+        if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT}:
             return []
+        view, holders = self.roster.current_view, self.roster.holders
+        found = self._checkpoints.found(view.generation, view.n_reseeds, {holder.disk for holder in holders})
+        if found:
+            return [self._persist(CHECKPOINT, found)]
+        return [self._send(peer, CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
+
+    def _completed(self, checkpoint: Checkpoint) -> list[Action]:
+        save_s = self._checkpoints.complete(checkpoint)
         self._agreement.checkpoint_complete()
-        mark = MarkCheckpoint(saved.version, self.roster.current_view.generation)
-        report = CheckpointReport(saved.version, save_s)
-        return [mark, report, *self._to_all(CheckpointComplete(saved.version)), *self._end_if_over()]
+        report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
+        told = [MarkCheckpoint(checkpoint), report, *self._to_all(CheckpointComplete(checkpoint))]
+        return [*told, *self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
 
     def _end_if_over(self) -> list[Action]:
         """The run is over once every member is done and the last checkpoint is complete, or that of a stop."""
         stops_at = self._operations.stops_at
-        if stops_at is not None and self._checkpoints.checkpoint >= stops_at:
+        if stops_at is not None and self._checkpoints.checkpoint.version >= stops_at:
             return self._end(0, f"stopped by an operator after {self.n_committed} steps")
         if not self._checkpoints.is_over(self.roster.members):
             return []

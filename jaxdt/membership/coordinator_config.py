@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.protocol.events import Hello, Record, View, Welcome
+from jaxdt.protocol.events import Checkpoint, Hello, Part, Record, View, Welcome
 from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -14,8 +14,8 @@ class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
     `waits`: a stage that has lost all its replicas waits for another one. `stage_grace_s`: how long a silent peer that
     may hold what such a stage needs is not taken for lost. `delay_steps`: how many steps are under way beside the first
-    that is not committed. `last_term`: that of the last coordinator on this disk. `revoked`: peers that were put out
-    for good."""
+    that is not committed. `last_term`: that of the last coordinator on this disk. `n_copies`: on how many disks each
+    part of a checkpoint must be, if there are so many. `revoked`: peers that were put out for good."""
 
     run: str
     fingerprint: str
@@ -31,9 +31,17 @@ class CoordinatorConfig:
     waits: bool = False
     stage_grace_s: float = 0.0
     delay_steps: int = 0
+    start_parts: tuple[Part, ...] = ()
+    start_reseeds: int = 0
+    n_copies: int = 1
     last_term: int = 0
     job: Mapping[str, str] = field(default_factory=dict[str, str])
     revoked: tuple[int, ...] = ()
+
+    @property
+    def start(self) -> Checkpoint:
+        """The checkpoint with which the run begins."""
+        return Checkpoint(self.start_version, self.start_generation, self.start_parts, self.start_reseeds)
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:
         """'' if the peer is the one that it should be and runs the same; else the reason, for people."""
@@ -59,13 +67,13 @@ class OperatorState:
 
 @dataclass(frozen=True)
 class DurableState:
-    """What an earlier coordinator of the run made durable: its term, its last view and records, what operators asked
-    for, and the version of the newest complete checkpoint."""
+    """What an earlier coordinator of the run made durable: its term, its last view and records, the newest complete
+    checkpoint (None before the first of its run), and what operators asked for."""
 
     coordinator_term: int
     view: View
     records: tuple[Record, ...]
-    checkpoint: int
+    checkpoint: Checkpoint | None = None
     operator: OperatorState = OperatorState()
 
 
@@ -74,14 +82,16 @@ def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
     return serialize.read(OperatorState, disk.get("operator") or {}, "operator")
 
 
-def load_durable_state(disk: Mapping[str, Any], checkpoint: int) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view", "records" and "operator", as plain data. None
-    if there was no view yet. A record of an earlier generation does not count any more. BadInput for anything that a
-    coordinator does not write."""
+def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
+    """From what was persisted under the names "coordinator_term", "view", "records", "checkpoint" and "operator", as
+    plain data. None if there was no view yet. A record of an earlier generation does not count any more. BadInput for
+    anything that a coordinator does not write."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")
     records = serialize.read(tuple[Record, ...], disk.get("records") or [], "records")
     term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
     kept = tuple(record for record in records if record.generation == view.generation)
+    stored = disk.get("checkpoint")
+    checkpoint = None if stored is None else serialize.read(Checkpoint, stored, "checkpoint")
     return DurableState(term, view, kept, checkpoint, load_operator_state(disk))

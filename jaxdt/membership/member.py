@@ -18,9 +18,11 @@ from jaxdt.protocol.events import (
     FETCHED,
     Action,
     CannotReach,
+    Checkpoint,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
+    CopyPart,
     Disconnect,
     Done,
     Drain,
@@ -36,6 +38,7 @@ from jaxdt.protocol.events import (
     HeartbeatAck,
     Hello,
     Holds,
+    HoldsPart,
     Installed,
     Interrupted,
     Leave,
@@ -87,11 +90,12 @@ from jaxdt.protocol.reports import (
 from jaxdt.spec.work import Work
 
 SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
+KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
-FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed, Repair}
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair}  # a record is repeated by anybody
 # A message that names its round or version outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
 
@@ -126,7 +130,7 @@ class Membership:
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
         | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
-        | {Committed, Drain, Revoked}
+        | {Committed, Drain, Revoked, HoldsPart}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -148,7 +152,7 @@ class Membership:
         self._saves_first_version = False
         self._writing: set[int] = set()
         self._asked_checkpoint: int | None = None  # the version that an operator wants
-        self._unconfirmed: dict[type, Message] = {}  # a coordinator that is started again has to be told these again
+        self._unconfirmed: dict[object, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
         self._running: Work | None = None
@@ -158,6 +162,8 @@ class Membership:
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._coordinator = Deadline(identity.deadline_floor_s)
         self._outage_reported = False
+        self._records: tuple[Record, ...] = ()  # the last that were heard
+        self._last_words = ""  # with which this peer ends, once its state is written
         self._best_rtt_s = float("inf")
         self._clock_offset_s = 0.0
 
@@ -228,12 +234,16 @@ class Membership:
             case Holds(state):
                 self._state, self._knows_state = state, True
                 return [] if self._is_leaving else self._offer()
+            case HoldsPart(part):
+                return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
             case Updated(_, version):
                 return self._updated(version)
+            case CheckpointFailed(version, reason) if self._last_words:
+                return [Stop(3, f"{self._last_words}; the state after {version} steps cannot be written: {reason}")]
             case CheckpointFailed(version, reason):
                 return self._save_failed(now_s, version, reason)
-            case WroteCheckpoint(version, blocked_s):
-                return self._wrote(version, blocked_s)
+            case WroteCheckpoint():
+                return self._wrote(event)
         return []
 
     def _received(self, now_s: float, body: Message) -> list[Action | Event]:
@@ -244,6 +254,7 @@ class Membership:
                 self._acknowledged(now_s, count, coordinator_s)
             case Committed(record):
                 self._note_checkpoint(record)
+                self._records = (*self._records, record)[-KEPT_RECORDS:]
             case Drain():
                 return self._leave()
             case Revoked(peers):
@@ -251,8 +262,8 @@ class Membership:
             case Reassign(stage) if self.view is None and stage != self.identity.stage:
                 self._next_stage = stage
                 return self._leave_if_free()
-            case CheckpointComplete(version) if self._saves(version):
-                return [MarkCheckpoint(version, self.generation)]
+            case CheckpointComplete(checkpoint):
+                return self._on_complete(checkpoint)
             case Ended(code, reason):
                 return [Stop(code, reason)]
             case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
@@ -271,8 +282,8 @@ class Membership:
 
     def _hello(self) -> Send:
         identity, started = self.identity, self._started
-        hello = Hello(identity.peer, identity.stage, identity.fingerprint, started.address, started.process)
-        return Send(COORDINATOR, hello)
+        about = (identity.peer, identity.stage, identity.fingerprint)
+        return Send(COORDINATOR, Hello(*about, started.address, started.process, started.disk))
 
     def _profiled(self) -> Send:
         assert self._profile is not None
@@ -291,7 +302,8 @@ class Membership:
 
     def _confirmed(self, body: Message) -> Send:
         """A message that must not be lost with the coordinator."""
-        self._unconfirmed[type(body)] = body
+        about = (Saved, body.version, body.stage) if isinstance(body, Saved) else type(body)
+        self._unconfirmed[about] = body
         return Send(COORDINATOR, body)
 
     def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action | Event]:
@@ -339,11 +351,30 @@ class Membership:
     def _coordinator_silent(self, silence_s: float) -> list[Action | Event]:
         outage_s = self.identity.outage_s
         if silence_s > self._coordinator.timeout_s + outage_s:
-            return [Stop(3, f"coordinator: lost, silent for {silence_s:.1f} s")]
+            return self._give_up(f"coordinator: lost, silent for {silence_s:.1f} s")
         if self._outage_reported:
             return []
         self._outage_reported = True
-        return [OutageReport(round(silence_s, 1), outage_s)]
+        return [OutageReport(round(silence_s, 1), outage_s), *self._repeat_records()]
+
+    def _repeat_records(self) -> list[Action | Event]:
+        """The coordinator may have ended before all others heard of the last steps. A record is a fact, so anybody may
+        repeat it (step protocol, Sec. 5.5), and then all members come to one version."""
+        if self.view is None:
+            return []
+        others = [member.peer for member in self.view.members if member.peer != self.identity.peer]
+        records = [record for record in self._records if record.generation == self.generation]
+        return [Send(peer, Committed(record)) for record in records for peer in others]
+
+    def _give_up(self, reason: str) -> list[Action | Event]:
+        """End, but first write the state that this peer holds where a resume finds it."""
+        if self._last_words:
+            return []
+        holds_state = self.view is not None and self.identity.peer not in self.view.joining
+        if not holds_state or self._version == self.identity.start_version:
+            return [Stop(3, reason)]
+        self._last_words = reason
+        return [self._write(self._version)]
 
     def _watch_work(self, now_s: float) -> list[Action | Event]:
         overdue = self._work_watch.tick(now_s, self._running)
@@ -438,12 +469,24 @@ class Membership:
 
     def _write(self, version: int) -> Action:
         self._writing.add(version)
-        return WriteCheckpoint(version)
+        assert self.view is not None, "only a member saves"
+        return WriteCheckpoint(version, self.generation, self.view.n_reseeds)
 
-    def _wrote(self, version: int, blocked_s: float) -> list[Action | Event]:
+    def _wrote(self, wrote: WroteCheckpoint) -> list[Action | Event]:
+        version = wrote.version
         self._writing.discard(version)
-        saved = self._confirmed(Saved(version, self.identity.stage, blocked_s))
-        return [saved, *(self._done() if version == self.identity.n_steps else self._leave_if_free())]
+        if self._last_words and version == self._version:
+            return [Stop(3, f"{self._last_words}; the state after {version} steps is written, for --resume")]
+        saved = Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)
+        more = self._done() if version == self.identity.n_steps else self._leave_if_free()
+        return [self._confirmed(saved), *more]
+
+    def _on_complete(self, checkpoint: Checkpoint) -> list[Action | Event]:
+        """Of older parts the coordinator need not be told again. Every host that holds a part marks its folder."""
+        for key, body in list(self._unconfirmed.items()):
+            if isinstance(body, Saved) and body.version < checkpoint.version:
+                del self._unconfirmed[key]
+        return [MarkCheckpoint(checkpoint)]
 
     def _save_failed(self, now_s: float, version: int, reason: str) -> list[Action | Event]:
         """The next checkpoint is the next attempt. After the last one there is none, so this one is tried again."""

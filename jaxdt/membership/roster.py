@@ -14,11 +14,12 @@ complete checkpoint, with a newcomer in the stage.
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from jaxdt.membership.checkpoint_progress import Holder
 from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.eviction_history import EvictionHistory
 from jaxdt.membership.newcomers import IDS_PER_TERM, Newcomers
 from jaxdt.membership.rebalance_api import Balance, ByNumber
-from jaxdt.protocol.events import Connect, Hello, Member, Record, StateName, View
+from jaxdt.protocol.events import Checkpoint, Connect, Hello, Member, Record, StateName, View
 from jaxdt.protocol.reports import MoveReport
 
 
@@ -41,6 +42,7 @@ class Roster:
         self.moving: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # of the last hello
+        self.disks: dict[int, str] = {}  # on which each peer keeps its parts of checkpoints
         self.view: View | None = None
         self.admissions: dict[int, int] = {}  # of the members
         self.candidates: set[int] = set()
@@ -85,6 +87,16 @@ class Roster:
         return {peer for peer in self.current_view.stage_peers(stage) if peer not in absent}
 
     @property
+    def holders(self) -> list[Holder]:
+        """The members that are there, with their disks."""
+        present = sorted(self.members - self.lost - self.missing)
+        return [Holder(peer, self.stage_of[peer], self.disks.get(peer, "")) for peer in present]
+
+    @property
+    def live_disks(self) -> set[str]:
+        return {holder.disk for holder in self.holders}
+
+    @property
     def vacant(self) -> list[int]:
         """Stages without anyone who is there and holds their state."""
         return [stage for stage in range(self._n_stages) if not self.live(stage)]
@@ -107,18 +119,21 @@ class Roster:
         self.stage_of |= {member.peer: member.stage for member in view.members}
         self.addresses |= {member.peer: member.address for member in view.members}
         self.processes |= {member.peer: member.process for member in view.members}
+        self.disks |= {member.peer: member.disk for member in view.members}
         self.adopt(view)
         if steps_since:
             self._joining.clear()
 
-    def hello(self, peer: int, address: str, process: int) -> bool:
+    def hello(self, peer: int, hello: Hello) -> bool:
         """A peer has said hello. True if it is a member, but another process than the one that was admitted."""
+        process = hello.process
         if self.processes.get(peer) != process:
             self.candidates.discard(peer)  # its earlier process was ready, this one is not
             self._states.pop(peer, None)
             self.absences.end(peer)
-        self.addresses[peer] = address
+        self.addresses[peer] = hello.address
         self.processes[peer] = process
+        self.disks[peer] = hello.disk
         return self._member_processes.get(peer, process) != process
 
     def reach(self, peer: int) -> Connect:
@@ -233,7 +248,7 @@ class Roster:
         self._newcomers.expire(now_s)
         known = self.members | self.coming | set(self._planned) | {p for p in self.stage_of if p in self.absences}
         for peer in self._newcomers.forget(list(self.stage_of), known, reachable):
-            for entries in (self.stage_of, self.addresses, self.processes):
+            for entries in (self.stage_of, self.addresses, self.processes, self.disks):
                 entries.pop(peer, None)
             self._evictions.forget(peer)
             self.leaving.discard(peer)
@@ -247,22 +262,23 @@ class Roster:
         self._joining.clear()
         self.absences.committed(n_committed)
 
-    def first_view(self, coordinator_term: int, generation: int, n_committed: int) -> View:
-        """All peers of the plan."""
+    def first_view(self, coordinator_term: int, start: Checkpoint) -> View:
+        """All peers of the plan, with the state of the checkpoint `start`."""
         members = tuple(self._member(peer, 1, 0) for peer in self._planned)
-        return View(1, coordinator_term, generation, members, (1,) * self._n_stages, n_committed)
+        view = View(1, coordinator_term, start.generation, members, (1,) * self._n_stages, start.version)
+        return replace(view, parts=start.parts, n_reseeds=start.n_reseeds)
 
     def next_view(
-        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: int
+        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: Checkpoint | None
     ) -> View | None:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
-        version of the last complete one."""
+        the last complete one, to which the run may go back; None if it cannot."""
         records = tuple(records)
         stand_ins = self._stand_ins(n_committed, records)
         filled = {self.stage_of[peer] for peer in stand_ins}
         vacant = set(self.vacant) - filled
         orphans = self._orphans(vacant)
-        if not stand_ins and not orphans and self._must_roll_back(vacant):
+        if checkpoint and not stand_ins and not orphans and self._must_roll_back(vacant):
             return self.roll_back(checkpoint)
         leaving = self._leaving_now(between_steps, filled) | orphans
         admits = between_steps and not vacant
@@ -335,14 +351,14 @@ class Roster:
             staying.append(member)
         return staying
 
-    def roll_back(self, checkpoint: int) -> View:
+    def roll_back(self, checkpoint: Checkpoint) -> View:
         """A new generation, at the last complete checkpoint, of all peers that are there. A missing member stays if its
         stage would have nobody without it."""
         number = self.current_view.number + 1
         present = [peer for peer in self.members - self.lost - self.missing] + list(self.candidates)
         has_others = {self.stage_of[peer] for peer in present}
         missing = {peer for peer in self.missing if self.stage_of[peer] in has_others}
-        staying = self._staying(self.lost | missing, checkpoint, set())
+        staying = self._staying(self.lost | missing, checkpoint.version, set())
         joining = [self._member(peer, number, 0) for peer in self.candidates]
         return replace(
             self.current_view,
@@ -350,16 +366,18 @@ class Roster:
             generation=self.current_view.generation + 1,
             members=tuple(replace(member, first_step=0) for member in _in_order([*staying, *joining])),
             stage_views=(number,) * self._n_stages,
-            n_committed=checkpoint,
+            n_committed=checkpoint.version,
             records=(),
             rolled_back=True,
             results=(),
             joining=(),
+            parts=checkpoint.parts,
         )
 
     def _member(self, peer: int, admission: int, first_step: int) -> Member:
         address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
-        return Member(peer, self.stage_of[peer], admission, address, process, first_step)
+        disk = self.disks.get(peer, "")
+        return Member(peer, self.stage_of[peer], admission, address, process, first_step, disk)
 
     def adopt(self, view: View, now_s: float = 0.0) -> set[int]:
         """The view is durable; the peers that wanted to go and have left with it."""

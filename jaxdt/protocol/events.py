@@ -64,11 +64,45 @@ class SliceKey:
 
 @frozen_dataclass(order=True)
 class StateKey:
-    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words."""
+    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words. With
+    `part`: words lo..hi-1 of the checkpoint part of this digest, as one stream."""
 
     version: int
     lo: int
     hi: int
+    part: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+
+@frozen_dataclass
+class Part:
+    """The state of `stage` after `version` updates, as it stands on disks: the digest of its content, its length in
+    4-byte words, and the ids of the disks that hold it."""
+
+    version: int
+    stage: int
+    digest: str
+    n_words: int
+    disks: tuple[str, ...] = ()
+
+
+@frozen_dataclass
+class Checkpoint:
+    """A complete checkpoint: the parts of all stages, in their order, after `version` updates in `generation`.
+    `n_reseeds`: how often the run had gone on with other samples. Without parts it is version 0, the initial state,
+    which every peer can draw."""
+
+    version: int = 0
+    generation: int = 0
+    parts: tuple[Part, ...] = ()
+    n_reseeds: int = 0
+
+    @property
+    def n_copies(self) -> int:
+        """On how many disks each part is, at least."""
+        return min((len(part.disks) for part in self.parts), default=0)
 
 
 # -------------------------------------------------------------------------------------------------------- messages
@@ -90,7 +124,8 @@ class Header:
 @frozen_dataclass
 class Member:
     """One member of a view: `admission` grows each time the coordinator admits this peer_id, and `process` is the one
-    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on."""
+    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on. Members
+    with an equal `disk` see one another's files."""
 
     peer: int
     stage: int
@@ -98,6 +133,7 @@ class Member:
     address: str = ""
     process: int = 0
     first_step: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
@@ -136,6 +172,8 @@ class View:
                  all other rounds of groups that changed begin anew
     joining      members that lack the state of n_committed. They get it, and the results of steps under way, from the
                  other members of their stage
+    parts        of the checkpoint with which this generation began
+    n_reseeds    how often the run has gone on with other samples, since a gradient was not finite
     """
 
     number: int
@@ -148,6 +186,8 @@ class View:
     rolled_back: bool = False
     results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
     joining: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
+    n_reseeds: int = 0
 
     @functools.cached_property
     def by_peer(self) -> Mapping[int, Member]:
@@ -177,13 +217,14 @@ class View:
 @frozen_dataclass
 class Hello:
     """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `process` tells two
-    processes of one peer apart."""
+    processes of one peer apart. `disk`: the id of the disk on which it keeps its parts of checkpoints."""
 
     peer: int
     stage: int
     fingerprint: str
     address: str
     process: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
@@ -298,7 +339,8 @@ class Progress:
 
 @frozen_dataclass
 class Fetch:
-    """Joining member -> another member of its stage: asks for a slice of its state."""
+    """Joining member -> another member of its stage: asks for a slice of its state. Any member -> a member whose disk
+    holds a part of a checkpoint: asks for a slice of that part."""
 
     key: StateKey
 
@@ -429,12 +471,29 @@ class Committed:
 
 @frozen_dataclass
 class Saved:
-    """Member -> coordinator: this stage's part of the checkpoint of `version` is durable; for `blocked_s` the member
-    did nothing else."""
+    """Member -> coordinator: the part of the checkpoint of `version` for `stage`, with this digest and length, is
+    durable on the member's disk; for `blocked_s` the member did nothing else."""
 
     version: int
     stage: int
     blocked_s: float = 0.0
+    digest: str = ""
+    n_words: int = 0
+
+
+@frozen_dataclass
+class CopyPart:
+    """Coordinator -> member: fetch this part of a checkpoint from a member whose disk holds it, and keep it."""
+
+    part: Part
+
+
+@frozen_dataclass
+class PartMissing:
+    """Member -> who asked for it, and the coordinator: this member's disk does not hold the part, or cannot."""
+
+    digest: str
+    reason: str
 
 
 @frozen_dataclass
@@ -465,9 +524,9 @@ class Overdue:
 
 @frozen_dataclass
 class CheckpointComplete:
-    """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
+    """Coordinator -> all: every stage's part of the checkpoint is durable on enough disks."""
 
-    version: int
+    checkpoint: Checkpoint
 
 
 @frozen_dataclass
@@ -558,6 +617,8 @@ Message = (
     | Repair
     | Committed
     | Saved
+    | CopyPart
+    | PartMissing
     | Failed
     | SaveFailed
     | Overdue
@@ -621,10 +682,13 @@ class Persisted:
 
 @frozen_dataclass
 class WroteCheckpoint:
-    """This peer's part of the checkpoint of `version` is durable; for `blocked_s` it did nothing else."""
+    """This peer's part of the checkpoint of `version` is durable, with this digest and so many 4-byte words; for
+    `blocked_s` it did nothing else."""
 
     version: int
     blocked_s: float = 0.0
+    digest: str = ""
+    n_words: int = 0
 
 
 @frozen_dataclass
@@ -632,6 +696,32 @@ class CheckpointFailed:
     """This peer's part of the checkpoint of `version` could not be written."""
 
     version: int
+    reason: str
+
+
+@frozen_dataclass
+class FoundPart:
+    """The answer to FindPart: how many words the part on this disk has, which is whole, or 0 if there is none.
+    `slices`: bounds of those that an earlier attempt to fetch it has left here."""
+
+    digest: str
+    n_words: int
+    slices: tuple[tuple[int, int], ...] = ()
+
+
+@frozen_dataclass
+class KeptPart:
+    """The answer to KeepPart: '' if the part is durable on this disk, else why it is not."""
+
+    digest: str
+    problem: str = ""
+
+
+@frozen_dataclass
+class LostPart:
+    """A part that was on this disk cannot be read any more, or what has been fetched of one cannot be written."""
+
+    digest: str
     reason: str
 
 
@@ -682,10 +772,11 @@ class NoWay:
 @frozen_dataclass
 class Started:
     """The first event of every machine; `address` (host:port) is where this process listens, `process` a number that no
-    other process of this peer has."""
+    other process of this peer has, `disk` the id of the disk on which it keeps its parts of checkpoints."""
 
     address: str = ""
     process: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
@@ -831,7 +922,35 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Holds, Repairing, Updated)
+@frozen_dataclass
+class GoBack:
+    """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
+    and restore it."""
+
+    view: View
+
+
+@frozen_dataclass
+class HoldsPart:
+    """part transfer -> membership: a part that was fetched is durable on this disk."""
+
+    part: Part
+
+
+INTERNAL = (
+    ViewChanged,
+    Evicted,
+    Accumulated,
+    Evaluated,
+    Drained,
+    Fetching,
+    Joined,
+    Holds,
+    Repairing,
+    Updated,
+    GoBack,
+    HoldsPart,
+)
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
@@ -957,29 +1076,50 @@ class Persist:
 
 @frozen_dataclass
 class WriteCheckpoint:
-    """Write this peer's part of the checkpoint of `version`; WroteCheckpoint answers."""
+    """Write this peer's part of the checkpoint of `version` in `generation`; WroteCheckpoint answers."""
 
     version: int
+    generation: int = 0
+    n_reseeds: int = 0
+
+
+@frozen_dataclass
+class FindPart:
+    """Look for the part of this digest, of a checkpoint of `version`, on this disk; FoundPart answers."""
+
+    version: int
+    digest: str
+
+
+@frozen_dataclass
+class KeepPart:
+    """All slices of a part have been fetched: make it durable on this disk, if it is what its digest says; KeptPart
+    answers."""
+
+    part: Part
 
 
 @frozen_dataclass
 class Restore:
-    """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `generation` from now on. With
-    `in_place` the state is here already and stays: only what earlier Work has left behind is dropped. Restored
-    answers."""
+    """Go back to the checkpoint of `version`, of which these parts are on this disk (0: to the initial state). Samples
+    are drawn for `n_reseeds` from now on. With `in_place` the state is here already and stays: only what earlier Work
+    has left behind is dropped. Restored answers."""
 
     version: int
     generation: int
+    n_reseeds: int = 0
+    parts: tuple[Part, ...] = ()
     in_place: bool = False
 
 
 @frozen_dataclass
 class Install:
-    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `generation`.
+    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
     Installed answers."""
 
     version: int
     generation: int
+    n_reseeds: int = 0
 
 
 @frozen_dataclass
@@ -992,10 +1132,9 @@ class DigestState:
 
 @frozen_dataclass
 class MarkCheckpoint:
-    """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
+    """The checkpoint is complete: make it count, and let go of the oldest."""
 
-    version: int
-    generation: int
+    checkpoint: Checkpoint
 
 
 @frozen_dataclass
@@ -1022,6 +1161,9 @@ Event = (
     | Persisted
     | WroteCheckpoint
     | CheckpointFailed
+    | FoundPart
+    | KeptPart
+    | LostPart
     | Restored
     | Installed
     | Digested
@@ -1045,6 +1187,8 @@ Event = (
     | Holds
     | Repairing
     | Updated
+    | GoBack
+    | HoldsPart
 )
 Action = (
     Send
@@ -1062,6 +1206,8 @@ Action = (
     | WakeAt
     | Persist
     | WriteCheckpoint
+    | FindPart
+    | KeepPart
     | Restore
     | Install
     | DigestState

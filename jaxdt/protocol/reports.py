@@ -77,11 +77,33 @@ class RepairReport(Report):
 
 @dataclass(frozen=True)
 class CheckpointReport(Report):
-    """The checkpoint of `version` is complete; saving it kept a member from its work for up to `save_s`."""
+    """The checkpoint of `version` is complete, with each part on `copies` disks or more; saving it kept a member from
+    its work for up to `save_s`."""
 
     kind: ClassVar[str] = "checkpoint"
     version: int
     save_s: float
+    copies: int
+
+
+@dataclass(frozen=True)
+class PartMissingReport(Report):
+    """The disk of `peer` does not hold the part of a checkpoint, or cannot take it."""
+
+    kind: ClassVar[str] = "part_missing"
+    peer: int
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoHolderReport(Report):
+    """A stage is vacant, and nobody who is there holds the parts of these stages of the checkpoint of `version`: the
+    run waits for a host that does."""
+
+    kind: ClassVar[str] = "no_holder"
+    version: int
+    stages: list[int]
 
 
 @dataclass(frozen=True)

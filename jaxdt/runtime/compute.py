@@ -25,10 +25,10 @@ def compute(
         while (action := loop.work.get()) is not None:
             started_s = time.monotonic()
             if isinstance(action, Restore):
-                loop.tensors.restore(action.version, action.generation, action.in_place)
+                loop.tensors.restore(action)
                 loop.post(Restored(action.version))
             elif isinstance(action, Install):
-                loop.tensors.install(action.version, action.generation)
+                loop.tensors.install(action)
                 loop.post(Installed(action.version))
             elif isinstance(action, DigestState):
                 loop.post(Digested(action.version, action.generation, *loop.tensors.digest()))

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.build import RunStart
-from jaxdt.membership.coordinator import OPERATOR, RECORDS, TERM, VIEW
+from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, RECORDS, TERM, VIEW
 from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
+from jaxdt.protocol.events import Checkpoint
 from jaxdt.runtime.run_job import RunJob
-from jaxdt.runtime.storage.checkpoint import Stamp, check_resumable, complete_checkpoints
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -58,24 +58,22 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
     last_term = serialize.read(int, durable.get(TERM) or 0, TERM)
     revoked = load_operator_state({OPERATOR: durable.get(OPERATOR)}).revoked
     is_first = durable.get(RUN) != job.run
-    stamp = job.start if is_first else serialize.read(Stamp, durable.get(START), START)
-    start = RunStart(job.run, stamp.version, stamp.generation, job.data.checksum, last_term, revoked)
+    checkpoint = job.start if is_first else serialize.read(Checkpoint, durable.get(START), START)
+    start = RunStart(job.run, checkpoint, job.data.checksum, last_term, revoked)
     if is_first:
         return Beginning(start, None)
-    complete = complete_checkpoints(job.run_dir)
-    checkpoint = check_resumable(complete[-1], job.about).version if complete else stamp.version
-    disk = {name: durable.get(name) for name in (TERM, VIEW, RECORDS, OPERATOR)}
-    return Beginning(start, load_durable_state(disk, checkpoint))
+    disk = {name: durable.get(name) for name in (TERM, VIEW, RECORDS, CHECKPOINT, OPERATOR)}
+    return Beginning(start, load_durable_state(disk))
 
 
 def begin_run(job: RunJob, durable: FileStore, beginning: Beginning) -> None:
     """Make durable that this run has begun. The state of another run goes first, so that it is never taken for this
     run's. The term stays, since terms grow for as long as the folder lives, and so does who is revoked."""
     if beginning.durable_state is None:
-        durable.delete(VIEW)
-        durable.delete(RECORDS)
+        for name in (VIEW, RECORDS, CHECKPOINT):
+            durable.delete(name)
         durable.put(OPERATOR, serialize.write(OperatorState(revoked=beginning.start.revoked)))
-        durable.put(START, serialize.write(Stamp(beginning.start.version, beginning.start.generation)))
+        durable.put(START, serialize.write(beginning.start.checkpoint))
     durable.put(RUN, job.run)
 
 

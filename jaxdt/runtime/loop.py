@@ -20,25 +20,29 @@ from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
     PEER_IDS,
     Action,
-    CheckpointFailed,
+    Checkpoint,
     Connect,
     DigestState,
     Discard,
     Disconnect,
     Event,
     Fetch,
+    FindPart,
     Forget,
     Free,
     Header,
     Install,
     Interrupted,
     Join,
+    KeepPart,
     LinkChanged,
+    LostPart,
     MarkCheckpoint,
     Meet,
     Message,
     MoveTo,
     NoWay,
+    Part,
     Paused,
     Persist,
     Persisted,
@@ -62,7 +66,6 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
     WriteCheckpoint,
-    WroteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
@@ -71,8 +74,9 @@ from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore, refusal
-from jaxdt.runtime.storage.state_vector import check_slice
+from jaxdt.runtime.storage.state_vector import WORD, check_slice
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
 from jaxdt.spec.work import UPDATE, Work
@@ -91,16 +95,36 @@ class LoopTensors(Tensors, Protocol):
 
 
 class CheckpointWriter(Protocol):
-    """What writes a process's part of each checkpoint, such as a Checkpointer."""
+    """What keeps a process's parts of checkpoints, such as a Checkpointer. `save`, `find` and `keep` answer later, by
+    calling `post`."""
 
-    def save(
-        self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None], /
-    ) -> None:
-        """Write the state of `store`, and call `post` with the outcome."""
+    @property
+    def disk(self) -> str:
+        """The id of the disk, equal for processes that see one another's parts."""
         ...
 
-    def mark_complete(self, version: int, generation: int) -> None:
-        """Every stage's part is durable."""
+    def save(self, write_checkpoint: WriteCheckpoint, store: Any, post: Callable[[Any], None], /) -> None:
+        """Write the state of `store`."""
+        ...
+
+    def find(self, action: FindPart, post: Callable[[Any], None], /) -> None:
+        """Look for a whole part."""
+        ...
+
+    def keep(self, part: Part, post: Callable[[Any], None], /) -> None:
+        """Make a part that has been fetched durable."""
+        ...
+
+    def read_slice(self, key: StateKey) -> np.ndarray:
+        """A slice of a part that has been found, to be sent; BadInput if it cannot be read any more."""
+        ...
+
+    def put_slice(self, key: StateKey, words: np.ndarray) -> None:
+        """Hold a slice that was received; BadInput if it is damaged."""
+        ...
+
+    def mark_complete(self, checkpoint: Checkpoint) -> None:
+        """Every stage's part is on enough disks."""
         ...
 
     def wait(self) -> None:
@@ -171,13 +195,23 @@ class Loop:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
         if isinstance(event.body, Join) and event.body.peer not in (None, src % PEER_IDS):
             raise BadInput(f"message.Join.peer: got {event.body.peer}, expected {src % PEER_IDS}, who asks")
-        if tensor_key(event.body):
-            if len(leaves) != 1:
-                raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
+        if tensor_key(event.body) and len(leaves) != 1:
+            raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
+        if isinstance(event.body, State) and event.body.key.part:
+            self._put_slice(event.body.key, leaves[0])  # it was asked for, and what it belongs to has a digest
+        elif tensor_key(event.body):
             if isinstance(event.body, State):
                 check_slice(leaves[0], event.body)
             event = Received(event.header, event.body, leaves[0])
         self._events.put(event)
+
+    def _put_slice(self, key: StateKey, words: np.ndarray) -> None:
+        """A slice of a part of a checkpoint. A disk that refuses it fails this copy alone."""
+        self._fetching.pop(key, None)
+        try:
+            self._checkpoint_writer.put_slice(key, words)
+        except OSError as error:
+            self._events.put(LostPart(key.part, refusal(error, "run_dir") or str(error)))
 
     def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
         """Buffers for the tensors of a message that has been announced; BadInput for a message that must not come."""
@@ -185,6 +219,11 @@ class Loop:
             raise BadInput(f"message.{type(event.body).__name__}: brings a tensor, and this process holds none")
         if isinstance(event.body, State) and self._fetching.get(event.body.key) != src:
             raise BadInput(f"message.State: {event.body.key} was not asked of {name_of(src)}")
+        if isinstance(event.body, State) and event.body.key.part:
+            wanted = [(WORD, (event.body.key.hi - event.body.key.lo + 1,))]
+            if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
+                raise BadInput(f"message.State {event.body.key}: got tensors {table}, expected {wanted}")
+            return [aligned_empty(shape, dtype) for dtype, shape in wanted]
         return self._tensors.expect(event.body, table)
 
     def on_link(self, peer: int | None, state: str, reason: str) -> None:
@@ -215,7 +254,9 @@ class Loop:
         writer.start()
         try:
             self._awake_s = time.monotonic()
-            self._handle(Started(address, secrets.randbelow(1 << 31)))
+            # A coordinator holds no parts of checkpoints.
+            disk = self._checkpointer.disk if self._checkpointer and not self._durable else ""
+            self._handle(Started(address, secrets.randbelow(1 << 31), disk))
             while self._stop is None:
                 self._turn()
         except (BadInput, OSError) as error:
@@ -342,15 +383,19 @@ class Loop:
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):
                 self._durable_writes.put((name, value))
-            case WriteCheckpoint(version):
-                self._checkpoint_writer.save(version, self.tensors, self.post)
+            case WriteCheckpoint():
+                self._checkpoint_writer.save(action, self.tensors, self.post)
+            case FindPart():
+                self._checkpoint_writer.find(action, self.post)
+            case KeepPart(part):
+                self._checkpoint_writer.keep(part, self.post)
             case Restore() | Install():
-                self._fetching.clear()
+                self._fetching = {key: peer for key, peer in self._fetching.items() if key.part}
                 self.work.put(action)
             case DigestState():
                 self.work.put(action)
-            case MarkCheckpoint(version, generation):
-                self._mark_complete(version, generation)
+            case MarkCheckpoint(checkpoint):
+                self._mark_complete(checkpoint)
             case Report():
                 if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._peer, time.monotonic(), action)
@@ -358,12 +403,13 @@ class Loop:
             case Stop() | MoveTo():
                 self._stop = action
 
-    def _mark_complete(self, version: int, generation: int) -> None:
+    def _mark_complete(self, checkpoint: Checkpoint) -> None:
         """A disk that refuses costs this host the checkpoint, and not the run."""
         try:
-            self._checkpoint_writer.mark_complete(version, generation)
+            self._checkpoint_writer.mark_complete(checkpoint)
         except OSError as error:
-            self._perform(WriteFailedReport(f"checkpoint of {version} steps: {error.filename}: {error.strerror}"))
+            what = f"checkpoint of {checkpoint.version} steps"
+            self._perform(WriteFailedReport(f"{what}: {error.filename}: {error.strerror}"))
 
     @property
     def _checkpoint_writer(self) -> CheckpointWriter:
@@ -376,7 +422,12 @@ class Loop:
             if isinstance(body, Fetch):
                 self._fetching[body.key] = dst
             key = tensor_key(body)
-            leaves = [self.tensors.tensor_to_send(body)] if key else []
+            try:
+                leaves = [self._tensor_to_send(body)] if key else []
+            except BadInput as error:
+                assert isinstance(key, StateKey), "only a part of a checkpoint may be gone from the disk"
+                self._handle(LostPart(key.part, str(error)))
+                continue
             if key:
                 self._trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
             self.transport.send(dst, self._pack(header, body), leaves, priority=priority)
@@ -386,6 +437,12 @@ class Loop:
         if self._packed is None or self._packed[1] is not body or self._packed[0] != header:
             self._packed = (header, body, self.transport.pack(to_plain(header, body)))
         return self._packed[2]
+
+    def _tensor_to_send(self, body: Message) -> Any:
+        """The tensor to send with a message; BadInput for a part of a checkpoint that cannot be read any more."""
+        if isinstance(body, State) and body.key.part:
+            return self._checkpoint_writer.read_slice(body.key)
+        return self.tensors.tensor_to_send(body)
 
     def _connect(self, peer: int, address: str) -> None:
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jaxdt.build import RunStart, build_newcomer, build_peer
 from jaxdt.membership.peer import Peer
 from jaxdt.model.stage import computes_on
-from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Stop
+from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Restore, Stop
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
@@ -124,7 +124,7 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     functions = stage_functions(config, plan, stage, options.n_devices)
     store = Store(config, plan, peer, job.data, functions, job.load_entries)
     if served.is_planned:
-        store.restore(job.start.version, job.start.generation)
+        store.restore(Restore(job.start.version, job.start.generation, job.start.n_reseeds, job.start.parts))
     loop.tensors = store
     for step in config.seq_lengths.first_steps(job.start.version, config.train.steps):
         compile_step(store, peer, stage, step)

@@ -22,6 +22,7 @@ from jaxdt.protocol.events import (
     Discard,
     Disconnect,
     Event,
+    FindPart,
     Forget,
     Free,
     Header,
@@ -29,6 +30,7 @@ from jaxdt.protocol.events import (
     Installed,
     Interrupted,
     Join,
+    KeepPart,
     Leave,
     LinkChanged,
     MarkCheckpoint,
@@ -49,6 +51,7 @@ from jaxdt.protocol.events import (
     Run,
     Send,
     Started,
+    State,
     Status,
     Stop,
     StoreTensor,
@@ -58,11 +61,11 @@ from jaxdt.protocol.events import (
     Welcome,
     Woke,
     WriteCheckpoint,
-    WroteCheckpoint,
 )
 from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
+from jaxdt.sim.disks import Disks
 from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.faults import (
     CRASH_SEEN_S,
@@ -113,6 +116,7 @@ class Simulation:
         self.outcome = Outcome()
         self._processes = processes
         self._disk: dict[str, Any] = {}  # what the coordinator made durable, by name
+        self.disks = Disks()
         self._stale_coordinator: StaleCoordinator | None = None
         self._n_starts: Counter[int] = Counter()
         self._claims: dict[int, int] = {}  # temporary id of a process that asks -> the peer that it was started as
@@ -171,6 +175,8 @@ class Simulation:
             WakeAt: self._wake_at,
             Persist: self._persist,
             WriteCheckpoint: self._write_checkpoint,
+            FindPart: lambda peer, find: self._answer(peer, self.disks.find(self._peers[peer].disk, find)),
+            KeepPart: lambda peer, keep: self._answer(peer, self.disks.keep(peer, self._peers[peer].disk, keep)),
             Restore: self._restore,
             Install: self._install,
             DigestState: self._digest_state,
@@ -182,7 +188,7 @@ class Simulation:
     def run(self, until_s: float = float("inf")) -> Outcome:
         """The outcome. Raises RuntimeError if nothing is left to happen although a machine still runs."""
         for peer in self._machines:
-            self._handle_event(peer, Started())
+            self._handle_event(peer, Started(disk=self._peers[peer].disk if peer in self._peers else ""))
         for peer in self._peers:
             self._send_ready(peer)
         while len(self.outcome.stopped) < len(self._machines):
@@ -304,7 +310,8 @@ class Simulation:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
         self._running.pop(peer, None)
         self._n_starts[peer] += 1
-        self._handle_event(peer, Started(process=self._n_starts[peer]))
+        self.disks.ended(peer)
+        self._handle_event(peer, Started(process=self._n_starts[peer], disk=sim_peer.disk))
         self._send_ready(peer)
 
     def _resume(self, peer: int, paused_s: float) -> None:
@@ -324,6 +331,8 @@ class Simulation:
         if peer in self._paused:
             self._paused[peer].append(event)
         elif peer not in self.outcome.stopped:
+            if type(event) is Received and type(event.body) is State and event.body.key.part:
+                self.disks.arrived(peer, event.body.key)
             actions = self._machines[peer].handle(self.outcome.now_s, event)
             if self._observer:
                 self._observer(self.outcome.now_s, peer, event, actions)
@@ -439,14 +448,18 @@ class Simulation:
 
     def _write_checkpoint(self, peer: int, write: WriteCheckpoint) -> None:
         self._peers[peer].tensors.write_checkpoint(write.version)
-        self._handle_event(peer, WroteCheckpoint(write.version))
+        self._handle_event(peer, self.disks.write(peer, self._peers[peer].disk, write))
+
+    def _answer(self, peer: int, event: Event) -> None:
+        """Hand a process the answer of its disk, after what it does now."""
+        self._queue.at(self.outcome.now_s, self._handle_own_event, (peer, self._machines[peer], event))
 
     def _restore(self, peer: int, restore: Restore) -> None:
-        self._peers[peer].tensors.restore(restore.version, restore.generation, restore.in_place)
+        self._peers[peer].tensors.restore(restore)
         self._handle_after_work(peer, Restored(restore.version))
 
     def _install(self, peer: int, install: Install) -> None:
-        self._peers[peer].tensors.install(install.version, install.generation)
+        self._peers[peer].tensors.install(install)
         self._handle_after_work(peer, Installed(install.version))
 
     def _digest_state(self, peer: int, state: DigestState) -> None:

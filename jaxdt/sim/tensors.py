@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxdt.protocol.events import Key, Message, Round, SliceKey
+from jaxdt.protocol.events import Install, Key, Message, Restore, Round, SliceKey
 from jaxdt.spec.work import Work
 
 
@@ -37,10 +37,10 @@ class Tensors(Protocol):
     def write_checkpoint(self, version: int) -> None:
         """Write this peer's part of a checkpoint."""
 
-    def restore(self, version: int, generation: int, in_place: bool = False) -> None:
-        """Go back to a checkpoint; with `in_place` the state stays, and only the results of earlier Work go."""
+    def restore(self, restore: Restore) -> None:
+        """Go back to a checkpoint; in place the state stays, and only the results of earlier Work go."""
 
-    def install(self, version: int, generation: int) -> None:
+    def install(self, install: Install) -> None:
         """Replace the state by the one that was fetched."""
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
@@ -87,10 +87,10 @@ class NoTensors:
     def write_checkpoint(self, version: int) -> None:
         return None
 
-    def restore(self, version: int, generation: int, in_place: bool = False) -> None:
+    def restore(self, restore: Restore) -> None:
         return None
 
-    def install(self, version: int, generation: int) -> None:
+    def install(self, install: Install) -> None:
         return None
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:

@@ -57,8 +57,10 @@ class DataConfig:
 class TrainConfig:
     """`microbatch_size` is in samples. The held-out loss is measured every `eval_every_steps` (0: never) over
     `eval_microbatches`. A checkpoint is written every `checkpoint_every_steps` (0: at the end only); the newest
-    `keep_checkpoints` stay. `on_nonfinite` says what happens when the gradient of a step is not finite: stop the run,
-    skip the update, or roll back to the last complete checkpoint and draw other samples from there on."""
+    `keep_checkpoints` stay. A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all
+    that the run has: peers without a common disk send the parts to one another. `on_nonfinite` says what happens when
+    the gradient of a step is not finite: stop the run, skip the update, or roll back to the last complete checkpoint
+    and draw other samples from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -67,6 +69,7 @@ class TrainConfig:
     eval_microbatches: int = 4
     checkpoint_every_steps: int = 0
     keep_checkpoints: int = 2
+    checkpoint_copies: int = 2
     on_nonfinite: str = "stop"
 
 
@@ -118,12 +121,16 @@ class SyncConfig:
 class NetConfig:
     """A deadline is median + spread of the durations observed so far, and never below `deadline_floor_s`.
     `queue_bytes`: no new Work starts while more payload than this waits to be sent to one peer. `outage_s`: how long
-    peers wait for a coordinator that is gone."""
+    peers wait for a coordinator that is gone, by default a night: to wait costs idle machines, to end costs the state
+    in their memory. Before a peer ends it writes that state as a part of a checkpoint. `copies_gbps`: how fast a peer
+    fetches copies of other peers' parts of checkpoints, in 1e9 bit/s (0: as fast as the links allow); parts and states
+    that a step waits for have no limit."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
     queue_bytes: int = 64 << 20
-    outage_s: float = 60.0
+    outage_s: float = 8 * 3600.0
+    copies_gbps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,7 @@ class RunConfig:
             raise BadInput(f"data.seq_growth_steps: got {n_steps}, expected {wanted} with data.seq_start {start}")
 
     def _check_train(self) -> None:
-        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints"):
+        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints", "checkpoint_copies"):
             require_at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
             require_at_least(f"train.{name}", getattr(self.train, name), 0)
@@ -209,6 +216,8 @@ class RunConfig:
                 f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
             )
         require_at_least("net.queue_bytes", self.net.queue_bytes, 1)
+        if not 0 <= self.net.copies_gbps < math.inf:
+            raise BadInput(f"net.copies_gbps: got {self.net.copies_gbps}, expected a finite number >= 0")
 
     @property
     def seq_lengths(self) -> SeqLengths:

@@ -22,7 +22,7 @@ class Version:
 
 
 PROTOCOL = Version(3, 0)
-CHECKPOINT = Version(1, 0)
+CHECKPOINT = Version(2, 0)
 
 
 def check_protocol(got: Version) -> None:

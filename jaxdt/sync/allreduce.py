@@ -36,6 +36,7 @@ from jaxdt.protocol.events import (
     Evicted,
     FetchResult,
     Free,
+    GoBack,
     Holds,
     Joined,
     LinkChanged,
@@ -195,7 +196,7 @@ class AllReduce:
             self._state = None
             begins = []
         elif returns:
-            begins = [Restore(self._version, view.generation, in_place=True)]
+            begins = [Restore(self._version, view.generation, view.n_reseeds, in_place=True)]
         else:
             self._state = self._entered_state()
             begins = [Updated(self._stage, self._version)]
@@ -248,7 +249,7 @@ class AllReduce:
         self._drained.clear()
         self._is_joining = False
         self._rounds.enter(view)
-        return [free, Restore(view.n_committed, view.generation)]
+        return [free, GoBack(view)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
 

@@ -11,9 +11,11 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     TEMPORARY_IDS,
     CannotReach,
+    Checkpoint,
     CheckpointComplete,
     Committed,
     Connect,
+    CopyPart,
     Disconnect,
     Done,
     Ended,
@@ -27,6 +29,7 @@ from jaxdt.protocol.events import (
     Join,
     LinkChanged,
     MarkCheckpoint,
+    Part,
     Persist,
     Persisted,
     Prepared,
@@ -42,9 +45,11 @@ from jaxdt.protocol.events import (
     Tally,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
 from jaxdt.protocol.reports import CandidateReport, DroppedReport
+from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
 # Two stages, two replicas each.
@@ -104,6 +109,14 @@ class Driver:
             head = {"generation": view.generation, "view": view.number}
             actions = self.message(peer, prepared(peer, step, **changes), now_s, **head)
         return actions
+
+    def save(self, version):
+        """Each stage's part is durable, on one disk that all see."""
+        for peer in (0, 1):
+            view = self.machine.view
+            head = {"generation": view.generation, "view": view.number}
+            self.message(peer, Saved(version, STAGE_OF[peer], 0.0, f"digest{peer}", 9), **head)
+        return self.event(Persisted("checkpoint"))
 
     def commit(self, step, now_s=0.0):
         self.prepare(step, now_s=now_s)
@@ -339,8 +352,7 @@ def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
     run = Driver(on_nonfinite="rollback")
     run.begin()
     run.commit(0)
-    for peer in (0, 1):
-        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.save(1)
     run.commit(1)
     actions = run.prepare(2, sq_norm=math.nan)
     assert reports(actions, "rollback") == [{"step": 2, "to": 1, "generation": 1, "again": [1]}]
@@ -475,8 +487,7 @@ def test_the_run_is_done_when_every_member_is():
     run = Driver(n_steps=1)
     run.begin()
     run.commit(0)
-    for peer in (0, 1):
-        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.save(1)
     for peer in (0, 1, 2):
         actions = run.message(peer, Done(1, {"busy_s": 2.0}, {"1": 100}))
         assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
@@ -487,13 +498,15 @@ def test_the_run_is_done_when_every_member_is():
 def test_a_checkpoint_is_complete_with_every_stages_part():
     run = Driver()
     run.begin()
-    assert run.message(0, Saved(1, 0, 0.3)) == []
-    assert run.message(0, Saved(1, 0, 0.2)) == []
-    assert run.message(1, Saved(2, 1)) == []
-    actions = run.message(1, Saved(1, 1))
-    assert actions[0] == MarkCheckpoint(1, 0)
-    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2}]
-    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(1))
+    assert run.message(0, Saved(1, 0, 0.2, "a", 9)) == []
+    assert run.message(1, Saved(2, 1, 0.0, "b", 9)) == []
+    (persist,) = run.message(1, Saved(1, 1, 0.1, "b", 9))
+    checkpoint = Checkpoint(1, 0, (Part(1, 0, "a", 9, ("",)), Part(1, 1, "b", 9, ("",))))
+    assert persist == Persist("checkpoint", serialize.write(checkpoint))
+    actions = run.event(Persisted("checkpoint"))
+    assert actions[0] == MarkCheckpoint(checkpoint)
+    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2, "copies": 1}]
+    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(checkpoint))
 
 
 def test_messages_of_the_coordinator_carry_its_run_view_and_term():
@@ -655,7 +668,8 @@ def test_a_part_that_is_durable_counts_whoever_wrote_it():
     lose(run, 2)
     run.event(Persisted("view"))
     run.message(3, Saved(1, 1))
-    assert reports(run.message(2, Saved(1, 0)), "checkpoint") == [{"version": 1, "save_s": 0.0}]
+    run.message(2, Saved(1, 0))
+    assert reports(run.event(Persisted("checkpoint")), "checkpoint") == [{"version": 1, "save_s": 0.0, "copies": 1}]
 
 
 def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
@@ -695,3 +709,69 @@ def test_who_asked_under_a_passing_name_and_is_gone_leaves_no_connection_behind(
     run.event(Received(Header("", 0, 0, TEMPORARY_IDS + 5), Join()))
     assert run.event(LinkChanged(TEMPORARY_IDS + 5, False), 1.0) == [Disconnect(TEMPORARY_IDS + 5)]
     assert not [action for action in run.event(LinkChanged(3, False), 1.0) if isinstance(action, Disconnect)]
+
+
+# ------------------------------------------------------------------------------------------------ no common disk
+
+
+def own_disks(**terms):
+    """Four peers with a disk each; the parts of version 1 are written on those of 0 and 1, and step 0 is committed."""
+    run = Driver(waits=True, n_copies=2, **terms)
+    for peer in STAGE_OF:
+        run.message(peer, Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1", 0, f"d{peer}"))
+        run.message(peer, Profiled({"F": 1.0}, 0))
+    run.event(Persisted("view"))
+    run.commit(0)
+    return run
+
+
+def write(run, peer, stage):
+    return run.message(peer, Saved(1, stage, 0.0, f"part{stage}", 9))
+
+
+def test_a_checkpoint_is_complete_when_its_parts_are_copied():
+    run = own_disks()
+    assert write(run, 0, 0) == []
+    orders = sent(write(run, 1, 1), CopyPart)
+    assert {peer: order.part.digest for peer, order in orders.items()} == {3: "part0", 2: "part1"}
+    assert not of(write(run, 3, 0), Persist)
+    assert of(write(run, 2, 1), Persist)
+    (complete,) = set(sent(run.event(Persisted("checkpoint")), CheckpointComplete).values())
+    assert [part.disks for part in complete.checkpoint.parts] == [("d0", "d3"), ("d1", "d2")]
+
+
+def test_a_copier_that_is_lost_is_replaced():
+    run = own_disks()
+    write(run, 0, 0)
+    write(run, 1, 1)
+    lose(run, 3)
+    orders = sent(run.event(Persisted("view")), CopyPart)
+    assert {peer: order.part.digest for peer, order in orders.items()} == {1: "part0", 2: "part1"}
+
+
+def test_a_stage_waits_while_nobody_holds_its_part():
+    """Both peers of stage 1 are lost, and with them both disks that hold stage 0's part of the checkpoint."""
+    run = own_disks()
+    for peer, stage in ((1, 0), (3, 0), (0, 1), (2, 1)):
+        write(run, peer, stage)
+    run.event(Persisted("checkpoint"))
+    lose(run, 1)
+    run.event(Persisted("view"))
+    lost = lose(run, 3, now_s=20.0)
+    assert reports(lost, "no_holder") == [{"version": 1, "stages": [0]}]
+    (told,) = sent(run.message(TEMPORARY_IDS, Join(), run=""), Welcome).values()
+    run.message(told.peer, Hello(told.peer, told.stage, "f", "n:1", 5, "new"))
+    waits = run.message(told.peer, Profiled({"F": 1.0}, 0, 5))
+    assert reports(waits, "candidate") and not of(waits, Persist)
+    run.message(1, Hello(1, 1, "f", "h1:1", 6, "d1"))  # the host is back, with another process
+    actions = run.message(1, Profiled({"F": 1.0}, 0, 6))
+    assert reports(actions, "rollback")[0]["to"] == 1
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.rolled_back and view.n_reseeds == 0 and [part.stage for part in view.parts] == [0, 1]
+
+
+def test_only_a_gradient_that_is_not_finite_takes_other_samples():
+    run = own_disks(on_nonfinite="rollback")
+    run.prepare(1, sq_norm=math.nan)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert (view.generation, view.n_reseeds) == (1, 1)

@@ -126,6 +126,7 @@ class Churned(Driver):
         self.step()
         for stage in (0, 1):
             self.say(stage, Saved(self.machine.n_committed, stage))
+        self.event(Persisted("checkpoint"), self.now_s)
         self.tick(ASKED_S)
         return member
 

@@ -16,6 +16,7 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
     CannotReach,
+    Checkpoint,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
@@ -34,6 +35,7 @@ from jaxdt.protocol.events import (
     Meet,
     Member,
     NoWay,
+    Part,
     Profiled,
     Ready,
     Received,
@@ -368,7 +370,7 @@ def test_checkpoints_are_written_every_n_steps_and_at_the_end():
         [],
         [WriteCheckpoint(4)],
     ]
-    assert bodies(machine.handle(2.0, WroteCheckpoint(2))) == [Saved(2, 1)]
+    assert bodies(machine.handle(2.0, WroteCheckpoint(2, 0.1, "a", 9))) == [Saved(2, 1, 0.1, "a", 9)]
 
 
 def test_a_rollback_does_not_write_its_checkpoint_again():
@@ -393,7 +395,6 @@ def test_who_saves_nothing_is_done_at_once():
     machine = follower()
     assert machine.handle(1.0, Updated(1, 2)) == []
     assert [type(body) for body in bodies(machine.handle(1.0, Updated(1, 4)))] == [Done]
-    assert machine.handle(1.0, from_coordinator(CheckpointComplete(2))) == []
 
 
 def test_a_coordinator_that_was_started_anew_hears_again_who_is_done():
@@ -415,8 +416,10 @@ def test_without_a_period_only_the_end_is_saved():
     assert machine.handle(1.0, Updated(1, 4)) == [WriteCheckpoint(4)]
 
 
-def test_a_complete_checkpoint_is_marked_by_those_who_save():
-    assert member().handle(1.0, from_coordinator(CheckpointComplete(2))) == [MarkCheckpoint(2, 0)]
+def test_a_complete_checkpoint_is_marked_by_all_since_any_host_may_hold_a_part():
+    complete = Checkpoint(2, 0, (Part(2, 0, "a", 9, ("d",)),))
+    for one in (member(), follower()):
+        assert one.handle(1.0, from_coordinator(CheckpointComplete(complete))) == [MarkCheckpoint(complete)]
 
 
 def test_the_clock_offset_is_taken_from_the_shortest_round_trip():

@@ -132,7 +132,7 @@ def test_a_wrong_type_is_refused(part, field, value, message):
     assert str(caught.value).startswith(message)
 
 
-OPTIONAL = {"route", "regenerate", "tally", "blocked_s", "process", "coordinator_term"}
+OPTIONAL = {"route", "regenerate", "tally", "blocked_s", "process", "coordinator_term", "disk", "digest", "n_words"}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

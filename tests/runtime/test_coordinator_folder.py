@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdt.membership.coordinator import RECORDS, TERM, VIEW
-from jaxdt.protocol.events import Member, View
+from jaxdt.membership.coordinator import CHECKPOINT, RECORDS, TERM, VIEW
+from jaxdt.protocol.events import Checkpoint, Member, View
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
-from jaxdt.runtime.storage.checkpoint import Stamp
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -19,20 +18,18 @@ PRUNED = "the checkpoint that the run began from is gone"
 
 
 class Job(SimpleNamespace):
-    """The part of a job that a coordinator's folder concerns. `stamp` is that of the checkpoint to resume from, or None
-    if the checkpoint has been deleted."""
-
-    about: dict = {}
+    """The part of a job that a coordinator's folder concerns. `checkpoint` is the one to resume from, or None if it
+    has been deleted."""
 
     @property
     def start(self):
-        if self.stamp is None:
+        if self.checkpoint is None:
             raise BadInput(PRUNED)
-        return self.stamp
+        return self.checkpoint
 
 
-def job(tmp_path, run="run 2", stamp=Stamp(6, 1)):
-    return Job(run=run, run_dir=tmp_path, stamp=stamp, data=SimpleNamespace(checksum="c"))
+def job(tmp_path, run="run 2", checkpoint=Checkpoint(6, 1)):
+    return Job(run=run, run_dir=tmp_path, checkpoint=checkpoint, data=SimpleNamespace(checksum="c"))
 
 
 def view(number, n_committed):
@@ -48,22 +45,29 @@ def begun(tmp_path, run="run 2"):
     return store
 
 
+def test_a_restarted_coordinator_knows_the_newest_complete_checkpoint(tmp_path):
+    store = begun(tmp_path)
+    store.put(CHECKPOINT, serialize.write(Checkpoint(8, 1, n_reseeds=1)))
+    found = load_beginning(job(tmp_path, checkpoint=None), store)
+    assert found.durable_state is not None and found.durable_state.checkpoint == Checkpoint(8, 1, n_reseeds=1)
+
+
 def test_a_restarted_coordinator_of_a_resumed_run_goes_on_from_its_own_state(tmp_path):
-    found = load_beginning(job(tmp_path, stamp=None), begun(tmp_path))
-    assert (found.start.version, found.start.generation, found.start.last_term) == (6, 1, 1)
-    assert found.durable_state is not None and found.durable_state.checkpoint == 6
+    found = load_beginning(job(tmp_path, checkpoint=None), begun(tmp_path))
+    assert (found.start.checkpoint, found.start.last_term) == (Checkpoint(6, 1), 1)
+    assert found.durable_state is not None and found.durable_state.checkpoint is None
     assert (found.durable_state.view.number, found.durable_state.view.n_committed) == (3, 9)
 
 
 def test_the_state_of_an_earlier_run_is_not_that_of_a_resumed_one(tmp_path):
     store = begun(tmp_path, run="run 1")
-    resumed = job(tmp_path, stamp=Stamp(8, 1))
+    resumed = job(tmp_path, checkpoint=Checkpoint(8, 1))
     beginning = load_beginning(resumed, store)
     assert beginning.durable_state is None and beginning.start.last_term == 1
     begin_run(resumed, store, beginning)
-    assert store.get(VIEW) is None and store.get(RECORDS) is None
+    assert [store.get(name) for name in (VIEW, RECORDS, CHECKPOINT)] == [None] * 3
     again = load_beginning(resumed, store)  # the coordinator died before its first view
-    assert again.durable_state is None and again.start.version == 8
+    assert again.durable_state is None and again.start.checkpoint.version == 8
 
 
 def test_a_run_that_has_ended_has_nothing_to_go_on_from(tmp_path):
@@ -101,4 +105,4 @@ def test_a_damaged_start_is_refused_by_name(tmp_path, content):
     (tmp_path / "coordinator" / "start.json").write_text(content)
     with pytest.raises(BadInput, match="start"):
         load_beginning(job(tmp_path), store)
-    assert json.loads((tmp_path / "coordinator" / "run.json").read_text()) == "run 2"
+    assert json.loads((tmp_path / "coordinator" / "run.json").read_text())["value"] == "run 2"

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from jaxdt.protocol.events import CheckpointFailed, MarkCheckpoint, Started, Stop
+from jaxdt.protocol.events import Checkpoint, CheckpointFailed, MarkCheckpoint, Started, Stop, WriteCheckpoint
 from jaxdt.protocol.reports import RefusedReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace, read
 from jaxdt.runtime.loop import Loop
@@ -15,7 +15,7 @@ from jaxdt.runtime.reporting import metrics as metrics_module
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.storage import durable
-from jaxdt.runtime.storage.checkpoint import Checkpointer
+from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import LateFile
 
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is full")
@@ -120,10 +120,10 @@ def test_a_log_on_a_full_disk_ends_nobody(monkeypatch):
 
 def test_a_checkpoint_that_cannot_be_marked_complete_ends_nobody():
     class Writer:
-        def mark_complete(self, version, generation):
+        def mark_complete(self, checkpoint):
             raise OSError(errno.ENOSPC, "No space left on device", "complete.json")
 
-    stop, found = run(OneEvent(MarkCheckpoint(2, 0)), checkpointer=Writer())
+    stop, found = run(OneEvent(MarkCheckpoint(Checkpoint(2))), checkpointer=Writer())
     assert stop == Stop(0, "done")
     assert found == [WriteFailedReport("checkpoint of 2 steps: complete.json: No space left on device")]
 
@@ -137,10 +137,10 @@ def test_a_checkpoint_for_which_there_is_no_thread_fails_alone(tmp_path, monkeyp
         raise RuntimeError("can't start new thread")
 
     outcomes = []
-    writer = Checkpointer(tmp_path, {}, 1, 0)
+    writer = Checkpointer(tmp_path, "r", {}, 1, (1, 0))
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     for version in (2, 4):
-        writer.save(version, Store(), outcomes.append)
+        writer.save(WriteCheckpoint(version), Store(), outcomes.append)
         writer.wait()
     assert [type(outcome) for outcome in outcomes] == [CheckpointFailed] * 2
     assert outcomes[0].reason.endswith("can't start new thread")

@@ -17,6 +17,7 @@ from jaxdt.model.data import HEADER_BYTES, open_data, write_tokens
 from jaxdt.runtime.identity import credential
 from jaxdt.runtime.identity.certificate import new_key
 from jaxdt.runtime.run_dir import clear, hold
+from jaxdt.runtime.storage.durable import write_json
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -74,17 +75,11 @@ def flipped(content: bytes, at: int) -> bytes:
 
 def checkpoint(folder: Path, data: str, **changes) -> None:
     """A run's folder with the mark of a checkpoint of 7 steps."""
-    mark = {
-        "format": "1.0",
-        "version": 7,
-        "generation": 0,
-        "stages": 1,
-        "model": MODEL,
-        "optimizer": "adamw",
-        "data": data,
-    } | changes
+    about = {"model": MODEL, "optimizer": "adamw", "data": data}
+    checkpoint_7 = {"version": 7, "generation": 0, "parts": []}
+    mark = {"format": "2.0", "checkpoint": checkpoint_7, "copies": 0, "about": about} | changes
     (folder / "checkpoints/00000007").mkdir(parents=True)
-    (folder / "checkpoints/00000007/complete.json").write_text(json.dumps(mark))
+    write_json(folder / "checkpoints/00000007/complete.json", mark)
     (folder / "config.json").write_text("{}")
 
 
@@ -146,7 +141,7 @@ def files(tmp_path_factory):
     checkpoint(folder / "done", checksum)
     checkpoint(folder / "other_model", checksum, model=MODEL | {"d_model": 99})
     checkpoint(folder / "other_tokens", "abc")
-    checkpoint(folder / "damaged", checksum, stages="two")
+    checkpoint(folder / "damaged", checksum, copies="two")
     credential.write(folder / "open.pem", new_key())
     (folder / "open.pem").chmod(0o644)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -220,7 +215,7 @@ def test_launching(files):
             "made with model.d_model 99, the config has 64",
         ),
         "checkpoint of other tokens": (["--resume", "--run_dir={dir}/other_tokens"], "made with data 'abc'"),
-        "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json: stages: got 'two', expected int"),
+        "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json.copies: got 'two', expected int"),
         "hosts": (["--emit={dir}/run", "--hosts=a"], "--hosts: got 1 addresses, expected 2"),
         "no port left": (["--emit={dir}/run", "--hosts=a,b", "--port=65534"], "--port: got 65534"),
         "no GPU": (["--gpus_per_peer=1"], "--gpus_per_peer: got 1, but jax finds no GPU on this machine"),

@@ -90,7 +90,8 @@ class Journal:
                 self._rollback(report)
             case CheckpointReport():
                 self._save_s.append(report.save_s)
-                self._display.print(f"checkpoint of {report.version} steps is complete")
+                copies = f", {report.copies} copies" if report.copies > 1 else ""
+                self._display.print(f"checkpoint of {report.version} steps is complete{copies}")
             case DoneReport():
                 self._done(report)
             case EndedReport():

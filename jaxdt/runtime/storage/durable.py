@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.serialize import is_object
 
 BUFFERED_BYTES = 1 << 16
 # Of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part holds the
@@ -21,8 +24,8 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class FileStore:
-    """A folder with one JSON file per name, each written by write_durably (step protocol, Sec. 5.2). put_s: seconds
-    that the latest `put` took."""
+    """A folder with one JSON file per name, each written by write_json (step protocol, Sec. 5.2). put_s: seconds that
+    the latest `put` took."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -32,7 +35,7 @@ class FileStore:
         """Store a value; it is durable on return."""
         start_s = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_durably(self._folder / f"{name}.json", json.dumps(value).encode())
+        write_json(self._folder / f"{name}.json", value)
         self.put_s = time.monotonic() - start_s
 
     def delete(self, name: str) -> None:
@@ -40,15 +43,12 @@ class FileStore:
         path = self._folder / f"{name}.json"
         if path.exists():
             path.unlink()
-            _sync_folder(self._folder)
+            fsync(self._folder)
 
     def get(self, name: str) -> Any:
         """The stored value, or None if there is none; BadInput if the file is damaged."""
         path = self._folder / f"{name}.json"
-        try:
-            return json.loads(path.read_bytes()) if path.exists() else None
-        except ValueError as error:
-            raise BadInput(f"{path}: not JSON ({error}), expected what the coordinator wrote") from None
+        return read_json(path) if path.exists() else None
 
 
 class LateFile:
@@ -134,6 +134,32 @@ def append_whole(file: BinaryIO, content: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
+def canonical(value: Any) -> bytes:
+    """The one JSON text of plain data, of which checksums are taken."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain data durably, beside the SHA-256 of its canonical text. So a damaged bit is found when the file is
+    read, and is never taken for another value."""
+    checksum = hashlib.sha256(canonical(value)).hexdigest()
+    write_durably(path, json.dumps({"sha256": checksum, "value": value}).encode())
+
+
+def read_json(path: Path) -> Any:
+    """What write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected what a run wrote") from None
+    if not is_object(content) or set(content) != {"sha256", "value"}:
+        raise BadInput(f"{path}: got {content!r:.60}, expected an object with sha256 and value, as a run writes it")
+    checksum = hashlib.sha256(canonical(content["value"])).hexdigest()
+    if checksum != content["sha256"]:
+        raise BadInput(f"{path}: damaged, its content has SHA-256 {checksum:.16}, expected {content['sha256']!r:.18}")
+    return content["value"]
+
+
 def older_part(path: Path) -> Path:
     """Where a trace or a log keeps what it held before it began anew."""
     return path.with_name(f"{path.name}.1")
@@ -164,16 +190,37 @@ def write_durably(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    _sync_folder(path.parent)
+    fsync(path.parent)
 
 
-def _sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    folder = os.open(path, os.O_RDONLY)
+def disk_id(run_dir: Path) -> str:
+    """The random number of a run's folder on this disk, which the first process that asks for it writes there."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "disk_id"
+    if not path.exists():
+        temporary = run_dir / f"disk_id.{secrets.token_hex(4)}.tmp"
+        temporary.write_text(secrets.token_hex(8))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_text()
+
+
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make a folder and everything in it survive a loss of power: files first, then the folders that name them."""
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            fsync(Path(root) / name)
+        fsync(Path(root))
 
 
 def refusal(error: OSError, default: str) -> str:

@@ -43,8 +43,7 @@ class StateVector:
                 words = np.asarray(leaf).reshape(-1).view(WORD)
                 out[leaf_lo - lo : leaf_hi - lo] = words[leaf_lo - start : leaf_hi - start]
             start = end
-        out[-1:].view(np.uint32)[0] = zlib.crc32(out[:-1].data)
-        return out
+        return _sealed(out)
 
     def tree(self, words: np.ndarray) -> Any:
         """The tree whose vector this is. Its leaves are views of `words`."""
@@ -56,8 +55,18 @@ class StateVector:
         return jax.tree.unflatten(self._structure, leaves)
 
 
+def with_checksum(words: np.ndarray) -> np.ndarray:
+    """Words, followed by one word with their CRC-32."""
+    return _sealed(np.append(words, WORD.type(0)))
+
+
+def _sealed(words: np.ndarray) -> np.ndarray:
+    words[-1:].view(np.uint32)[0] = zlib.crc32(words[:-1].data)
+    return words
+
+
 def check_slice(words: np.ndarray, what: object) -> None:
-    """BadInput, which names `what`, if the last word of a slice_with_checksum is not the checksum of the others."""
+    """BadInput, which names `what`, if the last word of a slice is not the checksum of the others."""
     checksum = zlib.crc32(words[:-1].data)
     expected = int(words[-1:].view(np.uint32)[0])
     if checksum != expected:

@@ -79,7 +79,8 @@ Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
 @dataclass(frozen=True)
 class Case:
     """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `nonfinite_step`: the step
-    whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never)."""
+    whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never). Without a
+    common disk each peer has one of its own."""
 
     seed: int
     config: RunConfig
@@ -90,6 +91,7 @@ class Case:
     faults: tuple[Fault, ...]
     nonfinite_step: int | None
     random_moves_s: float = 0.0
+    has_common_disk: bool = True
 
     @property
     def moves(self) -> bool:
@@ -117,7 +119,8 @@ class Case:
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
             f"{wiring.on_stage_lost} at a lost stage after {wiring.stage_grace_s:.3g} s, "
-            f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s"
+            f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s, "
+            f"{'a common disk' if self.has_common_disk else f'disks of their own, {train.checkpoint_copies} copies'}"
         )
 
 
@@ -155,6 +158,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     case = _with_second_processes(random.Random(f"second {seed}"), case, run_s)
     case = _with_perturbations(case, run_s)
     case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+    case = _with_own_disks(random.Random(f"disks {seed}"), case)
     return _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
 
 
@@ -269,6 +273,15 @@ def _slow_tensors(rng: random.Random, at_s: float, plan: Plan) -> Fault:
     """The tensors from one peer to another stand still for a while."""
     src, dst = rng.sample(sorted(plan.peers), 2)
     return Fault(at_s * rng.uniform(0.5, 1.0), CLOG, src, rng.uniform(1.0, 15.0), (), (dst,), 0.0, DATA)
+
+
+def _with_own_disks(rng: random.Random, case: Case) -> Case:
+    """In half of the cases the peers have no common disk, and send the parts of checkpoints to one another."""
+    if rng.random() < 0.5:
+        return case
+    train = replace(case.config.train, checkpoint_copies=rng.choice((1, 2, 2, 3)))
+    sync = replace(case.config.sync, slice_bytes=rng.choice((1 << 10, 1 << 20)))
+    return replace(case, config=replace(case.config, train=train, sync=sync), has_common_disk=False)
 
 
 class RandomMoves(ByNumber):
@@ -393,6 +406,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
         observer=observe,
         processes=ProcessFactory(processes.make_peer, processes.make_coordinator),
     )
+    invariants.watch_disks(simulation.disks, case.config.train.checkpoint_copies)
     outcome = simulation.run(until_s=case.limit_s)
     invariants.ended(outcome.stopped, [report.step for report in outcome.of(StepReport)], case.config.train.steps)
     return outcome, invariants.n_checked
@@ -432,7 +446,7 @@ class _Processes:
     def make_coordinator(self, disk: Mapping | None) -> DrivenMachine:
         """The first coordinator, or with `disk` one that continues from it."""
         case = self._case
-        durable_state = None if disk is None else load_durable_state(disk, self._invariants.checkpoint)
+        durable_state = None if disk is None else load_durable_state(disk)
         start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
         balance = RandomMoves(case.seed, case.random_moves_s) if case.random_moves_s else None
         machine = build_coordinator(case.config, case.plan, start, durable_state, balance)
@@ -441,7 +455,8 @@ class _Processes:
     def _make_sim_peer(
         self, peer: int, machine: Peer, tensors: SymbolicTensors, seconds: Mapping[str, float]
     ) -> SimPeer:
-        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds)
+        disk = "" if self._case.has_common_disk else f"disk{peer}"
+        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds, disk)
 
     def _make_tensors(self, peer: int, stage: int, version: int) -> SymbolicTensors:
         config, plan = self._case.config, self._case.plan

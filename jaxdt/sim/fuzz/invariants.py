@@ -13,6 +13,8 @@
       nor for another coordinator, nor for another process of that peer. Of two members that accuse each other it may
       evict the living one
   (9) no step is committed for which replicas compare their states and differ beyond the tolerance, at version 0 at all
+  (10) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
+       disks of members as were asked for, or on those of all members that no fault has touched yet
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
 (symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
@@ -38,8 +40,10 @@ from jaxdt.membership.state_check import TOLERANCE
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    Checkpoint,
     Committed,
     Event,
+    FindPart,
     Free,
     MarkCheckpoint,
     Persist,
@@ -56,15 +60,23 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.reports import LostReport, MoveReport
+from jaxdt.sim.disks import Disks
 from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, PAUSE, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL = range(1, 10)
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES = range(1, 11)
 BACK_S = 10.0  # after a silence a peer may take so long to be heard
 LEFT = "left"  # in the reason of a peer's Stop
-DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int, "operator": OperatorState}
+Durable = View | Record | OperatorState | Checkpoint | int
+DURABLE = {
+    "view": View,
+    "records": tuple[Record, ...],
+    "coordinator_term": int,
+    "operator": OperatorState,
+    "checkpoint": Checkpoint,
+}
 
 
 class InvariantBroken(Exception):
@@ -83,7 +95,6 @@ class Invariants:
         self.tensors: dict[int, SymbolicTensors] = {}
         self.now_s = 0.0
         self.n_checked = 0
-        self.checkpoint = 0  # version of the newest complete one
         self._peers = dict(peers)
         self._planned = set(peers)
         self._alive = set(peers)
@@ -96,11 +107,18 @@ class Invariants:
         self._outgoing: set[int] = set()  # peers that were asked to leave or to move
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
-        self._pending: dict[str, View | Record | OperatorState | int] = {}  # values on their way to the disk
+        self._pending: dict[str, Durable] = {}  # values on their way to the coordinator's disk, by name
         self._view: View | None = None
         self._generation = 0
         self._n_durable = 0
         self._records: dict[tuple[int, int], Record] = {}  # by (generation, step)
+        self._disks: Disks | None = None
+        self._n_copies = 1
+        self._touched: set[int] = set()  # peers that a fault has begun for
+
+    def watch_disks(self, disks: Disks, n_copies: int) -> None:
+        """From now on check (10): each part of a checkpoint must be on so many disks."""
+        self._disks, self._n_copies = disks, n_copies
 
     def __call__(self, now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
         if self._to_check:
@@ -166,6 +184,7 @@ class Invariants:
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
 
     def _on_fault(self, peer: int, fault: Fault) -> None:
+        self._touched |= {peer, *fault.others}
         if fault.kind == LEAVE:
             self._outgoing.add(peer)
         if fault.kind in ENDS:
@@ -217,12 +236,24 @@ class Invariants:
             elif isinstance(action, Send):
                 self._check_announced(action.body)
             elif isinstance(action, MarkCheckpoint):
-                self.checkpoint = action.version
+                self._check_copies(action.checkpoint)
             elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
                 if SAID_BY not in action.reason:
                     self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
             elif isinstance(action, Stop) and action.code and self._must_last:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
+
+    def _check_copies(self, checkpoint: Checkpoint) -> None:
+        """(10) for a checkpoint that is complete."""
+        assert self._view is not None and self._disks is not None  # checkpoints are of members
+        untouched = {member.disk for member in self._view.members if member.peer not in self._touched}
+        of_members = {member.disk for member in self._view.members}
+        for part in checkpoint.parts:
+            for disk in part.disks:
+                if not self._disks.holds(disk, part.digest):
+                    self.broken(COPIES, COORDINATOR, f"says that {disk or 'the disk'} holds {part}")
+            if len(of_members & set(part.disks)) < min(self._n_copies, len(untouched)):
+                self.broken(COPIES, COORDINATOR, f"calls version {part.version} complete with {part}")
 
     def _check_announced(self, body: object) -> None:
         """The coordinator may not announce anything that it would forget by a restart."""
@@ -231,7 +262,7 @@ class Invariants:
         if isinstance(body, View) and (self._view is None or body.number > self._view.number):
             self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
 
-    def _on_durable(self, value: View | Record | OperatorState | int) -> None:
+    def _on_durable(self, value: Durable) -> None:
         if isinstance(value, View):
             self._on_view(value)
         if not isinstance(value, Record):
@@ -286,7 +317,7 @@ class Invariants:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
         if Stop in kinds:
             self._alive.discard(peer)
-        if Free in kinds and Restore not in kinds:
+        if Free in kinds and not kinds & {Restore, FindPart}:  # which a rollback begins with
             self._check_freed(peer, [action.step for action in actions if isinstance(action, Free)])
         counts = any(isinstance(action, Run) and action.work.kind == BACKWARD for action in actions)
         adopts = isinstance(event, Received) and isinstance(event.body, View)

@@ -11,7 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jaxdt.protocol.events import Boundary, Key, Message, Reduced, Round, Shard, SliceKey, State, StateKey
+from jaxdt.protocol.events import (
+    Boundary,
+    Install,
+    Key,
+    Message,
+    Reduced,
+    Restore,
+    Round,
+    Shard,
+    SliceKey,
+    State,
+    StateKey,
+)
 from jaxdt.protocol.message import tensor_key
 from jaxdt.spec.delay import NO_DELAY, Delay
 from jaxdt.spec.sizes import Group
@@ -152,6 +164,8 @@ class SymbolicTensors:
     def tensor_to_send(self, body: Message) -> Counter | int | tuple[int, float]:
         key = tensor_key(body)
         assert key is not None  # only messages with a tensor come here
+        if isinstance(key, StateKey) and key.part:
+            return 0  # the disk has been asked
         if isinstance(key, StateKey):
             if key.version != self.version:
                 self._missing(f"{key}, having version {self.version}")
@@ -171,7 +185,7 @@ class SymbolicTensors:
         microbatches."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
-        elif isinstance(body, State):
+        elif isinstance(body, State) and not body.key.part:
             self._fetched.update({word: tensor for word in range(body.key.lo, body.key.hi)})
         elif isinstance(body, Shard | Reduced) and body.key.round not in self._void:
             self._slices[body.key] = tensor
@@ -215,23 +229,27 @@ class SymbolicTensors:
     def write_checkpoint(self, version: int) -> None:
         """Only the version of a checkpoint is ever read."""
 
-    def restore(self, version: int, generation: int, in_place: bool = False) -> None:
-        if in_place and (version, generation) != (self.version, self.generation):
+    def restore(self, restore: Restore) -> None:
+        version, generation = restore.version, restore.generation
+        if restore.in_place and (version, generation) != (self.version, self.generation):
             self._missing(f"the state of version {version} and generation {generation} in place")
-        self.version, self.generation = version, generation
-        if not in_place:
+        if not restore.in_place:
             self.drift = 0.0
+        self._begin(version, generation)
+
+    def _begin(self, version: int, generation: int) -> None:
+        self.version, self.generation = version, generation
         self.accumulators.clear()
         self._residuals.clear()
 
-    def install(self, version: int, generation: int) -> None:
+    def install(self, install: Install) -> None:
         """All words of the state must have been fetched, and all of that version. One of the same version repairs the
         state, and nothing else changes."""
         versions = {version for version, _ in self._fetched.values()}
-        if len(self._fetched) != self.n_words or versions != {version}:
+        if len(self._fetched) != self.n_words or versions != {install.version}:
             self._missing(f"a whole state, has {len(self._fetched)} words of versions {sorted(versions)}")
-        if (version, generation) != (self.version, self.generation):
-            self.restore(version, generation)
+        if (install.version, install.generation) != (self.version, self.generation):
+            self._begin(install.version, install.generation)
         self.drift = max((drift for _, drift in self._fetched.values()), key=abs)
         self._fetched.clear()
 
