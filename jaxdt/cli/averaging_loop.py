@@ -39,7 +39,7 @@ class NoCheckpoints:
         return ""
 
     def save(self, write_checkpoint: WriteCheckpoint, store, post) -> None:
-        post(WroteCheckpoint(write_checkpoint.version))
+        post(WroteCheckpoint(write_checkpoint.version, generation=write_checkpoint.generation))
 
     def find(self, action: FindPart, post) -> None:
         post(FoundPart(action.digest, 0))

@@ -50,6 +50,7 @@ from jaxdt.protocol.events import (
     Message,
     MoveTo,
     NoWay,
+    PartMissing,
     Profiled,
     Ran,
     Ready,
@@ -96,8 +97,8 @@ BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
 FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair}  # a record is repeated by anybody
-# A message that names its round or version outlives the views that do not touch it.
-OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
+# A message that names its round, its version or what a part holds outlives the views that do not touch it.
+OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State, PartMissing})
 
 
 @dataclass(frozen=True)
@@ -419,8 +420,9 @@ class Membership:
         self.header = replace(self.header, generation=view.generation, view=view.number)
         self._last_view_number = view.number
         self._members = members
-        if view.rolled_back:
-            self._unconfirmed.pop(Done, None)
+        if view.rolled_back:  # what this peer has done and saved since that checkpoint is void
+            kept = [(about, body) for about, body in self._unconfirmed.items() if not isinstance(body, Done | Saved)]
+            self._unconfirmed = dict(kept)
         stay = {p for p, old in old_members.items() if p in members and members[p].admission == old.admission}
         self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == COORDINATOR}
         actions += [AdoptedReport(view.number, list(members)), Meet(view.members), ViewChanged(view)]
@@ -477,6 +479,8 @@ class Membership:
         self._writing.discard(version)
         if self._last_words and version == self._version:
             return [Stop(3, f"{self._last_words}; the state after {version} steps is written, for --resume")]
+        if wrote.generation != self.generation:
+            return self._leave_if_free()  # the run has gone back meanwhile
         saved = Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)
         more = self._done() if version == self.identity.n_steps else self._leave_if_free()
         return [self._confirmed(saved), *more]

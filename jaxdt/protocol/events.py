@@ -682,13 +682,14 @@ class Persisted:
 
 @frozen_dataclass
 class WroteCheckpoint:
-    """This peer's part of the checkpoint of `version` is durable, with this digest and so many 4-byte words; for
-    `blocked_s` it did nothing else."""
+    """This peer's part of the checkpoint of `version` in `generation` is durable, with this digest and so many 4-byte
+    words; for `blocked_s` it did nothing else."""
 
     version: int
     blocked_s: float = 0.0
     digest: str = ""
     n_words: int = 0
+    generation: int = 0
 
 
 @frozen_dataclass

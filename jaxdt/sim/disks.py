@@ -18,7 +18,7 @@ class Disks:
         """A peer writes a part of its own."""
         digest = f"p{peer}v{write.version}g{write.generation}"
         self.parts.setdefault(disk, set()).add(digest)
-        return WroteCheckpoint(write.version, 0.0, digest, PART_WORDS)
+        return WroteCheckpoint(write.version, 0.0, digest, PART_WORDS, write.generation)
 
     def find(self, disk: str, find: FindPart) -> FoundPart:
         return FoundPart(find.digest, PART_WORDS if self.holds(disk, find.digest) else 0)

@@ -14,6 +14,7 @@ from test_coordinator import (
 from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAME_FAILURES_MAX, SAVE_FAILURES_MAX
 from jaxdt.protocol.events import (
     TEMPORARY_IDS,
+    Checkpoint,
     Disconnect,
     Ended,
     Failed,
@@ -153,6 +154,13 @@ def test_a_checkpoint_that_fails_is_reported_and_the_run_goes_on():
     assert not reports(run.actions, "lost")
 
 
+def test_a_copy_of_another_stages_part_does_not_make_up_for_checkpoints_that_fail():
+    run = begun()
+    fail_to_save(run, 0, SAVE_FAILURES_MAX - 1)
+    run.message(0, Saved(4, 1))
+    assert reports(run.message(0, SaveFailed(6, "disk: full")), "save_failed")[0]["n_in_a_row"] == SAVE_FAILURES_MAX
+
+
 def test_a_member_that_cannot_write_checkpoints_is_put_out_if_its_stage_has_another():
     run = begun()
     why = f"{SAVE_FAILURES_MAX} checkpoints in a row could not be written, the last of 6 steps: disk: full"
@@ -208,5 +216,5 @@ def test_the_third_time_a_peer_is_put_out():
             assert type(told) is View
             run.machine.roster.admissions[2] = n + 2  # admitted again
             run.machine._leases.arrived(2, 1.0)
-            run.machine.roster.view = run.machine.roster.first_view(1, 0, 0)
+            run.machine.roster.view = run.machine.roster.first_view(1, Checkpoint())
     assert told == Ended(2, f"peer 2 (stage 0): {WHY}; its Work was overdue 3 times of late")

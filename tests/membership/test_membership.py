@@ -382,6 +382,23 @@ def test_a_rollback_does_not_write_its_checkpoint_again():
     assert written == [WriteCheckpoint(2), WriteCheckpoint(2)]
 
 
+def test_a_part_of_a_generation_that_is_void_counts_for_nothing():
+    """The next generation may have drawn other samples."""
+    machine = member()
+    machine.handle(1.0, Updated(1, 2))
+    saved = machine.handle(1.5, WroteCheckpoint(2, 0.1, "a", 9))
+    machine.handle(1.6, Updated(1, 4))
+    back = replace(machine.view, number=2, generation=1, rolled_back=True)
+    machine.handle(2.0, from_coordinator(back))
+    assert machine.handle(2.5, WroteCheckpoint(4, 0.1, "b", 9)) == []
+    machine.handle(3.0, LinkChanged(COORDINATOR, False))
+    again = bodies(machine.handle(3.5, LinkChanged(COORDINATOR, True)))
+    assert Saved in map(type, bodies(saved)) and Saved not in map(type, again)
+    machine.handle(4.0, Updated(1, 0))
+    assert WriteCheckpoint(2, 1) in machine.handle(5.0, Updated(1, 2))
+    assert bodies(machine.handle(6.0, WroteCheckpoint(2, 0.1, "c", 9, 1))) == [Saved(2, 1, 0.1, "c", 9)]
+
+
 def test_done_waits_for_the_last_checkpoint():
     machine = member()
     machine.handle(1.0, Status({"busy_s": 1.5}, {"0": 10}))

@@ -14,6 +14,7 @@ from jaxdt.protocol.events import (
     OPERATOR_IDS,
     PEER_IDS,
     TEMPORARY_IDS,
+    Checkpoint,
     Committed,
     Connect,
     Disconnect,
@@ -82,7 +83,7 @@ def test_a_pause_outlives_the_coordinator(run):
     assert load_operator_state(disk).paused
     disk["coordinator_term"] = 1
     again = Driver()
-    again.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), load_durable_state(disk, checkpoint=0))
+    again.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), load_durable_state(disk))
     again.event(Started())
     again.event(Persisted("coordinator_term"))
     assert not of(again.prepare(0), Persist)
@@ -103,7 +104,8 @@ def test_a_stop_waits_for_its_checkpoint_and_commits_no_further_step(run, paused
     assert sent(run.commit(0), Committed)[0].record.checkpoint
     assert not of(run.prepare(1), Persist)
     assert not of(run.message(0, Saved(1, 0)), Stop)
-    assert_over(run.message(1, Saved(1, 1)), 0, "stopped by an operator after 1 steps")
+    assert not of(run.message(1, Saved(1, 1)), Stop)
+    assert_over(run.event(Persisted("checkpoint")), 0, "stopped by an operator after 1 steps")
 
 
 def test_a_stop_outlives_a_rollback():
@@ -111,11 +113,12 @@ def test_a_stop_outlives_a_rollback():
     run.begin()
     ask(run, "stop")
     run.commit(0)
-    run.machine._roll_back(run.machine.roster.roll_back(0))
+    run.machine._roll_back(run.machine.roster.roll_back(Checkpoint()))
     run.event(Persisted("view"))
     assert sent(run.commit(0), Committed)[0].record.checkpoint
     run.message(0, Saved(1, 0), generation=1)
-    assert of(run.message(1, Saved(1, 1), generation=1), Stop)
+    run.message(1, Saved(1, 1), generation=1)
+    assert of(run.event(Persisted("checkpoint")), Stop)
 
 
 def test_a_peer_writes_the_checkpoint_that_a_record_asks_for():

@@ -120,6 +120,8 @@ def test_a_log_on_a_full_disk_ends_nobody(monkeypatch):
 
 def test_a_checkpoint_that_cannot_be_marked_complete_ends_nobody():
     class Writer:
+        disk = ""
+
         def mark_complete(self, checkpoint):
             raise OSError(errno.ENOSPC, "No space left on device", "complete.json")
 

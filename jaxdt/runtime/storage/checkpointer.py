@@ -149,10 +149,10 @@ class Checkpointer:
         except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
             other = self._written_by_another(version, generation)
             if other:
-                return WroteCheckpoint(version, copying.waited_s, other.digest, other.n_words)
+                return WroteCheckpoint(version, copying.waited_s, other.digest, other.n_words, generation)
             return CheckpointFailed(version, f"{folder}/stage_{self._stage}: {str(error).splitlines()[0]}")
         self._manifests[manifest.digest] = (part, manifest)
-        return WroteCheckpoint(version, copying.waited_s, manifest.digest, manifest.n_words)
+        return WroteCheckpoint(version, copying.waited_s, manifest.digest, manifest.n_words, generation)
 
     def _written_by_another(self, version: int, generation: int) -> Manifest | None:
         """The part that another process has written instead, if the checkpoint is complete with that: then ours has
@@ -160,10 +160,10 @@ class Checkpointer:
         folder = step_folder(self._run_dir, version)
         if not (folder / COMPLETE).exists():
             return None
-        for part in complete_record(folder).checkpoint.parts:
-            manifest = read_manifest(folder / part_name(part.stage, part.digest))
-            if (manifest.run, manifest.generation, manifest.stage) == (self._run, generation, self._stage):
-                return manifest
+        with contextlib.suppress(BadInput):  # the mark is damaged, or the part is on another disk
+            own = [part for part in complete_record(folder).checkpoint.parts if part.stage == self._stage]
+            manifests = [read_manifest(folder / part_name(part.stage, part.digest)) for part in own]
+            return next((m for m in manifests if (m.run, m.generation) == (self._run, generation)), None)
         return None
 
     @property
@@ -206,7 +206,10 @@ class Checkpointer:
             except BaseException as error:
                 post(error)
 
-        threading.Thread(target=work, name="parts").start()
+        try:
+            threading.Thread(target=work, name="parts").start()
+        except RuntimeError:  # the system has no room for another thread: the loop does it, and stands still meanwhile
+            work()
 
     def _whole(self, version: int, digest: str) -> Manifest | None:
         path = find_part(part_folders(self._run_dir, version, self._resumed), digest)

@@ -45,6 +45,7 @@ from jaxdt.protocol.events import (
     Event,
     FindPart,
     Free,
+    Hello,
     MarkCheckpoint,
     Persist,
     Persisted,
@@ -112,6 +113,8 @@ class Invariants:
         self._generation = 0
         self._n_durable = 0
         self._records: dict[tuple[int, int], Record] = {}  # by (generation, step)
+        self._checkpoint = Checkpoint()
+        self._disk_of: dict[int, str] = {}
         self._disks: Disks | None = None
         self._n_copies = 1
         self._touched: set[int] = set()  # peers that a fault has begun for
@@ -200,6 +203,8 @@ class Invariants:
             return  # it waits for a peer that is gone: before the first view the run needs all peers
         if stop is None and self._waits and self._view and self._has_deserted_stage:
             return  # it waits for a newcomer that does not come
+        if stop is None and self._waits and self._view and self._has_lost_part:
+            return  # it waits for a host that does not come
         if stop is None:
             self.broken(PROGRESS, COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
         if stop.code:
@@ -218,6 +223,15 @@ class Invariants:
         stages = {self.tensors[peer].stage for peer in self._alive if peer in self.tensors}
         return not set(range(len(self._view.stage_views))) <= stages
 
+    @property
+    def _has_lost_part(self) -> bool:
+        """Whether a stage has to be restored, and no living peer holds a part of the checkpoint."""
+        assert self._view is not None and self._disks is not None
+        if all(self._holders(stage) for stage in range(len(self._view.stage_views))):
+            return False
+        disks, live = self._disks, {self._disk_of[peer] for peer in self._alive & self._disk_of.keys()}
+        return any(not any(disks.holds(disk, part.digest) for disk in live) for part in self._checkpoint.parts)
+
     # ---------------------------------------------------------------------------------------------------- coordinator
 
     def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
@@ -225,6 +239,8 @@ class Invariants:
             self._on_durable(self._pending.pop(event.name))
         if isinstance(event, Received) and isinstance(event.body, Profiled) and event.body.state:
             self._served.add(event.header.src)
+        if isinstance(event, Received) and isinstance(event.body, Hello):
+            self._disk_of[event.header.src] = event.body.disk
         for action in actions:
             if isinstance(action, Persist):
                 value = serialize.read(DURABLE[action.name], action.value, action.name)
@@ -263,6 +279,8 @@ class Invariants:
             self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
 
     def _on_durable(self, value: Durable) -> None:
+        if isinstance(value, Checkpoint):
+            self._checkpoint = value
         if isinstance(value, View):
             self._on_view(value)
         if not isinstance(value, Record):
