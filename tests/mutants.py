@@ -13,6 +13,7 @@ from dataclasses import replace
 from unittest import mock
 
 from jaxdt.membership import commit
+from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.liveness.absences import Absences
@@ -47,7 +48,18 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, EQUAL, GROWS, LIVING, PREFIX, PROGRESS, SPARED
+from jaxdt.sim.fuzz.invariants import (
+    APPLICABLE,
+    COPIES,
+    COVER,
+    DISJOINT,
+    EQUAL,
+    GROWS,
+    LIVING,
+    PREFIX,
+    PROGRESS,
+    SPARED,
+)
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import rounds
 
@@ -288,6 +300,11 @@ def no_stand_ins() -> AbstractContextManager:
     return mock.patch.object(Roster, "_stand_ins", lambda *arguments: set())
 
 
+def one_copy_is_enough() -> AbstractContextManager:
+    """A checkpoint is complete before it is on as many disks as were asked for."""
+    return mock.patch.object(CheckpointProgress, "_n_missing", lambda progress, part, live: 0)
+
+
 def states_on_trust() -> AbstractContextManager:
     """Nobody compares the states that replicas vote with."""
     return mock.patch.object(commit, "deviations", lambda votes: [])
@@ -350,6 +367,7 @@ MUTANTS = {
     "silence is death": (unchanged, silence_is_death, {SPARED}, (9, 14, 22)),
     "no return to a vacant stage": (unchanged, no_stand_ins, {SPARED}, (7, 8, 34)),
     "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
+    "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, range(20)),
     "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
     "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
