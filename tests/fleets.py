@@ -116,6 +116,7 @@ class Churning(Launched):
     """An elastic fleet and its newcomers."""
 
     newcomer: subprocess.Popen | None = None
+    n_newcomers = 0
 
     def join(self) -> None:
         """A newcomer that has the state when this returns."""
@@ -126,7 +127,8 @@ class Churning(Launched):
         """Start a newcomer, with one token and one address."""
         address = (self.run_dir / "coordinator_address").read_text()
         command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
-        command += [new_token(self.run_dir, "newcomer"), f"--run_dir={self.run_dir}"]
+        self.n_newcomers += 1
+        command += [new_token(self.run_dir, f"newcomer_{self.n_newcomers}"), f"--run_dir={self.run_dir}"]
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
             self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)

@@ -236,7 +236,7 @@ def relative_l2(got, expected):
 
 
 def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None, requests=()):
-    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance, requests)
+    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance, requests=requests)
     expected_losses, expected_norms, expected_params = one_process(config)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)

@@ -4,10 +4,12 @@ Two coordinators on one folder would answer for one run, so a coordinator locks 
 What is durable there belongs to the run that `run` names. It outlives the coordinator, not the run.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +43,24 @@ def lock_folder(folder: Path) -> int:
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
     return lock
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[Path]:
+    """A coordinator's folder, locked as by `lock_folder`. Bad input leaves no folder behind that was not there, if
+    nothing but the lock has been written."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = lock_folder(folder)
+    try:
+        yield folder
+    except BadInput:
+        if made and os.listdir(folder) == [LOCK]:
+            (folder / LOCK).unlink()
+            for path in made:  # the innermost first
+                path.rmdir()
+        raise
+    finally:
+        os.close(lock)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
 from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, Terminated
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
-from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
+from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, locked_folder
 from jaxdt.runtime.identity.credential import load_signer
 from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.loop import Loop
@@ -48,9 +48,13 @@ def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callab
     if not options.own.listen:
         raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
     sys.setswitchinterval(SWITCH_S)
-    folder = job.run_dir / "coordinator"
-    lock_folder(folder)
-    durable = FileStore(folder)
+    with locked_folder(job.run_dir / "coordinator") as folder:
+        return _coordinate(job, options, on_address, FileStore(folder))
+
+
+def _coordinate(
+    job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None], durable: FileStore
+) -> Stop:
     beginning = load_beginning(job, durable)
     machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
     journal = Journal(job, machine, durable, options.live, options.launched_s)

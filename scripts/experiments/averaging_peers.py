@@ -26,6 +26,7 @@ from jaxdt.protocol.events import (
     Round,
     Run,
     Send,
+    StoreTensor,
     Updated,
     View,
     ViewChanged,
@@ -179,6 +180,8 @@ class Observed:
             self._record("applied", self._applying.pop(event.work.step), int(event.values["crc"]))
         actions = self._machine.handle(now_s, event)
         for action in actions:
+            if isinstance(action, StoreTensor):  # the loop stores it too, but a result is recorded here before
+                self._tensors.put(action.body, action.src, action.tensor)
             if isinstance(action, Send) and isinstance(action.body, Prepared):
                 for result in action.body.results:
                     self._record("prepared", result.round, self._tensors.crc(result.round))

@@ -7,7 +7,7 @@ import sys
 
 from fleets import ONE_PROCESS, ROOT
 
-from jaxdt.runtime.run_dir import job_flags
+from jaxdt.runtime.run_dir import job_flags, peer_credential
 
 MANY_STEPS = "--config.train.steps=100000"
 
@@ -37,7 +37,12 @@ def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched
 
     code, line = started(fleet, "coordinate.py", f"--run_dir={fleet.run_dir}")
     assert code == 2 and "has a coordinator already (process " in line, line
-    flags = ("--peer=0", f"--coordinator={address}", f"--run_dir={tmp_path / 'second'}")
+    flags = (
+        "--peer=0",
+        peer_credential(fleet.run_dir, 0),
+        f"--coordinator={address}",
+        f"--run_dir={tmp_path / 'second'}",
+    )
     code, line = started(fleet, "train.py", *flags)
     assert code == 2 and line.startswith("peer 0 (stage 0): runs at 127.0.0.1:"), line
     assert "and answers; a second one at 127.0.0.1:0 (process " in line, line

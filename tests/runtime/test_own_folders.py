@@ -11,6 +11,7 @@ import time
 import pytest
 from fleets import CONFIG, N_STEPS, ROOT, STEPS
 
+from jaxdt.runtime.run_dir import new_token
 from jaxdt.runtime.storage.durable import read_json
 
 # A killed process is noticed by its broken connection; a slow machine must not be taken for a dead one.
@@ -48,8 +49,8 @@ class OwnFolders:
         self.start(f"peer{peer}", "train.py", f"--flagfile={self.tmp_path / f'job/host_{peer}.flags'}", self.emulate)
 
     def join(self) -> None:
-        credential = f"--credential={self.tmp_path / 'job/credential.pem'}"
-        self.start("newcomer", "train.py", f"--join={self.coordinator}", credential)
+        token = new_token(self.tmp_path / "job", "newcomer")
+        self.start("newcomer", "train.py", f"--join={self.coordinator}", token)
 
     def log(self, name: str) -> str:
         return (self.tmp_path / f"{name}.log").read_text()

@@ -73,9 +73,9 @@ def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def checkpoint(folder: Path, data: str, **changes) -> None:
+def checkpoint(folder: Path, data: str, model: dict | None = None, **changes) -> None:
     """A run's folder with the mark of a checkpoint of 7 steps."""
-    about = {"model": MODEL, "optimizer": "adamw", "data": data}
+    about = {"model": model or MODEL, "optimizer": "adamw", "data": data}
     checkpoint_7 = {"version": 7, "generation": 0, "parts": []}
     mark = {"format": "2.0", "checkpoint": checkpoint_7, "copies": 0, "about": about} | changes
     (folder / "checkpoints/00000007").mkdir(parents=True)

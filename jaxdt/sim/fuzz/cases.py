@@ -238,8 +238,10 @@ def _with_vacant_stage(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a third of the cases the run waits for a lost stage, and one stage loses sight of its last replica while
     newcomers wait: all its other replicas end, and the last one falls silent, ends, or ends just after another replica
     has fallen silent. Some tensors are late, so that they arrive in another generation than the one they are of."""
-    if rng.random() >= 1 / 3 or any(fault.until_s == math.inf or _hangs(fault) for fault in case.faults):
-        return case  # such a peer may become the last one of its stage, for which the run waits
+    # A last replica whose device hangs for ever is waited for without end, so the two are not drawn together.
+    never_ends = any(fault.until_s == math.inf or fault.factor == NEVER_DONE for fault in case.faults)
+    if rng.random() >= 1 / 3 or never_ends:
+        return case
     grace_s = rng.choice((8.0, 20.0, 20.0))
     row = rng.choice(case.plan.placement)
     *others, first, last = [None, None, *rng.sample(row, len(row))]
@@ -260,11 +262,6 @@ def _with_vacant_stage(rng: random.Random, case: Case, run_s: float) -> Case:
         faults.append(Fault(0.0, LATE, peers[0], at_s + grace_s, peers[1:], peers))
     wiring = replace(case.config.wiring, on_stage_lost="wait", stage_grace_s=grace_s)
     return replace(case, config=replace(case.config, wiring=wiring), faults=_in_order([*case.faults, *faults]))
-
-
-def _hangs(fault: Fault) -> bool:
-    """Whether a peer's Work does not end."""
-    return fault.kind == SLOW and fault.factor == NEVER_DONE
 
 
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:

@@ -9,6 +9,7 @@ from jaxdt.runtime.storage.durable import LateFile, cut_log, older_part
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(durable, "LOG_BYTES_MAX", 1000)
+    monkeypatch.setattr(durable, "BUFFERED_BYTES", 90)  # so that ten lines of ten bytes are written at a time
 
 
 @pytest.mark.parametrize("by_line", [True, False])
@@ -28,7 +29,7 @@ def test_a_trace_keeps_its_newest_lines(tmp_path, by_line):
 def test_a_file_that_goes_on_is_as_full_as_it_was(tmp_path):
     path = tmp_path / "peer_0.jsonl"
     path.write_text("x" * 995 + "\n")
-    file = LateFile(path, appends=True)
+    file = LateFile(path, appends=True, by_line=True)
     file.write("12345\n")
     file.write("next\n")
     file.close()
