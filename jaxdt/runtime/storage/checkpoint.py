@@ -15,7 +15,7 @@ does not name, of an earlier attempt or of a process that was thought to be dead
 import contextlib
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +62,17 @@ def complete_record(folder: Path) -> CompleteRecord:
 
 def mark_complete(run_dir: Path, checkpoint: Checkpoint, about: dict[str, Any]) -> None:
     """Write complete.json, unless it is there already."""
-    path = step_folder(run_dir, checkpoint.version) / COMPLETE
-    record = serialize.write(CompleteRecord(checkpoint, checkpoint.n_copies, about))
-    if not path.exists() or _content(path) != record:
-        write_json(path, record)
+    folder = step_folder(run_dir, checkpoint.version)
+    record = CompleteRecord(checkpoint, checkpoint.n_copies, about)
+    if not _is_marked(folder, record):
+        write_json(folder / COMPLETE, serialize.write(record))
 
 
-def _content(path: Path) -> Any:
-    """What a JSON file of a run holds; None if it is damaged."""
-    try:
-        return read_json(path)
-    except BadInput:
-        return None
+def _is_marked(folder: Path, record: CompleteRecord) -> bool:
+    """Whether a folder has this record, be it of another minor version."""
+    with contextlib.suppress(BadInput):
+        return (folder / COMPLETE).exists() and replace(complete_record(folder), format=record.format) == record
+    return False
 
 
 def check_resumable(folder: Path, about: dict[str, Any]) -> Checkpoint:
