@@ -52,4 +52,5 @@ def get_config():
     config.sync.delay_after_steps = 50
     config.codec = "int8"
     config.dtype = "bfloat16"
+    config.platform = "gpu"
     return config

@@ -4,6 +4,7 @@ Which combinations of options make sense is checked here, since only build may l
 """
 
 import json
+import math
 from dataclasses import dataclass
 
 from jaxdt.membership.coordinator import Coordinator
@@ -11,12 +12,14 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
+from jaxdt.protocol.events import Checkpoint
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig, check_plan
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan, to_json
 from jaxdt.sync.base import sync_entry
+from jaxdt.sync.part_transfer import PartTransfer
 from jaxdt.sync.state_transfer import StateTransfer
 from jaxdt.wiring.base import PeerLoad, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
@@ -28,13 +31,15 @@ LOAD_REPORTS_A_PERIOD = 4  # of rebalancing
 
 @dataclass(frozen=True)
 class RunStart:
-    """Which run this is, and where it begins: its name, the updates seen so far, the generation that draws its samples,
-    and the checksum of its token file."""
+    """Which run this is, and where it begins: its name, the checkpoint that it resumes from, the checksum of its token
+    file, and the peers that were revoked before. `last_term`: that of the last coordinator on this disk, 0 if there was
+    none."""
 
     run: str
-    version: int = 0
-    generation: int = 0
+    checkpoint: Checkpoint = Checkpoint()
     data_checksum: str = ""
+    last_term: int = 0
+    revoked: tuple[int, ...] = ()
 
 
 def check_config(config: RunConfig) -> None:
@@ -100,8 +105,8 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         fingerprint=digest,
         peer=setup.peer,
         stage=setup.stage,
-        start_version=start.version,
-        start_generation=start.generation,
+        start_version=start.checkpoint.version,
+        start_generation=start.checkpoint.generation,
         n_steps=config.train.steps,
         checkpoint_every_steps=config.train.checkpoint_every_steps,
         heartbeat_s=config.net.heartbeat_s,
@@ -109,8 +114,12 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         outage_s=config.net.outage_s,
     )
     sync = sync_entry(config.sync.kind).build(setup)
-    state_transfer = StateTransfer(setup.peer, setup.stage, config.sync.slice_bytes)
-    return Peer(Membership(identity), _wiring(setup), sync, state_transfer)
+    slice_bytes = config.sync.slice_bytes
+    state_transfer = StateTransfer(setup.peer, setup.stage, slice_bytes)
+    copies_bytes_per_s = 1e9 / 8 * config.net.copies_gbps if config.net.copies_gbps else math.inf
+    start_version = start.checkpoint.version
+    part_transfer = PartTransfer(setup.peer, setup.stage, slice_bytes, copies_bytes_per_s, start_version)
+    return Peer(Membership(identity), _wiring(setup), sync, state_transfer, part_transfer)
 
 
 def _wiring(setup: PeerSetup) -> Machine:
@@ -138,15 +147,21 @@ def build_coordinator(
         fingerprint=_fingerprint(config, plan, start),
         stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
         n_stages=plan.n_stages,
-        start_version=start.version,
-        start_generation=start.generation,
+        start_version=start.checkpoint.version,
+        start_generation=start.checkpoint.generation,
         n_steps=config.train.steps,
         on_nonfinite=config.train.on_nonfinite,
         tokens_per_sample=config.seq_lengths,
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         waits=config.wiring.on_stage_lost == "wait",
+        last_term=start.last_term,
+        stage_grace_s=config.wiring.stage_grace_s,
         delay_steps=config.sync.delay,
+        start_parts=start.checkpoint.parts,
+        start_reseeds=start.checkpoint.n_reseeds,
+        n_copies=config.train.checkpoint_copies,
+        revoked=start.revoked,
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     if balance is None and config.wiring.rebalance_s:

@@ -1,4 +1,5 @@
-"""Command line of the planner: solve, explain, plot, compare, network, bench. `python -m planner COMMAND --help`.
+"""Command line of the planner: solve, explain, plot, compare, verify, network, bench.
+`python -m planner COMMAND --help`.
 
 The flags are here, so that --help imports little; the module of a command is imported when the command runs.
 """
@@ -19,6 +20,7 @@ COMMANDS = {
     "explain": "planner.report.explain",
     "plot": "planner.report.plot",
     "compare": "planner.report.compare",
+    "verify": "planner.report.verify",
     "network": "planner.commands.network",
     "bench": "planner.report.bench",
 }
@@ -36,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="two plans side by side, on the second one's network and sizes")
     compare.add_argument("a")
     compare.add_argument("b")
-    for command in (explain, plot, compare):
+    verify = commands.add_parser("verify", help="check a plan's cost and bound; exit code 1 if a claim is false")
+    verify.add_argument("plan")
+    for command in (explain, plot, compare, verify):
         command.add_argument("--network", help="network file, where it is not the one that the plan names")
     _network(commands.add_parser("network", help="generate a network, or import measurements"))
     _bench(commands.add_parser("bench", help="several solvers over networks: a table and cost against time"))

@@ -32,13 +32,14 @@ def inspect(run_dir: Path) -> int:
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  incomplete")
             continue
         try:
-            model, generation = model_of(folder), checkpoint.complete_record(folder)["generation"]
+            model, record = model_of(folder), checkpoint.complete_record(folder)
         except BadInput as error:
             print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  damaged: {error}")
             continue
         sharing = f" in {model.n_shared_blocks} shared blocks" if model.n_shared_blocks else ""
         shape = f"{model.n_layers} layers{sharing}, d {model.d_model}, vocabulary {model.vocab_size}"
-        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, generation {generation}, {shape}")
+        about = f"generation {record.checkpoint.generation}, copies {record.copies}"
+        print(f"{folder.name}  {size_bytes / 1e6:8.1f} MB  complete, {about}, {shape}")
     return 0
 
 
@@ -55,7 +56,7 @@ def verify(run_dir: Path) -> int:
 def model_of(folder: Path) -> GPTConfig:
     """The model that a complete checkpoint holds. BadInput if its record cannot be read."""
     record = checkpoint.complete_record(folder)
-    return serialize.read(GPTConfig, record["model"], f"{folder / checkpoint.COMPLETE}: model")
+    return serialize.read(GPTConfig, record.about.get("model"), f"{folder / checkpoint.COMPLETE}: model")
 
 
 def problem_of(folder: Path) -> str:

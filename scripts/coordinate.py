@@ -7,18 +7,20 @@ from absl import flags
 from jaxdt.cli import environment, run_flags
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
 from jaxdt.runtime.storage.durable import write_durably
+from jaxdt.runtime.transport_setup import OwnAddress
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
-ADDRESS_FILE = flags.DEFINE_string("address_file", None, "Where to write the address that was bound.")
+ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
+ADDRESS_FILE = flags.DEFINE_string("address_file", None, "Where to write the address at which peers reach it.")
 LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if on a terminal.")
 BEGAN_S = flags.DEFINE_float("began_s", None, "When the launcher began, on this host's monotonic clock.")
 
 
 def main() -> int:
-    environment.compute_on_cpu()  # the coordinator computes nothing
+    environment.keep_off_gpus()
     run_flags.required("run_dir")
     options = CoordinatorOptions(
-        listen=LISTEN.value,
+        own=OwnAddress(LISTEN.value, ADVERTISE.value),
         live=LIVE.value,
         stop_with_parent=run_flags.STOP_WITH_PARENT.value,
         launched_s=BEGAN_S.value,

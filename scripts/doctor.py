@@ -13,8 +13,9 @@ from absl import flags
 
 from jaxdt.cli import run_flags
 from jaxdt.runtime.calibrate import doctor
-from jaxdt.runtime.net.credential import load as load_credential
-from jaxdt.runtime.transport_setup import parse_address
+from jaxdt.runtime.identity.credential import load as load_credential
+from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.net.descriptor_limit import descriptor_limit
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
@@ -29,14 +30,16 @@ def main() -> int:
     run_flags.check_run_dir()
     findings = [*doctor.versions(), *doctor.devices(), *doctor.clock(doctor.clock_error_s())]
     if LISTEN.value:
-        findings += doctor.port(*parse_address("--listen", LISTEN.value))
+        findings += doctor.port(parse_address("--listen", LISTEN.value))
     if COORDINATOR.value:
-        findings += doctor.reach(*parse_address("--coordinator", COORDINATOR.value))
+        findings += doctor.reach(parse_address("--coordinator", COORDINATOR.value))
     if run_flags.CREDENTIAL.value:
-        load_credential(run_flags.CREDENTIAL.value)
+        load_credential(Path(run_flags.CREDENTIAL.value))
         findings += doctor.validity(Path(run_flags.CREDENTIAL.value))
     findings += data_and_disk()
-    findings += links()
+    plan = plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None
+    findings += doctor.descriptors(descriptor_limit(), len(plan.peers) if plan else 1)
+    findings += links(plan)
     for finding in findings:
         print(f"{'mend' if finding.mend else 'good'}  {finding.what:<24} {finding.seen}")
         if finding.mend:
@@ -55,9 +58,8 @@ def data_and_disk() -> Iterable[doctor.Finding]:
     yield from doctor.disk(Path(run_flags.RUN_DIR.value or "."), n_checkpoints, n_bytes)
 
 
-def links() -> Iterable[doctor.Finding]:
+def links(plan: plans.Plan | None) -> Iterable[doctor.Finding]:
     """Findings about the links of --network between the peers of --plan, or between all devices without a plan."""
-    plan = plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None
     if NETWORK.value is None:
         return
     network = networks.load(NETWORK.value)

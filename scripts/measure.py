@@ -87,7 +87,7 @@ def links() -> int:
     if LOCAL.value:
         return local_links()
     run_flags.required("me")
-    from jaxdt.runtime.transport_setup import parse_address
+    from jaxdt.runtime.net.address import parse_address
 
     hosts = [parse_address("hosts", host) for host in HOSTS.value]
     if not 0 <= ME.value < len(hosts) or len(hosts) < 2:
@@ -150,7 +150,7 @@ class Setup:
 def be_host(me: int, setup: Setup) -> None:
     """Take part in the measurement as host `me`, until host 0 ends it."""
     from jaxdt.runtime.calibrate.measure_links import MeasuringHost
-    from jaxdt.runtime.net.credential import load
+    from jaxdt.runtime.identity.credential import load
     from jaxdt.runtime.net.shaper import LinkShape
 
     def shape(dst: int) -> LinkShape:

@@ -15,6 +15,7 @@ from absl import flags
 from jaxdt.cli import plots, run_comparison, run_flags
 from jaxdt.protocol import trace
 from jaxdt.protocol.perfetto import chrome
+from jaxdt.runtime.storage.durable import older_part
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -106,9 +107,10 @@ def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]
     for name in ("coordinator", *(f"peer_{peer}" for peer in sorted(plan.peers))):
         path = run_dir / "trace" / f"{name}.jsonl"
         offset_s = offsets_s.get(name.removeprefix("peer_"), 0.0)
-        for record in trace.read(path.read_text().splitlines(), str(path)) if path.exists() else []:
-            record["t"] = round(record["t"] + offset_s, 6)
-            records.append(record)
+        for part in filter(Path.exists, (older_part(path), path)):
+            for record in trace.read(part.read_text().splitlines(), str(part)):
+                record["t"] = round(record["t"] + offset_s, 6)
+                records.append(record)
     return sorted(records, key=lambda record: record["t"])
 
 

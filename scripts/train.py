@@ -1,26 +1,35 @@
 """One peer of a run on this host: a peer of the plan, or one that joins later.
 
     python scripts/train.py --flagfile=host_2.flags
-    python scripts/train.py --join=HOST:PORT --credential=FILE --run_dir=DIR [--data=FILE.tok]
+    python scripts/train.py --join=HOST:PORT --token=FILE --run_dir=DIR [--data=FILE.tok]
 
-A newcomer asks the coordinator at HOST:PORT for a stage, fetches the stage's state from the peers that hold it, and
-then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
+With a token (scripts/tools/credential.py) the process first gets a credential of its own, which it keeps beside the
+token. A newcomer asks the coordinator at HOST:PORT for a stage, fetches the stage's state from the peers that hold it,
+and then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import memory_settings, run_flags
+from jaxdt.cli import gpu_flags, memory_settings, run_flags
 
 PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
 JOIN = flags.DEFINE_string("join", None, "host:port of the coordinator of a run to join as a newcomer.")
 DATA = flags.DEFINE_string("data", "", "With --join: where the run's token file is here, if not where its config says.")
-LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port on which others reach this peer; empty behind NAT.")
-DEVICES = flags.DEFINE_integer("devices", 1, "Local devices to spread the stage's microbatches over.")
+LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; empty where nobody can dial this peer.")
+ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which others reach this peer, if it is not --listen.")
+DEVICES = flags.DEFINE_integer(
+    "devices", None, "Local devices to spread the stage's microbatches over; by default those of --gpus, else one."
+)
+GPUS = flags.DEFINE_list("gpus", [], "The GPUs that this process may use, named as CUDA_VISIBLE_DEVICES names them.")
+GPU_MEMORY_FRAC = flags.DEFINE_float(
+    "gpu_memory_frac", None, "The share of a GPU's memory that this process takes, for peers that share one.", 0.0, 1.0
+)
 CPUS = flags.DEFINE_list("cpus", [], "Numbers of the CPUs that this process may use; XLA takes as many threads.")
 CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled programs are kept.")
 
@@ -28,28 +37,32 @@ CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled p
 def main() -> int:
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     run_flags.set_cpus(CPUS.value)
+    gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
     from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
+    from jaxdt.runtime.transport_setup import OwnAddress
 
     jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
     if JOIN.value:
         job, peer, joins_stage = run_flags.newcomer(JOIN.value, DATA.value)
         print(f"peer {peer}: joins for stage {joins_stage}", flush=True)
     else:
-        job = run_flags.job()
+        job = run_flags.job(COORDINATOR.value)
         peer = PEER.value
         joins_stage = None
+    jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)
     options = peer_process.PeerOptions(
         peer=peer,
         coordinator=JOIN.value or COORDINATOR.value,
-        listen=LISTEN.value,
-        n_devices=DEVICES.value,
+        own=OwnAddress(LISTEN.value, ADVERTISE.value),
+        n_devices=DEVICES.value or max(1, len(GPUS.value)),
         stop_with_parent=run_flags.STOP_WITH_PARENT.value,
         joins_stage=joins_stage,
     )
     stop = peer_process.run_peer(job, options)
-    print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the log may be on a disk that is full
+        print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(stop.code)  # the compute thread may be inside XLA, where the interpreter's own exit would abort it
 
 

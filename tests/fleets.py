@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdt.runtime.storage.checkpoint import load_entries, step_folder
+from jaxdt.runtime.run_dir import new_token
+from jaxdt.runtime.storage.checkpoint import load_entries
+from jaxdt.runtime.storage.parts import step_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """
@@ -114,16 +116,26 @@ class Churning(Launched):
     """An elastic fleet and its newcomers."""
 
     newcomer: subprocess.Popen | None = None
+    n_newcomers = 0
 
     def join(self) -> None:
-        """A newcomer with one credential and one address; returns when it has the state."""
+        """A newcomer that has the state when this returns."""
+        self.ask_to_join()
+        self.wait_for(lambda: " download " in self.log.read_text(), "the newcomer's download")
+
+    def ask_to_join(self) -> None:
+        """Start a newcomer, with one token and one address."""
         address = (self.run_dir / "coordinator_address").read_text()
         command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
-        command += [f"--credential={self.run_dir / 'credential.pem'}", f"--run_dir={self.run_dir}"]
+        self.n_newcomers += 1
+        command += [new_token(self.run_dir, f"newcomer_{self.n_newcomers}"), f"--run_dir={self.run_dir}"]
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
             self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)
-        self.wait_for(lambda: " download " in self.log.read_text(), "the newcomer's download")
+
+    def reported(self, kind: str) -> bool:
+        """Whether the coordinator has reported this, as its trace says."""
+        return f'"{kind}"' in (self.run_dir / "trace" / "coordinator.jsonl").read_text()
 
     def wait_for(self, true, what: str, timeout_s: float = 60) -> None:
         deadline_s = time.monotonic() + timeout_s

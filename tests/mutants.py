@@ -13,13 +13,20 @@ from dataclasses import replace
 from unittest import mock
 
 from jaxdt.membership import commit
+from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.liveness.absences import Absences
+from jaxdt.membership.liveness.claims import Claims
+from jaxdt.membership.member import Membership
+from jaxdt.membership.roster import Roster
 from jaxdt.protocol import participants
 from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
     Committed,
+    Ended,
+    Failed,
     Fetch,
     FetchResult,
     Forget,
@@ -37,10 +44,22 @@ from jaxdt.protocol.events import (
     Round,
     Send,
     State,
+    Stop,
     View,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.sim.fuzz.invariants import APPLICABLE, COVER, DISJOINT, GROWS, PREFIX, PROGRESS, SPARED
+from jaxdt.sim.fuzz.invariants import (
+    APPLICABLE,
+    COPIES,
+    COVER,
+    DISJOINT,
+    EQUAL,
+    GROWS,
+    LIVING,
+    PREFIX,
+    PROGRESS,
+    SPARED,
+)
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
 from jaxdt.sync import rounds
 
@@ -94,6 +113,18 @@ class CountsOldPrepared(Mutant):
         return self.machine.handle(now_s, event)
 
 
+class EndsWithANewcomer(Mutant):
+    """The failure of a peer that is no member ends the run for all."""
+
+    def handle(self, now_s, event):
+        failed = isinstance(event, Received) and isinstance(event.body, Failed)
+        if failed and self.machine.view and event.header.src not in self.machine.roster.members:
+            ended = Ended(2, event.body.reason)
+            sends = [Send(peer, ended, header=event.header) for peer in self.machine.roster.members]
+            return [*sends, Stop(2, event.body.reason)]
+        return self.machine.handle(now_s, event)
+
+
 # -------------------------------------------------------------------------------------------------------------- peers
 
 
@@ -141,7 +172,7 @@ class TakesOldMessages(Mutant):
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
             own_view = self.machine.membership.header.view
-            event = Received(replace(event.header, view=max(event.header.view, own_view)), event.body)
+            event = replace(event, header=replace(event.header, view=max(event.header.view, own_view)))
         return self.machine.handle(now_s, event)
 
 
@@ -158,7 +189,7 @@ class CountsAgain(Mutant):
 
     def handle(self, now_s, event):
         if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
-            event = Received(event.header, replace(event.body, regenerate=()))
+            event = replace(event, body=replace(event.body, regenerate=()))
         return self.machine.handle(now_s, event)
 
 
@@ -206,6 +237,19 @@ class RedoesWithLatest(Mutant):
         return super().handle(now_s, event)
 
 
+class StoresBeforeItReads(Mutant):
+    """The tensor of every message is stored, also of one that is dropped."""
+
+    def __init__(self, machine, tensors):
+        super().__init__(machine)
+        self.tensors = tensors
+
+    def handle(self, now_s, event):
+        if isinstance(event, Received) and event.tensor is not None:
+            self.tensors.put(event.body, event.header.src, event.tensor)
+        return super().handle(now_s, event)
+
+
 # ------------------------------------------------------------------------------------------------------------ the list
 
 
@@ -227,6 +271,10 @@ def redoes_with_the_latest(peer, machine, tensors):
     return machine if peer == COORDINATOR else RedoesWithLatest(machine, tensors)
 
 
+def stores_before_it_reads(peer, machine, tensors):
+    return machine if peer == COORDINATOR else StoresBeforeItReads(machine, tensors)
+
+
 def forgets_its_views(peer, machine, tensors):
     """A coordinator that is started again begins with nothing."""
     if peer != COORDINATOR or not machine.view:
@@ -240,6 +288,26 @@ def unchanged(peer, machine, tensors):
 
 def one_record() -> AbstractContextManager:
     return mock.patch.object(commit, "KEPT_RECORDS", 1)
+
+
+def silence_is_death() -> AbstractContextManager:
+    """Nobody who is silent is waited for."""
+    return mock.patch.object(Absences, "of_stage", lambda absences, stage: [])
+
+
+def no_stand_ins() -> AbstractContextManager:
+    """A peer outside of the view that holds the committed version of a vacant stage does not take its place."""
+    return mock.patch.object(Roster, "_stand_ins", lambda *arguments: set())
+
+
+def one_copy_is_enough() -> AbstractContextManager:
+    """A checkpoint is complete before it is on as many disks as were asked for."""
+    return mock.patch.object(CheckpointProgress, "_n_missing", lambda progress, part, live: 0)
+
+
+def states_on_trust() -> AbstractContextManager:
+    """Nobody compares the states that replicas vote with."""
+    return mock.patch.object(commit, "deviations", lambda votes: [])
 
 
 def no_cover_check() -> AbstractContextManager:
@@ -258,14 +326,36 @@ def rounds_without_view():
         yield
 
 
+def obeys_every_term() -> AbstractContextManager:
+    return mock.patch.object(Membership, "_obeys", lambda self, coordinator_term: True)
+
+
+def judges_after_a_pause() -> AbstractContextManager:
+    return mock.patch.object(Coordinator, "_on_pause", lambda self, now_s, paused_s: [])
+
+
+@contextmanager
+def second_process_replaces_the_first():
+    """Every process that asks whether it may be a peer may be it."""
+
+    def grants_all(self, now_s, leases):
+        claims = list(self._waiting.values())
+        self._waiting.clear()
+        return [(claim, True) for claim in claims]
+
+    with mock.patch.object(Claims, "settle", grants_all):
+        yield
+
+
 # name: (mutation, patch, invariants that may reveal it, seeds among which they must)
 MUTANTS = {
     "commit before all are prepared": (of_coordinator(CommitsEarly), nullcontext, {APPLICABLE}, range(20)),
     "publish before it is durable": (of_coordinator(PublishesEarly), nullcontext, {PREFIX}, range(20)),
     "prepared of an old view counts": (of_coordinator(CountsOldPrepared), nullcontext, {APPLICABLE}, range(360, 366)),
+    "a newcomer's failure ends the run": (of_coordinator(EndsWithANewcomer), nullcontext, {SPARED}, range(30)),
     "apply on own prepared": (of_peers(AppliesAlone), nullcontext, {PREFIX}, range(20)),
     "view discards a committed result": (of_peers(DiscardsResults), nullcontext, {APPLICABLE}, range(50)),
-    "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, range(50)),
+    "no fencing": (of_peers(TakesOldMessages), nullcontext, {DISJOINT}, range(70, 90)),
     "no fencing and no cover check": (of_peers(TakesOldMessages), no_cover_check, {COVER, DISJOINT}, range(50)),
     "nobody serves a take": (of_peers(ServesNobody), nullcontext, {PROGRESS}, (*range(290, 300), *range(438, 444))),
     "regenerating counts": (of_peers(CountsAgain), nullcontext, {DISJOINT}, range(120, 140)),
@@ -274,5 +364,18 @@ MUTANTS = {
     "redo with the latest version": (redoes_with_the_latest, nullcontext, {COVER}, range(20)),
     "only the last record kept": (unchanged, one_record, {PROGRESS}, range(70, 90)),
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
+    "silence is death": (unchanged, silence_is_death, {SPARED}, (9, 14, 22)),
+    "no return to a vacant stage": (unchanged, no_stand_ins, {SPARED}, (7, 8, 34)),
+    "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
+    "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, range(20)),
+    "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
     "rounds without the view's name": (unchanged, rounds_without_view, {COVER, PROGRESS}, range(30)),
+    "peers obey every term": (unchanged, obeys_every_term, {LIVING, SPARED}, range(21, 25)),
+    "a second process replaces a living one": (
+        unchanged,
+        second_process_replaces_the_first,
+        {LIVING, SPARED},
+        range(28, 31),
+    ),
+    "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }

@@ -10,6 +10,7 @@ from planner.model.generate import generate
 from planner.model.problem import Problem, problem_of
 
 NETWORKS = Path(__file__).parents[1] / "configs" / "networks"
+FALSE_PROOFS = Path(__file__).parent / "planner" / "false_proofs"  # a solver once claimed too much on each
 C_DP, C_PP = 650_000_000, 471_249_222.755
 
 

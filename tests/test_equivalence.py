@@ -21,7 +21,7 @@ from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.model.gpt import init_stage
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, Header, OperatorRequest, Received
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, JOIN, LEAVE, PAUSE, RESTART, Fault, draw
@@ -171,8 +171,17 @@ def train_in_one_process(model, optim, lengths, sync):
     return losses, norms, params
 
 
-def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
-    """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits."""
+def train_in_pieces(
+    config,
+    functions_of,
+    plan=None,
+    faults=(),
+    balance=None,
+    are_equal=np.testing.assert_array_equal,
+    requests=(),
+):
+    """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits, or as
+    `are_equal` asserts. `requests`: what an operator asks for, each with its time."""
     plan = plan or run_config.default_plan(config)
     stores, stage_of = {}, {}
 
@@ -187,17 +196,21 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
         return SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
 
     def make_coordinator(disk):
-        return build_coordinator(config, plan, START, durable_state=load_durable_state(disk, checkpoint=0))
+        return build_coordinator(config, plan, START, durable_state=load_durable_state(disk))
 
     peers = {peer: make_peer(peer) for peer in plan.peers}
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
     coordinator = build_coordinator(config, plan, START, balance=balance)
     processes = ProcessFactory(make_peer, make_coordinator)
-    outcome = Simulation(coordinator, peers, environment, faults, processes=processes).run()
+    simulation = Simulation(coordinator, peers, environment, faults, processes=processes)
+    for at_s, request in requests:
+        event = Received(Header("", 0, 0, OPERATOR_IDS), request)
+        simulation._queue.at(at_s, simulation._handle_event, (COORDINATOR, event))
+    outcome = simulation.run()
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
-    assert faults or len(alive) == len(peers) + 1
+    assert faults or requests or len(alive) == len(peers) + 1
     *_, last = (view["members"] for view in report_fields(outcome, "view") if "joining" in view)
     alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
@@ -205,7 +218,7 @@ def train_in_pieces(config, functions_of, plan=None, faults=(), balance=None):
         row = [peer for peer in sorted(stage_of) if peer in alive and stage_of[peer] == stage]
         replicas = [jax.device_get(stores[peer].parameter_versions.params) for peer in row]
         for other in replicas[1:]:
-            jax.tree.map(np.testing.assert_array_equal, replicas[0], other)
+            jax.tree.map(are_equal, replicas[0], other)
         for name, value in replicas[0].items():
             if name in params:
                 np.testing.assert_array_equal(params[name], value, err_msg=f"two copies of {name} drifted apart")
@@ -222,8 +235,8 @@ def relative_l2(got, expected):
     return (square(difference) / square(expected)) ** 0.5
 
 
-def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None):
-    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance)
+def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None, requests=()):
+    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance, requests=requests)
     expected_losses, expected_norms, expected_params = one_process(config)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)
@@ -328,6 +341,29 @@ def test_who_leaves_costs_nothing(functions_of, one_process):
     assert "left" in outcome.stopped[0].reason and not report_fields(outcome, "lost")
 
 
+def test_what_an_operator_asks_for_changes_no_loss(functions_of, one_process):
+    """A pause with an eviction in it, a checkpoint, a replica that is drained, one more pause over a restart."""
+    asked = [
+        (30.0, OperatorRequest("pause")),
+        (50.0, OperatorRequest("evict", 3)),
+        (90.0, OperatorRequest("resume")),
+        (100.0, OperatorRequest("checkpoint")),
+        (120.0, OperatorRequest("drain", 0)),
+        (150.0, OperatorRequest("pause")),
+        (200.0, OperatorRequest("resume")),
+    ]
+    faults = [Fault(160.0, CRASH, COORDINATOR), Fault(170.0, RESTART, COORDINATOR)]
+    outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults, requests=asked)
+    assert [fields["command"] for fields in report_fields(outcome, "operator")] == [what.command for _, what in asked]
+    committed_s = [at_s for at_s, _, report in outcome.reports if report.kind == "step"]
+    for begin_s, end_s in ((31.0, 90.0), (151.0, 200.0)):
+        assert not [at_s for at_s in committed_s if begin_s < at_s < end_s]
+    assert {peer: stop.code for peer, stop in outcome.stopped.items()} == dict.fromkeys(range(-1, 4), 0) | {3: 3}
+    assert "left the run" in outcome.stopped[0].reason and "put out by an operator" in outcome.stopped[3].reason
+    asked_for, last = sorted({fields["version"] for fields in report_fields(outcome, "checkpoint")})
+    assert 0 < asked_for < last == N_STEPS
+
+
 def test_a_crashed_peer_that_is_started_again_joins(functions_of, one_process):
     faults = [Fault(60.0, CRASH, 1), Fault(90.0, RESTART, 1)]
     outcome = assert_same_training(elastic(2, 2), functions_of, one_process, faults=faults)
@@ -362,6 +398,61 @@ def test_tensors_beyond_the_budget_are_made_again(functions_of, one_process):
     config = replace(config, wiring=replace(config.wiring, retain_bytes=0))
     middle = run_config.default_plan(config).placement[1][1]
     assert_same_training(config, functions_of, one_process, faults=[Fault(70.0, CRASH, middle)])
+
+
+def drifting(victim, step, change):
+    """A Store that changes the parameters of one peer by itself, once: when its share of `step` is computed."""
+
+    class Drifting(Store):
+        def __init__(self, config, plan, peer, *others):
+            super().__init__(config, plan, peer, *others)
+            self.is_victim = peer == victim
+
+        def run(self, work, scale, rounds=()):
+            if self.is_victim and (work.kind, work.step) == (GATHER, step):
+                versions = self.parameter_versions
+                versions.params = jax.tree.map(change, versions.params)
+            return super().run(work, scale, rounds)
+
+    return Drifting
+
+
+def compared(every_steps):
+    config = make_config(2, 2, head="tied")
+    return replace(config, sync=replace(config.sync, check_every_steps=every_steps))
+
+
+@pytest.mark.parametrize(("victim", "donor", "step"), [(2, 0, 10), (3, 1, 0)])
+def test_a_replica_whose_parameters_went_wrong_takes_over_the_others(victim, donor, step, functions_of, monkeypatch):
+    """By 1 %, and nothing but the comparison sees it. Afterwards the losses are those of the calm run, bit for bit."""
+    calm = train_in_pieces(compared(5), functions_of)
+    monkeypatch.setitem(globals(), "Store", drifting(victim, step, lambda leaf: leaf * np.float32(1.01)))
+    losses, norms, params, outcome = train_in_pieces(compared(5), functions_of)
+    (repair,) = report_fields(outcome, "repair")
+    assert (repair["peer"], repair["donor"], repair["version"]) == (victim, donor, step)
+    assert repair["difference"] == pytest.approx(0.01, rel=0.4)
+    assert (losses, norms) == calm[:2]
+    jax.tree.map(np.testing.assert_array_equal, params, calm[2])
+
+
+def test_without_a_comparison_nobody_notices(functions_of, monkeypatch):
+    monkeypatch.setitem(globals(), "Store", drifting(2, 10, lambda leaf: leaf * np.float32(1.01)))
+    calm = train_in_pieces(compared(0), functions_of, are_equal=lambda a, b: None)
+    assert not report_fields(calm[3], "repair")
+    with pytest.raises(AssertionError):
+        train_in_pieces(compared(0), functions_of)
+
+
+def test_replicas_that_differ_by_an_ulp_are_told_once_and_go_on(functions_of, one_process, monkeypatch):
+    """Here one replica is off by an ulp from step 1 on, and stays so."""
+    one_ulp = lambda leaf: jnp.nextafter(leaf, jnp.float32(np.inf))  # noqa: E731
+    monkeypatch.setitem(globals(), "Store", drifting(2, 1, one_ulp))
+    nearly = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+    losses, _, _, outcome = train_in_pieces(compared(5), functions_of, are_equal=nearly)
+    (told,) = report_fields(outcome, "unequal_bits")
+    assert (told["peer"], told["reference"], told["version"]) == (2, 0, 5) and told["difference"] < 1e-6
+    assert not report_fields(outcome, "repair")
+    np.testing.assert_allclose(losses, one_process(compared(5))[0], rtol=1e-5)
 
 
 class Evening(ByNumber):

@@ -182,9 +182,9 @@ def test_every_file_says_what_it_is_for(module):
 
 
 def test_the_wall_clock_decides_nothing():
-    """It may jump. The credential's dates and the doctor's look at the clock are all that reads it."""
+    """It may jump. The dates of certificates and the doctor's look at the clock are all that reads it."""
     readers = {module for module in SOURCES if "datetime" in IMPORTS[module]}
-    assert readers <= {"jaxdt.runtime.net.credential", "jaxdt.runtime.calibrate.doctor"}
+    assert readers <= {"jaxdt.runtime.identity.certificate", "jaxdt.runtime.calibrate.doctor"}
     for module, path in SOURCES.items():
         nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
         read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "time"}

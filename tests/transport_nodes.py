@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from jaxdt.runtime.net import credential, frame, handshake, unix_socket
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.runtime.identity import authority, credential
+from jaxdt.runtime.net import frame, handshake, unix_socket
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import Payload
@@ -36,9 +38,16 @@ class Node:
         self.gate.set()
         self._on_message = on_message
         self._expect = expect
-        callbacks = TransportCallbacks(self._message, lambda *link: self.links.put(link), self._asked)
+        self.deaths = []
+        callbacks = TransportCallbacks(
+            self._message,
+            lambda *link: self.links.put(link),
+            self._asked,
+            on_death=lambda *death: self.deaths.append(death),
+        )
         settings = TransportSettings(**{"limits": QUICK} | settings)
-        self.transport = Transport(me, run, listen, cred, callbacks, settings)
+        own = cred.of(me) if isinstance(cred, RunCredentials) else cred
+        self.transport = Transport(me, run, listen, own, callbacks, settings)
         self.me = me
         self.address = self.transport.start()
 
@@ -128,11 +137,23 @@ def start(monkeypatch):
     assert n_fds() == fds
 
 
+class RunCredentials:
+    """The credentials of one run, made when they are asked for."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        authority.create_run(folder, n_coordinators=2)
+
+    def of(self, peer):
+        if peer == COORDINATOR:
+            return credential.load(authority.coordinator_file(self.folder))
+        authority.create_missing(self.folder, [peer])
+        return credential.load(authority.peer_file(self.folder, peer))
+
+
 @pytest.fixture(scope="module")
 def run_credential(tmp_path_factory):
-    path = tmp_path_factory.mktemp("credential") / "run.pem"
-    credential.create(path)
-    return credential.load(path)
+    return RunCredentials(tmp_path_factory.mktemp("credentials"))
 
 
 @pytest.fixture(params=["plain", "tls", "unix"])

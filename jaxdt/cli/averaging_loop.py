@@ -2,15 +2,28 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from jaxdt.membership.peer import DrivenMachine
-from jaxdt.protocol.events import Ready, WroteCheckpoint
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Checkpoint,
+    FindPart,
+    FoundPart,
+    Part,
+    Ready,
+    StateKey,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.reports import Report
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.compute import compute
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.net.address import format_address
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.durable import FileStore
@@ -21,10 +34,26 @@ RUN = "averaging"
 class NoCheckpoints:
     """Accepts every checkpoint and writes nothing."""
 
-    def save(self, version: int, tensors, post) -> None:
-        post(WroteCheckpoint(version))
+    @property
+    def disk(self) -> str:
+        return ""
 
-    def mark_complete(self, version: int, generation: int) -> None:
+    def save(self, write_checkpoint: WriteCheckpoint, store, post) -> None:
+        post(WroteCheckpoint(write_checkpoint.version, generation=write_checkpoint.generation))
+
+    def find(self, action: FindPart, post) -> None:
+        post(FoundPart(action.digest, 0))
+
+    def keep(self, part: Part, post) -> None:
+        raise NotImplementedError
+
+    def read_slice(self, key: StateKey):
+        raise NotImplementedError
+
+    def put_slice(self, key: StateKey, words) -> None:
+        raise NotImplementedError
+
+    def mark_complete(self, checkpoint: Checkpoint) -> None:
         return None
 
     def wait(self) -> None:
@@ -34,20 +63,22 @@ class NoCheckpoints:
 def open_loop(
     peer: int,
     machine: DrivenMachine,
-    secret: str | None,
+    credentials: Path | None,
     report: Callable[[Report], None],
     durable: FileStore | None = None,
 ) -> tuple[Loop, str]:
-    """A loop for `machine` whose transport listens on loopback, and the address of that transport. `secret` is the
-    credential file, None for plaintext."""
+    """A loop for `machine` whose transport listens on loopback, and the address of that transport. `credentials` is
+    the folder with those of all processes, None for plaintext."""
     loop = Loop(peer, machine, Trace(lambda line: None, 0), report, NoCheckpoints(), durable)
-    loaded = credential.load(secret) if secret else None
+    loaded = None
+    if credentials is not None:
+        is_peer = peer != COORDINATOR
+        loaded = load(authority.peer_file(credentials, peer) if is_peer else authority.coordinator_file(credentials))
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     loop.transport = Transport(peer, RUN, ("127.0.0.1", 0), loaded, callbacks)
     address = loop.transport.start()
     assert address is not None  # it listens
-    host, port = address
-    return loop, f"{host}:{port}"
+    return loop, format_address(address)
 
 
 def run_peer_loop(loop: Loop, address: str) -> None:

@@ -13,3 +13,11 @@ def compute_on_cpu() -> None:
     platforms = os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if jax := sys.modules.get("jax"):
         jax.config.update("jax_platforms", platforms)
+
+
+def keep_off_gpus() -> None:
+    """Keep this process, which computes nothing, off the GPUs, whatever JAX_PLATFORMS says: jax would take their memory
+    from the peers. Its children get the environment that its caller gave it."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
+from jaxdt.runtime.run_dir import new_token
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # the launcher sets it too, for peers that share CPUs
@@ -45,7 +47,7 @@ def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subpro
     """Start a newcomer that joins the run in run_dir."""
     arguments = [
         f"--join={(run_dir / 'coordinator_address').read_text()}",
-        f"--credential={run_dir / 'credential.pem'}",
+        new_token(run_dir, f"newcomer_{secrets.token_hex(4)}"),
         f"--run_dir={run_dir}",
         *more_arguments,
     ]

@@ -33,7 +33,8 @@ except flags.CantOpenFlagFileError as error:
     sys.exit(2)
 RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of this run: metrics, summary, trace, checkpoints.")
 PLAN = flags.DEFINE_string("plan", None, "A plan.json; without it the config's plan fields are used.")
-CREDENTIAL = flags.DEFINE_string("credential", None, "The run's credential file. Without one: loopback only.")
+CREDENTIAL = flags.DEFINE_string("credential", None, "This process's credential file. Without one: loopback only.")
+TOKEN = flags.DEFINE_string("token", None, "A token file, for a credential of its own from the coordinator.")
 EMULATE = flags.DEFINE_string("emulate", None, "A network.json whose links are emulated inside the transport.")
 FORWARD_S = flags.DEFINE_float(
     "emulate_forward_s", 0.0, "Emulate a slower device: a forward takes at least so long, a backward twice that.", 0.0
@@ -117,8 +118,9 @@ def network_of(path: str, plan: plans.Plan) -> networks.Network:
     return network
 
 
-def job() -> "RunJob":
-    """The job that the flags describe. This imports jax, so the environment variables that jax reads must be set."""
+def job(coordinator: str | None = None) -> "RunJob":
+    """The job that the flags describe; a token is redeemed at `coordinator`, a host:port. This imports jax, so the
+    environment variables that jax reads must be set."""
     from jaxdt.runtime.run_job import RunJob
 
     config, plan, data = config_and_plan()
@@ -129,7 +131,7 @@ def job() -> "RunJob":
         data=data,
         run=RUN.value,
         run_dir=_run_dir(),
-        credential=_credential(),
+        credential=_credential(coordinator),
         network=emulated(plan),
         resume=Path(RESUME.value) if RESUME.value else None,
         allow_plaintext=PLAINTEXT.value,
@@ -142,13 +144,16 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
     as `job` does. `data_path` replaces the path of the token file in the run's config."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
+    from jaxdt.runtime.net.address import parse_address
     from jaxdt.runtime.run_job import RunJob
-    from jaxdt.runtime.transport_setup import parse_address
 
     check_run_dir()
-    welcome = ask_to_join(parse_address("--join", coordinator), _credential(), PLAINTEXT.value)
+    credential = _credential(coordinator)
+    welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value)
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
     plan = plans.parse(welcome.job["plan"], "the run's plan")
+    if welcome.peer in plan.peers:
+        raise BadInput(f"--join: {credential} is that of peer {welcome.peer} of the plan, expected a newcomer's")
     data = token_file(data_path or config.data.path)
     own_fingerprint = fingerprint(config, plan, data.checksum)
     if own_fingerprint != welcome.fingerprint:
@@ -159,7 +164,7 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
         data=data,
         run=welcome.run,
         run_dir=_run_dir(),
-        credential=_credential(),
+        credential=credential,
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
     )
@@ -172,8 +177,16 @@ def _run_dir() -> Path:
     return Path(RUN_DIR.value)
 
 
-def _credential() -> Path | None:
-    return Path(CREDENTIAL.value) if CREDENTIAL.value else None
+def _credential(coordinator: str | None) -> Path | None:
+    """The credential of this process, from its file or for its token."""
+    if not TOKEN.value:
+        return Path(CREDENTIAL.value) if CREDENTIAL.value else None
+    if CREDENTIAL.value or coordinator is None:
+        raise BadInput("--token: is for a peer that has no --credential yet")
+    from jaxdt.runtime.joining import credential_for
+    from jaxdt.runtime.net.address import parse_address
+
+    return credential_for(Path(TOKEN.value), parse_address("coordinator", coordinator))
 
 
 def set_cpus(cpus: list[str]) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection
 
 from absl import app, command_name, flags, logging
 
+from jaxdt.runtime.net.descriptor_limit import raise_descriptor_limit
 from jaxdt.runtime.storage.durable import refusal
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, ThreadDied, nearest
 
 FLAGS = flags.FLAGS
+BUG = 70  # exit code of a process whose thread has died, EX_SOFTWARE of sysexits.h
 # absl.app defines these flags for app.run, which `run` replaces here. They would do nothing, so they are refused.
 APP_RUN_FLAGS = (
     "only_check_args",
@@ -25,12 +27,14 @@ APP_RUN_FLAGS = (
 )
 
 
-def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
+def run(main: Callable[..., int], commands: Collection[str] = (), takes_words: bool = False) -> None:
     """Run a script and exit with the code that `main` returns. Bad input is one line on standard error and exit code 2.
-    With `commands`, one of them must stand on the command line, and is passed to `main`."""
+    With `commands`, one of them must stand on the command line, and is passed to `main`. With `takes_words`, other
+    words may follow it."""
+    raise_descriptor_limit()
     words = _parse_flags(sys.argv)
     try:
-        if commands and (len(words) != 1 or words[0] not in commands):
+        if commands and (not words or words[0] not in commands or (len(words) > 1 and not takes_words)):
             got = f"{' '.join(words) or 'none'}{nearest(' '.join(words), commands)}"
             raise BadInput(f"command: got {got}, expected one of {', '.join(commands)}")
         if words and not commands:
@@ -38,19 +42,25 @@ def run(main: Callable[..., int], commands: Collection[str] = ()) -> None:
         code = main(*words)
     except BadInput as error:
         _refuse(str(error))
+    except ThreadDied as error:
+        _refuse(str(error), BUG)
     except OSError as error:  # a disk that is full, or a folder that may not be written
         run_dir = FLAGS.run_dir if "run_dir" in FLAGS else None
         if not (reason := refusal(error, run_dir or "disk")):
             raise
         _refuse(reason)
+    try:
+        sys.stdout.flush()
+    except OSError:  # the log may be on a disk that is full; the code is that of the run all the same
+        os._exit(code)
     sys.exit(code)
 
 
-def _refuse(reason: str) -> None:
+def _refuse(reason: str, code: int = 2) -> None:
     with contextlib.suppress(OSError):  # the log may be on the disk that is full
         sys.stdout.flush()
         print(reason, file=sys.stderr, flush=True)
-    os._exit(2)  # another thread may be inside XLA, where the interpreter's own exit would abort it
+    os._exit(code)  # another thread may be inside XLA, where the interpreter's own exit would abort it
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxdt.protocol.events import Action, Message, Record, Round, View
+from jaxdt.protocol.events import Action, Message, Record, Repair, Round, View
+from jaxdt.protocol.reports import Report
 
 Results = tuple[tuple[Round, tuple[int, ...]], ...]  # rounds of steps under way, and who holds their whole result
 
@@ -26,7 +27,15 @@ class RollBack:
     """The run has to go back to the last complete checkpoint."""
 
 
-Decision = Record | EndRun | RollBack
+@dataclass(frozen=True)
+class RepairReplicas:
+    """The states of these members are not those of their replicas: they are told to take those over, by peer."""
+
+    repairs: Mapping[int, Repair]
+    reports: Sequence[Report]
+
+
+Decision = Record | EndRun | RollBack | RepairReplicas
 
 
 class Agreement(Protocol):

@@ -1,32 +1,139 @@
 """Which checkpoints are complete, and when the run is over."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from jaxdt.protocol.events import Saved
+from jaxdt.protocol.events import Checkpoint, Part, Saved
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A member that may hold parts: its stage, and the disk on which it keeps them."""
+
+    peer: int
+    stage: int
+    disk: str
 
 
 class CheckpointProgress:
-    """`checkpoint`: version of the newest complete one."""
+    """`checkpoint`: the newest complete one. A checkpoint is complete when each stage's part is on `n_copies` of the
+    live disks, or on all that there are.
 
-    def __init__(self, n_stages: int, n_steps: int, checkpoint: int):
+    Copies are made of one checkpoint at a time, the newest whose parts are all written, and that one is kept to until
+    it is complete: on slow links there may be newer ones before the copies are through."""
+
+    def __init__(self, n_stages: int, n_steps: int, checkpoint: Checkpoint, n_copies: int):
         self.checkpoint = checkpoint
         self._n_stages = n_stages
         self._n_steps = n_steps
-        self._saved: dict[int, dict[int, float]] = {}  # version -> stage -> seconds in which a member did nothing else
+        self._n_copies = n_copies
+        self._parts: dict[int, dict[tuple[int, str], Part]] = {}  # version -> stage and digest -> part
+        self._blocked_s: dict[int, float] = {}  # version -> most seconds in which a member did nothing else
+        self._copying = checkpoint.version  # the version of which copies are being made
+        self._ordered: set[tuple[int, str]] = set()  # peer and digest, in this view
+        self._unfit: set[str] = set()  # disks that could not take a copy
         self._done: set[int] = set()
 
-    def saved(self, part: Saved) -> float | None:
-        """A stage's part is durable. With the last part the checkpoint is complete; then returns the most seconds for
-        which saving kept a member from its work. A part of an older checkpoint changes nothing."""
-        if part.version <= self.checkpoint:
-            return None
-        blocked_s = self._saved.setdefault(part.version, {})
-        blocked_s[part.stage] = part.blocked_s
-        if len(blocked_s) < self._n_stages:
-            return None
-        self.checkpoint = part.version
-        self._saved = {version: parts for version, parts in self._saved.items() if version > part.version}
-        return max(blocked_s.values())
+    def saved(self, saved: Saved, disk: str) -> None:
+        """A stage's part is durable on a disk. A part of an older checkpoint changes nothing."""
+        version = saved.version
+        if version == self.checkpoint.version:
+            parts = [self._with_disk(part, disk) for part in self.checkpoint.parts if part.digest == saved.digest]
+            others = [part for part in self.checkpoint.parts if part.digest != saved.digest]
+            by_stage = sorted([*parts, *others], key=lambda part: part.stage)
+            self.checkpoint = replace(self.checkpoint, parts=tuple(by_stage))
+        if version <= self.checkpoint.version:
+            return
+        known = self._parts.setdefault(version, {}).get((saved.stage, saved.digest))
+        part = known or Part(version, saved.stage, saved.digest, saved.n_words)
+        self._parts[version][saved.stage, saved.digest] = self._with_disk(part, disk)
+        self._blocked_s[version] = max(saved.blocked_s, self._blocked_s.get(version, 0.0))
+
+    def _with_disk(self, part: Part, disk: str) -> Part:
+        return replace(part, disks=tuple(sorted({disk, *part.disks})))
+
+    def missing(self, digest: str, disk: str) -> None:
+        """A disk does not hold a part, or cannot take it."""
+        known = [*self.checkpoint.parts, *(part for parts in self._parts.values() for part in parts.values())]
+        if not any(part.digest == digest and disk in part.disks for part in known):
+            self._unfit.add(disk)
+        parts_left = tuple(_without(part, digest, disk) for part in self.checkpoint.parts)
+        self.checkpoint = replace(self.checkpoint, parts=parts_left)
+        for parts in self._parts.values():
+            for key, part in parts.items():
+                parts[key] = _without(part, digest, disk)
+
+    def found(self, generation: int, n_reseeds: int, live: Collection[str]) -> Checkpoint | None:
+        """The newest checkpoint that is complete and that is not known as such yet, if any."""
+        for version in sorted(self._parts, reverse=True):
+            parts = self._best_parts(version, live)
+            if parts and all(self._n_missing(part, live) <= 0 for part in parts):
+                return Checkpoint(version, generation, tuple(parts), n_reseeds)
+        return None
+
+    def _best_parts(self, version: int, live: Collection[str]) -> list[Part]:
+        """Of each stage the part that is on the most live disks: another process may have written one of its own. Empty
+        if a stage has none."""
+        found: list[Part] = []
+        for stage in range(self._n_stages):
+            parts = [part for (of, _), part in sorted(self._parts[version].items()) if of == stage]
+            best = max(parts, key=lambda part: len(set(part.disks) & set(live)), default=None)
+            if best is None or not set(best.disks) & set(live):
+                return []
+            found.append(best)
+        return found
+
+    def _n_missing(self, part: Part, live: Collection[str]) -> int:
+        """How many copies of a part are still to be made."""
+        holding = set(part.disks) & set(live)
+        fit = holding | (set(live) - self._unfit)
+        return max(1, min(self._n_copies, len(fit))) - len(holding)
+
+    def orders(self, holders: Collection[Holder]) -> list[tuple[int, Part]]:
+        """Which peers are to copy which parts now, of those that have not been told so in this view."""
+        live = {holder.disk for holder in holders}
+        written = [version for version in self._parts if self._best_parts(version, live)]
+        if self._copying not in written:
+            self._copying = max(written, default=self.checkpoint.version)
+        parts = self._best_parts(self._copying, live) if self._copying in written else self.checkpoint.parts
+        found: list[tuple[int, Part]] = []
+        load = Counter(disk for part in parts for disk in part.disks)
+        for part in parts:
+            for peer, disk in self._places(part, holders, load)[: max(0, self._n_missing(part, live))]:
+                load[disk] += 1
+                if (peer, part.digest) not in self._ordered:
+                    self._ordered.add((peer, part.digest))
+                    found.append((peer, part))
+        return found
+
+    def _places(self, part: Part, holders: Collection[Holder], load: Mapping[str, int]) -> list[tuple[int, str]]:
+        """Members that could copy a part, one for each disk, the best first: the loss of all peers of its stage must
+        not take all copies along."""
+        of_stage = {holder.disk for holder in holders if holder.stage == part.stage}
+        first: dict[str, int] = {}
+        for holder in sorted(holders, key=lambda holder: holder.peer):
+            if holder.disk not in part.disks and holder.disk not in self._unfit:
+                first.setdefault(holder.disk, holder.peer)
+        disks = sorted(first, key=lambda disk: (disk in of_stage, load[disk], disk))
+        return [(first[disk], disk) for disk in disks] if set(part.disks) & {holder.disk for holder in holders} else []
+
+    def without_holder(self, disks: Collection[str]) -> list[int]:
+        """Stages of the newest complete checkpoint of which none of these disks holds the part."""
+        return [part.stage for part in self.checkpoint.parts if not set(part.disks) & set(disks)]
+
+    def view_changed(self) -> None:
+        """Members may not have read what they were told in the view before."""
+        self._ordered.clear()
+
+    def complete(self, checkpoint: Checkpoint) -> float:
+        """The checkpoint is durable as complete. Returns the most seconds for which saving it kept a member from its
+        work."""
+        self.checkpoint = checkpoint
+        blocked_s = self._blocked_s.get(checkpoint.version, 0.0)
+        self._parts = {version: parts for version, parts in self._parts.items() if version > checkpoint.version}
+        self._blocked_s = {version: s for version, s in self._blocked_s.items() if version > checkpoint.version}
+        return blocked_s
 
     def done(self, peer: int) -> None:
         """A member has applied all steps."""
@@ -34,9 +141,15 @@ class CheckpointProgress:
 
     def is_over(self, members: Iterable[int]) -> bool:
         """Whether every member is done and the last checkpoint complete."""
-        return self.checkpoint == self._n_steps and self._done.issuperset(members)
+        return self.checkpoint.version == self._n_steps and self._done.issuperset(members)
 
     def roll_back(self) -> None:
         """A generation begins: parts and members of the earlier one do not count."""
-        self._saved.clear()
+        self._parts.clear()
+        self._blocked_s.clear()
         self._done.clear()
+
+
+def _without(part: Part, digest: str, disk: str) -> Part:
+    """The part as it is if that of this digest is not on this disk."""
+    return replace(part, disks=tuple(d for d in part.disks if (part.digest, d) != (digest, disk)))

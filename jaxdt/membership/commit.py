@@ -7,9 +7,10 @@ makes the step's record durable and announces it, and every member applies it. S
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jaxdt.membership.agreement import Decision, EndRun, Results, RollBack
+from jaxdt.membership.agreement import Decision, EndRun, RepairReplicas, Results, RollBack
 from jaxdt.membership.coordinator_config import CoordinatorConfig
-from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Round, Tally, View
+from jaxdt.membership.state_check import UnequalBits, deviations
+from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Repair, Round, Tally, View
 from jaxdt.protocol.reports import StepReport
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -30,6 +31,7 @@ class TwoPhaseCommit:
         self.n_committed = config.start_version
         self._config = config
         self._votes = Votes()
+        self._unequal_bits = UnequalBits()
         self._records: list[Record] = []
         self._n_rollbacks = 0
         self._last_commit_s = 0.0
@@ -59,7 +61,19 @@ class TwoPhaseCommit:
             return EndRun(3, f"step {step}: {problem}")
         if record.verdict == "skip" and self._config.on_nonfinite != "skip":
             return self._not_finite(step)
-        return record
+        return self._repairs(step, votes) or record
+
+    def _repairs(self, step: int, votes: Mapping[int, Prepared]) -> RepairReplicas | None:
+        """The members whose states have to be replaced before the step, and those that give them theirs. Their votes do
+        not count any more: they vote again."""
+        found = [deviation for deviation in deviations(votes) if not deviation.is_tolerated]
+        if not found:
+            return None
+        repairs: dict[int, Repair] = {}
+        for deviation in found:
+            repairs |= deviation.repairs
+        self._votes.forget(step, repairs)
+        return RepairReplicas(repairs, [deviation.repair_report for deviation in found])
 
     def _not_finite(self, step: int) -> Decision:
         self._n_rollbacks += 1
@@ -76,7 +90,8 @@ class TwoPhaseCommit:
         self.n_committed = record.step + 1
         step_s = now_s - self._last_commit_s
         self._last_commit_s = now_s
-        return Committed(record), [step_report(record, votes, step_s, self._config.tokens_per_sample)]
+        report = step_report(record, votes.values(), step_s, self._config.tokens_per_sample)
+        return Committed(record), [*self._unequal_bits.reports(votes), report]
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -129,9 +144,14 @@ class Votes:
                     holders.setdefault(result.round, []).append(peer)
         return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
 
-    def pop(self, step: int) -> list[Prepared]:
+    def pop(self, step: int) -> Mapping[int, Prepared]:
         """The votes on a step that is committed."""
-        return list(self._by_step.pop(step).values())
+        return self._by_step.pop(step)
+
+    def forget(self, step: int, peers: Iterable[int]) -> None:
+        """The votes of these members on a step do not count."""
+        for peer in peers:
+            del self._by_step[step][peer]
 
     def clear(self) -> None:
         self._by_step.clear()

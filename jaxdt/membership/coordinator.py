@@ -13,21 +13,30 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.membership.agreement import Agreement, EndRun, RollBack
+from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
-from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
-from jaxdt.membership.leases import Leases
-from jaxdt.membership.link_suspicion import LinkSuspicion
+from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
+from jaxdt.membership.liveness.claims import Claims
+from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
+from jaxdt.membership.liveness.leases import Leases
+from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
+from jaxdt.membership.liveness.vacancies import Vacancies
+from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
+    OPERATOR_IDS,
     Action,
+    CannotReach,
+    Checkpoint,
     CheckpointComplete,
     Connect,
+    CopyPart,
     Disconnect,
     Done,
+    Drain,
     Ended,
     Event,
     Failed,
@@ -42,6 +51,11 @@ from jaxdt.protocol.events import (
     Load,
     MarkCheckpoint,
     Message,
+    OperatorAnswer,
+    OperatorRequest,
+    Overdue,
+    PartMissing,
+    Paused,
     Persist,
     Persisted,
     Profiled,
@@ -49,13 +63,18 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Refused,
+    Revoke,
+    Revoked,
     Saved,
+    SaveFailed,
     Send,
     Started,
     Stop,
     Suspect,
+    Terminated,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
 from jaxdt.protocol.reports import (
@@ -65,22 +84,34 @@ from jaxdt.protocol.reports import (
     DoneReport,
     DroppedReport,
     EndedReport,
+    FailedReport,
     HeartbeatReport,
     JoinRequestReport,
     LeavingReport,
     LostReport,
+    NoHolderReport,
+    OperatorReport,
+    OverdueReport,
+    PartMissingReport,
+    PausedReport,
     RefusedReport,
     RestartedReport,
     ReturnedReport,
     RollbackReport,
-    VacantReport,
+    SaveFailedReport,
+    SteppedDownReport,
     ViewReport,
     WaitingReport,
 )
 from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
-TERM, VIEW, RECORDS = "coordinator_term", "view", "records"  # names under which state is made durable
+# Names under which state is made durable.
+TERM, VIEW, RECORDS, CHECKPOINT = "coordinator_term", "view", "records", "checkpoint"
+OPERATOR = "operator"
+SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
+TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
+NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 
 
 class Coordinator:
@@ -95,15 +126,25 @@ class Coordinator:
         balance: Balance | None = None,
     ):
         self.config = config
-        self.coordinator_term = durable_state.coordinator_term + 1 if durable_state else 1
-        self.roster = Roster(config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance)
-        self.profiles: dict[int, dict[str, float]] = {}
+        self.coordinator_term = 1 + max(config.last_term, durable_state.coordinator_term if durable_state else 0)
+        self.roster = Roster(
+            config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance, config.stage_grace_s
+        )
+        self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
+        self.devices: dict[int, str] = {}
         self._agreement = agreement
         self._leases = Leases(config.deadline_floor_s)
+        self._failures = Failures()
+        self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
-        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start_version)
-        self._being_persisted: dict[str, View | Record | int] = {}
+        self._vacancies = Vacancies()
+        self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
+        self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
+        self._operations = Operations(OperatorState(revoked=config.revoked))
+        self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
+        self._being_persisted: dict[str, View | Record | Checkpoint | OperatorState | int] = {}
         self._ended = False
+        self._held: list[Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
         if durable_state:
             self._restore(durable_state)
@@ -119,19 +160,27 @@ class Coordinator:
     def handle(self, now_s: float, event: Event) -> list[Action]:
         if self._ended:
             return []
+        if TERM in self._being_persisted and event != Persisted(TERM):
+            self._held.append(event)
+            return []
         match event:
             case Started():
-                return [*self._start(now_s), self._next_tick(now_s)]
+                return [self._persist(TERM, self.coordinator_term)]
             case Woke(tag):
-                return [*self._judge(now_s), *([self._next_tick(now_s)] if tag == "tick" else [])]
+                judged = [*self._judge(now_s), *self._settle_claims(now_s)]
+                return [*judged, *([self._next_tick(now_s)] if tag == "tick" else [])]
             case Persisted(name):
                 return self._persisted(now_s, name)
             case Refused(_, reason):
                 return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return self._end(code, reason)
-            case LinkChanged(peer, up):
-                return self._on_link(now_s, peer, up)
+            case Paused(seconds):
+                return self._on_pause(now_s, seconds)
+            case Terminated():
+                return self._step_down(TERMINATED, "terminated; the run waits for a coordinator")
+            case LinkChanged(peer, up, _, gone):
+                return self._on_link(now_s, peer, up, gone)
             case Received(header, body):
                 return self._received(now_s, header, body)
         return []
@@ -139,10 +188,22 @@ class Coordinator:
     def _next_tick(self, now_s: float) -> WakeAt:
         return WakeAt(now_s + self.config.heartbeat_s, "tick")
 
-    def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action]:
-        self._leases.link(peer, up, now_s)
+    def _on_pause(self, now_s: float, paused_s: float) -> list[Action]:
+        """This process did not run, and what the peers said meanwhile is still on its way through its sockets. So
+        nobody is judged before a whole lease is over, in which the peers are heard again."""
+        if paused_s <= self.config.heartbeat_s:
+            return []
+        patience_s = self.config.deadline_floor_s
+        self._patient_until_s = max(self._patient_until_s, now_s + patience_s)
+        return [PausedReport(round(paused_s, 1), patience_s)]
+
+    def _on_link(self, now_s: float, peer: int, up: bool, gone: bool) -> list[Action]:
+        self._leases.link(now_s, peer, up, gone)
         if up:
             return []
+        self._claims.withdrawn(peer)
+        if peer not in self._leases and self._vacancies.dials(peer):
+            return self._dead(now_s, peer) if gone else []
         # A peer without a lease was answered or evicted, and may come back: nothing is kept of its connection.
         return [WakeAt(now_s + RECONNECT_S, "link") if peer in self._leases else Disconnect(peer)]
 
@@ -152,11 +213,16 @@ class Coordinator:
         view = replace(durable_state.view, coordinator_term=self.coordinator_term)
         self._agreement.restore(durable_state.records, view.n_committed)
         self.roster.recall(view, self.n_committed > view.n_committed)
-        self._checkpoints.checkpoint = durable_state.checkpoint
+        if durable_state.checkpoint:
+            self._checkpoints.complete(durable_state.checkpoint)
+        self._operations = Operations(durable_state.operator)
 
-    def _start(self, now_s: float) -> list[Action]:
-        """Nobody is evicted before a whole lease of this term is over (step protocol, Sec. 7.1)."""
-        actions: list[Action] = [self._persist(TERM, self.coordinator_term)]
+    def _begin_term(self, now_s: float) -> list[Action]:
+        """The term is durable, so no later coordinator will have the same: this one may speak. Nobody is evicted before
+        a whole lease of this term is over (step protocol, Sec. 7.1)."""
+        actions: list[Action] = [self._next_tick(now_s)]
+        if self._operations.state.revoked:
+            actions.append(Revoke(self._operations.state.revoked))
         if self.view:
             self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
@@ -164,9 +230,11 @@ class Coordinator:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
-        return actions
+        held = self._held
+        self._held = []
+        return actions + [action for event in held for action in self.handle(now_s, event)]
 
-    def _persist(self, name: str, value: View | Record | int) -> Persist:
+    def _persist(self, name: str, value: View | Record | Checkpoint | OperatorState | int) -> Persist:
         self._being_persisted[name] = value
         if isinstance(value, int):
             return Persist(name, value)
@@ -179,26 +247,48 @@ class Coordinator:
                 return self._adopt(now_s, view)
             case Record() as record:
                 return self._committed(now_s, record)
-        return self._change_view()
+            case Checkpoint() as checkpoint:
+                return self._completed(checkpoint)
+            case OperatorState() as state:
+                return self._operator_state_durable(now_s, state)
+        return self._begin_term(now_s)
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def _received(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        if self._operations.is_revoked(src):
+            return [DroppedReport(src, run=header.run)]
+        if isinstance(body, OperatorRequest) and src >= OPERATOR_IDS:
+            return self._on_request(now_s, src, body)
         if isinstance(body, Join):
-            return self._on_join(now_s, src)
-        if header.run == self.config.run and src in self.roster.stage_of:
+            return self._on_claim(now_s, src, body) if self._claims_a_place(body) else self._on_join(now_s, src, body)
+        if header.run != self.config.run:
+            return [DroppedReport(src, run=header.run)]
+        if header.view and self.view is None:
+            return self._state_lost(src, header)
+        if header.coordinator_term > self.coordinator_term:
+            return self._superseded(src, header.coordinator_term)
+        if src in self.roster.stage_of:
             return self._from_peer(now_s, header, body)
-        if isinstance(body, Hello) and header.run == self.config.run and self.view:
+        if isinstance(body, Hello) and self.view:
             return self._from_stranger(src, body.address)
         return [DroppedReport(src, run=header.run)]
 
     def _from_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
+        if isinstance(body, Hello) and body.process != self._refused.get(src, (body.process,))[0]:
+            del self._refused[src]  # another process, perhaps with another address
+        if src in self._refused:
+            return [self.roster.reach(src), self._send(src, Ended(2, self._refused[src][1]))]
         if isinstance(body, Hello):
             return self._on_hello(now_s, src, body)
+        if isinstance(body, Failed):
+            return self._on_failed(now_s, src, body.reason)
         if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
-            return self._on_saved(body) if self.view and header.generation == self.view.generation else []
+            if body.stage == self.roster.stage_of[src]:  # not a copy of another stage's part
+                self._failures.saved(src)
+            return self._on_saved(src, body) if self.view and header.generation == self.view.generation else []
         if src in self.roster.missing and src not in self._leases:
             return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
@@ -212,46 +302,101 @@ class Coordinator:
             case Heartbeat(count, status):
                 self._leases.heartbeat(now_s, src, status)
                 return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status)]
-            case Profiled(seconds, version, process) if process == self.roster.processes.get(src):
-                return self._on_profiled(src, seconds, version)
+            case Profiled(process=process) if process == self.roster.processes.get(src):
+                return self._on_profiled(src, body)
             case Load():
                 self.roster.balance.report(now_s, src, body)
-            case Failed(reason):
-                return self._end(2, f"{self.roster.name(src)}: {reason}")
+            case SaveFailed(version, reason):
+                return self._on_save_failed(now_s, src, version, reason)
+            case Overdue(work, seconds, deadline_s) if src in self.roster.members:
+                return [OverdueReport(src, work, seconds, deadline_s), *self._on_overdue(now_s, src, body)]
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
             case Leaving() if src not in self.roster.leaving:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
-            case Suspect(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+            case PartMissing(digest, reason):
+                return self._on_part_missing(src, digest, reason)
+            case Suspect(peer, reason) if self._knows_both(header, peer):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
+            case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
+                return self._refuse_pair(now_s, src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
                 if VIEW not in self._being_persisted:  # else the member says it again in the next view
                     self._agreement.hear(src, body, self.roster.admissions)
                     return self._decide()
         return []
 
+    def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
+        """Two members have no way to each other: one of them is put out, and told so when it speaks again."""
+        if peer not in self.roster.members - self.roster.lost - self.roster.missing:
+            return []
+        out = self._link_suspicion.preferred(src, peer, self.roster)
+        reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
+        self._refused[out] = self.roster.processes.get(out, 0), reason
+        return self._lost(now_s, out, reason, is_dead=False)
+
+    def _knows_both(self, header: Header, peer: int) -> bool:
+        """Whether the view of a message has its sender and `peer` in it as they were admitted last."""
+        admissions = self.roster.admissions
+        return header.view >= max(admissions.get(header.src, header.view + 1), admissions.get(peer, 0))
+
     def _is_of_this_view(self, header: Header) -> bool:
         view = self.view
         return view is not None and (header.generation, header.view) == (view.generation, view.number)
 
-    def _on_join(self, now_s: float, src: int) -> list[Action]:
+    def _claims_a_place(self, join: Join) -> bool:
+        """Whether a process asks for the place of a peer that is known, or says that it is one."""
+        return join.peer is not None and (join.peer in self.roster.stage_of or not join.is_new)
+
+    def _on_join(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run."""
-        peer, stage = self.roster.newcomer(now_s, src)
+        peer, stage = self.roster.newcomer(now_s, src, join.peer)
+        self._claims.grant(now_s, peer)
         return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
+
+    def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
+        """A process asks, under a temporary id, whether it may be a peer that has an id already."""
+        if join.peer not in self.roster.stage_of:
+            return [self._send(src, Ended(2, self._unknown(join.peer)))]
+        self._claims.ask(now_s, src, join)
+        return self._settle_claims(now_s)
+
+    def _settle_claims(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for claim, is_granted in self._claims.settle(now_s, self._leases):
+            peer = claim.peer
+            if is_granted:
+                stage = self.roster.stage_of[peer]
+                known = Welcome(self.config.run, peer, stage, "", {})
+                answer = self.config.answer(peer, stage) if claim.is_new else known
+                actions.append(self._send(claim.temporary_id, answer))
+                continue
+            runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
+            reason = (
+                f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one at {claim.where} is refused"
+            )
+            actions += [RefusedReport(reason), self._send(claim.temporary_id, Ended(2, reason))]
+        return actions
 
     def _on_hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
-        is_new_process = self.roster.hello(src, hello.address, hello.process)
-        actions = self._lost(src, "its process was started anew") if is_new_process else []
+        if self._operations.put_out(hello):
+            return [Connect(src, hello.address), self._send(src, Ended(3, f"peer {src}: put out by an operator"))]
+        self._failures.started(src)
+        self._claims.arrived(src)
+        is_new_process = self.roster.hello(src, hello)
+        actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
         if self._ended:
             return actions
         if src in self.roster.missing and not is_new_process:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), ConnectedReport(src, hello.stage)]
+        if self._operations.state.revoked:
+            actions.append(self._send(src, Revoked(self._operations.state.revoked)))
         actions += [Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
         if self.roster.misplaced(hello):
             return [*actions, self._send(src, Reassign(stage))]
@@ -261,92 +406,232 @@ class Coordinator:
 
     def _from_stranger(self, src: int, address: str) -> list[Action]:
         """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
-        reason = f"peer {src}: is not known any more, and may join again as a newcomer"
+        reason = self._unknown(src)
         return [RefusedReport(reason), Connect(src, address), self._send(src, Ended(2, reason))]
+
+    def _unknown(self, peer: int | None) -> str:
+        return f"peer {peer}: is not known any more, and may join again as a newcomer"
 
     def _returned(self, now_s: float, src: int) -> list[Action]:
         """The last replica of a stage was silent, and is not dead."""
-        self.roster.missing.discard(src)
+        self.roster.returned(src)
         self._leases.arrived(src, now_s)
         return [ReturnedReport(src), self.roster.reach(src)]
 
     def _send_missed(self, src: int) -> list[Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
-        missed: list[Message] = [
-            self.roster.current_view,
-            *self._agreement.missed(),
-            CheckpointComplete(self._checkpoints.checkpoint),
-        ]
+        complete = CheckpointComplete(self._checkpoints.checkpoint)
+        missed: list[Message] = [self.roster.current_view, *self._agreement.missed(), complete]
         return [self._send(src, body) for body in missed]
 
-    def _on_profiled(self, src: int, seconds: dict[str, float], version: int) -> list[Action]:
+    def _on_profiled(self, src: int, profiled: Profiled) -> list[Action]:
         """View 1 is made when the last peer of the plan is ready to compute; a peer that comes later is a candidate."""
         is_planned = src in self.config.stage_of
         if is_planned:
-            self.profiles[src] = seconds
+            self.profiles[src] = profiled.seconds
+            self.devices[src] = profiled.device
             if VIEW in self._being_persisted and self.view is None:
                 return []
         if self.view or not is_planned:
-            if src in self.roster.members and src not in self.roster.lost | self.roster.missing:
+            is_member = src in self.roster.members and src not in self.roster.lost | self.roster.missing
+            if is_member and src not in self.roster.joining:
                 return []
-            self.roster.candidates.add(src)
-            return [CandidateReport(src), *self._change_view()]
-        if version != self.n_committed:
-            return self._end(2, f"{self.roster.name(src)}: has version {version}, expected {self.n_committed}")
+            self.roster.ready(src, profiled.state)
+            return [*([] if is_member else [CandidateReport(src, profiled.device)]), *self._change_view()]
+        if profiled.version != self.n_committed:
+            reason = f"has version {profiled.version}, expected {self.n_committed}"
+            return self._end(2, f"{self.roster.name(src)}: {reason}")
         if missing := sorted(set(self.config.stage_of) - set(self.profiles)):
             return [WaitingReport(missing)]
-        view = self.roster.first_view(self.coordinator_term, self.config.start_generation, self.n_committed)
+        view = self.roster.first_view(self.coordinator_term, self.config.start)
         return [self._persist(VIEW, view)]
+
+    # ------------------------------------------------------------------------------------------------------ operators
+
+    def _on_request(self, now_s: float, src: int, request: OperatorRequest) -> list[Action]:
+        """An operator asks for something."""
+        progress = Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint.version)
+        reason = self._operations.refusal(request, self.roster, progress)
+        if not reason and OPERATOR in self._being_persisted:
+            reason = f"{request.command}: an earlier request is being written, ask again"
+        if reason:
+            return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
+        before = self._operations.state
+        text = self._operations.accept(request, self.roster, progress)
+        actions: list[Action] = [self._send(src, OperatorAnswer(True, text))]
+        if request.command != "status":
+            actions.append(OperatorReport(request.command, text, request.peer))
+        if self._operations.state != before:
+            return [*actions, self._persist(OPERATOR, self._operations.state)]
+        if request.peer is not None:
+            actions += self._remove(now_s, request.peer, request.command)
+        return [*actions, *self._decide()]
+
+    def _remove(self, now_s: float, peer: int, command: str) -> list[Action]:
+        if command == "drain":
+            return [self._send(peer, Drain())]
+        return self._lost(now_s, peer, "put out by an operator", is_dead=True)
+
+    def _operator_state_durable(self, now_s: float, state: OperatorState) -> list[Action]:
+        """A pause begins or ends, or a peer is revoked. The others hear of it before it is put out."""
+        actions: list[Action] = [Revoke(state.revoked)]
+        if self.view:
+            actions += self._to_all(Revoked(state.revoked))
+        for peer in state.revoked:
+            if peer in self._leases or peer in self.roster.members:
+                actions += self._lost(now_s, peer, "revoked by an operator", is_dead=True)
+        return [*actions, *self._change_view(), *self._decide()]
 
     # --------------------------------------------------------------------------------------------------------- views
 
     def _judge(self, now_s: float) -> list[Action]:
         """Evict a member whose time is over, or begin a move that is due."""
         self.roster.let_go(now_s, self._leases)
+        actions = self._change_view() if self.roster.absences.expire(now_s) else []
+        if self._ended:
+            return actions
         # We evict nobody while a view is being written: until it is durable, a leaving peer still counts as a replica.
-        if now_s >= self._patient_until_s and VIEW not in self._being_persisted:
-            over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
-            if over:
-                peer, reason = over
-                return self._lost(peer, reason)
-        return [*self.roster.move_due(now_s)]
+        may_evict = now_s >= self._patient_until_s and VIEW not in self._being_persisted
+        if may_evict and (evictions := self._evict(now_s)):
+            return [*actions, *evictions, *self._change_view()]
+        return [*actions, *self._watch_vacancies(now_s), *self.roster.move_due(now_s)]
 
-    def _lost(self, peer: int, reason: str) -> list[Action]:
-        """Go on without a peer, wait for it, or end."""
-        reason = f"{self.roster.name(peer)}: lost, {reason}"
-        if peer in self.roster.lost or peer in self.roster.missing:
+    def _evict(self, now_s: float) -> list[Action]:
+        """Give up all members whose connections are broken, with one view; else one that is silent for too long."""
+        actions: list[Action] = []
+        for peer in self._leases.broken(now_s):
+            reason = "its connection broke and did not come back"
+            actions += [] if self._ended else self._lose(now_s, peer, reason, self._leases.is_gone(peer))
+        if actions:
+            return actions
+        over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
+        if over is None:
             return []
+        peer, reason = over
+        return self._lose(now_s, peer, reason, self._leases.is_gone(peer))
+
+    def _watch_vacancies(self, now_s: float) -> list[Action]:
+        checkpoint = self._checkpoints.checkpoint.version
+        at_stake = range(checkpoint, self.n_committed)
+        return self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
+
+    def _dead(self, now_s: float, peer: int) -> list[Action]:
+        """A silent peer's process has ended: nobody waits for it any more."""
+        self.roster.absences.end(peer)
+        return self._watch_vacancies(now_s) + self._change_view()
+
+    def _on_failed(self, now_s: float, src: int, reason: str) -> list[Action]:
+        """A peer's process ends for a reason that a person has to mend. That is the end of the run only if nobody is
+        left to go on, or if a person has to mend the same for every peer that tries."""
+        line = f"{self.roster.name(src)}: {reason}"
+        if self.view is None and src in self.config.stage_of:
+            return self._end(2, line)  # the run has not begun, and needs all peers of the plan to begin
+        stage = self.roster.stage_of[src]
+        self._failures.failed(src, stage, reason)
+        if self.view is None or src not in self.roster.members:
+            self._leases.end(src)
+            self.roster.dismiss(src)
+            actions: list[Action] = [FailedReport(src, line), Disconnect(src)]
+        else:
+            actions = self._lose(now_s, src, reason, is_dead=True)
+            if self._lost_stage is not None:
+                return [*actions, *self._end(2, f"{self._vacancies.reason(stage)}; it was the last of its stage")]
+            actions += self._change_view()
+        is_vacant = self.view is not None and stage in self.roster.vacant
+        left = self.roster.members | self.roster.candidates | self.roster.coming
+        return actions + (self._end(2, line) if self._failures.is_final(stage, is_vacant, left) else [])
+
+    def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[Action]:
+        """After one checkpoint that fails the next one is tried. A peer that fails again and again is put out, and
+        another of its stage writes the checkpoints. Without another the run ends: nothing would be durable any more."""
+        n_in_a_row = self._failures.save_failed(src)
+        report = SaveFailedReport(src, version, reason, n_in_a_row)
+        if n_in_a_row < SAVE_FAILURES_MAX:
+            return [report]
+        reason = f"{n_in_a_row} checkpoints in a row could not be written, the last of {version} steps: {reason}"
+        if not self.roster.live(self.roster.stage_of[src]) - {src}:
+            return [report, *self._end(2, f"{self.roster.name(src)}: {reason}")]
+        return [report, *self._put_out(now_s, src, reason)]
+
+    def _on_overdue(self, now_s: float, src: int, overdue: Overdue) -> list[Action]:
+        """Have another replica do the Work of a peer that is stuck with it. The last one of a stage is waited for."""
+        next_view = self._being_persisted.get(VIEW)
+        staying = next_view if isinstance(next_view, View) else self.roster.current_view
+        if not (self.roster.live(self.roster.stage_of[src]) & staying.by_peer.keys()) - {src}:
+            return []
+        reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
+        n_times = self._failures.overdue(src, self.n_committed)
+        if n_times < OVERDUE_MAX:
+            return self._lost(now_s, src, reason, is_dead=False)
+        return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
+
+    def _put_out(self, now_s: float, peer: int, reason: str) -> list[Action]:
+        """Go on without a member of a stage that has another, and have its process end."""
+        self._failures.put_out(peer)
+        self._refused[peer] = (self.roster.processes.get(peer, 0), f"{self.roster.name(peer)}: {reason}")
+        return self._lost(now_s, peer, reason, is_dead=True)
+
+    def _lost(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
+        """Go on without a peer, wait for it, or end. `is_dead`: its process has ended, so nobody waits for it."""
+        actions = self._lose(now_s, peer, reason, is_dead)
+        return [*actions, *self._change_view()] if actions else []
+
+    def _lose(self, now_s: float, peer: int, reason: str, is_dead: bool) -> list[Action]:
+        """The same, but for the view."""
+        reason = f"{self.roster.name(peer)}: lost, {reason}"
+        if self._ended:
+            return []
+        if peer in self.roster.lost or peer in self.roster.missing:
+            return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
             return self._end(3, reason)
         self._leases.end(peer)
         actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
-        if not self.roster.lose(peer, next_view if isinstance(next_view, View) else None):
-            if not self.config.waits:
-                return self._end(3, f"{reason}; it was the last of its stage")
-            at_stake = list(range(self._checkpoints.checkpoint, self.n_committed))
-            stage = self.roster.stage_of[peer]
-            actions.append(VacantReport(stage, reason, self._checkpoints.checkpoint, at_stake))
-        return actions + self._change_view()
+        has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, View) else None)
+        self._vacancies.lost(peer, self.roster.stage_of[peer], reason, not has_others)
+        self.roster.absences.expire(now_s)
+        return actions + self._watch_vacancies(now_s)
+
+    @property
+    def _lost_stage(self) -> int | None:
+        """A stage that nobody can fill any more, in a run that does not wait for a newcomer."""
+        return None if self.config.waits else self.roster.lost_stage(self.n_committed, self._agreement.records)
 
     def _change_view(self, between_steps: bool = False) -> list[Action]:
         """The next view if there is one to make, unless something is being made durable: then right after that."""
         if self._being_persisted or self.view is None or self._ended:
             return []
+        if (lost := self._lost_stage) is not None:
+            return self._end(3, f"{self._vacancies.reason(lost)}; it was the last of its stage")
         wanted = self.roster.reassign() if between_steps or self.roster.vacant else []
         actions: list[Action] = [self._send(peer, Reassign(stage)) for peer, stage in wanted]
-        checkpoint = self._checkpoints.checkpoint
+        checkpoint = self._checkpoints.checkpoint if self._may_roll_back(actions) else None
         view = self.roster.next_view(between_steps, self.n_committed, self._agreement.records, checkpoint)
         if view is None:
             return actions
         if view.rolled_back:
             return actions + self._roll_back(view)
-        view = replace(view, results=self._agreement.leave_view({member.peer for member in view.members}))
+        # A member that is admitted anew has given up the results that it held.
+        staying = {m.peer for m in view.members if m.admission == self.roster.admissions.get(m.peer)}
+        view = replace(view, results=self._agreement.leave_view(staying))
         return [*actions, self._persist(VIEW, view)]
+
+    def _may_roll_back(self, actions: list[Action]) -> bool:
+        """Whether those who are there hold the whole checkpoint between them. If not, a lost stage waits for a disk
+        with its part, too; a report of that is added to `actions`."""
+        disks = self.roster.live_disks | {self.roster.disks.get(peer, "") for peer in self.roster.candidates}
+        is_lost = self.roster.lost_stage(self.n_committed, self._agreement.records) is not None
+        without = self._checkpoints.without_holder(disks) if is_lost else []
+        if without and without != self._without_holder:
+            actions.append(NoHolderReport(self._checkpoints.checkpoint.version, without))
+        self._without_holder = without
+        return not without
 
     def _roll_back(self, view: View) -> list[Action]:
         """Begin a new generation at the last complete checkpoint."""
         self._agreement.roll_back()
+        self._operations.rolled_back()
         self._checkpoints.roll_back()
         again = list(range(view.n_committed, self.n_committed))
         report = RollbackReport(self.n_committed, view.n_committed, view.generation, again)
@@ -354,60 +639,118 @@ class Coordinator:
 
     def _adopt(self, now_s: float, view: View) -> list[Action]:
         """A view is durable: tell its members, and those who are not among them."""
-        left = self.roster.adopt(view)
+        left = self.roster.adopt(view, now_s)
+        self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
         self._agreement.adopt_view(now_s, view)
+        if view.rolled_back:
+            self._checkpoints.roll_back()
         outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
         for peer in left - self.roster.coming:
             self._leases.end(peer)
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
-        return [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
+        self._checkpoints.view_changed()
+        actions = [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
+        return [*actions, *self._complete_checkpoint()]
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        if self.view is None or self._being_persisted.keys() & {VIEW, RECORDS}:
+        is_held = self._operations.holds_steps
+        if self.view is None or is_held or self._being_persisted.keys() & {VIEW, RECORDS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case Record() as record:
-                return [self._persist(RECORDS, record)]
+                return [self._persist(RECORDS, self._operations.record(record))]
             case EndRun(code, reason):
                 return self._end(code, reason)
+            case RepairReplicas(repairs, reports):
+                return [*reports, *(self._send(peer, repair) for peer, repair in repairs.items())]
             case RollBack():
-                return self._roll_back(self.roster.roll_back(self._checkpoints.checkpoint))
+                return self._other_samples()
         return []
+
+    def _other_samples(self) -> list[Action]:
+        """Go back since a gradient was not finite, and draw other samples from there on."""
+        checkpoint = self._checkpoints.checkpoint
+        if without := self._checkpoints.without_holder(self.roster.live_disks):
+            reason = f"no host that is here holds the checkpoint of {checkpoint.version} steps of stages {without}"
+            return self._end(4, f"step {self.n_committed}: the gradient is not finite, and {reason}")
+        view = self.roster.roll_back(checkpoint)
+        return self._roll_back(replace(view, n_reseeds=view.n_reseeds + 1))
 
     def _committed(self, now_s: float, record: Record) -> list[Action]:
         announcement, reports = self._agreement.committed(now_s, record)
-        self.roster.committed()
+        self._operations.committed(record)
+        self.roster.committed(self.n_committed)
+        self._failures.committed()
         more_steps = self.n_committed < self.config.n_steps
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide()]
 
-    def _on_saved(self, saved: Saved) -> list[Action]:
-        save_s = self._checkpoints.saved(saved)
-        if save_s is None:
+    def _on_saved(self, src: int, saved: Saved) -> list[Action]:
+        self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
+        return self._complete_checkpoint()
+
+    def _on_part_missing(self, src: int, digest: str, reason: str) -> list[Action]:
+        self._checkpoints.missing(digest, self.roster.disks.get(src, ""))
+        return [PartMissingReport(src, digest, reason), *self._complete_checkpoint()]
+
+    def _complete_checkpoint(self) -> list[Action]:
+        """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
+        do not count yet, and with a rollback no part of before does."""
+        if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT}:
             return []
+        view, holders = self.roster.current_view, self.roster.holders
+        found = self._checkpoints.found(view.generation, view.n_reseeds, {holder.disk for holder in holders})
+        if found:
+            return [self._persist(CHECKPOINT, found)]
+        return [self._send(peer, CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
+
+    def _completed(self, checkpoint: Checkpoint) -> list[Action]:
+        save_s = self._checkpoints.complete(checkpoint)
         self._agreement.checkpoint_complete()
-        mark = MarkCheckpoint(saved.version, self.roster.current_view.generation)
-        report = CheckpointReport(saved.version, save_s)
-        return [mark, report, *self._to_all(CheckpointComplete(saved.version)), *self._end_if_over()]
+        report = CheckpointReport(checkpoint.version, save_s, checkpoint.n_copies)
+        told = [MarkCheckpoint(checkpoint), report, *self._to_all(CheckpointComplete(checkpoint))]
+        return [*told, *self._end_if_over(), *self._change_view(), *self._decide(), *self._complete_checkpoint()]
 
     def _end_if_over(self) -> list[Action]:
-        """The run is over once every member is done and the last checkpoint is complete."""
+        """The run is over once every member is done and the last checkpoint is complete, or that of a stop."""
+        stops_at = self._operations.stops_at
+        if stops_at is not None and self._checkpoints.checkpoint.version >= stops_at:
+            return self._end(0, f"stopped by an operator after {self.n_committed} steps")
         if not self._checkpoints.is_over(self.roster.members):
             return []
         return self._end(0, f"done: {self.config.n_steps} steps")
 
     def _end(self, code: int, reason: str) -> list[Action]:
+        if self._ended:
+            return []
         self._ended = True
         sends = [self._send(peer, Ended(code, reason)) for peer in self._leases]
         return [EndedReport(code, reason), *sends, Stop(code, reason)]
+
+    def _superseded(self, src: int, coordinator_term: int) -> list[Action]:
+        """Another coordinator has taken this one for dead. The peers obey the other one, so this one only ends."""
+        reason = f"{self.roster.name(src)} obeys a coordinator of term {coordinator_term}, this one has term "
+        return self._step_down(SUPERSEDED, f"{reason}{self.coordinator_term}; that one has taken over the run")
+
+    def _state_lost(self, src: int, header: Header) -> list[Action]:
+        """The run goes on elsewhere than on this disk: what was committed is not known here."""
+        where = f"{self.roster.name(src)} is in view {header.view} of term {header.coordinator_term}"
+        mend = "restore the folder coordinator/ of run_dir, or stop all peers and start again from a checkpoint"
+        return self._step_down(2, f"{where}, and this disk holds no state of the run; {mend}")
+
+    def _step_down(self, code: int, reason: str) -> list[Action]:
+        """End this coordinator, and not the run: the peers are told nothing, as if this process had been killed."""
+        self._ended = True
+        reason = f"coordinator: {reason}"
+        return [SteppedDownReport(reason), Stop(code, reason)]
 
     def _to_all(self, body: Message) -> list[Action]:
         return [self._send(member.peer, body) for member in self.roster.current_view.members]
 
     def _send(self, dst: int, body: Message) -> Send:
         generation, number = (self.view.generation, self.view.number) if self.view else (0, 0)
-        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR))
+        return Send(dst, body, header=Header(self.config.run, generation, number, COORDINATOR, self.coordinator_term))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.protocol.events import Hello, Record, View, Welcome
+from jaxdt.protocol.events import Checkpoint, Hello, Part, Record, View, Welcome
 from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -12,8 +12,10 @@ from jaxdt.spec.seq_lengths import SeqLengths
 @dataclass(frozen=True)
 class CoordinatorConfig:
     """`stage_of` maps each peer of the plan to its stage; `job` is what a newcomer is told: config and plan as JSON.
-    `waits`: a stage that has lost all its replicas waits for another one. `delay_steps`: how many steps are under way
-    beside the first that is not committed."""
+    `waits`: a stage that has lost all its replicas waits for another one. `stage_grace_s`: how long a silent peer that
+    may hold what such a stage needs is not taken for lost. `delay_steps`: how many steps are under way beside the first
+    that is not committed. `last_term`: that of the last coordinator on this disk. `n_copies`: on how many disks each
+    part of a checkpoint must be, if there are so many. `revoked`: peers that were put out for good."""
 
     run: str
     fingerprint: str
@@ -27,8 +29,19 @@ class CoordinatorConfig:
     heartbeat_s: float
     deadline_floor_s: float
     waits: bool = False
+    stage_grace_s: float = 0.0
     delay_steps: int = 0
+    start_parts: tuple[Part, ...] = ()
+    start_reseeds: int = 0
+    n_copies: int = 1
+    last_term: int = 0
     job: Mapping[str, str] = field(default_factory=dict[str, str])
+    revoked: tuple[int, ...] = ()
+
+    @property
+    def start(self) -> Checkpoint:
+        """The checkpoint with which the run begins."""
+        return Checkpoint(self.start_version, self.start_generation, self.start_parts, self.start_reseeds)
 
     def refusal(self, src: int, stage: int, hello: Hello) -> str:
         """'' if the peer is the one that it should be and runs the same; else the reason, for people."""
@@ -45,23 +58,40 @@ class CoordinatorConfig:
 
 
 @dataclass(frozen=True)
+class OperatorState:
+    """What operators have asked for that outlives a coordinator."""
+
+    paused: bool = False
+    revoked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class DurableState:
-    """What an earlier coordinator of the run made durable: its term, its last view and records, and the version of the
-    newest complete checkpoint."""
+    """What an earlier coordinator of the run made durable: its term, its last view and records, the newest complete
+    checkpoint (None before the first of its run), and what operators asked for."""
 
     coordinator_term: int
     view: View
     records: tuple[Record, ...]
-    checkpoint: int
+    checkpoint: Checkpoint | None = None
+    operator: OperatorState = OperatorState()
 
 
-def load_durable_state(disk: Mapping[str, Any], checkpoint: int) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view" and "records", as plain data. None if there
-    was no view yet. A record of an earlier generation does not count any more. BadInput for anything that a coordinator
-    does not write."""
+def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
+    """From what was persisted under the name "operator"; BadInput for anything that a coordinator does not write."""
+    return serialize.read(OperatorState, disk.get("operator") or {}, "operator")
+
+
+def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
+    """From what was persisted under the names "coordinator_term", "view", "records", "checkpoint" and "operator", as
+    plain data. None if there was no view yet. A record of an earlier generation does not count any more. BadInput for
+    anything that a coordinator does not write."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")
     records = serialize.read(tuple[Record, ...], disk.get("records") or [], "records")
     term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
-    return DurableState(term, view, tuple(r for r in records if r.generation == view.generation), checkpoint)
+    kept = tuple(record for record in records if record.generation == view.generation)
+    stored = disk.get("checkpoint")
+    checkpoint = None if stored is None else serialize.read(Checkpoint, stored, "checkpoint")
+    return DurableState(term, view, kept, checkpoint, load_operator_state(disk))

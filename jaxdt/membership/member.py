@@ -11,16 +11,21 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.protocol.deadline import RECONNECT_S, Deadline
+from jaxdt.membership.liveness.work_watch import WorkWatch
+from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
 from jaxdt.protocol.events import (
     COORDINATOR,
     FETCHED,
     Action,
+    CannotReach,
+    Checkpoint,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
+    CopyPart,
     Disconnect,
     Done,
+    Drain,
     Ended,
     Event,
     Evicted,
@@ -32,6 +37,8 @@ from jaxdt.protocol.events import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    Holds,
+    HoldsPart,
     Installed,
     Interrupted,
     Leave,
@@ -42,17 +49,26 @@ from jaxdt.protocol.events import (
     Member,
     Message,
     MoveTo,
+    NoWay,
+    PartMissing,
     Profiled,
+    Ran,
     Ready,
     Reassign,
     Received,
+    Record,
     Reduced,
     Refused,
+    Repair,
+    Revoke,
+    Revoked,
     Saved,
+    SaveFailed,
     Send,
     Shard,
     Started,
     State,
+    StateName,
     Status,
     Stop,
     Suspect,
@@ -64,16 +80,25 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.protocol.reports import AdoptedReport, EvictedReport, MovingReport, OutageReport, RefusedReport
+from jaxdt.protocol.reports import (
+    AdoptedReport,
+    EvictedReport,
+    MovingReport,
+    OutageReport,
+    ReadyReport,
+    RefusedReport,
+)
+from jaxdt.spec.work import Work
 
-FIRST_CONTACT_S = 120.0
+SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
+KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
 BAD_INPUT = 2
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
-AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign})
-FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, Committed}
-# A message that names its round or version outlives the views that do not touch it.
-OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State})
+AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair}  # a record is repeated by anybody
+# A message that names its round, its version or what a part holds outlives the views that do not touch it.
+OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State, PartMissing})
 
 
 @dataclass(frozen=True)
@@ -94,38 +119,52 @@ class PeerIdentity:
     outage_s: float = 0.0
 
 
+def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
+    """Whether these members have not the process of this member among them."""
+    return member.peer not in members or members[member.peer].process != member.process
+
+
 class Membership:
     """See the module text. `view` is None until the coordinator has sent the first one, and while this peer is outside.
     `header` stands on this peer's messages."""
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {Updated, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect}
+        | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
+        | {Committed, Drain, Revoked, HoldsPart}
     )
 
     def __init__(self, identity: PeerIdentity):
         self.identity = identity
         self.view: View | None = None
-        self.generation = identity.start_generation
+        self.generation: int = identity.start_generation
         self.header = Header(identity.run, 0, 0, identity.peer)
-        self._last_view_number = 0  # also of views without this peer
+        self._last_view_number: int = 0  # also of views without this peer
         self._members: Collection[int] = ()
         self._started = Started()
         self._started_s = 0.0
         self._profile: dict[str, float] | None = None
+        self._device = ""
         self._version = identity.start_version
+        self._state: StateName | None = None  # which the coordinator may build on while this peer is outside or joins
+        self._knows_state = True
         self._is_leaving = False
         self._next_stage: int | None = None  # where the coordinator wants this peer
         self._saves_first_version = False
         self._writing: set[int] = set()
-        self._unconfirmed: dict[type, Message] = {}  # a coordinator that is started again has to be told these again
+        self._asked_checkpoint: int | None = None  # the version that an operator wants
+        self._unconfirmed: dict[object, Message] = {}  # a coordinator that is started again has to be told these again
         self._down_since_s: dict[int, float] = {}
         self._status = Status({})
+        self._running: Work | None = None
+        self._work_watch = WorkWatch(identity.deadline_floor_s, identity.heartbeat_s)
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
         self._n_heartbeats = 0
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._coordinator = Deadline(identity.deadline_floor_s)
         self._outage_reported = False
+        self._records: tuple[Record, ...] = ()  # the last that were heard
+        self._last_words = ""  # with which this peer ends, once its state is written
         self._best_rtt_s = float("inf")
         self._clock_offset_s = 0.0
 
@@ -135,6 +174,8 @@ class Membership:
         if header.run != own.run:
             return DROP
         if src == COORDINATOR:
+            if header.coordinator_term != own.coordinator_term and not self._obeys(header.coordinator_term):
+                return DROP
             if type(body) in AT_ANY_TIME:
                 return ACCEPT
         elif type(body) in FROM_COORDINATOR:
@@ -146,6 +187,14 @@ class Membership:
         fits = header.view == own.view or type(body) in OUTLIVES_VIEWS
         return ACCEPT if fits and header.generation == own.generation else DROP
 
+    def _obeys(self, coordinator_term: int) -> bool:
+        """Whether a coordinator of this term is obeyed: one of a lower term than another has been taken for dead, and
+        does not know it."""
+        if coordinator_term < self.header.coordinator_term:
+            return False
+        self.header = replace(self.header, coordinator_term=coordinator_term)
+        return True
+
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case Received(_, body):
@@ -154,14 +203,19 @@ class Membership:
                 self._started, self._started_s = event, now_s
                 return [self._hello(), *self._heartbeat(now_s)]
             case Woke("heartbeat"):
-                return self._heartbeat(now_s) + self._watch(now_s)
+                return self._heartbeat(now_s) + self._watch(now_s) + self._watch_work(now_s)
             case Woke("links"):
                 return self._watch(now_s)
-            case Status():
-                self._status = event
-            case Ready(seconds):
-                self._profile = seconds
-                return [self._profiled()]
+            case Woke("save"):
+                return self._save_again()
+            case Status(_, _, running):
+                self._status, self._running = event, running
+            case Ran(work, _, seconds):
+                return self._ran(work, seconds)
+            case Ready(seconds, _, device):
+                self._profile, self._device = seconds, device
+                self._work_watch.profiled(seconds)
+                return [ReadyReport(device), self._profiled()]
             case Refused(peer, reason):
                 if peer == COORDINATOR and self.view is None and self._last_view_number == 0:
                     return [Stop(2, f"coordinator: {reason}")]
@@ -169,20 +223,28 @@ class Membership:
             case Interrupted(code, reason):
                 return [*([Send(COORDINATOR, Failed(reason))] if code == BAD_INPUT else []), Stop(code, reason)]
             case Leave():
-                self._is_leaving = True
-                return [self._confirmed(Leaving())] if self.view else [Stop(0, "left before it was let in")]
+                return self._leave()
+            case NoWay(peer, reason) if peer in self._members:
+                return [Send(COORDINATOR, CannotReach(peer, reason))]
             case LinkChanged(peer, up):
                 return self._on_link(now_s, peer, up)
             case Fetching(here_bytes, asked_bytes, of_bytes):
                 self._fetching = dict(zip(FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
             case Installed(version):
                 self._version = version
+            case Holds(state):
+                self._state, self._knows_state = state, True
+                return [] if self._is_leaving else self._offer()
+            case HoldsPart(part):
+                return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
             case Updated(_, version):
                 return self._updated(version)
+            case CheckpointFailed(version, reason) if self._last_words:
+                return [Stop(3, f"{self._last_words}; the state after {version} steps cannot be written: {reason}")]
             case CheckpointFailed(version, reason):
-                return [Send(COORDINATOR, Failed(f"checkpoint of {version} steps: {reason}"))]
-            case WroteCheckpoint(version, blocked_s):
-                return self._wrote(version, blocked_s)
+                return self._save_failed(now_s, version, reason)
+            case WroteCheckpoint():
+                return self._wrote(event)
         return []
 
     def _received(self, now_s: float, body: Message) -> list[Action | Event]:
@@ -191,31 +253,58 @@ class Membership:
                 return self._adopt(body)
             case HeartbeatAck(count, coordinator_s):
                 self._acknowledged(now_s, count, coordinator_s)
+            case Committed(record):
+                self._note_checkpoint(record)
+                self._records = (*self._records, record)[-KEPT_RECORDS:]
+            case Drain():
+                return self._leave()
+            case Revoked(peers):
+                return [Revoke(peers)]
             case Reassign(stage) if self.view is None and stage != self.identity.stage:
                 self._next_stage = stage
                 return self._leave_if_free()
-            case CheckpointComplete(version) if self._saves(version):
-                return [MarkCheckpoint(version, self.generation)]
+            case CheckpointComplete(checkpoint):
+                return self._on_complete(checkpoint)
             case Ended(code, reason):
                 return [Stop(code, reason)]
             case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
                 return [Stop(BAD_INPUT, f"peer {peer}: {reason}")]
         return []
 
+    def _note_checkpoint(self, record: Record) -> None:
+        if record.checkpoint:
+            self._asked_checkpoint = record.step + 1
+
+    def _leave(self) -> list[Action | Event]:
+        self._is_leaving = True
+        return [self._confirmed(Leaving())] if self.view else [Stop(0, "left before it was let in")]
+
     # --------------------------------------------------------------------------------------------- the coordinator
 
     def _hello(self) -> Send:
         identity, started = self.identity, self._started
-        hello = Hello(identity.peer, identity.stage, identity.fingerprint, started.address, started.process)
-        return Send(COORDINATOR, hello)
+        about = (identity.peer, identity.stage, identity.fingerprint)
+        return Send(COORDINATOR, Hello(*about, started.address, started.process, started.disk))
 
     def _profiled(self) -> Send:
         assert self._profile is not None
-        return Send(COORDINATOR, Profiled(self._profile, self._version, self._started.process))
+        profile, process = self._profile, self._started.process
+        return Send(COORDINATOR, Profiled(profile, self._version, process, self._device, self._state))
+
+    @property
+    def _is_candidate(self) -> bool:
+        """Whether the coordinator has to know that this peer is ready, and what it holds. An evicted peer whose device
+        is still busy with overdue Work is not ready."""
+        if self._profile is None or not self._knows_state:
+            return False
+        if self.view is None:
+            return not self._work_watch.is_overdue
+        return self.identity.peer in self.view.joining and self._state is not None
 
     def _confirmed(self, body: Message) -> Send:
         """A message that must not be lost with the coordinator."""
-        self._unconfirmed[type(body)] = body
+        about = (Saved, body.version, body.stage) if isinstance(body, Saved) else type(body)
+        self._unconfirmed[about] = body
         return Send(COORDINATOR, body)
 
     def _on_link(self, now_s: float, peer: int, up: bool) -> list[Action | Event]:
@@ -226,8 +315,7 @@ class Membership:
             return [] if peer == COORDINATOR else [WakeAt(now_s + RECONNECT_S, "links")]
         if self._down_since_s.pop(peer, None) is None or peer != COORDINATOR:
             return []
-        candidate = [self._profiled()] if self.view is None and self._profile is not None else []
-        return [self._hello(), *candidate, *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
+        return [self._hello(), *self._offer(), *(Send(COORDINATOR, body) for body in self._unconfirmed.values())]
 
     def _heartbeat(self, now_s: float) -> list[Action | Event]:
         self._n_heartbeats += 1
@@ -264,11 +352,42 @@ class Membership:
     def _coordinator_silent(self, silence_s: float) -> list[Action | Event]:
         outage_s = self.identity.outage_s
         if silence_s > self._coordinator.timeout_s + outage_s:
-            return [Stop(3, f"coordinator: lost, silent for {silence_s:.1f} s")]
+            return self._give_up(f"coordinator: lost, silent for {silence_s:.1f} s")
         if self._outage_reported:
             return []
         self._outage_reported = True
-        return [OutageReport(round(silence_s, 1), outage_s)]
+        return [OutageReport(round(silence_s, 1), outage_s), *self._repeat_records()]
+
+    def _repeat_records(self) -> list[Action | Event]:
+        """The coordinator may have ended before all others heard of the last steps. A record is a fact, so anybody may
+        repeat it (step protocol, Sec. 5.5), and then all members come to one version."""
+        if self.view is None:
+            return []
+        others = [member.peer for member in self.view.members if member.peer != self.identity.peer]
+        records = [record for record in self._records if record.generation == self.generation]
+        return [Send(peer, Committed(record)) for record in records for peer in others]
+
+    def _give_up(self, reason: str) -> list[Action | Event]:
+        """End, but first write the state that this peer holds where a resume finds it."""
+        if self._last_words:
+            return []
+        holds_state = self.view is not None and self.identity.peer not in self.view.joining
+        if not holds_state or self._version == self.identity.start_version:
+            return [Stop(3, reason)]
+        self._last_words = reason
+        return [self._write(self._version)]
+
+    def _watch_work(self, now_s: float) -> list[Action | Event]:
+        overdue = self._work_watch.tick(now_s, self._running)
+        return [Send(COORDINATOR, overdue)] if overdue and self.view else []
+
+    def _ran(self, work: Work, seconds: float) -> list[Action | Event]:
+        if work == self._running:
+            self._running = None
+        was_overdue = self._work_watch.is_overdue
+        self._work_watch.done(work, seconds)
+        is_free_again = was_overdue and not self._work_watch.is_overdue
+        return self._offer() if is_free_again and not self._is_leaving else []
 
     # ------------------------------------------------------------------------------------------------------- views
 
@@ -278,24 +397,34 @@ class Membership:
         own, before = self.identity.peer, self.view
         members = view.by_peer
         old_members: Mapping[int, Member] = before.by_peer if before else {}
-        gone = sorted(old_members.keys() - members.keys() - {own})
+        # The connections of a process whose place another one has taken are ended too.
+        gone = sorted(peer for peer, member in old_members.items() if peer != own and _is_replaced(member, members))
         actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:
             return actions + self._evicted(view) if before else []
+        if before and members[own].admission != old_members[own].admission:
+            actions.append(Evicted(view))  # put out and taken in again at once: what is under way here is void
+            before = None
         saved_before = before is not None and self._saves(self._version)
         # The view of a rollback may not have reached this peer. A joining peer gets the state from others instead.
         missed_rollback = view.generation != self.generation and own not in view.joining
         view = replace(view, rolled_back=view.rolled_back or missed_rollback)
+        for record in view.records:
+            self._note_checkpoint(record)
         # The member that saved a version before this view saves it still: else two would write at the same time.
         self._saves_first_version = before is not None and self._is_saver(before, view.n_committed)
         self.view = view
+        self._state = None
+        self._knows_state = True
         self.generation = view.generation
-        self.header = Header(self.identity.run, view.generation, view.number, own)
+        self.header = replace(self.header, generation=view.generation, view=view.number)
         self._last_view_number = view.number
         self._members = members
-        if view.rolled_back:
-            self._unconfirmed.pop(Done, None)
-        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in members or p == COORDINATOR}
+        if view.rolled_back:  # what this peer has done and saved since that checkpoint is void
+            kept = [(about, body) for about, body in self._unconfirmed.items() if not isinstance(body, Done | Saved)]
+            self._unconfirmed = dict(kept)
+        stay = {p for p, old in old_members.items() if p in members and members[p].admission == old.admission}
+        self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == COORDINATOR}
         actions += [AdoptedReport(view.number, list(members)), Meet(view.members), ViewChanged(view)]
         is_last_version = self._version == self.identity.n_steps
         if is_last_version and self._is_saver(view, self._version) and not saved_before and view.number > 1:
@@ -303,15 +432,22 @@ class Membership:
         return actions
 
     def _evicted(self, view: View) -> list[Action | Event]:
-        """The run goes on without this peer: become a candidate again, or leave if that is what it asked for."""
-        self.view = None
+        """The run goes on without this peer: become a candidate again, as soon as it is known what this peer holds, or
+        leave if that is what it asked for."""
+        self.view = self._state = None
+        self._knows_state = False  # an update may still run
+        self._members = ()  # what they still send is dropped
         self._last_view_number = view.number
         self._unconfirmed.clear()
         self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
         actions: list[Action | Event] = [Disconnect(member.peer) for member in view.members]
         actions += [EvictedReport(view.number), Evicted(view)]
-        return actions + (self._leave_if_free() if self._is_leaving else [self._hello(), self._profiled()])
+        return actions + (self._leave_if_free() if self._is_leaving else [self._hello()])
+
+    def _offer(self) -> list[Action | Event]:
+        """Say again that this peer is ready, and what it holds."""
+        return [self._profiled()] if self._is_candidate else []
 
     def _leave_if_free(self) -> list[Action | Event]:
         """A peer that wants to leave, or that is wanted at another stage, goes once it is outside of the view and its
@@ -335,12 +471,39 @@ class Membership:
 
     def _write(self, version: int) -> Action:
         self._writing.add(version)
-        return WriteCheckpoint(version)
+        assert self.view is not None, "only a member saves"
+        return WriteCheckpoint(version, self.generation, self.view.n_reseeds)
 
-    def _wrote(self, version: int, blocked_s: float) -> list[Action | Event]:
+    def _wrote(self, wrote: WroteCheckpoint) -> list[Action | Event]:
+        version = wrote.version
         self._writing.discard(version)
-        saved = self._confirmed(Saved(version, self.identity.stage, blocked_s))
-        return [saved, *(self._done() if version == self.identity.n_steps else self._leave_if_free())]
+        if self._last_words and version == self._version:
+            return [Stop(3, f"{self._last_words}; the state after {version} steps is written, for --resume")]
+        if wrote.generation != self.generation:
+            return self._leave_if_free()  # the run has gone back meanwhile
+        saved = Saved(version, self.identity.stage, wrote.blocked_s, wrote.digest, wrote.n_words)
+        more = self._done() if version == self.identity.n_steps else self._leave_if_free()
+        return [self._confirmed(saved), *more]
+
+    def _on_complete(self, checkpoint: Checkpoint) -> list[Action | Event]:
+        """Of older parts the coordinator need not be told again. Every host that holds a part marks its folder."""
+        for key, body in list(self._unconfirmed.items()):
+            if isinstance(body, Saved) and body.version < checkpoint.version:
+                del self._unconfirmed[key]
+        return [MarkCheckpoint(checkpoint)]
+
+    def _save_failed(self, now_s: float, version: int, reason: str) -> list[Action | Event]:
+        """The next checkpoint is the next attempt. After the last one there is none, so this one is tried again."""
+        self._writing.discard(version)
+        actions: list[Action | Event] = [Send(COORDINATOR, SaveFailed(version, reason))]
+        if version == self.identity.n_steps:
+            actions.append(WakeAt(now_s + SAVE_AGAIN_S, "save"))
+        return actions + self._leave_if_free()
+
+    def _save_again(self) -> list[Action | Event]:
+        last = self.identity.n_steps
+        owes = self.view is not None and self._version == last and last not in self._writing
+        return [self._write(last)] if owes else []
 
     def _updated(self, version: int) -> list[Action | Event]:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it
@@ -348,7 +511,8 @@ class Membership:
         self._version = version
         every = self.identity.checkpoint_every_steps
         is_last = version == self.identity.n_steps
-        if self._saves(version) and not is_known and (is_last or (every and version % every == 0)):
+        is_wanted = is_last or version == self._asked_checkpoint or (every and version % every == 0)
+        if self._saves(version) and not is_known and is_wanted:
             return [self._write(version)]
         return self._done() if is_last and self.view else []
 

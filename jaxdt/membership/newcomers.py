@@ -14,6 +14,7 @@ class Newcomers:
     def __init__(self, first_id: int):
         self.coming: set[int] = set()
         self.sent: set[int] = set()
+        self.first_id = first_id
         self._next_id = first_id
         self._asked: dict[int, tuple[int, float]] = {}  # temporary id -> peer id, and when it asked
         self._gone: dict[int, None] = {}  # newcomers of before, in the order in which they went
@@ -22,9 +23,10 @@ class Newcomers:
         """The peer id of a newcomer that has asked before."""
         return self._asked[temporary_id][0] if temporary_id in self._asked else None
 
-    def admit(self, now_s: float, temporary_id: int) -> int:
-        """A peer id that nobody had."""
-        peer, self._next_id = self._next_id, self._next_id + 1
+    def admit(self, now_s: float, temporary_id: int, peer: int | None) -> int:
+        """The id of a newcomer: the one of its certificate, or one that nobody had."""
+        if peer is None:
+            peer, self._next_id = self._next_id, self._next_id + 1
         self.coming.add(peer)
         self._asked[temporary_id] = (peer, now_s)
         return peer

@@ -6,7 +6,18 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from jaxdt.membership.member import ACCEPT, DROP, HOLD, Membership
-from jaxdt.protocol.events import INTERNAL, Action, Event, Header, Post, Received, Send, ViewChanged
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    INTERNAL,
+    Action,
+    Event,
+    Header,
+    Post,
+    Received,
+    Send,
+    StoreTensor,
+    ViewChanged,
+)
 from jaxdt.protocol.reports import DroppedReport
 
 BETWEEN_MACHINES = frozenset(INTERNAL)
@@ -48,8 +59,8 @@ _readers = functools.lru_cache(maxsize=16)(Readers)
 
 class Peer:
     """Hands each event to its machines, and the events that they emit on to all of them, in order. Messages of a view
-    that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped.
-    """
+    that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped,
+    with their tensors."""
 
     def __init__(self, membership: Membership, *others: Machine):
         self.membership = membership
@@ -70,6 +81,8 @@ class Peer:
                 if verdict != ACCEPT:
                     actions += self._hold_or_drop(event, verdict)
                     continue
+                if event.tensor is not None:
+                    actions.append(StoreTensor(event.header.src, body, event.tensor))
                 kind = type(body)
             for i, handle in self._readers[kind]:
                 for answer in handle(machines[i], now_s, event):
@@ -95,4 +108,7 @@ class Peer:
             return []
         assert verdict == DROP
         self.n_dropped += 1
-        return [DroppedReport(event.header.src, message=type(event.body).__name__, view=event.header.view)]
+        header = event.header
+        term = header.coordinator_term if header.src == COORDINATOR else None
+        message = type(event.body).__name__
+        return [DroppedReport(header.src, message=message, view=header.view, coordinator_term=term)]

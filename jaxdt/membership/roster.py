@@ -3,24 +3,30 @@
 The coordinator keeps it. A change needs a view, and `next_view` makes one when there is a change to make. A lost member
 leaves at once if its stage has another replica. Peers that want to leave or to join wait for the end of a step, where
 that costs nothing. A member that moves to another stage leaves like that and comes back as a newcomer, under its own
-id. The last replica of a stage is never evicted on mere silence (step protocol, Sec. 6.1): the run waits for it, or for
-a newcomer to its stage, with which all members go back to the last complete checkpoint.
+id.
+
+The last replica of a stage is never evicted on mere silence (step protocol, Sec. 6.1): the run waits for it. A peer
+outside of the view that holds the committed version of a stage without a live replica takes its place at once, and
+nothing is lost (Sec. 6.2). Only when nobody is left who may hold that version do all members go back to the last
+complete checkpoint, with a newcomer in the stage.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jaxdt.membership.eviction_history import EvictionHistory
+from jaxdt.membership.checkpoint_progress import Holder
+from jaxdt.membership.liveness.absences import Absences
+from jaxdt.membership.liveness.eviction_history import EvictionHistory
 from jaxdt.membership.newcomers import IDS_PER_TERM, Newcomers
 from jaxdt.membership.rebalance_api import Balance, ByNumber
-from jaxdt.protocol.events import Connect, Hello, Member, Record, View
+from jaxdt.protocol.events import Checkpoint, Connect, Hello, Member, Record, StateName, View
 from jaxdt.protocol.reports import MoveReport
 
 
 class Roster:
     """`stage_of` is the plan's; newcomers are added to it. `delay_steps`: how many steps are under way beside the first
     that is not committed. `balance` says which stage needs a peer; `moving[p]` is the stage for which member p will
-    leave its own."""
+    leave its own. `absences`: the silent peers that the run waits for."""
 
     def __init__(
         self,
@@ -29,18 +35,22 @@ class Roster:
         coordinator_term: int,
         delay_steps: int = 0,
         balance: Balance | None = None,
+        stage_grace_s: float = 0.0,
     ):
         self.stage_of = dict(stage_of)
         self.balance = balance or ByNumber()
         self.moving: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # of the last hello
+        self.disks: dict[int, str] = {}  # on which each peer keeps its parts of checkpoints
         self.view: View | None = None
         self.admissions: dict[int, int] = {}  # of the members
         self.candidates: set[int] = set()
         self.leaving: set[int] = set()
         self.lost: set[int] = set()
         self.missing: set[int] = set()
+        self.absences = Absences(stage_grace_s)
+        self._states: dict[int, StateName] = {}  # what candidates and joining members hold
         self._delay_steps = delay_steps
         self._member_processes: dict[int, int] = {}
         self._joining: set[int] = set()
@@ -77,6 +87,16 @@ class Roster:
         return {peer for peer in self.current_view.stage_peers(stage) if peer not in absent}
 
     @property
+    def holders(self) -> list[Holder]:
+        """The members that are there, with their disks."""
+        present = sorted(self.members - self.lost - self.missing)
+        return [Holder(peer, self.stage_of[peer], self.disks.get(peer, "")) for peer in present]
+
+    @property
+    def live_disks(self) -> set[str]:
+        return {holder.disk for holder in self.holders}
+
+    @property
     def vacant(self) -> list[int]:
         """Stages without anyone who is there and holds their state."""
         return [stage for stage in range(self._n_stages) if not self.live(stage)]
@@ -99,29 +119,53 @@ class Roster:
         self.stage_of |= {member.peer: member.stage for member in view.members}
         self.addresses |= {member.peer: member.address for member in view.members}
         self.processes |= {member.peer: member.process for member in view.members}
+        self.disks |= {member.peer: member.disk for member in view.members}
         self.adopt(view)
         if steps_since:
-            self.committed()
+            self._joining.clear()
 
-    def hello(self, peer: int, address: str, process: int) -> bool:
+    def hello(self, peer: int, hello: Hello) -> bool:
         """A peer has said hello. True if it is a member, but another process than the one that was admitted."""
+        process = hello.process
         if self.processes.get(peer) != process:
             self.candidates.discard(peer)  # its earlier process was ready, this one is not
-        self.addresses[peer] = address
+            self._states.pop(peer, None)
+            self.absences.end(peer)
+        self.addresses[peer] = hello.address
         self.processes[peer] = process
+        self.disks[peer] = hello.disk
         return self._member_processes.get(peer, process) != process
 
     def reach(self, peer: int) -> Connect:
         """Connect again to a peer whose connections were ended, at the address that it gave."""
         return Connect(peer, self.addresses.get(peer, ""))
 
-    def newcomer(self, now_s: float, temporary_id: int) -> tuple[int, int]:
-        """A newcomer's peer id, and the stage that needs a peer most."""
+    def ready(self, peer: int, state: StateName | None) -> None:
+        """A peer outside of the view is ready to compute, or a joining member has its state. `state`: what it holds of
+        the run, if it holds something."""
+        self.absences.end(peer)
+        if peer not in self._joining:
+            self.candidates.add(peer)
+        if state is not None:
+            self._states[peer] = state
+
+    def returned(self, peer: int) -> None:
+        """The last replica of a stage was silent, and is there again."""
+        self.missing.discard(peer)
+        self.absences.end(peer)
+
+    @property
+    def first_newcomer(self) -> int:
+        """The least peer id that a newcomer may get in this term."""
+        return self._newcomers.first_id
+
+    def newcomer(self, now_s: float, temporary_id: int, certified: int | None) -> tuple[int, int]:
+        """A newcomer's peer id, and the stage that needs a peer most. `certified`: the id in its certificate."""
         known = self._newcomers.known_as(temporary_id)
         if known is not None:
             return known, self.stage_of[known]
         stage = self.balance.stage_for(self.stages)
-        peer = self._newcomers.admit(now_s, temporary_id)
+        peer = self._newcomers.admit(now_s, temporary_id, certified)
         self.stage_of[peer] = stage
         return peer, stage
 
@@ -133,6 +177,8 @@ class Roster:
         """Whether a peer says hello for a stage that it is not meant for any more; its state then does not count."""
         if self.stage_of[hello.peer] == hello.stage:
             return False
+        self.absences.end(hello.peer)
+        self._states.pop(hello.peer, None)
         self.candidates.discard(hello.peer)
         self.processes.pop(hello.peer, None)
         return True
@@ -152,6 +198,7 @@ class Roster:
         self.stage_of[peer] = stage
         self._newcomers.coming.add(peer)
         self._newcomers.sent.add(peer)
+        self._states.pop(peer, None)
         self.candidates.discard(peer)
         self.processes.pop(peer, None)
 
@@ -172,11 +219,16 @@ class Roster:
         self.leaving.add(peer)
         return not self.live(self.stage_of[peer]) - {peer}
 
-    def lose(self, peer: int, next_view: View | None = None) -> bool:
-        """A peer is gone. False if it was the last replica of its stage: then it stays a member, and is missing.
-        `next_view` is being made durable: a peer that leaves with it does not count as a replica."""
-        self.candidates.discard(peer)
-        self._newcomers.coming.discard(peer)
+    def lose(self, now_s: float, peer: int, is_dead: bool, next_view: View | None = None) -> bool:
+        """A peer is gone; `is_dead`: its process has ended. False if it was the last replica of its stage: then it
+        stays a member, and is missing. `next_view` is being made durable: a peer that leaves with it does not count as
+        a replica."""
+        state = self._states.pop(peer, None)
+        if is_dead:
+            self.absences.end(peer)
+        elif state or peer in self.members - self._joining or peer in self.absences:
+            self.absences.add(now_s, peer, self.stage_of[peer], state.version if state else None)
+        self.dismiss(peer)
         staying = (next_view or self.current_view).by_peer.keys()
         if peer not in self.members or peer in self._joining or self.live(self.stage_of[peer]) & staying - {peer}:
             self.lost |= {peer} & self.members
@@ -184,61 +236,103 @@ class Roster:
         self.missing.add(peer)
         return False
 
+    def dismiss(self, peer: int) -> None:
+        """A peer that is no member is gone."""
+        self.candidates.discard(peer)
+        self._newcomers.coming.discard(peer)
+
     def let_go(self, now_s: float, reachable: Container[int]) -> None:
         """Stop to expect newcomers that asked and did not come, and forget the longest gone of those that are neither
         in the run nor reachable. A peer that was evicted is known by its stage and address if it comes back; once it is
         forgotten it has to ask again. Peers of the plan are always known."""
         self._newcomers.expire(now_s)
-        known = self.members | self.coming | set(self._planned)
+        known = self.members | self.coming | set(self._planned) | {p for p in self.stage_of if p in self.absences}
         for peer in self._newcomers.forget(list(self.stage_of), known, reachable):
-            for entries in (self.stage_of, self.addresses, self.processes):
+            for entries in (self.stage_of, self.addresses, self.processes, self.disks):
                 entries.pop(peer, None)
             self._evictions.forget(peer)
             self.leaving.discard(peer)
 
     # ------------------------------------------------------------------------------------------------------- views
 
-    def committed(self) -> None:
+    def committed(self, n_committed: int) -> None:
         """A step is committed, so every member that was joining has taken part in it."""
+        for peer in self._joining:
+            self._states.pop(peer, None)
         self._joining.clear()
+        self.absences.committed(n_committed)
 
-    def first_view(self, coordinator_term: int, generation: int, n_committed: int) -> View:
-        """All peers of the plan."""
+    def first_view(self, coordinator_term: int, start: Checkpoint) -> View:
+        """All peers of the plan, with the state of the checkpoint `start`."""
         members = tuple(self._member(peer, 1, 0) for peer in self._planned)
-        return View(1, coordinator_term, generation, members, (1,) * self._n_stages, n_committed)
+        view = View(1, coordinator_term, start.generation, members, (1,) * self._n_stages, start.version)
+        return replace(view, parts=start.parts, n_reseeds=start.n_reseeds)
 
     def next_view(
-        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: int
+        self, between_steps: bool, n_committed: int, records: Iterable[Record], checkpoint: Checkpoint | None
     ) -> View | None:
         """The view that the changes so far ask for now, if any; its `results` are still to be filled in. `checkpoint`:
-        version of the last complete one."""
-        vacant = self.vacant
-        if vacant and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}:
+        the last complete one, to which the run may go back; None if it cannot."""
+        records = tuple(records)
+        stand_ins = self._stand_ins(n_committed, records)
+        filled = {self.stage_of[peer] for peer in stand_ins}
+        vacant = set(self.vacant) - filled
+        orphans = self._orphans(vacant)
+        if checkpoint and not stand_ins and not orphans and self._must_roll_back(vacant):
             return self.roll_back(checkpoint)
-        leaving = self._leaving_now(between_steps)
+        leaving = self._leaving_now(between_steps, filled) | orphans
         admits = between_steps and not vacant
         joining = {peer for peer in self.candidates if admits and self._evictions.may_return(peer, n_committed)}
-        if not leaving and not joining:
+        joining -= stand_ins
+        if not leaving and not joining and not stand_ins:
             return None
         number = self.current_view.number + 1
-        changed = {self.stage_of[peer] for peer in leaving - self._joining}
-        staying = self._staying(leaving, n_committed, changed)
+        changed = {self.stage_of[peer] for peer in leaving - self._joining} | filled
+        staying = self._staying(leaving | stand_ins, n_committed, changed)
         first_step = n_committed + 1 + self._delay_steps  # the first that is not under way yet
+        new = [self._member(peer, number, n_committed) for peer in stand_ins]
+        new += [self._member(peer, number, first_step) for peer in joining]
         return replace(
             self.current_view,
             number=number,
-            members=_in_order([*staying, *(self._member(peer, number, first_step) for peer in joining)]),
+            members=_in_order([*staying, *new]),
             stage_views=tuple(number if s in changed else v for s, v in enumerate(self.current_view.stage_views)),
             n_committed=n_committed,
-            records=tuple(records),
+            records=records,
             rolled_back=False,
             results=(),
-            joining=tuple(sorted((self._joining - leaving) | joining)),
+            joining=tuple(sorted((self._joining - leaving - stand_ins) | joining)),
         )
 
-    def _leaving_now(self, between_steps: bool) -> set[int]:
-        """Lost members, and between two steps those that want to go and leave another replica behind."""
+    def _stand_ins(self, n_committed: int, records: Sequence[Record]) -> set[int]:
+        """Peers that hold the committed version of a vacant stage: candidates, and members that have just joined."""
+        rounds = records[-1].rounds if records and records[-1].step == n_committed - 1 else ()
+        committed = StateName(self.current_view.generation, n_committed, rounds)
+        ready = {peer for peer in self.candidates | (self._joining - self.lost) if self._states.get(peer) == committed}
+        vacant = self.vacant
+        return {peer for peer in ready if self.stage_of[peer] in vacant}
+
+    def _orphans(self, vacant: Collection[int]) -> set[int]:
+        """Joining members that nobody is left to give a state to. They are put out, and say whether they have it."""
+        lost = {stage for stage in vacant if not self.absences.of_stage(stage)}
+        return {peer for peer in self._joining - self.lost if self.stage_of[peer] in lost}
+
+    def _must_roll_back(self, vacant: Collection[int]) -> bool:
+        """Whether a stage has nobody left who may hold its committed version, and all vacant stages have newcomers."""
+        is_lost = any(not self.absences.of_stage(stage) for stage in vacant)
+        return is_lost and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}
+
+    def lost_stage(self, n_committed: int, records: Sequence[Record]) -> int | None:
+        """A vacant stage whose committed version nobody holds any more, as far as is known."""
+        filled = {self.stage_of[peer] for peer in self._stand_ins(n_committed, records)}
+        lost = [stage for stage in self.vacant if stage not in filled and not self.absences.of_stage(stage)]
+        return lost[0] if lost else None
+
+    def _leaving_now(self, between_steps: bool, filled: Collection[int]) -> set[int]:
+        """Lost members, missing ones whose stage has a replica again or is one of `filled`, and between two steps those
+        that want to go and leave another replica behind."""
         leaving = set(self.lost)
+        leaving |= {p for p in self.missing if self.stage_of[p] in filled or self.live(self.stage_of[p])}
         if between_steps:
             for peer in sorted(self.members & (self.leaving | set(self.moving))):
                 if self.live(self.stage_of[peer]) - leaving - {peer}:
@@ -257,10 +351,14 @@ class Roster:
             staying.append(member)
         return staying
 
-    def roll_back(self, checkpoint: int) -> View:
-        """A new generation, at the last complete checkpoint, of all peers that are there."""
+    def roll_back(self, checkpoint: Checkpoint) -> View:
+        """A new generation, at the last complete checkpoint, of all peers that are there. A missing member stays if its
+        stage would have nobody without it."""
         number = self.current_view.number + 1
-        staying = self._staying(self.lost | self.missing, checkpoint, set())
+        present = [peer for peer in self.members - self.lost - self.missing] + list(self.candidates)
+        has_others = {self.stage_of[peer] for peer in present}
+        missing = {peer for peer in self.missing if self.stage_of[peer] in has_others}
+        staying = self._staying(self.lost | missing, checkpoint.version, set())
         joining = [self._member(peer, number, 0) for peer in self.candidates]
         return replace(
             self.current_view,
@@ -268,30 +366,40 @@ class Roster:
             generation=self.current_view.generation + 1,
             members=tuple(replace(member, first_step=0) for member in _in_order([*staying, *joining])),
             stage_views=(number,) * self._n_stages,
-            n_committed=checkpoint,
+            n_committed=checkpoint.version,
             records=(),
             rolled_back=True,
             results=(),
             joining=(),
+            parts=checkpoint.parts,
         )
 
     def _member(self, peer: int, admission: int, first_step: int) -> Member:
         address, process = self.addresses.get(peer, ""), self.processes.get(peer, 0)
-        return Member(peer, self.stage_of[peer], admission, address, process, first_step)
+        disk = self.disks.get(peer, "")
+        return Member(peer, self.stage_of[peer], admission, address, process, first_step, disk)
 
-    def adopt(self, view: View) -> set[int]:
+    def adopt(self, view: View, now_s: float = 0.0) -> set[int]:
         """The view is durable; the peers that wanted to go and have left with it."""
         before = self.admissions
+        for peer in self._joining - view.by_peer.keys() - self.lost - self.leaving - set(self.moving):
+            self.absences.add(now_s, peer, self.stage_of[peer])
         if view.rolled_back:
             self._evictions.clear()
-        self._evictions.add(self.lost - view.by_peer.keys(), view.n_committed)
+            self._states.clear()
+            self.absences.rolled_back(view.by_peer.keys())
+        evicted = (self.lost | self.missing) - view.by_peer.keys()
+        self._evictions.add(evicted, view.n_committed)
+        self.absences.evicted(self.members - view.by_peer.keys(), view.n_committed)
+        staying = {member.peer for member in view.members if self._member_processes.get(member.peer) == member.process}
         self.view = view
         self.admissions = {member.peer: member.admission for member in view.members}
         self._member_processes = {member.peer: member.process for member in view.members}
         self._joining = set(view.joining)
         self.candidates -= self.members
         self._newcomers.became_members(self.members)
-        left = (self.leaving | set(self.moving)) - self.members - self.lost
+        self._states = {p: s for p, s in self._states.items() if p in self._joining or p not in self.members}
+        left = (self.leaving | set(self.moving)) - self.members - evicted
         for peer in left & set(self.moving) - self.leaving:
             self._send_to(peer, self.moving[peer])
         self.moving = {peer: stage for peer, stage in self.moving.items() if peer in self.members}
@@ -299,7 +407,7 @@ class Roster:
             if self.admissions.get(peer) != before[peer]:  # gone, or admitted again
                 self.lost.discard(peer)
                 self.missing.discard(peer)
-                self.leaving.discard(peer)
+                self.leaving -= {peer} - staying  # a stand-in still wants to leave
         return left
 
 

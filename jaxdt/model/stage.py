@@ -214,6 +214,13 @@ def _accumulate(pullback: Callable, gy: Any, acc: Params) -> tuple[Boundary | No
     return (gx[0] if gx else None), jax.tree.map(jnp.add, acc, gradient)
 
 
+def computes_on(n_devices: int | None = None) -> str:
+    """The platform and the devices on which jax computes here, all or the first n, such as "gpu: 2 x NVIDIA H100"."""
+    devices = jax.local_devices()[:n_devices]
+    kinds = sorted({device.device_kind for device in devices})
+    return f"{jax.default_backend()}: {len(devices)} x {', '.join(kinds)}"
+
+
 class _Devices:
     """The local devices of a stage, and where arrays live on them: `whole` arrays on every device, `batch` arrays cut
     along their first axis. On one device both are None, and jit is plain."""

@@ -20,7 +20,9 @@ from jaxdt.spec.work import Work
 
 COORDINATOR = -1
 NOBODY = -2  # in a route
-TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask for a peer id
+TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask to join
+PEER_IDS = 1 << 32  # peer ids are below; a temporary id modulo this is the id of the peer that asks, if it has one
+OPERATOR_IDS = 1 << 60  # from here on: ids under which operators ask for something
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
 URGENT, BULK = 0, 1
@@ -62,11 +64,45 @@ class SliceKey:
 
 @frozen_dataclass(order=True)
 class StateKey:
-    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words."""
+    """Words lo..hi-1 of a stage's parameters and optimizer state at `version`, as one vector of 4-byte words. With
+    `part`: words lo..hi-1 of the checkpoint part of this digest, as one stream."""
 
     version: int
     lo: int
     hi: int
+    part: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+
+@frozen_dataclass
+class Part:
+    """The state of `stage` after `version` updates, as it stands on disks: the digest of its content, its length in
+    4-byte words, and the ids of the disks that hold it."""
+
+    version: int
+    stage: int
+    digest: str
+    n_words: int
+    disks: tuple[str, ...] = ()
+
+
+@frozen_dataclass
+class Checkpoint:
+    """A complete checkpoint: the parts of all stages, in their order, after `version` updates in `generation`.
+    `n_reseeds`: how often the run had gone on with other samples. Without parts it is version 0, the initial state,
+    which every peer can draw."""
+
+    version: int = 0
+    generation: int = 0
+    parts: tuple[Part, ...] = ()
+    n_reseeds: int = 0
+
+    @property
+    def n_copies(self) -> int:
+        """On how many disks each part is, at least."""
+        return min((len(part.disks) for part in self.parts), default=0)
 
 
 # -------------------------------------------------------------------------------------------------------- messages
@@ -75,18 +111,21 @@ class StateKey:
 @frozen_dataclass
 class Header:
     """Stands on every message. A message of another run, another generation or an old view is dropped and counted; one
-    of a newer view is held."""
+    of a newer view is held. `coordinator_term`: the coordinator's own, or the highest that a peer has heard of; peers
+    drop what a coordinator of a lower term says."""
 
     run: str
     generation: int
     view: int
     src: int
+    coordinator_term: int = 0
 
 
 @frozen_dataclass
 class Member:
     """One member of a view: `admission` grows each time the coordinator admits this peer_id, and `process` is the one
-    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on."""
+    of its processes that was admitted. `address` is host:port. It computes and averages from `first_step` on. Members
+    with an equal `disk` see one another's files."""
 
     peer: int
     stage: int
@@ -94,12 +133,23 @@ class Member:
     address: str = ""
     process: int = 0
     first_step: int = 0
+    disk: str = ""
+
+
+@frozen_dataclass
+class StateName:
+    """Names parameters and optimizer state: their generation, how many updates they have seen, and the rounds of the
+    last update (none where the generation begins). Equal names mean equal states (step protocol, Sec. 6.2)."""
+
+    generation: int
+    version: int
+    rounds: tuple[Round, ...] = ()
 
 
 @frozen_dataclass
 class Record:
     """A committed step of a generation. `sq_norm`: squared norm of the summed gradient over all groups. `verdict`:
-    "apply", or "skip" if that norm is not finite."""
+    "apply", or "skip" if that norm is not finite. `checkpoint`: an operator wants a checkpoint after this step."""
 
     step: int
     rounds: tuple[Round, ...]
@@ -107,6 +157,7 @@ class Record:
     n_samples: int
     verdict: str
     generation: int = 0
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +172,8 @@ class View:
                  all other rounds of groups that changed begin anew
     joining      members that lack the state of n_committed. They get it, and the results of steps under way, from the
                  other members of their stage
+    parts        of the checkpoint with which this generation began
+    n_reseeds    how often the run has gone on with other samples, since a gradient was not finite
     """
 
     number: int
@@ -133,6 +186,8 @@ class View:
     rolled_back: bool = False
     results: tuple[tuple[Round, tuple[int, ...]], ...] = ()
     joining: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
+    n_reseeds: int = 0
 
     @functools.cached_property
     def by_peer(self) -> Mapping[int, Member]:
@@ -147,6 +202,10 @@ class View:
             found[member.stage].append(member)
         return found
 
+    def rounds_of(self, step: int) -> tuple[Round, ...]:
+        """The rounds of a committed step, if its record is among `records`."""
+        return next((record.rounds for record in self.records if record.step == step), ())
+
     def stage_peers(self, stage: int) -> tuple[int, ...]:
         return tuple([member.peer for member in self._by_stage[stage]])
 
@@ -158,24 +217,31 @@ class View:
 @frozen_dataclass
 class Hello:
     """A peer is here, listens at `address`, and runs the config and plan of this fingerprint. `process` tells two
-    processes of one peer apart."""
+    processes of one peer apart. `disk`: the id of the disk on which it keeps its parts of checkpoints."""
 
     peer: int
     stage: int
     fingerprint: str
     address: str
     process: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
 class Join:
-    """Newcomer, under a temporary id -> coordinator: asks for a peer id and a stage."""
+    """A process, under a temporary id -> coordinator: a newcomer asks for a stage, and for a peer id if it has none
+    from a certificate; one that was started as `peer` asks whether it may be that peer. `where` it runs, for people.
+    `is_new`: it does not know the run, and is told its config and plan."""
+
+    peer: int | None = None
+    where: str = ""
+    is_new: bool = False
 
 
 @frozen_dataclass
 class Welcome:
-    """Coordinator -> newcomer, the answer to Join: the run, the newcomer's peer id and stage, and `job`: the run's
-    `config` and `plan` as JSON."""
+    """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
+    `config` and `plan` as JSON. Ended is the other answer."""
 
     run: str
     peer: int
@@ -186,12 +252,15 @@ class Welcome:
 
 @frozen_dataclass
 class Profiled:
-    """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, and the
-    version of its parameters."""
+    """Peer -> coordinator: this process is ready to compute. `seconds` of its stage functions per kind of Work, the
+    version of its parameters, and on what it computes, for people. `state`: the state that it holds of the run, if it
+    has been a member; a joining member says it as soon as it has fetched the state."""
 
     seconds: dict[str, float]
     version: int
     process: int = 0
+    device: str = ""
+    state: StateName | None = None
 
 
 @frozen_dataclass
@@ -270,7 +339,8 @@ class Progress:
 
 @frozen_dataclass
 class Fetch:
-    """Joining member -> another member of its stage: asks for a slice of its state."""
+    """Joining member -> another member of its stage: asks for a slice of its state. Any member -> a member whose disk
+    holds a part of a checkpoint: asks for a slice of that part."""
 
     key: StateKey
 
@@ -360,12 +430,36 @@ class GroupResult:
 
 
 @frozen_dataclass
+class StateDigest:
+    """What tells whether two replicas of `stage` hold equal parameters and optimizer state at `version`: a digest of
+    all of it, the norm of the parameters, and sums of them (jaxdt.membership.state_check)."""
+
+    stage: int
+    version: int
+    digest: int
+    norm: float
+    sums: tuple[float, ...]
+
+
+@frozen_dataclass
 class Prepared:
-    """Member -> coordinator: I hold the whole result of each of my groups."""
+    """Member -> coordinator: I hold the whole result of each of my groups. `state`: that of version `step`, where
+    replicas compare it."""
 
     step: int
     admission: int
     results: tuple[GroupResult, ...]
+    state: StateDigest | None = None
+
+
+@frozen_dataclass
+class Repair:
+    """Coordinator -> member: your state of `version`, with this digest, is not that of replica `donor`: take over
+    the donor's, and then say `Prepared` again. The donor itself only makes its digest again."""
+
+    version: int
+    digest: int
+    donor: int
 
 
 @frozen_dataclass
@@ -377,26 +471,62 @@ class Committed:
 
 @frozen_dataclass
 class Saved:
-    """Member -> coordinator: this stage's part of the checkpoint of `version` is durable; for `blocked_s` the member
-    did nothing else."""
+    """Member -> coordinator: the part of the checkpoint of `version` for `stage`, with this digest and length, is
+    durable on the member's disk; for `blocked_s` the member did nothing else."""
 
     version: int
     stage: int
     blocked_s: float = 0.0
+    digest: str = ""
+    n_words: int = 0
+
+
+@frozen_dataclass
+class CopyPart:
+    """Coordinator -> member: fetch this part of a checkpoint from a member whose disk holds it, and keep it."""
+
+    part: Part
+
+
+@frozen_dataclass
+class PartMissing:
+    """Member -> who asked for it, and the coordinator: this member's disk does not hold the part, or cannot."""
+
+    digest: str
+    reason: str
 
 
 @frozen_dataclass
 class Failed:
-    """Member -> coordinator: this member cannot go on, for something that a person has to mend: a full disk, a file."""
+    """Peer -> coordinator: this peer cannot go on, for something that a person has to mend, and its process ends."""
 
     reason: str
 
 
 @frozen_dataclass
-class CheckpointComplete:
-    """Coordinator -> all: every stage's part of the checkpoint of `version` is durable."""
+class SaveFailed:
+    """Member -> coordinator: this stage's part of the checkpoint of `version` could not be written. The member goes on,
+    and tries again with the next checkpoint."""
 
     version: int
+    reason: str
+
+
+@frozen_dataclass
+class Overdue:
+    """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
+    `deadline_s`."""
+
+    work: str
+    seconds: float
+    deadline_s: float
+
+
+@frozen_dataclass
+class CheckpointComplete:
+    """Coordinator -> all: every stage's part of the checkpoint is durable on enough disks."""
+
+    checkpoint: Checkpoint
 
 
 @frozen_dataclass
@@ -412,6 +542,43 @@ class Done:
 class Suspect:
     """Member -> coordinator: `peer` has been out of my reach for longer than its deadline. Donor -> coordinator and the
     newcomer `peer`: it asks for what this stage's state does not have."""
+
+    peer: int
+    reason: str
+
+
+@frozen_dataclass
+class OperatorRequest:
+    """Operator -> coordinator: one of the commands in jaxdt.membership.operations, some of them for a peer."""
+
+    command: str
+    peer: int | None = None
+
+
+@frozen_dataclass
+class OperatorAnswer:
+    """Coordinator -> operator: the request is taken on, or refused; one line for people. Of "status" it is JSON."""
+
+    accepted: bool
+    text: str
+
+
+@frozen_dataclass
+class Drain:
+    """Coordinator -> member: leave the run as if you had been asked on your host."""
+
+
+@frozen_dataclass
+class Revoked:
+    """Coordinator -> all: the certificates of these peers do not count any more."""
+
+    peers: tuple[int, ...]
+
+
+@frozen_dataclass
+class CannotReach:
+    """Member -> coordinator: messages wait here for `peer`, and neither of the two can dial the other. Unlike a link
+    that broke, this does not mend itself."""
 
     peer: int
     reason: str
@@ -447,12 +614,22 @@ Message = (
     | Shard
     | Reduced
     | Prepared
+    | Repair
     | Committed
     | Saved
+    | CopyPart
+    | PartMissing
     | Failed
+    | SaveFailed
+    | Overdue
     | CheckpointComplete
     | Done
     | Suspect
+    | OperatorRequest
+    | OperatorAnswer
+    | Drain
+    | Revoked
+    | CannotReach
     | Ended
 )
 
@@ -462,10 +639,12 @@ Message = (
 
 @frozen_dataclass
 class Received:
-    """A message from header.src arrived; its tensor, if it names one, is in the driver's store."""
+    """A message from header.src arrived. `tensor` is the driver's: the tensor that came with the message, if it names
+    one. No machine looks at it; a peer that accepts the message hands it back with StoreTensor."""
 
     header: Header
     body: Message
+    tensor: Any = field(default=None, compare=False, repr=False)
 
 
 @frozen_dataclass
@@ -503,10 +682,14 @@ class Persisted:
 
 @frozen_dataclass
 class WroteCheckpoint:
-    """This peer's part of the checkpoint of `version` is durable; for `blocked_s` it did nothing else."""
+    """This peer's part of the checkpoint of `version` in `generation` is durable, with this digest and so many 4-byte
+    words; for `blocked_s` it did nothing else."""
 
     version: int
     blocked_s: float = 0.0
+    digest: str = ""
+    n_words: int = 0
+    generation: int = 0
 
 
 @frozen_dataclass
@@ -514,6 +697,32 @@ class CheckpointFailed:
     """This peer's part of the checkpoint of `version` could not be written."""
 
     version: int
+    reason: str
+
+
+@frozen_dataclass
+class FoundPart:
+    """The answer to FindPart: how many words the part on this disk has, which is whole, or 0 if there is none.
+    `slices`: bounds of those that an earlier attempt to fetch it has left here."""
+
+    digest: str
+    n_words: int
+    slices: tuple[tuple[int, int], ...] = ()
+
+
+@frozen_dataclass
+class KeptPart:
+    """The answer to KeepPart: '' if the part is durable on this disk, else why it is not."""
+
+    digest: str
+    problem: str = ""
+
+
+@frozen_dataclass
+class LostPart:
+    """A part that was on this disk cannot be read any more, or what has been fetched of one cannot be written."""
+
+    digest: str
     reason: str
 
 
@@ -532,26 +741,49 @@ class Installed:
 
 
 @frozen_dataclass
+class Digested:
+    """The driver has made the digest that DigestState asked for; the fields are those of StateDigest."""
+
+    version: int
+    generation: int
+    digest: int
+    norm: float
+    sums: tuple[float, ...]
+
+
+@frozen_dataclass
 class LinkChanged:
-    """The transport to `peer` came up or went down."""
+    """The transport to `peer` came up or went down. `gone`: its host answers and nobody listens at its address, so the
+    process that did has ended."""
 
     peer: int
     up: bool
     reason: str = ""
+    gone: bool = False
+
+
+@frozen_dataclass
+class NoWay:
+    """Messages wait for `peer`, and neither side can dial the other."""
+
+    peer: int
+    reason: str
 
 
 @frozen_dataclass
 class Started:
     """The first event of every machine; `address` (host:port) is where this process listens, `process` a number that no
-    other process of this peer has."""
+    other process of this peer has, `disk` the id of the disk on which it keeps its parts of checkpoints."""
 
     address: str = ""
     process: int = 0
+    disk: str = ""
 
 
 @frozen_dataclass
 class Refused:
-    """A connection with `peer` was refused by one of its ends; None if the other end did not name itself."""
+    """`peer` refused a connection that this process opened, or sent what had to be refused; None for a connection that
+    this process refused, whoever it said it was."""
 
     peer: int | None
     reason: str
@@ -560,18 +792,21 @@ class Refused:
 @frozen_dataclass
 class Ready:
     """The peer's own stage is compiled and timed, seconds per kind of Work and per MESSAGE; its state has so many
-    4-byte words."""
+    4-byte words. `device`: on what it computes, for people."""
 
     seconds: dict[str, float]
     n_words: int = 0
+    device: str = ""
 
 
 @frozen_dataclass
 class Status:
-    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done."""
+    """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done; and the Work
+    that runs on the device at this moment."""
 
     values: dict[str, float]
     bytes_to: dict[str, int] = field(default_factory=dict[str, int])
+    running: Work | None = None
 
 
 @frozen_dataclass
@@ -580,6 +815,19 @@ class Interrupted:
 
     code: int = 130
     reason: str = "interrupted"
+
+
+@frozen_dataclass
+class Paused:
+    """This process did not run for so long: its host or its own work held it. What arrived meanwhile may not have been
+    read yet, so a silence of that time says nothing."""
+
+    seconds: float
+
+
+@frozen_dataclass
+class Terminated:
+    """The system asks this coordinator to end. The run goes on, and waits for another coordinator."""
 
 
 @frozen_dataclass
@@ -651,6 +899,23 @@ class Joined:
 
 
 @frozen_dataclass
+class Holds:
+    """sync -> membership: the state that is here, if there is one. A peer that was evicted says it once no update runs,
+    and a joining one when it has joined."""
+
+    state: StateName | None
+
+
+@frozen_dataclass
+class Repairing:
+    """sync -> state transfer: this peer's state of `version` has to be replaced by that of replica `donor`. Joined
+    answers."""
+
+    version: int
+    donor: int
+
+
+@frozen_dataclass
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -658,7 +923,35 @@ class Updated:
     version: int
 
 
-INTERNAL = (ViewChanged, Evicted, Accumulated, Evaluated, Drained, Fetching, Joined, Updated)
+@frozen_dataclass
+class GoBack:
+    """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
+    and restore it."""
+
+    view: View
+
+
+@frozen_dataclass
+class HoldsPart:
+    """part transfer -> membership: a part that was fetched is durable on this disk."""
+
+    part: Part
+
+
+INTERNAL = (
+    ViewChanged,
+    Evicted,
+    Accumulated,
+    Evaluated,
+    Drained,
+    Fetching,
+    Joined,
+    Holds,
+    Repairing,
+    Updated,
+    GoBack,
+    HoldsPart,
+)
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 
@@ -706,6 +999,23 @@ class Disconnect:
     """`peer` is no member any more: end its connections and forget the messages that wait for it."""
 
     peer: int
+
+
+@frozen_dataclass
+class StoreTensor:
+    """Keep the tensor that came with a message: the message is accepted. A tensor of a message that is dropped is never
+    stored, since keys name neither view nor generation, and it would take the place of one that is waited for."""
+
+    src: int
+    body: Message
+    tensor: Any = field(default=None, compare=False, repr=False)
+
+
+@frozen_dataclass
+class Revoke:
+    """End the connections of these peers, and refuse new ones for good."""
+
+    peers: tuple[int, ...]
 
 
 @frozen_dataclass
@@ -767,24 +1077,55 @@ class Persist:
 
 @frozen_dataclass
 class WriteCheckpoint:
-    """Write this peer's part of the checkpoint of `version`; WroteCheckpoint answers."""
+    """Write this peer's part of the checkpoint of `version` in `generation`; WroteCheckpoint answers."""
 
     version: int
+    generation: int = 0
+    n_reseeds: int = 0
+
+
+@frozen_dataclass
+class FindPart:
+    """Look for the part of this digest, of a checkpoint of `version`, on this disk; FoundPart answers."""
+
+    version: int
+    digest: str
+
+
+@frozen_dataclass
+class KeepPart:
+    """All slices of a part have been fetched: make it durable on this disk, if it is what its digest says; KeptPart
+    answers."""
+
+    part: Part
 
 
 @frozen_dataclass
 class Restore:
-    """Go back to the checkpoint of `version` (0: to the start); samples are drawn for `generation` from now on.
-    Restored answers."""
+    """Go back to the checkpoint of `version`, of which these parts are on this disk (0: to the initial state). Samples
+    are drawn for `n_reseeds` from now on. With `in_place` the state is here already and stays: only what earlier Work
+    has left behind is dropped. Restored answers."""
 
     version: int
     generation: int
+    n_reseeds: int = 0
+    parts: tuple[Part, ...] = ()
+    in_place: bool = False
 
 
 @frozen_dataclass
 class Install:
-    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `generation`.
+    """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
     Installed answers."""
+
+    version: int
+    generation: int
+    n_reseeds: int = 0
+
+
+@frozen_dataclass
+class DigestState:
+    """Make a digest of the parameters and the optimizer state, which are those of `version`; Digested answers."""
 
     version: int
     generation: int
@@ -792,10 +1133,9 @@ class Install:
 
 @frozen_dataclass
 class MarkCheckpoint:
-    """The checkpoint of `version` is complete: make it count, and let go of the oldest."""
+    """The checkpoint is complete: make it count, and let go of the oldest."""
 
-    version: int
-    generation: int
+    checkpoint: Checkpoint
 
 
 @frozen_dataclass
@@ -807,7 +1147,8 @@ class MoveTo:
 
 @frozen_dataclass
 class Stop:
-    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 130 interrupted."""
+    """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 5 another coordinator has taken
+    over, 130 interrupted, 143 this coordinator was asked to end and the run goes on."""
 
     code: int
     reason: str
@@ -821,14 +1162,21 @@ Event = (
     | Persisted
     | WroteCheckpoint
     | CheckpointFailed
+    | FoundPart
+    | KeptPart
+    | LostPart
     | Restored
     | Installed
+    | Digested
     | LinkChanged
+    | NoWay
     | Refused
     | Started
     | Ready
     | Status
     | Interrupted
+    | Paused
+    | Terminated
     | Leave
     | ViewChanged
     | Evicted
@@ -837,7 +1185,11 @@ Event = (
     | Drained
     | Fetching
     | Joined
+    | Holds
+    | Repairing
     | Updated
+    | GoBack
+    | HoldsPart
 )
 Action = (
     Send
@@ -845,6 +1197,8 @@ Action = (
     | Connect
     | Meet
     | Disconnect
+    | StoreTensor
+    | Revoke
     | Run
     | Sum
     | Free
@@ -853,8 +1207,11 @@ Action = (
     | WakeAt
     | Persist
     | WriteCheckpoint
+    | FindPart
+    | KeepPart
     | Restore
     | Install
+    | DigestState
     | MarkCheckpoint
     | Report
     | MoveTo

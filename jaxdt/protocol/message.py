@@ -1,4 +1,7 @@
-"""Messages <-> plain data for the wire; what does not fit a message's types is refused before anyone sees it."""
+"""Messages <-> plain data for the wire; what does not fit a message's types is refused before anyone sees it.
+
+Fields that are not known are left out: a peer of the next minor version may send some (jaxdt.spec.versions).
+"""
 
 import typing
 from typing import Any, TypeGuard
@@ -24,8 +27,8 @@ def from_plain(data: Any) -> Received:
         raise BadInput("message: expected an object with head, kind and body")
     if not isinstance(data["kind"], str) or data["kind"] not in MESSAGES:
         raise BadInput(f"message.kind: got {str(data['kind'])[:40]!r}, expected one of {', '.join(MESSAGES)}")
-    header = serialize.read(Header, data["head"], "message.head")
-    return Received(header, serialize.read(MESSAGES[data["kind"]], data["body"], f"message.{data['kind']}"))
+    header = serialize.read_known(Header, data["head"], "message.head")
+    return Received(header, serialize.read_known(MESSAGES[data["kind"]], data["body"], f"message.{data['kind']}"))
 
 
 def tensor_key(body: Message) -> events.Key | events.SliceKey | events.StateKey | None:

@@ -50,12 +50,60 @@ class StepReport(Report):
 
 
 @dataclass(frozen=True)
+class UnequalBitsReport(Report):
+    """The parameters of a replica are not bit for bit those of `reference`, but within the tolerance, as on hardware
+    that rounds differently. `difference`: estimated norm of the difference over the norm. Told once for each peer."""
+
+    kind: ClassVar[str] = "unequal_bits"
+    version: int
+    stage: int
+    peer: int
+    reference: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class RepairReport(Report):
+    """The parameters of a replica differ from those of `donor` beyond the tolerance: it takes over the donor's state of
+    `version`, and the step goes on then."""
+
+    kind: ClassVar[str] = "repair"
+    version: int
+    stage: int
+    peer: int
+    donor: int
+    difference: float
+
+
+@dataclass(frozen=True)
 class CheckpointReport(Report):
-    """The checkpoint of `version` is complete; saving it kept a member from its work for up to `save_s`."""
+    """The checkpoint of `version` is complete, with each part on `copies` disks or more; saving it kept a member from
+    its work for up to `save_s`."""
 
     kind: ClassVar[str] = "checkpoint"
     version: int
     save_s: float
+    copies: int
+
+
+@dataclass(frozen=True)
+class PartMissingReport(Report):
+    """The disk of `peer` does not hold the part of a checkpoint, or cannot take it."""
+
+    kind: ClassVar[str] = "part_missing"
+    peer: int
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoHolderReport(Report):
+    """A stage is vacant, and nobody who is there holds the parts of these stages of the checkpoint of `version`: the
+    run waits for a host that does."""
+
+    kind: ClassVar[str] = "no_holder"
+    version: int
+    stages: list[int]
 
 
 @dataclass(frozen=True)
@@ -121,10 +169,11 @@ class JoinRequestReport(Report):
 
 @dataclass(frozen=True)
 class CandidateReport(Report):
-    """A peer that is not a member is ready to compute."""
+    """A peer that is not a member is ready to compute, on `device`."""
 
     kind: ClassVar[str] = "candidate"
     peer: int
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,6 +194,37 @@ class LostReport(Report):
 
 
 @dataclass(frozen=True)
+class FailedReport(Report):
+    """A peer that is no member cannot go on: its process has ended, and the run goes on without it."""
+
+    kind: ClassVar[str] = "failed"
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class OverdueReport(Report):
+    """A Work takes far longer than its like. The run goes on without the peer if its stage has another."""
+
+    kind: ClassVar[str] = "overdue"
+    peer: int
+    work: str
+    seconds: float
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class SaveFailedReport(Report):
+    """A member could not write its part of the checkpoint of `version`, for the `n_in_a_row`th time in a row."""
+
+    kind: ClassVar[str] = "save_failed"
+    peer: int
+    version: int
+    reason: str
+    n_in_a_row: int
+
+
+@dataclass(frozen=True)
 class ReturnedReport(Report):
     """The last replica of a stage was silent, and is heard again."""
 
@@ -154,14 +234,17 @@ class ReturnedReport(Report):
 
 @dataclass(frozen=True)
 class VacantReport(Report):
-    """A stage has no replica left. The run waits for another one, and would then go back to `checkpoint` and lose the
-    steps `at_stake`."""
+    """A stage has no replica that is there. The run waits for the silent peers `waits_for`, which may hold its state,
+    for at most `waits_s`. If they do not come back, it waits for a newcomer, goes back to `checkpoint` and does the
+    steps `at_stake` again."""
 
     kind: ClassVar[str] = "vacant"
     stage: int
     reason: str
     checkpoint: int
     at_stake: list[int]
+    waits_for: list[int]
+    waits_s: float
 
 
 @dataclass(frozen=True)
@@ -194,6 +277,44 @@ class RestartedReport(Report):
 
 
 @dataclass(frozen=True)
+class PredictionReport(Report):
+    """The predicted seconds of a step, with the codecs of the run's plan and without them; or why there are none."""
+
+    kind: ClassVar[str] = "prediction"
+    step_s: float | None = None
+    step_s_uncompressed: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class OperatorReport(Report):
+    """An operator has asked for something, and it is being done."""
+
+    kind: ClassVar[str] = "operator"
+    command: str
+    answer: str
+    peer: int | None = None
+
+
+@dataclass(frozen=True)
+class SteppedDownReport(Report):
+    """This coordinator ends, and the run goes on without it."""
+
+    kind: ClassVar[str] = "stepped_down"
+    reason: str
+
+
+@dataclass(frozen=True)
+class PausedReport(Report):
+    """This coordinator did not run for `paused_s`. It judges nobody until it has read what came meanwhile: for
+    `patience_s`."""
+
+    kind: ClassVar[str] = "paused"
+    paused_s: float
+    patience_s: float
+
+
+@dataclass(frozen=True)
 class HeartbeatReport(Report):
     """A peer's heartbeat; `status`: its counters."""
 
@@ -203,6 +324,14 @@ class HeartbeatReport(Report):
 
 
 # ------------------------------------------------------------------------------------------------- from a peer
+
+
+@dataclass(frozen=True)
+class ReadyReport(Report):
+    """This process is ready to compute, on `device`: platform, number and kind."""
+
+    kind: ClassVar[str] = "ready"
+    device: str
 
 
 @dataclass(frozen=True)
@@ -263,6 +392,14 @@ class UsageReport(Report):
 
 
 @dataclass(frozen=True)
+class WriteFailedReport(Report):
+    """A file that is for people only, such as a trace, could not be written; the process goes on without it."""
+
+    kind: ClassVar[str] = "write_failed"
+    reason: str
+
+
+@dataclass(frozen=True)
 class RefusedReport(Report):
     """A connection, a peer or a request was refused."""
 
@@ -272,13 +409,15 @@ class RefusedReport(Report):
 
 @dataclass(frozen=True)
 class DroppedReport(Report):
-    """A message was dropped: at a peer one of this kind and `view`, at the coordinator one of another run or peer."""
+    """A message was dropped: at a peer one of this kind, `view` and `coordinator_term`, at the coordinator one of
+    another run or peer."""
 
     kind: ClassVar[str] = "dropped"
     src: int
     run: str | None = None
     message: str | None = None
     view: int | None = None
+    coordinator_term: int | None = None
 
 
 SCHEMAS: dict[str, type[Report]] = {schema.kind: schema for schema in Report.__subclasses__()}

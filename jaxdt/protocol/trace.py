@@ -71,7 +71,7 @@ def tensor_name(key: Key | SliceKey | StateKey) -> str:
     if isinstance(key, Key):
         return f"{key.step}:{key.kind}{key.stage}.{key.microbatch}"
     if isinstance(key, StateKey):
-        return f"{key.version}:state[{key.lo}:{key.hi}]"
+        return f"{key.version}:{f'part {key.part:.8}' if key.part else 'state'}[{key.lo}:{key.hi}]"
     src = "sum" if key.src is None else f"p{key.src}"
     return f"{key.round.step}:{key.round.group}[{key.lo}:{key.hi}]{src}"
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from jaxdt.protocol.events import Event, Install, Installed, Ran, Restore, Restored
+from jaxdt.protocol.events import Digested, DigestState, Event, Install, Installed, Ran, Restore, Restored
 from jaxdt.runtime.loop import CheckpointWriter, Loop
 from jaxdt.spec.work import UPDATE
 
@@ -25,18 +25,22 @@ def compute(
         while (action := loop.work.get()) is not None:
             started_s = time.monotonic()
             if isinstance(action, Restore):
-                loop.tensors.restore(action.version, action.generation)
+                loop.tensors.restore(action)
                 loop.post(Restored(action.version))
             elif isinstance(action, Install):
-                loop.tensors.install(action.version, action.generation)
+                loop.tensors.install(action)
                 loop.post(Installed(action.version))
+            elif isinstance(action, DigestState):
+                loop.post(Digested(action.version, action.generation, *loop.tensors.digest()))
             else:
                 kind = action.work.kind
                 if kind == UPDATE and checkpointer:
                     checkpointer.wait()
+                loop.running = action.work
                 values = loop.tensors.run(action.work, action.scale, action.rounds)
                 if seconds_min := work_s_min.get(kind):
                     time.sleep(max(0.0, started_s + seconds_min - time.monotonic()))
+                loop.running = None
                 loop.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
     except BaseException as error:
         loop.post(error)

@@ -1,68 +1,87 @@
 """The process of a run's coordinator, from its job to its exit code."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxdt.build import build_coordinator
-from jaxdt.membership.coordinator_config import DurableState, load_durable_state
-from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop
+from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
+from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, Terminated
+from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
-from jaxdt.runtime.journal import Journal
+from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, locked_folder
+from jaxdt.runtime.identity.credential import load_signer
+from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
-from jaxdt.runtime.storage.checkpoint import check_resumable, complete_checkpoints
 from jaxdt.runtime.storage.durable import FileStore, LateFile
-from jaxdt.runtime.transport_setup import start_transport
+from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
+
+# Each peer has two threads here. At the interpreter's 5 ms, the loop waited up to so long after each message of a view
+# that goes to hundreds of peers.
+SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
     """What the coordinator is given beside the job of the run.
 
-    listen: "host:port".
+    own: where it listens, and where peers reach it.
     live: show the fleet as a live table, if on a terminal.
     stop_with_parent: end when standard input ends.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
     """
 
-    listen: str
+    own: OwnAddress
     live: bool
     stop_with_parent: bool
     launched_s: float | None = None
 
 
 def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None]) -> Stop:
-    """Be the coordinator until the run ends: write its metrics and its summary, and show the fleet. `on_address` is
-    called with the address that was bound."""
-    if not options.listen:
+    """Be the coordinator until the run ends, or until this process has to leave it to another one: write its metrics
+    and its summary, and show the fleet. `on_address` is called with the address at which peers reach it."""
+    if not options.own.listen:
         raise BadInput("listen: got no address, expected host:port, at which all peers reach the coordinator")
-    durable = FileStore(job.run_dir / "coordinator")
-    durable_state = _unfinished_state(job, durable)
-    machine = build_coordinator(job.config, job.plan, job.run_start, durable_state)
+    sys.setswitchinterval(SWITCH_S)
+    with locked_folder(job.run_dir / "coordinator") as folder:
+        return _coordinate(job, options, on_address, FileStore(folder))
+
+
+def _coordinate(
+    job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None], durable: FileStore
+) -> Stop:
+    beginning = load_beginning(job, durable)
+    machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
     journal = Journal(job, machine, durable, options.live, options.launched_s)
-    goes_on = durable_state is not None
-    trace_file = LateFile(job.run_dir / "trace" / "coordinator.jsonl", appends=goes_on, by_line=True)
+    goes_on = beginning.durable_state is not None
+    path = job.run_dir / "trace" / "coordinator.jsonl"
+    trace_file = LateFile(path, lambda reason: loop.post(WriteFailedReport(reason)), appends=goes_on, by_line=True)
     with contextlib.closing(trace_file):
         trace = Trace(trace_file.write)
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
-        address = start_transport(job, loop, COORDINATOR, options.listen)
+        journal.post = loop.post
+        issuer = _issuer(job, durable, machine)
+        incarnation, issue = machine.coordinator_term, issuer.redeem if issuer else None
+        address = start_transport(job, loop, COORDINATOR, options.own, incarnation=incarnation, issue=issue)
         with journal:
-            durable.put("run", job.run)
+            begin_run(job, durable, beginning)
             on_address(address)
-            StopRequests(Interrupted(), options.stop_with_parent).deliver_to(loop)
+            StopRequests(Interrupted(), Terminated(), options.stop_with_parent).deliver_to(loop)
             stop = loop.run(address)
+            journal.finish(loop.busy_s_max)
             assert isinstance(stop, Stop), "only a peer moves to another stage"
-            durable.put("run", "")  # the run has ended: another coordinator has nothing to continue
+            if stop.code not in (TERMINATED, SUPERSEDED):
+                end_run(durable)
             return stop
 
 
-def _unfinished_state(job: RunJob, durable: FileStore) -> DurableState | None:
-    """The state of an earlier coordinator of this very run that ended before the run did; None if there was none."""
-    if job.resume or durable.get("run") != job.run:
+def _issuer(job: RunJob, durable: FileStore, machine: Coordinator) -> Issuer | None:
+    """What signs the certificates of those who come with a token; None for a run in plaintext."""
+    if job.credential is None:
         return None
-    complete = complete_checkpoints(job.run_dir)
-    checkpoint = check_resumable(complete[-1], job.about).version if complete else job.start.version
-    return load_durable_state({name: durable.get(name) for name in ("coordinator_term", "view", "records")}, checkpoint)
+    return Issuer(load_signer(job.credential), durable, machine.roster.first_newcomer)

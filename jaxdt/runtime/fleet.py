@@ -6,28 +6,42 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from jaxdt.membership.coordinator import TERMINATED
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
-from jaxdt.runtime.run_dir import job_flags
+from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
+from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.plan import Plan
 
-RUN_CODES = (0, 2, 3, 4, 130)
+INTERRUPTED = 130
+RUN_CODES = (0, 2, 3, 4, INTERRUPTED)
 EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)
+RESTARTED_CODES = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated", TERMINATED: "terminated"}
 NOTICED_S = 5.0
 GRACE_S = 10.0
 POLL_S = 0.05
 ADDRESS_S = 60.0
 
 
+@dataclass(frozen=True)
+class PeerDevices:
+    """What each peer may use. `n_cpus`: CPUs of each peer; 0 shares out this machine's. `gpu_flags[peer]`: the flags of
+    train.py that name its GPUs; none where the machine has no GPUs."""
+
+    n_cpus: int
+    gpu_flags: Mapping[int, list[str]]
+
+
 class LocalFleet:
     """Starts the processes, waits for them, and leaves none behind.
 
     Once the run has begun, a peer that ends does not end it: the coordinator decides what follows. A coordinator that
-    is killed is started again.
+    is killed or terminated is started again.
 
     scripts: the folder of train.py and coordinate.py.
-    n_cpus: CPUs of each peer; 0 shares out this machine's.
     launched_s: when the launcher began, on the monotonic clock.
     lock: a file descriptor that every process inherits."""
 
@@ -37,7 +51,7 @@ class LocalFleet:
         plan: Plan,
         scripts: Path,
         extra_flags: list[str],
-        n_cpus: int,
+        devices: PeerDevices,
         launched_s: float,
         lock: int,
     ):
@@ -45,11 +59,13 @@ class LocalFleet:
         self._plan = plan
         self._scripts = scripts
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
-        self._n_cpus = n_cpus or (os.cpu_count() or 1) // len(plan.peers)
+        self._n_cpus = devices.n_cpus or (os.cpu_count() or 1) // len(plan.peers)
+        self._gpu_flags = devices.gpu_flags
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
         self._launched_s = launched_s
         self._lock = lock
+        self._interrupted = False
         self._first_view = run_dir / "coordinator" / "view.json"
 
     def run(self) -> int:
@@ -82,6 +98,7 @@ class LocalFleet:
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
         own_flags = [f"--address_file={address_file}", f"--began_s={self._launched_s}", f"--listen={listen}"]
+        own_flags.append(coordinator_credential(self._run_dir))
         command = [sys.executable, str(self._scripts / "coordinate.py"), *own_flags, *self._flags]
         self._coordinator = subprocess.Popen(
             command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[self._lock]
@@ -92,12 +109,22 @@ class LocalFleet:
         return address_file.read_text() if address_file.exists() else ""
 
     def _start_peer(self, peer: int, address: str) -> None:
-        flags = [f"--peer={peer}", f"--coordinator={address}", *self._flags, *self._cpus(peer)]
+        flags = [
+            f"--peer={peer}",
+            f"--coordinator={address}",
+            peer_credential(self._run_dir, peer),
+            *self._flags,
+            *self._cpus(peer),
+            *self._gpu_flags.get(peer, []),
+        ]
         # Peers that share CPUs compute on one thread each. The simulator assumes this, and more threads would only
         # compete for the CPUs.
         one_thread = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"
         environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + one_thread}
-        with (self._run_dir / "logs" / f"peer_{peer}.log").open("w") as log:
+        path = self._log_path(peer)
+        for part in (path, older_part(path)):
+            part.unlink(missing_ok=True)
+        with path.open("a") as log:  # `cut_log` needs a file that is appended to
             self._peers[peer] = subprocess.Popen(
                 [sys.executable, str(self._scripts / "train.py"), *flags],
                 stdin=subprocess.PIPE,
@@ -120,6 +147,8 @@ class LocalFleet:
         code of the run."""
         while self._started_coordinator.poll() is None or self._restarts_coordinator(address):
             time.sleep(POLL_S)
+            for peer in self._peers:
+                cut_log(self._log_path(peer))
             ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
             if self._first_view.exists():
                 continue
@@ -131,16 +160,19 @@ class LocalFleet:
             if child.poll() not in EXPECTED_CODES:
                 self._print_exit(peer)
         code = self._started_coordinator.returncode
+        if self._interrupted and code in RESTARTED_CODES:
+            code = INTERRUPTED  # a system that shuts down signals every process: this one was not faster
         if code is not None and code not in RUN_CODES:
             print(f"coordinator: lost, its process ended with exit code {code}")
         return code if code in RUN_CODES else 3
 
     def _restarts_coordinator(self, address: str) -> bool:
-        """Start the coordinator again at its old address if it was killed and the run had begun. Returns whether it
-        runs again."""
-        if self._started_coordinator.poll() != -signal.SIGKILL or not self._first_view.exists():
+        """Start the coordinator again at its old address if it alone was killed or terminated and the run had begun.
+        Returns whether it runs again."""
+        code = self._started_coordinator.poll()
+        if self._interrupted or code not in RESTARTED_CODES or not self._first_view.exists():
             return False
-        print("coordinator: killed, started again", flush=True)
+        print(f"coordinator: {RESTARTED_CODES[code]}, started again", flush=True)
         return bool(self._start_coordinator(address))
 
     def _end_for_lost_peer(self, peer: int) -> None:
@@ -159,9 +191,11 @@ class LocalFleet:
         """Print the exit code of a peer that crashed, and the last line of its log."""
         print(f"peer {peer}: exit code {self._peers[peer].returncode}, in its log: {self._last_line(peer)}")
 
+    def _log_path(self, peer: int) -> Path:
+        return self._run_dir / "logs" / f"peer_{peer}.log"
+
     def _last_line(self, peer: int) -> str:
-        log = self._run_dir / "logs" / f"peer_{peer}.log"
-        return (log.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        return (self._log_path(peer).read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
 
     def _coordinator_ends_within(self, timeout_s: float) -> bool:
         """Wait for at most timeout_s. Returns whether the coordinator has ended."""
@@ -172,6 +206,7 @@ class LocalFleet:
 
     def _interrupt(self, *_) -> None:
         """Interrupt the coordinator, which then ends the run for all peers."""
+        self._interrupted = True
         if self._coordinator and self._coordinator.poll() is None:
             self._coordinator.send_signal(signal.SIGINT)
 
@@ -181,11 +216,18 @@ class LocalFleet:
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
             if self._started_coordinator.poll() is None:
-                self._started_coordinator.send_signal(signal.SIGTERM)
+                self._started_coordinator.send_signal(signal.SIGINT)
+            elif self._interrupted:
+                self._release(self._peers.values())  # nobody else tells them
             time.sleep(POLL_S)
         for child in children:
             if child.poll() is None:
                 child.kill()
             child.wait()
+        self._release(children)
+
+    def _release(self, children: Iterable[subprocess.Popen]) -> None:
+        """Close the pipes to these children. Those that still run take it for the end of this process, and end."""
+        for child in children:
             if child.stdin:
                 child.stdin.close()

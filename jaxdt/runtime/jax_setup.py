@@ -1,8 +1,11 @@
-"""How a process of a run sets up jax before its first computation."""
+"""How a process of a run sets up jax before its first computation, and on what it may compute."""
 
 from pathlib import Path
 
 import jax
+
+from jaxdt.model.stage import computes_on
+from jaxdt.spec.errors import BadInput
 
 
 def set_up_jax(cache_dir: Path) -> None:
@@ -11,3 +14,12 @@ def set_up_jax(cache_dir: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache_dir))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def check_platform(expected: str) -> None:
+    """BadInput if a run that is meant for one platform ("any": for all) would compute on another one here."""
+    if expected not in ("any", jax.default_backend()):
+        raise BadInput(
+            f"platform: here jax computes on {computes_on()}, this run expects {expected}; JAX_PLATFORMS and the "
+            "installed jax decide, scripts/doctor.py looks for what is missing"
+        )

@@ -1,49 +1,128 @@
-"""How a newcomer learns its peer id and its stage: it asks the coordinator, with the run's credential."""
+"""How a process comes to a run.
 
+It redeems its token for a certificate. Under a temporary id a newcomer then asks for a stage, and a process of a known
+peer whether it may be that peer."""
+
+import contextlib
+import os
 import secrets
+import socket
+import ssl
+import time
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Ended, Header, Join, Message, Received, Welcome
-from jaxdt.protocol.message import from_plain, to_plain
-from jaxdt.runtime.net.connection import Address
-from jaxdt.runtime.net.credential import load as load_credential
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
-from jaxdt.runtime.net.transport import Transport
+from cryptography import x509
+
+from jaxdt.membership.liveness.claims import Claimant
+from jaxdt.protocol.deadline import FIRST_CONTACT_S
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS, Join, Stop, Welcome
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.coordinator_client import ask_coordinator
+from jaxdt.runtime.identity import credential as credentials
+from jaxdt.runtime.identity.certificate import PEER, TOKEN, new_key, signing_request
+from jaxdt.runtime.identity.credential import Credential
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.net import handshake
+from jaxdt.runtime.net.address import Address, format_address
+from jaxdt.runtime.net.authentication import Authentication
+from jaxdt.runtime.net.connection import Connection, SelfPipe
+from jaxdt.runtime.net.dialer import connect
+from jaxdt.runtime.net.frame import FrameError
+from jaxdt.runtime.net.handshake import HandshakeRefused
+from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.runtime.run_job import RunJob
+from jaxdt.runtime.stop_requests import StopRequests
+from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
 
-ANSWER_S = 30.0
+PAUSE_S = 0.5
+TOKEN_SUFFIX = ".token"
+
+
+def credential_for(token: Path, coordinator: Address) -> Path:
+    """The credential that a token stands for: NAME.pem beside NAME.token. The first call redeems the token at the
+    coordinator, which binds the new key NAME.key to a peer id; later calls find the credential. BadInput if the
+    coordinator refuses, or is not there."""
+    if token.suffix != TOKEN_SUFFIX:
+        raise BadInput(f"--token: got {token}, expected a file NAME{TOKEN_SUFFIX}")
+    path = token.with_suffix(".pem")
+    if path.exists():
+        return path
+    credential = credentials.load(token)
+    if credential.holder.role != TOKEN:
+        raise BadInput(f"--token: {token} is the credential of {credential.holder}, expected a token")
+    key_path = token.with_suffix(".key")  # kept until the certificate is here: only this key may ask again
+    if not key_path.exists():
+        credentials.write(key_path, new_key())
+    key = credentials.load_key(key_path)
+    chain = _redeem(credential, coordinator, signing_request(key))
+    credentials.write(path, key, tuple(x509.load_pem_x509_certificates(chain)))
+    key_path.unlink()
+    return path
+
+
+def _redeem(credential: Credential, coordinator: Address, request: bytes) -> bytes:
+    """The certificate chain (PEM) for a signing request, as soon as the coordinator is there."""
+    where = f"--token: coordinator {format_address(coordinator)}"
+    give_up_s = time.monotonic() + FIRST_CONTACT_S
+    authentication = Authentication(credential)
+    while True:
+        try:
+            with contextlib.closing(_dial(coordinator)) as connection:
+                authentication.dial(connection, COORDINATOR)
+                return handshake.request_certificate(connection, request)
+        except (HandshakeRefused, FrameError) as error:
+            raise BadInput(f"{where}: {error}") from None
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                raise BadInput(f"{where}: {error}") from None
+            if time.monotonic() > give_up_s:
+                raise BadInput(f"{where}: no answer within {FIRST_CONTACT_S:.0f} s ({error})") from None
+        time.sleep(PAUSE_S)
+
+
+def _dial(address: Address) -> Connection:
+    limits = TransportLimits()
+    with contextlib.closing(SelfPipe()) as nobody_wakes:
+        connection = Connection(connect(address, time.monotonic() + limits.connect_s, nobody_wakes), limits)
+    connection.deadline_s = time.monotonic() + limits.handshake_s
+    return connection
 
 
 def ask_to_join(coordinator: Address, credential: Path | None, allow_plaintext: bool = False) -> Welcome:
-    """Ask the coordinator for a place in the run. BadInput if it refuses or does not answer."""
-    answers: SimpleQueue[Message | str] = SimpleQueue()
+    """Ask the coordinator for a place in the run, under the peer id of the credential if there is one. BadInput if it
+    refuses or does not answer."""
+    loaded = credentials.load(credential) if credential else None
+    if loaded and loaded.holder.role != PEER:
+        raise BadInput(f"--join: {credential} is the credential of {loaded.holder}, expected that of a peer")
+    peer = loaded.holder.peer if loaded else None
+    question = Join(peer, _where("a newcomer"), is_new=True)
+    answer = ask_coordinator("--join", _temporary_id(peer), question, coordinator, loaded, allow_plaintext)
+    if not isinstance(answer, Welcome):
+        raise BadInput(f"--join: got {type(answer).__name__} for an answer, expected Welcome")
+    return answer
 
-    def on_message(src: int, event: Received, leaves: list) -> None:
-        answers.put(event.body)
 
-    def on_link(peer: int | None, state: str, reason: str) -> None:
-        if state == "refused":
-            answers.put(reason)
+def claim_peer(job: RunJob, peer: int, coordinator: Address, listen: str, stop_requests: StopRequests) -> Stop:
+    """Ask the coordinator whether this process may be `peer` and would listen at `listen`. The Stop has code 0 and no
+    reason if it may; else it says why this process has to end."""
+    temporary_id = _temporary_id(peer)
+    machine = Claimant(job.run, peer, temporary_id, _where(listen or "no address"))
+    loop = Loop(temporary_id, machine, Trace(lambda text: None), report=lambda report: None)
+    start_transport(job, loop, temporary_id, OwnAddress(""))
+    loop.transport.connect(COORDINATOR, coordinator)
+    stop_requests.deliver_to(loop)
+    answer = loop.run("")
+    assert isinstance(answer, Stop), "only a peer moves to another stage"
+    return answer
 
-    temporary_id = TEMPORARY_IDS + secrets.randbelow(TEMPORARY_IDS)
-    transport = Transport(
-        temporary_id,
-        "",
-        None,
-        load_credential(credential) if credential else None,
-        TransportCallbacks(on_message, on_link, expect=lambda src, event, table: None, read=from_plain),
-        TransportSettings(allow_plaintext=allow_plaintext),
-    )
-    where = "coordinator {}:{}".format(*coordinator)
-    try:
-        transport.connect(COORDINATOR, coordinator)
-        transport.send(COORDINATOR, to_plain(Header("", 0, 0, temporary_id), Join()))
-        answer = answers.get(timeout=ANSWER_S)
-    except Empty:
-        raise BadInput(f"--join: {where}: no answer within {ANSWER_S:.0f} s") from None
-    finally:
-        transport.close(0.0)
-    if isinstance(answer, Welcome):
-        return answer
-    raise BadInput(f"--join: {where}: {answer.reason if isinstance(answer, Ended) else answer}")
+
+def _where(listen: str) -> str:
+    """This process, for people."""
+    return f"{listen} (process {os.getpid()} on {socket.gethostname()})"
+
+
+def _temporary_id(peer: int | None) -> int:
+    """An id that no other process asks under; its last part is the peer id of this process, if it has one."""
+    low = secrets.randbelow(PEER_IDS) if peer is None else peer
+    return TEMPORARY_IDS + secrets.randbelow((OPERATOR_IDS - TEMPORARY_IDS) // PEER_IDS) * PEER_IDS + low

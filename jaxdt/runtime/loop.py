@@ -7,6 +7,7 @@ thread computes, and this loop passes only keys between them. Back pressure: no 
 
 import heapq
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,23 +18,32 @@ import numpy as np
 
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
+    PEER_IDS,
     Action,
-    CheckpointFailed,
+    Checkpoint,
     Connect,
+    DigestState,
     Discard,
     Disconnect,
     Event,
     Fetch,
+    FindPart,
     Forget,
     Free,
     Header,
     Install,
     Interrupted,
+    Join,
+    KeepPart,
     LinkChanged,
+    LostPart,
     MarkCheckpoint,
     Meet,
     Message,
     MoveTo,
+    NoWay,
+    Part,
+    Paused,
     Persist,
     Persisted,
     Post,
@@ -42,6 +52,7 @@ from jaxdt.protocol.events import (
     Refused,
     Report,
     Restore,
+    Revoke,
     Run,
     Send,
     Started,
@@ -49,25 +60,30 @@ from jaxdt.protocol.events import (
     StateKey,
     Status,
     Stop,
+    StoreTensor,
     Sum,
     Summed,
     WakeAt,
     Woke,
     WriteCheckpoint,
-    WroteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
-from jaxdt.protocol.reports import HeartbeatReport, UsageReport
+from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.net.frame import PackedHead
 from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore, refusal
+from jaxdt.runtime.storage.state_vector import WORD, check_slice
 from jaxdt.sim.tensors import Tensors
-from jaxdt.spec.errors import BadInput
-from jaxdt.spec.work import UPDATE
+from jaxdt.spec.errors import BadInput, ThreadDied
+from jaxdt.spec.work import UPDATE, Work
 
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
+PAUSED_S = 0.2  # a machine is told of longer pauses
 
 
 class LoopTensors(Tensors, Protocol):
@@ -79,16 +95,36 @@ class LoopTensors(Tensors, Protocol):
 
 
 class CheckpointWriter(Protocol):
-    """What writes a process's part of each checkpoint, such as a Checkpointer."""
+    """What keeps a process's parts of checkpoints, such as a Checkpointer. `save`, `find` and `keep` answer later, by
+    calling `post`."""
 
-    def save(
-        self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None], /
-    ) -> None:
-        """Write the state of `store`, and call `post` with the outcome."""
+    @property
+    def disk(self) -> str:
+        """The id of the disk, equal for processes that see one another's parts."""
         ...
 
-    def mark_complete(self, version: int, generation: int) -> None:
-        """Every stage's part is durable."""
+    def save(self, write_checkpoint: WriteCheckpoint, store: Any, post: Callable[[Any], None], /) -> None:
+        """Write the state of `store`."""
+        ...
+
+    def find(self, action: FindPart, post: Callable[[Any], None], /) -> None:
+        """Look for a whole part."""
+        ...
+
+    def keep(self, part: Part, post: Callable[[Any], None], /) -> None:
+        """Make a part that has been fetched durable."""
+        ...
+
+    def read_slice(self, key: StateKey) -> np.ndarray:
+        """A slice of a part that has been found, to be sent; BadInput if it cannot be read any more."""
+        ...
+
+    def put_slice(self, key: StateKey, words: np.ndarray) -> None:
+        """Hold a slice that was received; BadInput if it is damaged."""
+        ...
+
+    def mark_complete(self, checkpoint: Checkpoint) -> None:
+        """Every stage's part is on enough disks."""
         ...
 
     def wait(self) -> None:
@@ -119,15 +155,21 @@ class Loop:
         self._checkpointer = checkpointer
         self._durable = durable
         self._queue_bytes = queue_bytes
-        self._events: SimpleQueue[Event | Stop | BaseException] = SimpleQueue()
+        self._events: SimpleQueue[Event | Stop | Report | BaseException] = SimpleQueue()
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Run] = deque()
         self._stop: Stop | MoveTo | None = None
         self._busy_s = 0.0
+        self._busy_since_s = 0.0
+        self.busy_s_max = 0.0  # the longest time in which this loop never had to wait for an event
         self._last_step = 0
+        self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
+        self._awake_s = 0.0  # when this loop was last seen to run
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
-        self.work: SimpleQueue[Run | Restore | Install | None] = SimpleQueue()  # None ends the compute thread
+        self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = SimpleQueue()  # None ends that thread
+        self._durable_writes: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()  # None ends the thread that writes
         self._tensors: LoopTensors | None = None
+        self.running: Work | None = None  # what the compute thread does at this moment
         self.transport: Transport  # set before `run`
 
     @property
@@ -142,20 +184,34 @@ class Loop:
 
     # ----------------------------------------------------------------------------------- called from other threads
 
-    def post(self, event: Event | Stop | BaseException) -> None:
-        """Queue an event, a Stop, or an exception that must end the process."""
+    def post(self, event: Event | Stop | Report | BaseException) -> None:
+        """Queue an event, a Stop, a report, or an exception that must end the process."""
         self._events.put(event)
 
     def on_message(self, src: int, event: Received, leaves: Sequence[np.ndarray]) -> None:
-        """Receive a whole message. Its tensor is stored before the machine can see its event. BadInput tells the
-        transport that the sender is wrong: the message is dropped and counted."""
+        """Receive a whole message. Its tensor stays with the event, and is stored if the machine accepts the message.
+        BadInput tells the transport that the sender is wrong: the message is dropped and counted."""
         if event.header.src != src:
             raise BadInput(f"message.head.src: got {event.header.src}, expected {src}, whose connection it is")
+        if isinstance(event.body, Join) and event.body.peer not in (None, src % PEER_IDS):
+            raise BadInput(f"message.Join.peer: got {event.body.peer}, expected {src % PEER_IDS}, who asks")
         if tensor_key(event.body) and len(leaves) != 1:
             raise BadInput(f"message.{type(event.body).__name__}: got {len(leaves)} tensors, expected 1")
-        if self._tensors and tensor_key(event.body):
-            self._tensors.put(event.body, src, leaves[0])
+        if isinstance(event.body, State) and event.body.key.part:
+            self._put_slice(event.body.key, leaves[0])  # it was asked for, and what it belongs to has a digest
+        elif tensor_key(event.body):
+            if isinstance(event.body, State):
+                check_slice(leaves[0], event.body)
+            event = Received(event.header, event.body, leaves[0])
         self._events.put(event)
+
+    def _put_slice(self, key: StateKey, words: np.ndarray) -> None:
+        """A slice of a part of a checkpoint. A disk that refuses it fails this copy alone."""
+        self._fetching.pop(key, None)
+        try:
+            self._checkpoint_writer.put_slice(key, words)
+        except OSError as error:
+            self._events.put(LostPart(key.part, refusal(error, "run_dir") or str(error)))
 
     def expect(self, src: int, event: Received, table: list) -> list[np.ndarray]:
         """Buffers for the tensors of a message that has been announced; BadInput for a message that must not come."""
@@ -163,15 +219,26 @@ class Loop:
             raise BadInput(f"message.{type(event.body).__name__}: brings a tensor, and this process holds none")
         if isinstance(event.body, State) and self._fetching.get(event.body.key) != src:
             raise BadInput(f"message.State: {event.body.key} was not asked of {name_of(src)}")
+        if isinstance(event.body, State) and event.body.key.part:
+            wanted = [(WORD, (event.body.key.hi - event.body.key.lo + 1,))]
+            if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
+                raise BadInput(f"message.State {event.body.key}: got tensors {table}, expected {wanted}")
+            return [aligned_empty(shape, dtype) for dtype, shape in wanted]
         return self._tensors.expect(event.body, table)
 
     def on_link(self, peer: int | None, state: str, reason: str) -> None:
-        """The transport reports that a link is up, down or refused."""
+        """The transport reports that a link is up, down or refused, that there is no way to a peer, or that the peer's
+        process is gone."""
         if state == "refused":
             self._events.put(Refused(peer, reason))
         else:
             assert peer is not None, "only a refused connection may come from an unknown peer"
-            self._events.put(LinkChanged(peer, state == "up", reason))
+            link = LinkChanged(peer, state == "up", reason, state == "gone")
+            self._events.put(NoWay(peer, reason) if state == "no way" else link)
+
+    def on_death(self, thread: str, error: Exception) -> None:
+        """A thread of the transport has died. A process without it would look alive and be of no use."""
+        self._events.put(ThreadDied(f"thread {thread} has died: {error!r}"))
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
@@ -179,21 +246,47 @@ class Loop:
         """Start the machine and go on until it stops, or until another machine must take its place. `address` is where
         others reach this process.
 
-        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, or
-        the OSError of a disk, is raised after the other processes have been told of it."""
+        When this returns or raises, the transport is closed and the compute thread has been asked to end. BadInput, the
+        OSError of a disk, or ThreadDied at a peer is raised after the other processes have been told of it."""
         flush_s = FLUSH_S if self._durable else 0.0  # the coordinator's last messages tell the peers how the run ended
+        self._busy_since_s = time.monotonic()
+        writer = threading.Thread(target=self._write_durably, name="durable", daemon=True)
+        writer.start()
         try:
-            self._handle(Started(address, secrets.randbelow(1 << 31)))
+            self._awake_s = time.monotonic()
+            # A coordinator holds no parts of checkpoints.
+            disk = self._checkpointer.disk if self._checkpointer and not self._durable else ""
+            self._handle(Started(address, secrets.randbelow(1 << 31), disk))
             while self._stop is None:
                 self._turn()
         except (BadInput, OSError) as error:
             flush_s = FLUSH_S
             self._announce_failure(refusal(error, "run_dir") if isinstance(error, OSError) else str(error))
             raise
+        except ThreadDied as error:
+            if self._durable is None:  # peers wait for a coordinator, which may be started again
+                flush_s = FLUSH_S
+                self._announce_failure(str(error))
+            raise
         finally:
             self.work.put(None)
+            self._durable_writes.put(None)
             self.transport.close(flush_s)
+            writer.join()
         return self._stop
+
+    def _write_durably(self) -> None:
+        """Make values durable, one after another, on a thread: a busy disk may take seconds, in which the loop has to
+        answer heartbeats."""
+        while (write := self._durable_writes.get()) is not None:
+            assert self._durable is not None, "only a coordinator persists, and it has a durable store"
+            name, value = write
+            try:
+                self._durable.put(name, value)
+            except Exception as error:
+                self.post(error)
+            else:
+                self.post(Persisted(name))
 
     def _announce_failure(self, reason: str) -> None:
         """Send the messages by which other processes learn why this one cannot go on; drop all other actions."""
@@ -207,9 +300,17 @@ class Loop:
         wait_s = self._wakes[0][0] - time.monotonic() if self._wakes else 1.0
         if self._ready:
             wait_s = min(wait_s, CONGESTED_S)
+        wait_s = max(0.0, wait_s)
+        if is_idle := self._events.empty():
+            self.busy_s_max = max(self.busy_s_max, time.monotonic() - self._busy_since_s)
         try:
-            event = self._events.get(timeout=max(0.0, wait_s))
+            event = self._events.get(timeout=wait_s)
         except Empty:
+            event = None
+        if is_idle:
+            self._busy_since_s = time.monotonic()
+        self._notice_pause(wait_s)
+        if event is None:
             while self._wakes and self._wakes[0][0] <= time.monotonic():
                 tag = heapq.heappop(self._wakes)[2]
                 if self._tensors:
@@ -223,6 +324,15 @@ class Loop:
         else:
             self._record(event)
             self._handle(event)
+
+    def _notice_pause(self, wait_s: float) -> None:
+        """Tell the machine, before anything else, if more time has passed than this loop has waited: the process was
+        stopped, or its own work took so long."""
+        now_s = time.monotonic()
+        paused_s = now_s - self._awake_s - wait_s
+        self._awake_s = now_s
+        if paused_s > PAUSED_S:
+            self._handle(Paused(paused_s))
 
     def _record(self, event: Event) -> None:
         """Count a Ran, and write Work and received tensors to the trace."""
@@ -246,6 +356,8 @@ class Loop:
                 self._send(((dst, body, n_bytes),), priority, header)
             case Post(letters, priority, header):
                 self._send(letters, priority, header)
+            case StoreTensor(src, body, tensor):
+                self.tensors.put(body, src, tensor)
             case Run():
                 self._ready.append(action)
                 self._start_ready_work()
@@ -265,25 +377,39 @@ class Loop:
                         self._connect(member.peer, member.address)
             case Disconnect(peer):
                 self.transport.drop(peer)
+            case Revoke(peers):
+                self.transport.revoke(peers)
             case WakeAt(at_s, tag):
                 heapq.heappush(self._wakes, (at_s, len(self._wakes), tag))
             case Persist(name, value):
-                assert self._durable is not None, "only a coordinator persists, and it has a durable store"
-                self._durable.put(name, value)
-                self._handle(Persisted(name))
-            case WriteCheckpoint(version):
-                self._checkpoint_writer.save(version, self.tensors, self.post)
+                self._durable_writes.put((name, value))
+            case WriteCheckpoint():
+                self._checkpoint_writer.save(action, self.tensors, self.post)
+            case FindPart():
+                self._checkpoint_writer.find(action, self.post)
+            case KeepPart(part):
+                self._checkpoint_writer.keep(part, self.post)
             case Restore() | Install():
-                self._fetching.clear()
+                self._fetching = {key: peer for key, peer in self._fetching.items() if key.part}
                 self.work.put(action)
-            case MarkCheckpoint(version, generation):
-                self._checkpoint_writer.mark_complete(version, generation)
+            case DigestState():
+                self.work.put(action)
+            case MarkCheckpoint(checkpoint):
+                self._mark_complete(checkpoint)
             case Report():
                 if not isinstance(action, HeartbeatReport):
                     self._trace.report(self._peer, time.monotonic(), action)
                 self._report(action)
             case Stop() | MoveTo():
                 self._stop = action
+
+    def _mark_complete(self, checkpoint: Checkpoint) -> None:
+        """A disk that refuses costs this host the checkpoint, and not the run."""
+        try:
+            self._checkpoint_writer.mark_complete(checkpoint)
+        except OSError as error:
+            what = f"checkpoint of {checkpoint.version} steps"
+            self._perform(WriteFailedReport(f"{what}: {error.filename}: {error.strerror}"))
 
     @property
     def _checkpoint_writer(self) -> CheckpointWriter:
@@ -292,23 +418,37 @@ class Loop:
 
     def _send(self, letters: Iterable[tuple[int, Message, int]], priority: int, header: Header | None) -> None:
         assert header is not None, "a machine's messages have headers when they reach the driver"
-        serialized: dict = {}
-        serialized_body: Message | None = None
         for dst, body, n_bytes in letters:
-            if body is not serialized_body:
-                serialized = to_plain(header, body)
-                serialized_body = body
             if isinstance(body, Fetch):
                 self._fetching[body.key] = dst
             key = tensor_key(body)
-            leaves = [self.tensors.tensor_to_send(body)] if key else []
+            try:
+                leaves = [self._tensor_to_send(body)] if key else []
+            except BadInput as error:
+                assert isinstance(key, StateKey), "only a part of a checkpoint may be gone from the disk"
+                self._handle(LostPart(key.part, str(error)))
+                continue
             if key:
                 self._trace.send(self._peer, time.monotonic(), dst, key, n_bytes)
-            self.transport.send(dst, serialized, leaves, priority=priority)
+            self.transport.send(dst, self._pack(header, body), leaves, priority=priority)
+
+    def _pack(self, header: Header, body: Message) -> PackedHead:
+        """The bytes of a message. One that goes to many, such as a view, is encoded once."""
+        if self._packed is None or self._packed[1] is not body or self._packed[0] != header:
+            self._packed = (header, body, self.transport.pack(to_plain(header, body)))
+        return self._packed[2]
+
+    def _tensor_to_send(self, body: Message) -> Any:
+        """The tensor to send with a message; BadInput for a part of a checkpoint that cannot be read any more."""
+        if isinstance(body, State) and body.key.part:
+            return self._checkpoint_writer.read_slice(body.key)
+        return self.tensors.tensor_to_send(body)
 
     def _connect(self, peer: int, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.transport.connect(peer, (host, int(port)) if address else None)
+        try:
+            self.transport.connect(peer, parse_address(name_of(peer), address) if address else None)
+        except BadInput as error:  # the peer gave a bad address, which is no reason to end this process
+            self._handle(Refused(peer, str(error)))
 
     def _start_ready_work(self) -> None:
         """Start the Work that is ready, unless a link is congested."""
@@ -324,4 +464,4 @@ class Loop:
             "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
             "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
         }
-        return Status(values, bytes_to)
+        return Status(values, bytes_to, self.running)

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 
 from jaxdt.build import RunStart, build_newcomer, build_peer
 from jaxdt.membership.peer import Peer
-from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Stop
+from jaxdt.model.stage import computes_on
+from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Restore, Stop
+from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
 from jaxdt.runtime.compute import compute
+from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import LateFile
 from jaxdt.runtime.storage.store import Store, stage_functions
-from jaxdt.runtime.transport_setup import parse_address, start_transport
+from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import sync_groups
 
@@ -27,7 +32,8 @@ from jaxdt.spec.sizes import sync_groups
 class PeerOptions:
     """What one peer is given beside the job of the run.
 
-    coordinator, listen: "host:port"; `listen` is '' for a peer that nobody can dial.
+    coordinator: "host:port".
+    own: where the peer listens, and where others reach it.
     n_devices: local devices over which the stage's microbatches are spread.
     stop_with_parent: end when standard input ends.
     joins_stage: the stage of a newcomer, which the plan does not name; None for a peer of the plan.
@@ -35,7 +41,7 @@ class PeerOptions:
 
     peer: int
     coordinator: str
-    listen: str
+    own: OwnAddress
     n_devices: int = 1
     stop_with_parent: bool = False
     joins_stage: int | None = None
@@ -53,24 +59,35 @@ class ServedStage:
 
 
 def run_peer(job: RunJob, options: PeerOptions) -> Stop:
-    """Be one peer of the run until the run or the peer ends.
+    """Be one peer of the run until the run or the peer ends. A process of a peer of the plan first asks whether it may
+    be that peer: another one may run.
 
     The coordinator may move the peer to another stage. The peer goes on there as a newcomer does: it drops the state of
     its old stage, compiles the functions of the new one, and fetches the new state from the peers that hold it."""
     peer = options.peer
-    stop_requests = StopRequests(Leave(), options.stop_with_parent)
+    stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
     joins_stage = options.joins_stage
+    if joins_stage is None:
+        coordinator = parse_address("coordinator", options.coordinator)
+        answer = claim_peer(job, peer, coordinator, options.own.advertise or options.own.listen, stop_requests)
+        if answer.code or answer.reason:
+            return answer
     has_moved = False
     while True:
         served = _planned_stage(job, peer) if joins_stage is None else _joined_stage(job, peer, joins_stage)
         checkpointer = job.checkpointer(served.stage)
-        trace_file = LateFile(job.run_dir / "trace" / f"peer_{peer}.jsonl", appends=has_moved)
+        trace_file = LateFile(
+            job.run_dir / "trace" / f"peer_{peer}.jsonl",
+            failed=lambda reason: loop.post(WriteFailedReport(reason)),  # noqa: B023 (closed before the next loop)
+            appends=has_moved,
+        )
         with contextlib.closing(trace_file):
             trace = Trace(trace_file.write, job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
             loop = Loop(peer, served.machine, trace, log_report, checkpointer, queue_bytes=queue_bytes)
-            address = start_transport(job, loop, peer, options.listen)
-            loop.transport.connect(COORDINATOR, parse_address("coordinator", options.coordinator))
+            coordinator = parse_address("coordinator", options.coordinator)
+            address = start_transport(job, loop, peer, options.own, coordinator)
+            loop.transport.connect(COORDINATOR, coordinator)
             stop_requests.deliver_to(loop)
             prepare = functools.partial(_prepare, job, options, served, loop)
             arguments = (loop, prepare, checkpointer, job.work_s_min(served.stage))
@@ -107,7 +124,7 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     functions = stage_functions(config, plan, stage, options.n_devices)
     store = Store(config, plan, peer, job.data, functions, job.load_entries)
     if served.is_planned:
-        store.restore(job.start.version, job.start.generation)
+        store.restore(Restore(job.start.version, job.start.generation, job.start.n_reseeds, job.start.parts))
     loop.tensors = store
     for step in config.seq_lengths.first_steps(job.start.version, config.train.steps):
         compile_step(store, peer, stage, step)
@@ -119,14 +136,14 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
         step=config.data.seq_growth_steps,
         microbatch=plan.microbatches(plan.seat(peer)[1]).start,
     )
-    with MessageCostProbe(job.load_credential()) as probe:
+    with MessageCostProbe(encrypted=job.credential is not None) as probe:
         measured_s = time_stage(store, timed, probe)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
-    return Ready(seconds, store.n_words)
+    return Ready(seconds, store.n_words, computes_on(options.n_devices))
 
 
 def log_report(report: Report) -> None:
     """Write a report to a peer's own log, as one line."""
     fields = " ".join(f"{name}={value}" for name, value in report.fields.items())
-    print(f"{time.strftime('%H:%M:%S')} {report.kind} {fields}", flush=True)
+    print_line(f"{time.strftime('%H:%M:%S')} {report.kind} {fields}")

@@ -8,13 +8,14 @@ import shutil
 import time
 from pathlib import Path
 
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.identity import authority
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan, to_json
 
 LOCK = "lock"
+CREDENTIALS = "credentials"
 POLL_S = 0.1
 
 CONFIG_PY = '''"""The resolved config of a run, as a config file: its fields stand in config.json."""
@@ -31,15 +32,14 @@ def get_config():
 
 
 def write_job(folder: Path, config: RunConfig, plan: Plan) -> None:
-    """Write what the processes of a run share: config.py, config.json, plan.json, run (the run's name, a new one each
-    time) and credential.pem, which a resumed run keeps."""
+    """Write what the processes of a run share: config.py, config.json, plan.json and run (the run's name, a new one
+    each time). Beside them stand the credentials of the run, which a resumed run keeps."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(serialize.write(config), indent=1) + "\n")
     (folder / "config.py").write_text(CONFIG_PY)
     (folder / "plan.json").write_text(json.dumps(to_json(plan), indent=1) + "\n")
     (folder / "run").write_text(secrets.token_hex(6) + "\n")
-    if not (folder / "credential.pem").exists():
-        credential.create(folder / "credential.pem")
+    authority.create_missing(folder / CREDENTIALS)
 
 
 def job_flags(folder: Path) -> list[str]:
@@ -48,8 +48,25 @@ def job_flags(folder: Path) -> list[str]:
         f"--config={folder / 'config.py'}",
         f"--plan={folder / 'plan.json'}",
         f"--run={(folder / 'run').read_text().strip()}",
-        f"--credential={folder / 'credential.pem'}",
     ]
+
+
+def coordinator_credential(folder: Path) -> str:
+    """The flag with the coordinator's credential."""
+    return f"--credential={authority.coordinator_file(folder / CREDENTIALS)}"
+
+
+def peer_credential(folder: Path, peer: int) -> str:
+    """The flag with the credential of a peer of this machine, which is made where it is missing."""
+    authority.create_missing(folder / CREDENTIALS, [peer])
+    return f"--credential={authority.peer_file(folder / CREDENTIALS, peer)}"
+
+
+def new_token(folder: Path, name: str, peer: int | None = None) -> str:
+    """The flag with a new token, for this peer or for a newcomer."""
+    path = folder / CREDENTIALS / f"{name}.token"
+    authority.create_token(folder / CREDENTIALS, path, peer)
+    return f"--token={path}"
 
 
 def clear(run_dir: Path, overwrite: bool) -> None:

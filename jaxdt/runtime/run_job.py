@@ -6,16 +6,12 @@ from pathlib import Path
 
 from jaxdt.build import RunStart, fingerprint
 from jaxdt.model.data import TokenFile
-from jaxdt.runtime.net.credential import Credential
-from jaxdt.runtime.net.credential import load as load_credential_file
-from jaxdt.runtime.storage.checkpoint import (
-    Checkpointer,
-    Stamp,
-    about_run,
-    check_resumable,
-    load_entries,
-    step_folder,
-)
+from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.runtime.identity.credential import Credential
+from jaxdt.runtime.identity.credential import load as load_credential_file
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, load_parts
+from jaxdt.runtime.storage.checkpointer import Checkpointer
+from jaxdt.runtime.storage.parts import part_folders
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
@@ -27,7 +23,8 @@ class RunJob:
     """Everything that a process of a run is given.
 
     run: the name of the run, equal on all its processes.
-    credential: the run's credential file; without one, only loopback addresses are allowed unless `allow_plaintext`.
+    credential: the credential file of this process; without one, only loopback addresses are allowed, unless
+        `allow_plaintext`.
     network: the links that the transport emulates, or None.
     resume: the folder of a complete checkpoint to resume from, or None.
     forward_s_min: emulates a slower device: a forward takes at least this long, and a backward twice as long.
@@ -56,23 +53,21 @@ class RunJob:
         return f"{self.run}, {fingerprint(self.config, self.plan, self.data.checksum)}"
 
     @functools.cached_property
-    def start(self) -> Stamp:
-        """The version and generation at which the run starts."""
-        return check_resumable(self.resume, self.about) if self.resume else Stamp(0, 0)
+    def start(self) -> Checkpoint:
+        """The checkpoint with which the run starts."""
+        return check_resumable(self.resume, self.about) if self.resume else Checkpoint()
 
     @property
     def run_start(self) -> RunStart:
         """The start of the run, as `build` needs it."""
-        return RunStart(self.run, self.start.version, self.start.generation, self.data.checksum)
+        return RunStart(self.run, self.start, self.data.checksum)
 
     def load_credential(self) -> Credential | None:
         return load_credential_file(self.credential) if self.credential else None
 
-    def load_entries(self, version: int, names: list[str]) -> dict[str, dict]:
-        """Entries of the checkpoint of `version`: this run's own, or the one that it resumed from."""
-        if self.resume and version == self.start.version:
-            return load_entries(self.resume, names)
-        return load_entries(step_folder(self.run_dir, version), names)
+    def load_entries(self, version: int, parts: tuple[Part, ...], names: list[str]) -> dict[str, dict]:
+        """Entries of these parts of the checkpoint of `version`: this run's own, or those that it resumed from."""
+        return load_parts(parts, part_folders(self.run_dir, version, self.resume), names)
 
     def work_s_min(self, stage: int) -> dict[str, float]:
         """The shortest time that each kind of Work takes on the emulated device. The last stage's backward contains
@@ -87,5 +82,5 @@ class RunJob:
 
     def checkpointer(self, stage: int | None) -> Checkpointer:
         """What writes a stage's part of each checkpoint; for `stage` None, what marks checkpoints complete."""
-        about = self.about | {"stages": self.plan.n_stages}
-        return Checkpointer(self.run_dir, about, self.config.train.keep_checkpoints, stage)
+        stages, keep = (self.plan.n_stages, stage), self.config.train.keep_checkpoints
+        return Checkpointer(self.run_dir, self.run, self.about, keep, stages, self.resume)

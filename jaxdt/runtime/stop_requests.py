@@ -1,6 +1,5 @@
 """Requests to stop that reach a process from outside: signals, and its launcher's line on standard input."""
 
-import itertools
 import os
 import signal
 import sys
@@ -13,18 +12,19 @@ from jaxdt.runtime.loop import Loop
 class StopRequests:
     """Turns requests to stop into events for the loop that runs at the moment.
 
-    The first SIGINT or SIGTERM becomes the event `on_first_signal`; each further signal becomes Interrupted.
+    The first signal becomes the event `on_interrupt` if it is SIGINT, and `on_terminate` if it is SIGTERM; each further
+    signal becomes Interrupted.
 
     With `stop_with_parent`, standard input is watched too. The launcher may write a line "CODE REASON" to it, which
     ends this process with that exit code and reason. The end of standard input means that the launcher was killed,
     and becomes Interrupted."""
 
-    def __init__(self, on_first_signal: Event, stop_with_parent: bool):
+    def __init__(self, on_interrupt: Event, on_terminate: Event, stop_with_parent: bool):
         self._loop: Loop | None = None
         self._requests: list[Event] = []
-        events = itertools.chain([on_first_signal], itertools.repeat(Interrupted()))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._add(next(events)))
+        self._first = {signal.SIGINT: on_interrupt, signal.SIGTERM: on_terminate}
+        for number in self._first:
+            signal.signal(number, lambda number, _: self._on_signal(number))
         if stop_with_parent:
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
@@ -34,6 +34,11 @@ class StopRequests:
         self._loop = loop
         for event in self._requests:
             loop.post(event)
+
+    def _on_signal(self, number: int) -> None:
+        event = self._first.get(signal.Signals(number), Interrupted())
+        self._first.clear()
+        self._add(event)
 
     def _add(self, event: Event) -> None:
         self._requests.append(event)

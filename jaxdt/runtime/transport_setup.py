@@ -1,27 +1,51 @@
 """The transport of one process of a run: its address, its credential and the links that it emulates."""
 
+import secrets
+from dataclasses import dataclass
+
 from jaxdt.protocol.message import from_plain
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net.connection import Address
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.address import Address, advertised, format_address, parse_address
+from jaxdt.runtime.net.options import Issue, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.sim.predict import device_links
 from jaxdt.spec.errors import BadInput
 
-
-def parse_address(name: str, address: str) -> Address:
-    """The pair of a "host:port"; BadInput, which names the flag `name`, for anything else."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise BadInput(f"{name}: got {address!r}, expected host:port")
-    return host, int(port)
+PROCESS = secrets.randbelow(1 << 31)  # no other process has this number
 
 
-def start_transport(job: RunJob, loop: Loop, peer: int, listen: str) -> str:
+@dataclass(frozen=True)
+class OwnAddress:
+    """Where a process listens, and where others reach it.
+
+    listen: "host:port"; '' for a process that nobody can dial.
+    advertise: "host:port" at which others reach it, if it is not `listen`: a name, or a port that a router forwards.
+    """
+
+    listen: str
+    advertise: str = ""
+
+    def __post_init__(self):
+        if self.advertise and not self.listen:
+            raise BadInput(f"advertise: got {self.advertise}, expected none for a peer that does not listen")
+
+
+def start_transport(
+    job: RunJob,
+    loop: Loop,
+    peer: int,
+    own: OwnAddress,
+    towards: Address | None = None,
+    incarnation: int = PROCESS,
+    issue: Issue | None = None,
+) -> str:
     """Give the loop a transport that has started. Returns the address at which others reach this process; '' for a
-    process that nobody can dial, whose `listen` is ''."""
+    process that nobody can dial. `towards` is an address that leads to the others: that of the coordinator, None for
+    the coordinator itself, whose answer to tokens is `issue`. `incarnation`: a coordinator's term, or what tells this
+    process from others of the same peer."""
+    listen = parse_address("listen", own.listen) if own.listen else None
     link = device_links(job.network)
 
     def shape(dst: int) -> LinkShape | None:
@@ -34,10 +58,12 @@ def start_transport(job: RunJob, loop: Loop, peer: int, listen: str) -> str:
     loop.transport = Transport(
         peer,
         job.connection_name,
-        parse_address("listen", listen) if listen else None,
+        listen,
         job.load_credential(),
-        TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain),
-        TransportSettings(shape, allow_plaintext=job.allow_plaintext),
+        TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain, on_death=loop.on_death),
+        TransportSettings(shape, allow_plaintext=job.allow_plaintext, incarnation=incarnation, issue=issue),
     )
     bound = loop.transport.start()
-    return "{}:{}".format(*bound) if bound else ""
+    if listen is None or bound is None:
+        return ""
+    return format_address(advertised(listen, bound, own.advertise, towards))

@@ -7,7 +7,9 @@ HARMLESS lists the messages that may come twice or late: those that step_protoco
 and those that the machines make harmless by naming their round or by carrying a running total. The transport alone
 guarantees exactly-once delivery for the others: Grant, Resend and Boundary (a second one computes and counts a
 microbatch again, as grants have no lease number), Inventory (a second one makes a router give out again what it has
-just given out) and what a peer sends before the first view.
+just given out) and what a peer sends before the first view. In another generation any message is harmless, so LATE
+delivers boundary tensors again once their receiver has been told of a rollback, each right behind the new generation's
+tensor of the same key, which may still wait to be used.
 """
 
 import math
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from jaxdt.protocol.events import (
+    Boundary,
     Committed,
     Done,
     Ended,
@@ -24,6 +27,7 @@ from jaxdt.protocol.events import (
     FetchResult,
     Heartbeat,
     HeartbeatAck,
+    Key,
     LinkChanged,
     Message,
     Prepared,
@@ -34,7 +38,21 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
-from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CRASH_SEEN_S, CUT, DATA, DUPLICATE, POWER_OFF, REORDER, SLOW, Fault
+from jaxdt.sim.faults import (
+    CLOG,
+    CONTROL,
+    CRASH,
+    CRASH_SEEN_S,
+    CUT,
+    DATA,
+    DUPLICATE,
+    FAIL,
+    LATE,
+    POWER_OFF,
+    REORDER,
+    SLOW,
+    Fault,
+)
 from jaxdt.sim.link_table import LinkTable
 
 HARMLESS = frozenset(
@@ -61,6 +79,9 @@ class ActiveFaults:
         self._blocks: dict[ChannelKey, list[Fault]] = defaultdict(list)
         self._held: dict[ChannelKey, list[Deliver]] = defaultdict(list)
         self._tampering: dict[tuple[int, int], list[tuple[str, random.Random]]] = defaultdict(list)
+        self._late: set[tuple[int, int]] = set()
+        self._copies: dict[int, dict[Key, Deliver]] = defaultdict(dict)  # by receiver: of the present generation
+        self._stale: dict[int, dict[Key, Deliver]] = defaultdict(dict)  # likewise: of an earlier one
         self._dead: set[int] = set()
         self._silenced: set[int] = set()
         self._begin = {
@@ -69,7 +90,9 @@ class ActiveFaults:
             CUT: self._block,
             DUPLICATE: self._tamper,
             REORDER: self._tamper,
+            LATE: self._keep_copies,
             CRASH: self._end_process,
+            FAIL: self._end_process,
             POWER_OFF: self._end_process,
         }
 
@@ -87,6 +110,10 @@ class ActiveFaults:
         """A peer that dials over a link that is known to be cut learns that the link is down."""
         if any(now_s >= fault.at_s + fault.breaks_s for fault in self._cuts(peer, other)):
             self._at(now_s + CRASH_SEEN_S, partial(self._connect_failed, peer, other))
+
+    def answers(self, peer: int, other: int) -> bool:
+        """Whether the host of `peer` is on, and its answers reach `other`."""
+        return peer not in self._silenced and not self._blocks.get((peer, other, CONTROL))
 
     def _connect_failed(self, peer: int, other: int) -> None:
         """Nothing is reported if the link has healed meanwhile: no later event would say that the link is up."""
@@ -106,6 +133,8 @@ class ActiveFaults:
         """A message comes out of its link."""
         if src in self._silenced:
             return
+        if self._late or self._stale:
+            deliver = self._with_late_copy(now_s, src, dst, body, deliver)
         for kind, rng in self._tampering.get((src, dst), ()):
             if type(body) in HARMLESS and rng.random() < TAMPERED_PROB:
                 late = partial(self._deliver_or_hold, src, dst, body, deliver)
@@ -113,6 +142,19 @@ class ActiveFaults:
                 if kind == REORDER:
                     return
         self._deliver_or_hold(src, dst, body, deliver)
+
+    def _with_late_copy(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> Deliver:
+        """How a message is delivered while tensors are late. One that may itself be held or delayed changes nothing: it
+        is not known when the receiver has been told."""
+        if type(body) is View and body.rolled_back:
+            if not self._tampering.get((src, dst)) and not self._blocks.get((src, dst, CONTROL)):
+                self._stale[dst] |= self._copies.pop(dst, {})
+        elif type(body) is Boundary:
+            if (src, dst) in self._late:
+                self._copies[dst][body.key] = deliver
+            if stale := self._stale[dst].pop(body.key, None):
+                return partial(_both, deliver, stale)
+        return deliver
 
     def _deliver_or_hold(self, src: int, dst: int, body: Message, deliver: Deliver) -> None:
         key = (src, dst, CONTROL if tensor_key(body) is None else DATA)
@@ -165,6 +207,10 @@ class ActiveFaults:
             self._tampering[pair].append(tampering)
             self._at(now_s + fault.seconds, partial(self._tampering[pair].remove, tampering))
 
+    def _keep_copies(self, now_s: float, fault: Fault) -> None:
+        self._late |= set(_pairs(fault))
+        self._at(now_s + fault.seconds, self._late.clear)
+
     def _block(self, now_s: float, fault: Fault) -> None:
         if fault.seconds > fault.breaks_s and not fault.channel:  # one channel that stands still does not break a link
             self._at(now_s + fault.breaks_s, partial(self._report_link, fault, False))
@@ -190,6 +236,11 @@ class ActiveFaults:
                 for end, far_end in ((peer, other), (other, peer)):
                     if far_end not in self._dead:
                         self._handle_event(end, LinkChanged(far_end, up, "" if up else fault.kind))
+
+
+def _both(deliver: Deliver, late: Deliver) -> None:
+    deliver()
+    late()
 
 
 def _pairs(fault: Fault) -> Iterable[tuple[int, int]]:

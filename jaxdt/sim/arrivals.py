@@ -1,7 +1,8 @@
-"""Peers that join while a simulation runs: the machine of each, its speed and its links.
+"""Peers that join or change their stage while a simulation runs: the machine of each, its speed and its links.
 
 A join names a machine: that of a peer of the plan which has gone. The coordinator decides the peer id and the stage of
-the newcomer; the newcomer computes at the speed of its machine's kind. Its state (parameters and moments) crosses the
+the newcomer; the newcomer computes at the speed of its machine's kind. A peer that changes its stage, and a newcomer
+that is sent to another one, keeps its machine. Its state (parameters and moments) crosses the
 simulated links slice by slice, from all peers that hold it, as in a run (jaxdt.sync.state_transfer). So a download
 takes as long as the links need for it, beside the traffic of the step.
 """
@@ -39,17 +40,19 @@ class Arrivals:
         self._seconds_at = seconds_at
         joins = sorted((fault for fault in faults if fault.kind == JOIN), key=lambda fault: fault.at_s)
         self._free_machines = deque(fault.others[0] for fault in joins)
-        self._machine_of: dict[int, int] = {}
+        self._machine_of = {peer: peer for peer in plan.peers}
 
     def link(self, src: int, dst: int) -> Link:
         """The link between the machines that two peers, or a peer and the coordinator, now run on."""
         return self._link(self._machine_of.get(src, src), self._machine_of.get(dst, dst))
 
     def make_peer(self, peer: int, stage: int | None) -> SimPeer:
-        """A newcomer for `stage`, on the next free machine. No peer of the plan (stage None) starts again here."""
+        """A peer for `stage`: on its own machine if it has one, else, as a newcomer, on the next free one. No peer of
+        the plan (stage None) starts again here."""
         assert stage is not None and self._seconds_at is not None
-        machine = self._free_machines.popleft()
-        self._machine_of[peer] = machine
+        if peer not in self._machine_of:
+            self._machine_of[peer] = self._free_machines.popleft()
+        machine = self._machine_of[peer]
         config, plan = self._config, self._plan
         return SimPeer(
             machine=build_newcomer(config, plan, peer, stage, RunStart("sim")),

@@ -17,21 +17,27 @@ from jaxdt.protocol.events import (
     URGENT,
     Action,
     Connect,
+    Digested,
+    DigestState,
     Discard,
     Disconnect,
     Event,
+    FindPart,
     Forget,
     Free,
     Header,
     Install,
     Installed,
+    Interrupted,
     Join,
+    KeepPart,
     Leave,
     LinkChanged,
     MarkCheckpoint,
     Meet,
     Member,
     MoveTo,
+    Paused,
     Persist,
     Persisted,
     Post,
@@ -41,31 +47,52 @@ from jaxdt.protocol.events import (
     Report,
     Restore,
     Restored,
+    Revoke,
     Run,
     Send,
     Started,
+    State,
+    Status,
     Stop,
+    StoreTensor,
     Sum,
     Summed,
     WakeAt,
     Welcome,
     Woke,
     WriteCheckpoint,
-    WroteCheckpoint,
 )
 from jaxdt.protocol.reports import SCHEMAS, HeartbeatReport
 from jaxdt.sim.active_faults import ActiveFaults
 from jaxdt.sim.delivery import Delivery, DeliveryOptions
+from jaxdt.sim.disks import Disks
 from jaxdt.sim.event_queue import EventQueue
-from jaxdt.sim.faults import CRASH, CRASH_SEEN_S, DEAD_LINK_S, ENDS, JOIN, LEAVE, PAUSE, STARTS, Fault
+from jaxdt.sim.faults import (
+    CRASH_SEEN_S,
+    DEAD_LINK_S,
+    ENDS,
+    FAIL,
+    JOIN,
+    LEAVE,
+    PAUSE,
+    PERTURB,
+    POWER_OFF,
+    STALE,
+    STARTS,
+    Fault,
+)
 from jaxdt.sim.hosts import make_host
 from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
+from jaxdt.sim.stale_coordinator import StaleCoordinator
+from jaxdt.sim.tensors import Perturbed
 from jaxdt.spec.work import BACKWARD, MESSAGE, REGENERATE, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 ActionHandler = Callable[[int, Any], None]
 
+CRASH_STOP = Stop(CRASHED, "crashed")
+CLAIM_IDS = 2 * TEMPORARY_IDS  # from here on: temporary ids of processes that ask whether they may be a peer
 PRIORITY_OF_FREE = {"transfer": URGENT, "sync": BULK}  # names of Environment.free
 
 
@@ -89,7 +116,10 @@ class Simulation:
         self.outcome = Outcome()
         self._processes = processes
         self._disk: dict[str, Any] = {}  # what the coordinator made durable, by name
+        self.disks = Disks()
+        self._stale_coordinator: StaleCoordinator | None = None
         self._n_starts: Counter[int] = Counter()
+        self._claims: dict[int, int] = {}  # temporary id of a process that asks -> the peer that it was started as
         self._stage_of: dict[int, int] = {}  # stages of the processes that began later
         self._peer_of_temporary_id: dict[int, int] = {}
         self._machines: dict[int, DrivenMachine] = {COORDINATOR: coordinator}
@@ -100,6 +130,7 @@ class Simulation:
         self._observer = observer
         self._paused: dict[int, list[Event]] = {}
         self._n_running: Counter[int] = Counter()  # Work under way
+        self._running: dict[int, list[Work]] = {}  # the Work under way, the oldest first
         self._waiting_for_work: dict[int, list[tuple]] = {}  # arguments of _handle_own_event
         self._queue = EventQueue()
         host_of = {peer_id: peer.host for peer_id, peer in peers.items()}
@@ -132,8 +163,10 @@ class Simulation:
             Disconnect: self._disconnect,
             Meet: self._meet,
             MarkCheckpoint: lambda peer, mark: None,
+            Revoke: lambda peer, revoke: None,  # the simulated coordinator drops what a revoked peer says
             Send: self._send,
             Post: self._post,
+            StoreTensor: lambda peer, store: self._peers[peer].tensors.put(store.body, store.src, store.tensor),
             Run: self._run,
             Sum: self._sum,
             Free: lambda peer, free: self._peers[peer].tensors.free(free.step, free.rounds),
@@ -142,8 +175,11 @@ class Simulation:
             WakeAt: self._wake_at,
             Persist: self._persist,
             WriteCheckpoint: self._write_checkpoint,
+            FindPart: lambda peer, find: self._answer(peer, self.disks.find(self._peers[peer].disk, find)),
+            KeepPart: lambda peer, keep: self._answer(peer, self.disks.keep(peer, self._peers[peer].disk, keep)),
             Restore: self._restore,
             Install: self._install,
+            DigestState: self._digest_state,
             **dict.fromkeys(SCHEMAS.values(), self._report),
             MoveTo: self._move_to,
             Stop: lambda peer, stop: self.outcome.stopped.__setitem__(peer, stop),
@@ -152,7 +188,7 @@ class Simulation:
     def run(self, until_s: float = float("inf")) -> Outcome:
         """The outcome. Raises RuntimeError if nothing is left to happen although a machine still runs."""
         for peer in self._machines:
-            self._handle_event(peer, Started())
+            self._handle_event(peer, Started(disk=self._peers[peer].disk if peer in self._peers else ""))
         for peer in self._peers:
             self._send_ready(peer)
         while len(self.outcome.stopped) < len(self._machines):
@@ -190,10 +226,20 @@ class Simulation:
             self._observer(now_s, peer, fault, [])
         if fault.kind == PAUSE:
             self._paused.setdefault(peer, [])
-            self._queue.at(fault.until_s, self._resume, (peer,))
+            self._queue.at(fault.until_s, self._resume, (peer, fault.seconds))
+            return
+        if fault.kind == PERTURB:
+            tensors = self._peers[peer].tensors
+            assert isinstance(tensors, Perturbed), "a simulation that has this fault has tensors to perturb"
+            tensors.perturb(fault.factor)
             return
         if fault.kind == LEAVE:
             self._handle_event(peer, Leave())
+            return
+        if fault.kind == STALE:
+            stale = self._stale_coordinator
+            if stale and stale.machine is not self._machines[COORDINATOR]:
+                stale.go_on(now_s, fault.until_s)
             return
         assert self._active_faults is not None  # it is there as soon as there are faults
         self._active_faults.begin(now_s, fault)
@@ -202,11 +248,17 @@ class Simulation:
 
     def _end_process(self, fault: Fault) -> None:
         peer = fault.peer
-        self.outcome.stopped[peer] = Stop(CRASHED, "crashed")
+        if fault.kind == FAIL:
+            self._handle_event(peer, Interrupted(2, "disk: full"))
+        if peer == COORDINATOR:
+            machine, now_s = self._machines[peer], self.outcome.now_s
+            self._stale_coordinator = StaleCoordinator(machine, now_s, self._queue.at, self._delivery.post)
+        self.outcome.stopped[peer] = CRASH_STOP
         self._paused.pop(peer, None)
-        seen_s = self.outcome.now_s + (CRASH_SEEN_S if fault.kind == CRASH else DEAD_LINK_S)
+        host_answers = fault.kind != POWER_OFF
+        seen_s = self.outcome.now_s + (CRASH_SEEN_S if host_answers else DEAD_LINK_S)
         for other in self._machines:
-            self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed")))
+            self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed", host_answers)))
 
     def _start_process(self, fault: Fault) -> None:
         """A newcomer asks the coordinator for a stage, or the process of a peer or of the coordinator starts again."""
@@ -217,20 +269,36 @@ class Simulation:
             self._observer(self.outcome.now_s, peer, fault, [])
         if fault.kind == JOIN:
             self._handle_event(COORDINATOR, Received(Header("", 0, 0, TEMPORARY_IDS + peer), Join()))
-        elif self.outcome.stopped.get(peer) == Stop(CRASHED, "crashed"):
-            del self.outcome.stopped[peer]
-            assert self._active_faults is not None  # it is there as soon as there are faults
-            self._active_faults.revive(peer)
-            if peer == COORDINATOR:
-                assert self._processes is not None and self._processes.make_coordinator is not None
-                self._machines[peer] = self._processes.make_coordinator(dict(self._disk))
-                self._handle_event(peer, Started())
-                links = [(other, COORDINATOR) for other in self._peers]
-            else:
-                self._start_peer(peer, self._stage_of.get(peer))
-                links = [(COORDINATOR, peer)]
-            for end, other in links:
-                self._handle_event(end, LinkChanged(other, True, "started again"))
+        elif peer == COORDINATOR:
+            self._restart_coordinator()
+        elif self.outcome.stopped.get(peer, CRASH_STOP) == CRASH_STOP:
+            temporary_id = CLAIM_IDS + len(self._claims)
+            self._claims[temporary_id] = peer
+            self._handle_event(COORDINATOR, Received(Header("", 0, 0, temporary_id), Join(peer, fault.kind)))
+
+    def _restart_coordinator(self) -> None:
+        if self.outcome.stopped.get(COORDINATOR) != CRASH_STOP:
+            return
+        self._revive(COORDINATOR)
+        assert self._processes is not None and self._processes.make_coordinator is not None
+        self._machines[COORDINATOR] = self._processes.make_coordinator(dict(self._disk))
+        self._handle_event(COORDINATOR, Started())
+        for peer in self._peers:
+            self._handle_event(peer, LinkChanged(COORDINATOR, True, "started again"))
+
+    def _restart_peer(self, peer: int) -> None:
+        """A process may be this peer, since the one before it has ended or is taken for lost."""
+        if self.outcome.stopped.get(peer, CRASH_STOP) != CRASH_STOP:
+            return
+        self._revive(peer)
+        self._paused.pop(peer, None)
+        self._start_peer(peer, self._stage_of.get(peer))
+        self._handle_event(COORDINATOR, LinkChanged(peer, True, "started again"))
+
+    def _revive(self, peer: int) -> None:
+        self.outcome.stopped.pop(peer, None)
+        assert self._active_faults is not None  # it is there as soon as there are faults
+        self._active_faults.revive(peer)
 
     def _start_peer(self, peer: int, stage: int | None) -> None:
         assert self._processes is not None
@@ -240,13 +308,21 @@ class Simulation:
         self._links.set_host(peer, sim_peer.host)
         if sim_peer.host not in self._hosts:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
+        self._running.pop(peer, None)
         self._n_starts[peer] += 1
-        self._handle_event(peer, Started(process=self._n_starts[peer]))
+        self.disks.ended(peer)
+        self._handle_event(peer, Started(process=self._n_starts[peer], disk=sim_peer.disk))
         self._send_ready(peer)
 
-    def _resume(self, peer: int) -> None:
-        """Messages that have arrived go before timers that have expired, as in the runtime."""
-        for event in sorted(self._paused.pop(peer, ()), key=lambda event: type(event) is Woke):
+    def _resume(self, peer: int, paused_s: float) -> None:
+        """A peer reads the messages that have arrived before it looks at timers that have expired. For the coordinator
+        it is the other way round, the worst case: its messages are still in the sockets."""
+        if peer not in self._paused:
+            return  # its process has ended meanwhile
+        timers_first = peer == COORDINATOR
+        events = self._paused.pop(peer)
+        self._handle_event(peer, Paused(paused_s))
+        for event in sorted(events, key=lambda event: (type(event) is Woke) != timers_first):
             self._handle_event(peer, event)
 
     # --------------------------------------------------------------------------------------------------------- events
@@ -255,6 +331,8 @@ class Simulation:
         if peer in self._paused:
             self._paused[peer].append(event)
         elif peer not in self.outcome.stopped:
+            if type(event) is Received and type(event.body) is State and event.body.key.part:
+                self.disks.arrived(peer, event.body.key)
             actions = self._machines[peer].handle(self.outcome.now_s, event)
             if self._observer:
                 self._observer(self.outcome.now_s, peer, event, actions)
@@ -265,6 +343,12 @@ class Simulation:
         """Handle an event that a process has caused itself, unless another process has taken its place."""
         if machine is self._machines[peer]:
             self._handle_event(peer, event)
+
+    def _wake(self, peer: int, machine: DrivenMachine, woke: Woke) -> None:
+        """As in the runtime, a peer hears what its device does before its timer."""
+        if self._running.get(peer):
+            self._handle_own_event(peer, machine, Status({}, {}, self._running[peer][0]))
+        self._handle_own_event(peer, machine, woke)
 
     def _handle_after_work(self, peer: int, event: Event) -> None:
         """Handle an event when the Work under way has ended: in the runtime one thread does all of it in order."""
@@ -287,7 +371,17 @@ class Simulation:
 
     def _connect(self, peer: int, connect: Connect | Member) -> None:
         if self._active_faults:
-            self._active_faults.on_connect(self.outcome.now_s, peer, connect.peer)
+            now_s, other = self.outcome.now_s, connect.peer
+            self._active_faults.on_connect(now_s, peer, other)
+            if other in self.outcome.stopped:
+                self._queue.at(now_s + CRASH_SEEN_S, self._refuse, (peer, other))
+
+    def _refuse(self, peer: int, other: int) -> None:
+        """The host of a process that has ended answers those who dial it, unless the host is off or cannot be reached
+        either."""
+        assert self._active_faults is not None  # processes end before the others only by faults
+        if other in self.outcome.stopped and self._active_faults.answers(other, peer):
+            self._handle_event(peer, LinkChanged(other, False, "refused", gone=True))
 
     def _meet(self, peer: int, meet: Meet) -> None:
         for member in meet.members:
@@ -302,6 +396,8 @@ class Simulation:
         dst, body = send.dst, send.body
         if dst < TEMPORARY_IDS:
             self._delivery.post(src, ((dst, body, send.n_bytes),), send.priority, send.header)
+        elif isinstance(body, Welcome) and dst in self._claims:
+            self._restart_peer(self._claims[dst])
         elif isinstance(body, Welcome):
             self._stage_of[body.peer] = body.stage
             self._peer_of_temporary_id[dst] = body.peer
@@ -317,6 +413,7 @@ class Simulation:
         if self._active_faults:
             seconds *= self._active_faults.slow_factor(peer)
         self._n_running[peer] += 1
+        self._running.setdefault(peer, []).append(work)
         host = self._hosts[sim_peer.host]
         host.start(now_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
 
@@ -325,6 +422,7 @@ class Simulation:
         if self._trace:
             self._trace.run(peer, start_s, seconds, work)
         if sim_peer.machine is self._machines[peer]:
+            self._running[peer].remove(work)
             self._handle_event(peer, Ran(work, start_s, seconds, values))
         self._n_running[peer] -= 1
         if self._n_running[peer] == 0:
@@ -336,7 +434,7 @@ class Simulation:
         self._handle_event(peer, Summed(action.key, digest, sq_norm))
 
     def _wake_at(self, peer: int, wake: WakeAt) -> None:
-        self._queue.at(wake.at_s, self._handle_own_event, (peer, self._machines[peer], Woke(wake.tag)))
+        self._queue.at(wake.at_s, self._wake, (peer, self._machines[peer], Woke(wake.tag)))
 
     def _persist(self, peer: int, persist: Persist) -> None:
         durable_s = self.outcome.now_s + self._persist_s
@@ -350,15 +448,23 @@ class Simulation:
 
     def _write_checkpoint(self, peer: int, write: WriteCheckpoint) -> None:
         self._peers[peer].tensors.write_checkpoint(write.version)
-        self._handle_event(peer, WroteCheckpoint(write.version))
+        self._handle_event(peer, self.disks.write(peer, self._peers[peer].disk, write))
+
+    def _answer(self, peer: int, event: Event) -> None:
+        """Hand a process the answer of its disk, after what it does now."""
+        self._queue.at(self.outcome.now_s, self._handle_own_event, (peer, self._machines[peer], event))
 
     def _restore(self, peer: int, restore: Restore) -> None:
-        self._peers[peer].tensors.restore(restore.version, restore.generation)
+        self._peers[peer].tensors.restore(restore)
         self._handle_after_work(peer, Restored(restore.version))
 
     def _install(self, peer: int, install: Install) -> None:
-        self._peers[peer].tensors.install(install.version, install.generation)
+        self._peers[peer].tensors.install(install)
         self._handle_after_work(peer, Installed(install.version))
+
+    def _digest_state(self, peer: int, state: DigestState) -> None:
+        digested = Digested(state.version, state.generation, *self._peers[peer].tensors.digest())
+        self._handle_after_work(peer, digested)
 
     def _report(self, peer: int, report: Report) -> None:
         if not isinstance(report, HeartbeatReport):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from jaxdt.protocol.events import Header, Key, Message, Received, SliceKey, StateKey
 from jaxdt.protocol.message import WITH_TENSOR
@@ -60,7 +59,8 @@ class Delivery:
             arrive, args = self._handle_event, (dst, event)
             at_once = False
             if self._follows_tensors and type(body) in WITH_TENSOR:
-                arrive, args = self._arrive_with_tensor, (dst, event, self._peers[src].tensors.tensor_to_send(body))
+                tensor = self._peers[src].tensors.tensor_to_send(body)
+                arrive, args = self._arrive_with_tensor, (dst, Received(event.header, body, tensor))
                 at_once = priority in self._free_priorities
                 if self._trace:
                     self._trace.send(src, now_s, dst, _tensor_key(body), n_bytes)
@@ -82,13 +82,11 @@ class Delivery:
     ) -> None:
         link.carry(self._outcome.now_s, n_bytes, priority, arrive, args)
 
-    def _arrive_with_tensor(self, dst: int, event: Received, tensor: Any) -> None:
+    def _arrive_with_tensor(self, dst: int, event: Received) -> None:
         if dst in self._outcome.stopped:
             return
-        src = event.header.src
-        self._peers[dst].tensors.put(event.body, src, tensor)
         if self._trace:
-            self._trace.recv(dst, self._outcome.now_s, src, _tensor_key(event.body))
+            self._trace.recv(dst, self._outcome.now_s, event.header.src, _tensor_key(event.body))
         self._handle_event(dst, event)
 
     def _arrive_under_faults(self, src: int, dst: int, body: Message, deliver: Callable[[], None]) -> None:

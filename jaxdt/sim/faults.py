@@ -14,22 +14,28 @@ from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
 
 CRASH = "crash"
 POWER_OFF = "power-off"
+FAIL = "fail"
 PAUSE = "pause"
 SLOW = "slow"
 CLOG = "clog"
 CUT = "cut"
 DUPLICATE = "duplicate"
 REORDER = "reorder"
+LATE = "late"
 JOIN = "join"
 RESTART = "restart"
 LEAVE = "leave"
-ENDS = (CRASH, POWER_OFF)  # kinds that end a process
-STARTS = (JOIN, RESTART)  # kinds that start one
+TWICE = "twice"
+STALE = "stale"
+PERTURB = "perturb"
+ENDS = (CRASH, POWER_OFF, FAIL)  # kinds that end a process
+STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
 
 CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connection
 DEAD_LINK_S = 6.0  # until a peer sees that the other end is silent
 BLIP_S = 2.0  # a silence this short loses nobody: half the default deadline
+OVERDUE_FACTOR = 8.0  # Work that is slower may lose its peer
 SEEN_BLIP_S = 1.0  # the same, if the connections break
 
 
@@ -38,6 +44,7 @@ class Fault:
     """A fault that begins at at_s and lasts for `seconds`:
 
     crash      the process of `peer` ends; messages that it has sent arrive, except those that a cut or clog holds
+    fail       the process of `peer` ends because of an error that it can name, and says so to the coordinator
     power-off  its machine ends: messages that have not arrived are lost, and others see it only after DEAD_LINK_S
     pause      `peer` does nothing; afterwards it goes on with the events that have come meanwhile
     slow       Work that `peer` begins meanwhile takes `factor` times as long
@@ -47,9 +54,13 @@ class Fault:
                the cut lasts that long, and again when it has healed
     duplicate  some messages from `peer` to `others` arrive twice
     reorder    some messages from `peer` to `others` are overtaken by later ones
+    late       tensors from `peer` to `others` come again after the next rollback, as if they had been on their way
     join       a newcomer with the temporary number `peer` asks to join, on the machine of the peer in `others`
     restart    the process of a crashed `peer`, or of the coordinator, is started again
     leave      `peer` is asked to leave
+    twice      another process is started as `peer`, which runs
+    stale      the coordinator that crashed did not: it goes on beside its successor, until a person ends it
+    perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
 
     A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.
     """
@@ -79,7 +90,8 @@ class Fault:
         """The peers that the run may lose by this fault."""
         silent = self.kind in (PAUSE, CUT) or (self.kind == CLOG and not self.factor)
         harmless_s = SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S
-        if not (self.kind in (*ENDS, LEAVE) or (silent and self.seconds > harmless_s)):
+        is_slow = self.kind == SLOW and self.factor >= OVERDUE_FACTOR
+        if not (self.kind in (*ENDS, LEAVE) or is_slow or (silent and self.seconds > harmless_s)):
             return ()
         candidates = self.peers
         if self.kind == CUT and COORDINATOR not in (*self.peers, *self.others):
@@ -91,6 +103,7 @@ class Fault:
             SLOW: f", {self.factor:.3g} times",
             CLOG: f", {self.factor:.3g} of {self.channel or 'all'}",
             CUT: f", seen after {self.breaks_s:.3g} s",
+            PERTURB: f", by {self.factor:.3g}",
         }
         preposition = {CUT: "from", JOIN: "on the machine of"}.get(self.kind, "to")
         others = f" {preposition} {_names(self.others)}" if self.others else ""
@@ -136,6 +149,13 @@ def broken_link(seed: int, stages: Sequence[Sequence[int]], until_s: float) -> F
     return Fault(at_s, CUT, peer, seconds, others=(other,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
 
 
+def perturbations(seed: int, stages: Sequence[Sequence[int]], until_s: float) -> list[Fault]:
+    """One or two peers whose parameters change, by less or by more than replicas may differ."""
+    rng = random.Random(f"perturbed {seed}")
+    peers = rng.sample(sorted(peer for peers in stages for peer in peers), rng.choice((1, 2)))
+    return [Fault(rng.uniform(0.0, until_s), PERTURB, peer, factor=rng.choice((1e-6, 0.01))) for peer in peers]
+
+
 class _Candidates:
     """The peers that faults may still be drawn for. `replicas[stage]` are those of a stage that may be lost as long as
     one of them remains."""
@@ -154,6 +174,14 @@ class _Candidates:
             return None
         peers = self.rng.choice(stages)
         return peers.pop(self.rng.randrange(len(peers)))
+
+    def lose(self, peer: int) -> bool:
+        """Whether the run can lose this peer, which counts as lost then."""
+        for peers in self.replicas:
+            if peer in peers and len(peers) > 1:
+                peers.remove(peer)
+                return True
+        return all(peer not in peers for peers in self.replicas)
 
     def draw_ends(self) -> list[int]:
         """All ends of links in random order; the coordinator only if it may pause."""
@@ -176,7 +204,7 @@ def _draw_power_off(candidates: _Candidates, at_s: float) -> Fault | None:
 def _draw_pause(candidates: _Candidates, at_s: float) -> Fault | None:
     if candidates.coordinator_may_pause and candidates.rng.random() < 0.2:
         candidates.coordinator_may_pause = False
-        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(min(BLIP_S, candidates.pause_s)))
+        return Fault(at_s, PAUSE, COORDINATOR, candidates.draw_seconds(candidates.pause_s))
     peer = candidates.draw_expendable()
     return None if peer is None else Fault(at_s, PAUSE, peer, candidates.draw_seconds(candidates.pause_s))
 
@@ -184,7 +212,10 @@ def _draw_pause(candidates: _Candidates, at_s: float) -> Fault | None:
 def _draw_slow(candidates: _Candidates, at_s: float) -> Fault:
     peer = candidates.rng.choice(candidates.all_ends[1:])
     seconds = candidates.draw_seconds(candidates.pause_s)
-    return Fault(at_s, SLOW, peer, seconds, factor=candidates.rng.choice((2.0, 10.0)))
+    factor = candidates.rng.choice((2.0, 10.0))
+    if factor >= OVERDUE_FACTOR and not candidates.lose(peer):
+        factor /= 2
+    return Fault(at_s, SLOW, peer, seconds, factor=factor)
 
 
 def _draw_clog(candidates: _Candidates, at_s: float) -> Fault:

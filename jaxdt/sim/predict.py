@@ -25,8 +25,8 @@ WARM_UP_STEPS = 1
 @dataclass(frozen=True)
 class Conditions:
     """Where a plan runs. `seconds[peer]`: per kind of Work on one core, and per MESSAGE where the time of handling one
-    counts; `host_of[peer]`: its host; `seconds_at(peer, stage)`, where peers join: the seconds of a newcomer on the
-    machine of a peer of the plan. The other fields are those of Environment."""
+    counts; `host_of[peer]`: its host; `seconds_at(peer, stage)`, where peers join or change stages: the seconds of a
+    stage on the machine of a peer of the plan. The other fields are those of Environment."""
 
     seconds: Mapping[int, Mapping[str, float]]
     link: Callable[[int, int], Link]
@@ -90,9 +90,10 @@ def _without_gc():
 
 def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_steps: int = 4) -> float:
     """Median seconds of a training step without evaluation, the first step left out. Samples have their full length,
-    also where those of the first steps are shorter."""
+    also where those of the first steps are shorter. Peers keep the stages of the plan, whose step time this is."""
     train = replace(config.train, steps=n_steps, eval_every_steps=0, checkpoint_every_steps=0)
-    outcome = simulate(replace(config, train=train), plan, conditions)
+    wiring = replace(config.wiring, rebalance_s=0.0)
+    outcome = simulate(replace(config, train=train, wiring=wiring), plan, conditions)
     return statistics.median(report.step_s for report in outcome.of(StepReport)[WARM_UP_STEPS:])
 
 

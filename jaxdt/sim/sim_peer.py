@@ -17,13 +17,15 @@ CRASHED = 137  # the exit code of a process that was killed
 
 @frozen_dataclass
 class SimPeer:
-    """A simulated peer on its host. `seconds`: per kind of Work on one core. It may also hold MESSAGE, the seconds of
-    handling one message; if any peer of a simulation has that, each peer handles messages beside its Work."""
+    """A simulated peer on its host. Peers with an equal `disk` see one another's parts of checkpoints. `seconds`: per
+    kind of Work on one core. It may also hold MESSAGE, the seconds of handling one message; if any peer of a simulation
+    has that, each peer handles messages beside its Work."""
 
     machine: DrivenMachine
     tensors: Tensors
     host: str
     seconds: Mapping[str, float]
+    disk: str = ""
 
 
 ReportKind = TypeVar("ReportKind", bound=Report)

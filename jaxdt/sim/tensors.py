@@ -1,8 +1,8 @@
 """The tensors that a driver keeps for a peer: the interface, and an implementation without tensors for timing alone."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from jaxdt.protocol.events import Key, Message, Round, SliceKey
+from jaxdt.protocol.events import Install, Key, Message, Restore, Round, SliceKey
 from jaxdt.spec.work import Work
 
 
@@ -19,7 +19,7 @@ class Tensors(Protocol):
         """The tensor that a message to be sent names."""
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
-        """Store the tensor that came with a message."""
+        """Store the tensor that came with a message, which the machine has accepted."""
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice and return its digest and squared norm."""
@@ -37,11 +37,23 @@ class Tensors(Protocol):
     def write_checkpoint(self, version: int) -> None:
         """Write this peer's part of a checkpoint."""
 
-    def restore(self, version: int, generation: int) -> None:
-        """Go back to a checkpoint."""
+    def restore(self, restore: Restore) -> None:
+        """Go back to a checkpoint; in place the state stays, and only the results of earlier Work go."""
 
-    def install(self, version: int, generation: int) -> None:
+    def install(self, install: Install) -> None:
         """Replace the state by the one that was fetched."""
+
+    def digest(self) -> tuple[int, float, tuple[float, ...]]:
+        """The digest of the state, and the norm and sums of the parameters (StateDigest)."""
+        ...
+
+
+@runtime_checkable
+class Perturbed(Protocol):
+    """Tensors whose parameters a fault of the simulator may change."""
+
+    def perturb(self, factor: float) -> None:
+        """Add `factor` of their norm to the parameters."""
 
 
 class NoTensors:
@@ -75,8 +87,11 @@ class NoTensors:
     def write_checkpoint(self, version: int) -> None:
         return None
 
-    def restore(self, version: int, generation: int) -> None:
+    def restore(self, restore: Restore) -> None:
         return None
 
-    def install(self, version: int, generation: int) -> None:
+    def install(self, install: Install) -> None:
         return None
+
+    def digest(self) -> tuple[int, float, tuple[float, ...]]:
+        return 0, 0.0, ()

@@ -25,6 +25,7 @@ DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
+PLATFORMS = ("any", "cpu", "gpu", "tpu")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ class DataConfig:
 class TrainConfig:
     """`microbatch_size` is in samples. The held-out loss is measured every `eval_every_steps` (0: never) over
     `eval_microbatches`. A checkpoint is written every `checkpoint_every_steps` (0: at the end only); the newest
-    `keep_checkpoints` stay. `on_nonfinite` says what happens when the gradient of a step is not finite: stop the run,
-    skip the update, or roll back to the last complete checkpoint and draw other samples from there on."""
+    `keep_checkpoints` stay. A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all
+    that the run has: peers without a common disk send the parts to one another. `on_nonfinite` says what happens when
+    the gradient of a step is not finite: stop the run, skip the update, or roll back to the last complete checkpoint
+    and draw other samples from there on."""
 
     steps: int = 100
     seed: int = 0
@@ -66,6 +69,7 @@ class TrainConfig:
     eval_microbatches: int = 4
     checkpoint_every_steps: int = 0
     keep_checkpoints: int = 2
+    checkpoint_copies: int = 2
     on_nonfinite: str = "stop"
 
 
@@ -81,7 +85,10 @@ class WiringConfig:
     `retain_bytes`: boundary tensors of a step that a peer keeps in case another peer needs them again; tensors beyond
     that are computed again. 0 keeps none: that takes the least memory, and after a loss in mid-step the lost
     microbatches are computed again from their tokens on.
-    `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another, or stop.
+    `on_stage_lost`: what a run does when all peers of a stage are lost: wait for another and go back to the last
+    complete checkpoint, or stop. A peer is lost when its process has ended (its host refuses the connection, or it was
+    started again), or when a stage without any other peer has waited for it for `stage_grace_s`. Until then the run
+    stands still and nothing is lost; afterwards the steps since the last complete checkpoint are.
     `rebalance_s`: how often a stage that can do without a peer may give one to the stage with most work waiting (0:
     never). A period of several steps is best, since queues are averaged over whole steps. `rebalance_moves`: how many
     peers may change stages each time."""
@@ -90,6 +97,7 @@ class WiringConfig:
     routers: int = 1
     window: int = 0
     on_stage_lost: str = "wait"
+    stage_grace_s: float = 300.0
     retain_bytes: int = 1 << 30
     rebalance_s: float = 0.0
     rebalance_moves: int = 1
@@ -98,24 +106,31 @@ class WiringConfig:
 @dataclass(frozen=True)
 class SyncConfig:
     """With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one
-    update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange."""
+    update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange.
+    `check_every_steps`: how often the replicas of a stage compare their parameters and optimizer state (0: never), from
+    the initial ones on (jaxdt.membership.state_check)."""
 
     kind: str = "allreduce"
     delay: int = 0
     delay_after_steps: int = 0
     slice_bytes: int = 1 << 22
+    check_every_steps: int = 50
 
 
 @dataclass(frozen=True)
 class NetConfig:
     """A deadline is median + spread of the durations observed so far, and never below `deadline_floor_s`.
     `queue_bytes`: no new Work starts while more payload than this waits to be sent to one peer. `outage_s`: how long
-    peers wait for a coordinator that is gone."""
+    peers wait for a coordinator that is gone, by default a night: to wait costs idle machines, to end costs the state
+    in their memory. Before a peer ends it writes that state as a part of a checkpoint. `copies_gbps`: how fast a peer
+    fetches copies of other peers' parts of checkpoints, in 1e9 bit/s (0: as fast as the links allow); parts and states
+    that a step waits for have no limit."""
 
     heartbeat_s: float = 0.5
     deadline_floor_s: float = 4.0
     queue_bytes: int = 64 << 20
-    outage_s: float = 60.0
+    outage_s: float = 8 * 3600.0
+    copies_gbps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,8 @@ class RunConfig:
 
     `codec`: how boundary tensors travel where no plan.json says otherwise (names: jaxdt.spec.codec). In a config file
     it may also name compression layers, as in maxout2 or maxout2+int8: `parse` moves those into the model.
-    `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary."""
+    `error_feedback`: the rounding error of a codec is added to the next tensor that crosses the same boundary.
+    `platform`: what the peers of the run compute on; a peer that would compute on another platform is refused."""
 
     model: GPTConfig
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -138,6 +154,7 @@ class RunConfig:
     error_feedback: bool = False
     dtype: str = "float32"
     remat: str = "recompute"
+    platform: str = "any"
 
     def __post_init__(self) -> None:
         self._check_plan()
@@ -148,6 +165,7 @@ class RunConfig:
         codecs.parse(self.codec)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("remat", self.remat, REMATS)
+        require_one_of("platform", self.platform, PLATFORMS)
         self._check_net()
 
     def _check_plan(self) -> None:
@@ -165,7 +183,7 @@ class RunConfig:
             raise BadInput(f"data.seq_growth_steps: got {n_steps}, expected {wanted} with data.seq_start {start}")
 
     def _check_train(self) -> None:
-        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints"):
+        for name in ("steps", "microbatch_size", "eval_microbatches", "keep_checkpoints", "checkpoint_copies"):
             require_at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("seed", "eval_every_steps", "checkpoint_every_steps"):
             require_at_least(f"train.{name}", getattr(self.train, name), 0)
@@ -178,13 +196,15 @@ class RunConfig:
         require_at_least("wiring.window", wiring.window, 0)
         require_at_least("wiring.retain_bytes", wiring.retain_bytes, 0)
         require_at_least("wiring.rebalance_moves", wiring.rebalance_moves, 1)
-        if not 0 <= wiring.rebalance_s < math.inf:
-            raise BadInput(f"wiring.rebalance_s: got {wiring.rebalance_s}, expected a finite number >= 0")
+        for name in ("rebalance_s", "stage_grace_s"):
+            if not 0 <= getattr(wiring, name) < math.inf:
+                raise BadInput(f"wiring.{name}: got {getattr(wiring, name)}, expected a finite number >= 0")
 
     def _check_sync(self) -> None:
         require_one_of("sync.delay", self.sync.delay, (0, 1))
         require_at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
         require_at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
+        require_at_least("sync.check_every_steps", self.sync.check_every_steps, 0)
 
     def _check_net(self) -> None:
         heartbeat_s = self.net.heartbeat_s
@@ -196,6 +216,8 @@ class RunConfig:
                 f"net.deadline_floor_s: got {floor_s}, expected at least two heartbeats, {2 * heartbeat_s}, and finite"
             )
         require_at_least("net.queue_bytes", self.net.queue_bytes, 1)
+        if not 0 <= self.net.copies_gbps < math.inf:
+            raise BadInput(f"net.copies_gbps: got {self.net.copies_gbps}, expected a finite number >= 0")
 
     @property
     def seq_lengths(self) -> SeqLengths:

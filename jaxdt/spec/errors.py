@@ -26,3 +26,7 @@ def require_one_of(name: str, value: object, choices: Sequence[str] | Sequence[i
     if value not in choices:
         hint = nearest(value, map(str, choices)) if isinstance(value, str) else ""
         raise BadInput(f"{name}: got {value!r}, expected one of {', '.join(map(str, choices))}{hint}")
+
+
+class ThreadDied(Exception):
+    """One line: which thread has died that its process needs, and of what."""

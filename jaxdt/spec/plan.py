@@ -22,8 +22,9 @@ SCHEDULES = ("1f1b", "gpipe")
 # A solver's results stand in plan.json beside the plan's own fields if they have one of these names, else under FOUND.
 FOUND = "found"
 SOLVER_FIELDS = frozenset(
-    ["network", "network_file", "left_out", "left_out_why", "c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap"]
-    + ["proved", "objective", "solver", "seed", "profile", "step_s", "step_s_with_all", "evaluations", "time_s"]
+    ["network", "network_file", "left_out", "left_out_why", "c_dp_bytes", "c_pp_bytes", "problem_digest", "cost"]
+    + ["bound_s", "gap", "proved", "objective", "solver", "seed", "profile", "step_s", "step_s_with_all"]
+    + ["evaluations", "time_s"]
 )
 
 

@@ -66,8 +66,17 @@ def read(kind: type[T], data: Any, where: str) -> T: ...
 def read(kind: types.UnionType, data: Any, where: str) -> Any: ...
 def read(kind: Any, data: Any, where: str) -> Any:
     """The value of type `kind` that `data` describes; `where` names it in errors."""
+    return _read(kind, data, where, False)
+
+
+def read_known(kind: Any, data: Any, where: str) -> Any:
+    """As `read`, but fields that the type does not have are left out."""
+    return _read(kind, data, where, True)
+
+
+def _read(kind: Any, data: Any, where: str, lenient: bool) -> Any:
     try:
-        return _reader(kind)(data)
+        return _reader(kind, lenient)(data)
     except _Mismatch as mismatch:
         path = where + mismatch.path
         raise BadInput(f"{path.removeprefix('.')}: {mismatch.text}") from None
@@ -90,16 +99,16 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 @functools.cache
-def _reader(kind: Any) -> Reader:
+def _reader(kind: Any, lenient: bool) -> Reader:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return _dataclass_reader(kind)
+        return _dataclass_reader(kind, lenient)
     if origin in (types.UnionType, typing.Union):
-        return _union_reader(kind)
+        return _union_reader(kind, lenient)
     if origin is tuple:
-        return _tuple_reader(kind)
+        return _tuple_reader(kind, lenient)
     if origin is dict:
-        return _mapping_reader(typing.get_args(kind)[1])
+        return _mapping_reader(typing.get_args(kind)[1], lenient)
     if kind is Any:
         return lambda data: data
     if kind is float:
@@ -123,13 +132,13 @@ def _read_float(data: Any) -> float:
     return float(data)
 
 
-def _mapping_reader(item_kind: Any) -> Reader:
+def _mapping_reader(item_kind: Any, lenient: bool) -> Reader:
     def reader(data: Any) -> dict[str, Any]:
         if not is_object(data):
             raise _Mismatch(f"got {_short(data)}, expected an object")
         return {str(key): _read_inside(item_reader, item, f".{key}") for key, item in data.items()}
 
-    item_reader = _reader(item_kind)
+    item_reader = _reader(item_kind, lenient)
     return reader
 
 
@@ -140,7 +149,7 @@ def _read_inside(reader: Reader, item: Any, segment: str) -> Any:
         raise mismatch.inside(segment) from None
 
 
-def _dataclass_reader(kind: Any) -> Reader:
+def _dataclass_reader(kind: Any, lenient: bool) -> Reader:
     kinds = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     missing = dataclasses.MISSING
@@ -154,6 +163,8 @@ def _dataclass_reader(kind: Any) -> Reader:
         try:
             for name, item in data.items():
                 if name not in readers:
+                    if lenient:
+                        continue
                     hint = nearest(str(name), fields)
                     raise _Mismatch(f"unknown field{hint}; known: {', '.join(fields)}")
                 values[name] = readers[name](item)
@@ -164,14 +175,14 @@ def _dataclass_reader(kind: Any) -> Reader:
                 raise _Mismatch("missing", f".{name}")
         return kind(**values)
 
-    readers = {name: _reader(kinds[name]) for name in fields}
+    readers = {name: _reader(kinds[name], lenient) for name in fields}
     return reader
 
 
-def _union_reader(kind: Any) -> Reader:
+def _union_reader(kind: Any, lenient: bool) -> Reader:
     members = typing.get_args(kind)
     others = [member for member in members if member is not types.NoneType]
-    single_reader = _reader(others[0]) if len(others) == 1 else None
+    single_reader = _reader(others[0], lenient) if len(others) == 1 else None
 
     def reader(data: Any) -> Any:
         if data is None and types.NoneType in members:
@@ -185,10 +196,10 @@ def _union_reader(kind: Any) -> Reader:
     return reader
 
 
-def _tuple_reader(kind: Any) -> Reader:
+def _tuple_reader(kind: Any, lenient: bool) -> Reader:
     args = typing.get_args(kind)
     endless = len(args) == 2 and args[1] is Ellipsis
-    readers = [_reader(arg) for arg in args if arg is not Ellipsis]
+    readers = [_reader(arg, lenient) for arg in args if arg is not Ellipsis]
 
     def reader(data: Any) -> tuple[Any, ...]:
         if not _is_list_or_tuple(data):

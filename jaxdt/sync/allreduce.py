@@ -29,12 +29,15 @@ from jaxdt.protocol.events import (
     Accumulated,
     Action,
     Committed,
+    Digested,
     Drained,
     Evaluated,
     Event,
     Evicted,
     FetchResult,
     Free,
+    GoBack,
+    Holds,
     Joined,
     LinkChanged,
     Message,
@@ -44,6 +47,8 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Reduced,
+    Repair,
+    Repairing,
     Restore,
     Restored,
     Round,
@@ -51,6 +56,7 @@ from jaxdt.protocol.events import (
     Send,
     Shard,
     SliceKey,
+    StateName,
     Sum,
     Summed,
     Suspect,
@@ -68,6 +74,7 @@ from jaxdt.spec.sizes import sync_groups
 from jaxdt.spec.work import GATHER, UPDATE, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import Bounds, Exchange, total, update_scale
+from jaxdt.sync.own_state import OwnState
 from jaxdt.sync.rounds import FLOAT_BYTES, Rounds
 
 
@@ -76,11 +83,14 @@ class AllReduce:
 
     READS = frozenset(
         {ViewChanged, Evicted, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, FetchResult}
-        | {Committed, Joined, LinkChanged}
+        | {Committed, Joined, LinkChanged, Digested, Repair}
     )
 
-    def __init__(self, peer: int, stage: int, rounds: Rounds, clip_norm: float, delay: Delay):
+    def __init__(
+        self, peer: int, stage: int, rounds: Rounds, clip_norm: float, delay: Delay, check_every_steps: int = 0
+    ):
         self._peer = peer
+        self._own_state = OwnState(stage, check_every_steps)
         self._stage = stage
         self._clip_norm = clip_norm
         self._delay = delay
@@ -88,6 +98,8 @@ class AllReduce:
         self._ledger = Ledger()
         self._view: View | None = None
         self._set_version(0)
+        self._generation = 0
+        self._state: StateName | None = None  # None before the first update, and while it is fetched or restored
         self._is_joining = False
         self._updating: Record | None = None
         self._next_record: Record | None = None  # with a delay it may come before this peer is ready for it
@@ -118,11 +130,16 @@ class AllReduce:
                 return self._leave(view)
             case Joined():
                 self._is_joining = False
-                return self._prepared_again()
+                self._state = self._entered_state()
+                return [*self._prepared_again(), Holds(self._state)]
             case LinkChanged(peer, up) if peer == COORDINATOR and up and self._view:
                 return self._prepared_again()
-            case Restored(version):
-                return [Updated(self._stage, version)]
+            case Restored(version) if version == self._version:  # else another rollback is on its way
+                self._state = self._state or StateName(self._generation, version)
+                return [Updated(self._stage, version), *([] if self._view else [Holds(self._state)])]
+            case Digested():
+                self._own_state.arrived(event)
+                return self._prepared(self._version) if self._view else []
         return []
 
     def _received(self, src: int, body: Message) -> list[Action | Event]:
@@ -135,6 +152,8 @@ class AllReduce:
                 return [*self._rounds.give(src, round)]
             case Committed(record):
                 return self._on_committed(record)
+            case Repair():
+                return self._repair(body)
         return []
 
     def _ran(self, work: Work) -> list[Action | Event]:
@@ -158,33 +177,60 @@ class AllReduce:
         self._drained.clear()
         return actions + self._rounds.adopt(view) + self._prepared_again()
 
+    def _entered_state(self) -> StateName:
+        """The name of the state that the view's members hold, this peer included."""
+        assert self._view is not None  # nobody joins outside of a view
+        return StateName(self._generation, self._version, self._view.rounds_of(self._version - 1))
+
     def _enter(self, view: View) -> list[Action | Event]:
-        """The first view of this peer: with the run's first view it begins, in any other it joins."""
+        """The first view of this peer, or the first since it was evicted: it joins, or it has the state and begins. A
+        peer that was evicted drops first what Work from before has left behind."""
         self._view = view
+        self._generation = view.generation
         self._set_version(view.n_committed)
         self._drained.clear()
+        self._forget_next_record()
         self._is_joining = self._peer in view.joining
-        begins = [] if self._is_joining else [Updated(self._stage, self._version)]
+        returns = self._state is not None
+        if self._is_joining:
+            self._state = None
+            begins = []
+        elif returns:
+            begins = [Restore(self._version, view.generation, view.n_reseeds, in_place=True)]
+        else:
+            self._state = self._entered_state()
+            begins = [Updated(self._stage, self._version)]
         return [*self._rounds.enter(view), *begins]
+
+    def _forget_next_record(self) -> None:
+        """The step after the one that is being applied will not be applied here."""
+        if self._next_record:
+            steps = range(self._next_record.step, self._next_record.step + 1)
+            self._ledger.free(steps)
+            self._rounds.drop(steps)
+            self._next_record = None
 
     def _leave(self, view: View) -> list[Action | Event]:
         """The run goes on without this peer: apply what is committed, give up the rest."""
         actions: list[Action | Event] = []
         if self._view:
             actions += [action for record in view.records for action in self._on_committed(record)]
-        steps = self._steps[1 if self._updating else 0 :]
-        self._view = self._next_record = self._rollback = None
+        if self._next_record and not (self._updating and not self._rollback and self._is_prepared(self._next_record)):
+            self._next_record = None
+        n_applied = bool(self._updating) + bool(self._next_record)
+        self._view = self._rollback = None
         self._drained.clear()
-        free = self._free(steps)
+        free = self._free(self._steps[n_applied:])
         if self._updating:  # the rest is freed with its step
             self._abandoned = free.rounds
             return actions
-        return [*actions, free]
+        return [*actions, free, Holds(self._state)]
 
     def _set_version(self, version: int) -> None:
         """Something may be here of as many steps as may be under way at once, and of as many again, since others may
         have applied the updates of all of those already."""
         self._version = version
+        self._own_state.changed()
         self._steps = range(version, version + 2 * (1 + self._delay.steps))
 
     def _free(self, steps: range) -> Free:
@@ -197,12 +243,13 @@ class AllReduce:
         free = self._free(self._steps)
         self._rollback = None
         self._view = view
-        self._next_record = None
+        self._generation = view.generation
+        self._state = self._next_record = None
         self._set_version(view.n_committed)
         self._drained.clear()
         self._is_joining = False
         self._rounds.enter(view)
-        return [free, Restore(view.n_committed, view.generation)]
+        return [free, GoBack(view)]
 
     # ---------------------------------------------------------------------------------------------------- exchange
 
@@ -215,7 +262,8 @@ class AllReduce:
         if not rounds:
             return []
         self._n_gathers[step] += 1
-        return [Run(Work(self._stage, GATHER, None, self._peer, step), rounds=rounds)]
+        digest = self._ask_for_digest() if step == self._version else []
+        return [Run(Work(self._stage, GATHER, None, self._peer, step), rounds=rounds), *digest]
 
     def _on_gathered(self, step: int) -> list[Action | Event]:
         """A view in between may have asked for another gathering, with what was done again in it: the last counts."""
@@ -304,9 +352,36 @@ class AllReduce:
         exchanges = self._rounds.known(step)
         if self._is_joining or exchanges is None or not all(exchange.complete for exchange in exchanges):
             return []
+        state = None
+        if self._own_state.is_compared(step):
+            if step != self._version:
+                return []  # with a delay the state of that version is still to come
+            state = self._own_state.digest
+            if state is None:
+                return self._ask_for_digest()
         assert self._view is not None  # there is no exchange before the first view
         admission = self._view.by_peer[self._peer].admission
-        return [Send(COORDINATOR, Prepared(step, admission, tuple([exchange.result() for exchange in exchanges])))]
+        results = tuple([exchange.result() for exchange in exchanges])
+        return [Send(COORDINATOR, Prepared(step, admission, results, state))]
+
+    # ------------------------------------------------------------------------------------------------- equal states
+
+    def _ask_for_digest(self) -> list[Action | Event]:
+        assert self._view is not None  # there is no exchange before the first view
+        return [*self._own_state.ask(self._version, self._view.generation)]
+
+    def _repair(self, repair: Repair) -> list[Action | Event]:
+        """Replace the state that the coordinator has found to be wrong, unless that is done or under way. Until then
+        this peer is prepared for nothing, like one that joins. A donor votes again, with another digest of its state.
+        """
+        state = self._own_state.digest
+        if state is None or (state.version, state.digest) != (repair.version, repair.digest):
+            return []
+        self._own_state.changed()
+        if repair.donor == self._peer:
+            return self._prepared(repair.version)
+        self._is_joining = True
+        return [Repairing(repair.version, repair.donor)]
 
     # ------------------------------------------------------------------------------------------------------ commit
 
@@ -316,7 +391,7 @@ class AllReduce:
         if record.step != self._version or self._updating or self._is_joining:
             return []
         exchanges = self._rounds.of(record.step)
-        if not all(exchange.complete and exchange.round in record.rounds for exchange in exchanges):
+        if not self._is_prepared(record):
             problem = f"the record of step {record.step} names a round that it is not prepared for"
             return [Send(COORDINATOR, Suspect(self._peer, problem))]
         self._updating = record
@@ -324,6 +399,11 @@ class AllReduce:
         rounds = () if skips else tuple(exchange.round for exchange in exchanges)
         work = Work(self._stage, UPDATE, None, self._peer, record.step)
         return [Run(work, 0.0 if skips else update_scale(record, self._clip_norm), rounds)]
+
+    def _is_prepared(self, record: Record) -> bool:
+        """Whether the results that a record names are here."""
+        exchanges = self._rounds.of(record.step)
+        return all(exchange.complete and exchange.round in record.rounds for exchange in exchanges)
 
     def _advance(self, step: int) -> list[Action | Event]:
         """The update of a step is done."""
@@ -337,12 +417,17 @@ class AllReduce:
             # round that it has abandoned, so only the rounds of the step are over; earlier ones go with a later step.
             return [Free(step, tuple([round for round in done.rounds if round.group in self._rounds.groups]))]
         self._set_version(step + 1)
+        self._state = StateName(done.generation, step + 1, done.rounds)
         free = self._free(range(step, step + 1))
-        if self._view is None:  # evicted since then: what was under way beside the update is void
-            return [Free(self._steps[-1], free.rounds + self._abandoned), Updated(self._stage, self._version)]
         record, self._next_record = self._next_record, None
         next_update = self._on_committed(record) if record else []
-        return [free, Updated(self._stage, self._version), *next_update]
+        if self._view is None and not next_update:  # evicted since then: what was under way beside the update is void
+            free = Free(self._steps[-1], free.rounds + self._abandoned)
+            return [free, Updated(self._stage, self._version), Holds(self._state)]
+        # With a delay the next step's result may be here, and have waited for the state that is compared with it.
+        is_compared = self._view is not None and self._own_state.is_compared(self._version)
+        prepared = self._prepared(self._version) if is_compared else []
+        return [free, Updated(self._stage, self._version), *next_update, *prepared]
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -352,7 +437,8 @@ def _build(setup: PeerSetup) -> AllReduce:
     config, plan = setup.config, setup.plan
     groups = tuple(group for group in sync_groups(config, plan) if setup.stage in group.stages)
     rounds = Rounds(setup.peer, groups, plan.n_microbatches, config.sync.slice_bytes)
-    return AllReduce(setup.peer, setup.stage, rounds, config.optim.clip_norm, config.delay)
+    check_every_steps = config.sync.check_every_steps
+    return AllReduce(setup.peer, setup.stage, rounds, config.optim.clip_norm, config.delay, check_every_steps)
 
 
 def _build_agreement(config: CoordinatorConfig) -> Agreement:

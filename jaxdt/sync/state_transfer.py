@@ -1,15 +1,14 @@
 """How a newcomer gets the state of its stage: parameters and optimizer state of one version, from all who hold it.
 
 The state is one vector of 4-byte words, cut into slices. The newcomer asks the other members of its stage for slices, a
-few at a time from each. A donor that leaves meanwhile, or that sends a damaged slice, is replaced. The holders keep a
-version until the step that begins with it is committed, and that step waits for the newcomer: so all slices are of the
-same version.
+few at a time from each (jaxdt.sync.download). The holders keep a version until the step that begins with it is
+committed, and that step waits for the newcomer: so all slices are of the same version. A replica whose state has to be
+repaired gets it in the same way, from one donor alone: other replicas may be wrong too.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
-from collections import Counter
 from collections.abc import Sequence
 
 from jaxdt.protocol.events import (
@@ -21,6 +20,7 @@ from jaxdt.protocol.events import (
     Evicted,
     Fetch,
     Fetching,
+    Holds,
     Install,
     Installed,
     Joined,
@@ -28,24 +28,26 @@ from jaxdt.protocol.events import (
     Received,
     Record,
     Refused,
+    Repairing,
     Send,
     State,
     StateKey,
+    StateName,
     Suspect,
     Updated,
     View,
     ViewChanged,
 )
 from jaxdt.protocol.reports import DownloadReport, RefusedReport
-
-WORD_BYTES = 4
-IN_FLIGHT = 2  # slices asked of one donor at a time
+from jaxdt.sync.download import WORD_BYTES, Download
 
 
 class StateTransfer:
     """One peer's side of it, as a newcomer and as a donor. `slice_bytes` is the size of a slice."""
 
-    READS = frozenset({ViewChanged, Evicted, Updated, Ready, Installed, Refused, Fetch, State, Committed})
+    READS = frozenset(
+        {ViewChanged, Evicted, Updated, Holds, Ready, Installed, Refused, Fetch, State, Committed, Repairing}
+    )
 
     def __init__(self, peer: int, stage: int, slice_bytes: int):
         self._peer = peer
@@ -56,6 +58,7 @@ class StateTransfer:
         self._has = (-1, -1)  # generation and version of the state that is here
         self._is_updating = False
         self._download: Download | None = None
+        self._donor: int | None = None  # of a repair, which is asked alone
         self._waiting: list[tuple[int, StateKey]] = []
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
@@ -65,27 +68,34 @@ class StateTransfer:
             case Evicted(view):
                 self._expect_updates(view.records)
                 self._view = None
-                self._download = None
+                self._download = self._donor = None
                 self._waiting.clear()
-            case Ready(_, n_words):
+            case Ready(n_words=n_words):
                 self._n_words = n_words
             case Updated(_, version):
                 return self._updated(version)
+            case Holds(StateName() as state):
+                self._has = (state.generation, state.version)
+                self._is_updating = False
             case Installed(version):
                 return self._installed(now_s, version)
             case Refused(peer, _) if self._download and peer is not None:
                 self._download.refused(peer)
-                return self._ask(self._download)
+                return self._ask(now_s, self._download)
+            case Repairing(version, donor):
+                self._download = Download(StateKey(version, 0, self._n_words), self._slice_words, now_s)
+                self._donor = donor
+                return self._go_on(now_s, self._download)
             case Received(header, body) if self._view:
-                return self._received(header.src, body)
+                return self._received(now_s, header.src, body)
         return []
 
-    def _received(self, src: int, body: object) -> list[Action | Event]:
+    def _received(self, now_s: float, src: int, body: object) -> list[Action | Event]:
         match body:
-            case Fetch(key):
+            case Fetch(key) if not key.part:
                 return self._give(src, key)
             case State(key) if self._download and self._download.arrived(key):
-                return self._go_on(self._download)
+                return self._go_on(now_s, self._download)
             case Committed(record):
                 self._expect_updates((record,))
         return []
@@ -105,10 +115,12 @@ class StateTransfer:
         self._view = view
         self._expect_updates(view.records)
         if view.rolled_back:
-            self._download = None
+            self._download = self._donor = None
             self._is_updating = False
             self._waiting.clear()
             return []
+        if self._download and self._donor is not None:
+            return self._give_up_repair(self._download)
         if self._peer not in view.joining:
             if is_first_view:
                 self._has = (view.generation, view.n_committed)
@@ -116,8 +128,14 @@ class StateTransfer:
         if is_first_view:
             if self._has == (view.generation, view.n_committed):
                 return [Fetching(1, 0, 1), Joined(view.n_committed)]
-            self._download = Download(view.n_committed, self._n_words, self._slice_words, now_s)
-        return self._go_on(self._download) if self._download else []
+            self._download = Download(StateKey(view.n_committed, 0, self._n_words), self._slice_words, now_s)
+        return self._go_on(now_s, self._download) if self._download else []
+
+    def _give_up_repair(self, download: Download) -> list[Action | Event]:
+        """The donor may be gone, or wrong in the new view. The state that is here is whole, so the peer goes on with it
+        and will be told again if it has to be repaired."""
+        self._download = self._donor = None
+        return [Joined(download.version)]
 
     def _updated(self, version: int) -> list[Action | Event]:
         """A version is here; what was asked of it can be given now."""
@@ -131,13 +149,16 @@ class StateTransfer:
     # -------------------------------------------------------------------------------------------------- as a donor
 
     def _donors(self) -> list[int]:
+        """Whom this peer may ask for its stage's state."""
+        if self._donor is not None:
+            return [self._donor]
         view = self._current_view
         return [peer for peer in view.stage_peers(self._stage) if peer not in view.joining]
 
     def _give(self, src: int, key: StateKey) -> list[Action | Event]:
-        """A slice of this peer's state, if it is of the version asked for, or once it is. A peer that asks for what no
-        newcomer of this stage would is refused: the step waits for it, and would wait for ever."""
-        if src not in self._current_view.joining:
+        """A slice of this peer's state for another replica, if it is of the version asked for, or once it is. A peer
+        that asks for what no replica of this stage would is refused: the step waits for it, and would wait for ever."""
+        if src not in self._current_view.stage_peers(self._stage):
             return []
         if problem := self._problem(key):
             return [
@@ -159,78 +180,28 @@ class StateTransfer:
             or key.hi != min(key.lo + self._slice_words, n_words)
         ):
             return f"asks for words {key.lo}..{key.hi} of a state that has {n_words} in slices of {self._slice_words}"
-        n_committed = self._current_view.n_committed
+        n_committed = max(self._current_view.n_committed, self._has[1])
         if key.version > n_committed:
             return f"asks for the state of {key.version} steps, committed are {n_committed}"
         return ""
 
     # ----------------------------------------------------------------------------------------------- as a newcomer
 
-    def _go_on(self, download: "Download") -> list[Action | Event]:
+    def _go_on(self, now_s: float, download: Download) -> list[Action | Event]:
         if download.done:
-            return [download.progress, Install(download.version, self._current_view.generation)]
-        return self._ask(download)
+            view = self._current_view
+            return [download.progress, Install(download.version, view.generation, view.n_reseeds)]
+        return self._ask(now_s, download)
 
-    def _ask(self, download: "Download") -> list[Action | Event]:
-        return [*download.ask(self._donors()), download.progress]
+    def _ask(self, now_s: float, download: Download) -> list[Action | Event]:
+        return [*download.ask(now_s, self._donors()), download.progress]
 
     def _installed(self, now_s: float, version: int) -> list[Action | Event]:
         """The state is installed, unless a view has made its download void."""
         if not self._download or self._download.version != version:
             return []
         download, self._download = self._download, None
-        self._has = (self._current_view.generation, version)
         n_bytes, seconds = WORD_BYTES * download.n_words, now_s - download.began_s
-        return [DownloadReport(version, n_bytes, seconds, self._donors()), Joined(version)]
-
-
-class Download:
-    """Version `version` of n_words words, in slices of `slice_words`."""
-
-    def __init__(self, version: int, n_words: int, slice_words: int, began_s: float):
-        self.version, self.n_words, self.began_s = version, n_words, began_s
-        starts = range(0, n_words, slice_words)
-        self._left = [StateKey(version, lo, min(lo + slice_words, n_words)) for lo in reversed(starts)]
-        self._asked: dict[StateKey, int] = {}
-
-    @property
-    def done(self) -> bool:
-        return not self._left and not self._asked
-
-    @property
-    def progress(self) -> Fetching:
-        """How far it is, for the coordinator. A state without words is here at once."""
-        left_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._left)
-        asked_bytes = sum(WORD_BYTES * (key.hi - key.lo) for key in self._asked)
-        of_bytes = WORD_BYTES * self.n_words
-        return Fetching(of_bytes - left_bytes - asked_bytes, asked_bytes, of_bytes)
-
-    def ask(self, donors: Sequence[int]) -> list[Send]:
-        """Ask for what can be asked for now. Slices that a donor owed when it left are asked of the others."""
-        for key, donor in list(self._asked.items()):
-            if donor not in donors:
-                self._ask_again(key)
-        sends: list[Send] = []
-        load = Counter(self._asked.values())
-        for _ in range(IN_FLIGHT):
-            for donor in donors:
-                if self._left and load[donor] < IN_FLIGHT:
-                    key = self._left.pop()
-                    self._asked[key] = donor
-                    load[donor] += 1
-                    sends.append(Send(donor, Fetch(key)))
-        return sends
-
-    def arrived(self, key: StateKey) -> bool:
-        """A slice is here; False if it was not asked for."""
-        return self._asked.pop(key, None) is not None
-
-    def refused(self, donor: int) -> None:
-        """This donor sent damaged data: all that it still owes is asked for again."""
-        for key, other in list(self._asked.items()):
-            if other == donor:
-                self._ask_again(key)
-
-    def _ask_again(self, key: StateKey) -> None:
-        del self._asked[key]
-        self._left.append(key)
+        report = DownloadReport(version, n_bytes, seconds, self._donors())
+        self._donor = None
+        return [report, Joined(version), *self._updated(version)]

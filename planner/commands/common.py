@@ -88,12 +88,14 @@ def watching(incumbent: Incumbent, progress: ProgressLine):
         progress.close()
 
 
-def refuse_missing_links(network: Network, plan: Plan):
-    """Raise BadInput for a plan over a link that does not exist."""
-    if not math.isfinite(plan.found["cost"]["total_s"] + plan.found.get("step_s", 0.0)):
+def refuse_missing_links(network: Network, cost_s: float, shape: tuple[int, int], none_exists: bool):
+    """Raise BadInput where the plan found uses a link that does not exist, so that its cost is infinite; none_exists if
+    it is proved that every plan of this shape (stages, pipelines) does."""
+    if not math.isfinite(cost_s):
+        found = "there is no plan (proved)" if none_exists else "found no plan"
         raise BadInput(
-            f"{network.name or 'network'}: bandwidth_gbps: found no plan of {plan.n_stages} stages x "
-            f"{plan.n_pipelines} pipelines that avoids the links of zero bandwidth"
+            f"{network.name or 'network'}: bandwidth_gbps: {found} of {shape[0]} stages x {shape[1]} pipelines that "
+            f"avoids the links of zero bandwidth"
         )
 
 

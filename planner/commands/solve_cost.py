@@ -1,5 +1,6 @@
 """`python -m planner solve --objective comm_cost`: sizes from the flags, the search, the reference cost, the report."""
 
+import math
 from argparse import Namespace
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,7 @@ def run(flags: Namespace) -> int:
     incumbent = Incumbent(budget_of(flags))
     with watching(incumbent, ProgressLine()):
         solution = solve(problem, incumbent, flags.solver, flags.seed)
+    refuse_missing_links(network, solution.cost_s, solution.placement.shape, math.isinf(solution.bound_s))
     in_flight = None
     if memory is not None:
         fitted = fit_memory(memory, workload, solution)
@@ -51,7 +53,6 @@ def run(flags: Namespace) -> int:
         in_flight = fitted.in_flight
     facts = {"objective": "comm_cost", "solver": flags.solver, "seed": flags.seed}
     plan = replace(plan_of(network, flags.network, workload, solution, facts), in_flight=in_flight)
-    refuse_missing_links(network, plan)
     costed = cost_plan(plan, network, workload.c_dp_bytes, workload.c_pp_bytes)
     print(cost_table(costed, layouts.block(problem).tolist(), layouts.mean_random(problem, flags.seed)))
     write(plan, flags.out)

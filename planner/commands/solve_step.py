@@ -1,5 +1,6 @@
 """`python -m planner solve --objective step_time`: the step from the flags, the search, the report."""
 
+import math
 from argparse import Namespace
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from planner.search.incumbent import Incumbent
 from planner.step_time.search import Finalist, StepSolution, search_step
 from planner.step_time.shapes import reasons, search_shapes, step_s_with_all
 from planner.step_time.simulate import plan_of_layout
-from planner.step_time.workload import StepWorkload, refuse_too_small
+from planner.step_time.workload import MISSING_S, StepWorkload, refuse_too_small
 
 
 def run(flags: Namespace) -> int:
@@ -38,7 +39,7 @@ def run(flags: Namespace) -> int:
         raise BadInput("--objective: got comm_cost with auto, expected step_time: Eq. 1-4 do not compare shapes")
     workload = workload_of(flags, network)
     n_stages, n_pipelines = (None if n in (None, "auto") else n for n in (flags.stages, flags.pipelines))
-    incumbent = Incumbent(budget_of(flags))
+    incumbent = Incumbent(budget_of(flags), missing_s=MISSING_S)
     if n_stages and n_pipelines:
         check_shape(workload, n_stages, n_pipelines)
     with watching(incumbent, ProgressLine()):
@@ -47,7 +48,10 @@ def run(flags: Namespace) -> int:
         else:
             solution = search_shapes(workload, n_stages, n_pipelines, incumbent, flags.solver, flags.seed)
     plan = plan_of_step(flags, workload, solution, incumbent)
-    refuse_missing_links(network, plan)
+    cost_s = plan.found["cost"]["total_s"] + plan.found["step_s"]
+    shape = (plan.n_stages, plan.n_pipelines)
+    none_exists = math.isinf(plan.found["bound_s"]) and None not in (n_stages, n_pipelines)
+    refuse_missing_links(network, cost_s, shape, none_exists)
     print(step_table(plan, [step_row(workload, finalist) for finalist in solution.finalists], incumbent.elapsed_s))
     write(plan, flags.out)
     return 0
@@ -145,7 +149,7 @@ def plan_of_step(flags: Namespace, workload: StepWorkload, solution: StepSolutio
     emitted = replace(
         by_cost.solution,
         placement=layout.placement,
-        bound_s=by_cost.solution.bound_s * factor,
+        bound_s=by_cost.solution.bound_s * factor if factor else 0.0,
         proved=False,
         evaluations=incumbent.evaluations,
         time_s=incumbent.elapsed_s,

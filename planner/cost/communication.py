@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.cost.compiled import compiled
+from planner.cost.compiled import compiled, copy_row
 
 EXACT_PATH_STAGES = 12
 
@@ -143,9 +143,10 @@ def hop_s(pp, left, right, scratch):
 def hop_matrix(pp, groups):
     """edge(j, k) for all pairs of groups [S, P] -> [S, S]."""
     S, P = groups.shape
-    edge = np.zeros((S, S))
+    edge = np.empty((S, S))
     scratch = matching_scratch(P)
     for j in range(S):
+        edge[j, j] = 0.0
         for k in range(j):
             edge[j, k] = edge[k, j] = hop_s(pp, groups[j], groups[k], scratch)
     return edge
@@ -158,8 +159,11 @@ def hop_matrix(pp, groups):
 def held_karp(edge, order):
     """Shortest open path through all S vertices (Eq. 4), exact in O(S^2 2^S); `order` [S] receives it."""
     S = edge.shape[0]
-    best = np.full((1 << S, S), np.inf)
-    previous = np.full((1 << S, S), -1, np.int64)
+    best = np.empty((1 << S, S))
+    previous = np.empty((1 << S, S), np.int64)
+    for used in range(1 << S):
+        for k in range(S):
+            best[used, k] = np.inf
     for k in range(S):
         best[1 << k, k] = 0.0
     for used in range(1, 1 << S):
@@ -173,7 +177,10 @@ def held_karp(edge, order):
                         best[used | 1 << j, j] = cost
                         previous[used | 1 << j, j] = k
     used = (1 << S) - 1
-    last = np.argmin(best[used])
+    last = 0
+    for k in range(S):
+        if best[used, k] < best[used, last]:
+            last = k
     total = best[used, last]
     for s in range(S - 1, -1, -1):
         order[s] = last
@@ -195,21 +202,23 @@ def short_path(edge, order):
     S = edge.shape[0]
     best = np.inf
     trial = np.empty(S, np.int64)
+    unused = np.empty(S, np.int64)
     for start in range(S):
-        unused = np.ones(S, np.bool_)
+        for s in range(S):
+            unused[s] = 1
         trial[0] = start
-        unused[start] = False
+        unused[start] = 0
         for s in range(1, S):
             nearest = -1
             for j in range(S):
-                if unused[j] and (nearest < 0 or edge[trial[s - 1], j] < edge[trial[s - 1], nearest]):
+                if unused[j] == 1 and (nearest < 0 or edge[trial[s - 1], j] < edge[trial[s - 1], nearest]):
                     nearest = j
             trial[s] = nearest
-            unused[nearest] = False
+            unused[nearest] = 0
         total = path_s(edge, trial)
         if total < best:
             best = total
-            order[:] = trial
+            copy_row(trial, order)
     improved = True
     while improved:
         improved = False
@@ -220,9 +229,9 @@ def short_path(edge, order):
                         continue
                     _rearrange(order, trial, i, j, reverse)
                     total = path_s(edge, trial)
-                    if total < best - 1e-9:
+                    if total < best * (1 - 1e-9):
                         best = total
-                        order[:] = trial
+                        copy_row(trial, order)
                         improved = True
     return best
 
@@ -230,7 +239,7 @@ def short_path(edge, order):
 @compiled
 def _rearrange(order, trial, i, j, reverse):
     """trial = order with positions i..j reversed, or with position i moved to j."""
-    trial[:] = order
+    copy_row(order, trial)
     if reverse:
         for s in range(i, j + 1):
             trial[s] = order[i + j - s]

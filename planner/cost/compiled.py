@@ -1,4 +1,9 @@
-"""What every compiled loop uses: the decorator that compiles it, and its random numbers."""
+"""What every compiled loop uses: the decorator that compiles it, copies, and random numbers.
+
+Compiling is what a first search waits for. Kernels therefore copy and fill arrays by loops: one assignment of an array
+to a slice makes numba compile the text of its error message as well, some thirty functions on strings. Callers in
+Python allocate what a kernel needs where they can.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -27,6 +32,21 @@ def _drop_unreadable_cache(cache):
         cache._cache_file._load_index()
     except (AttributeError, ImportError):
         cache.flush()
+
+
+@compiled
+def copy_row(source, target):
+    """Copy one array of one dimension into another."""
+    for a in range(target.shape[0]):
+        target[a] = source[a]
+
+
+@compiled
+def copy_rows(source, target):
+    """Copy one array of two dimensions into another."""
+    for s in range(target.shape[0]):
+        for a in range(target.shape[1]):
+            target[s, a] = source[s, a]
 
 
 def generator(seed: int) -> np.ndarray:

@@ -8,17 +8,19 @@ import numpy as np
 from ortools.graph.python import linear_sum_assignment
 from ortools.sat.python import cp_model
 
-from planner.cost.communication import hop_matrix, short_path
-from planner.model.problem import MICROSECONDS, Problem
+from planner.cost.communication import EXACT_PATH_STAGES, held_karp, hop_matrix, path_s, short_path
+from planner.model.problem import Problem
 
 CIRCUIT_WORK = 0.5  # CP-SAT's deterministic time, some seconds of one core
+UNITS = 1 << 20  # the integers that OR-Tools adds up: the largest cost of a matching, or a whole path, is so many
 
 
 def _perfect(weights: np.ndarray, limit: float) -> np.ndarray | None:
     """The perfect matching of least sum over weights <= limit (row -> column), or None."""
     solver = linear_sum_assignment.SimpleLinearSumAssignment()
     rows, columns = np.nonzero(weights <= limit)
-    costs = np.round(weights[rows, columns] * MICROSECONDS).astype(np.int64)
+    unit_s = limit / UNITS if limit > 0 else 1.0
+    costs = np.round(weights[rows, columns] / unit_s).astype(np.int64)
     solver.add_arcs_with_cost(rows, columns, costs)  # pyright: ignore[reportArgumentType]  # OR-Tools' stub swaps shape and type
     if len(set(rows.tolist())) < len(weights) or solver.solve() != solver.OPTIMAL:
         return None
@@ -43,20 +45,31 @@ def bottleneck_matching(weights: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def open_path(edge: np.ndarray) -> list[int]:
-    """Shortest open path of Eq. 4: a circuit with a dummy vertex of zero cost. Exact where CP-SAT's deterministic
-    limit suffices (some 30 vertices), never worse than its start (compiled 2-opt)."""
+    """Shortest open path of Eq. 4: exact up to EXACT_PATH_STAGES; beyond that a circuit with a dummy vertex of zero
+    cost, to the precision of UNITS where CP-SAT's deterministic limit suffices (some 30 vertices), and never worse
+    than its start (compiled 2-opt)."""
     n = len(edge)
-    if n < 3:
-        return list(range(n))
     start = np.empty(n, np.int64)
-    short_path(edge, start)
+    if n <= EXACT_PATH_STAGES:  # only what is called is compiled
+        held_karp(edge, start)
+        return start.tolist()
+    start_s = short_path(edge, start)
+    if start_s <= 0:
+        return start.tolist()
+    routed = np.array(_circuit(edge, start.tolist(), start_s), np.int64)
+    return (routed if path_s(edge, routed) < start_s else start).tolist()
+
+
+def _circuit(edge: np.ndarray, start: list[int], start_s: float) -> list[int]:
+    """A short open path by CP-SAT, given one and its cost, which bounds the edges that a shorter one may use."""
+    n = len(edge)
     model = cp_model.CpModel()
     successor = {a: b for a, b in zip(start, start[1:], strict=False)} | {start[-1]: n, n: start[0]}
-    costs = np.round(edge * MICROSECONDS).astype(np.int64)
+    costs = np.round(np.minimum(edge, start_s) * (UNITS / start_s)).astype(np.int64)
     arcs = []
     for a in range(n + 1):
         for b in range(n + 1):
-            if a != b:
+            if a != b and (n in (a, b) or edge[a, b] <= start_s):
                 used = model.new_bool_var("")
                 model.add_hint(used, bool(successor[a] == b))
                 arcs.append((a, b, used))
@@ -67,7 +80,7 @@ def open_path(edge: np.ndarray) -> list[int]:
     solver.parameters.catch_sigint_signal = False  # its own handler would leave Ctrl-C killing the process
     solver.parameters.max_deterministic_time = CIRCUIT_WORK
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return start.tolist()
+        return start
     successor = {a: b for a, b, used in arcs if solver.value(used)}
     order = []
     vertex = successor[n]

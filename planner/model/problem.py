@@ -1,7 +1,8 @@
 """The instance that solvers see: symmetric matrices of seconds for Eq. 2 and Eq. 3, from a network and two sizes.
 
 alpha (latency) and beta (bandwidth) are means of both directions, as in the DT-FM paper, Sec. 3. A link with zero
-bandwidth in either direction is missing; solvers see it as MISSING_S seconds, far above anything real, and so avoid it.
+bandwidth in either direction is missing. In the matrices it costs `missing_s`, more than any plan without missing
+links: searches then avoid it, and a plan uses a missing link exactly if it costs missing_s or more.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,6 @@ import numpy as np
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 
-MISSING_S = 1e6
-MICROSECONDS = 1_000_000  # per second: integer solvers count whole microseconds
 ASYMMETRY_WARNED = 2.0
 
 
@@ -20,7 +19,7 @@ ASYMMETRY_WARNED = 2.0
 class Problem:
     """S stages x P pipelines on N = S * P devices. dp_s[d, e] is what device d adds to DATAP by its exchange with e,
     and pp_s[d, e] the cost of that pair in a hop. Both are float64 [N, N] seconds, with the factor 2 of the equations
-    included and a zero diagonal."""
+    included and a zero diagonal; a missing link costs missing_s in both."""
 
     n_stages: int
     n_pipelines: int
@@ -28,10 +27,16 @@ class Problem:
     pp_s: np.ndarray
     c_dp_bytes: float
     c_pp_bytes: float
+    missing_s: float
 
     @property
     def n_devices(self) -> int:
         return len(self.dp_s)
+
+    @property
+    def dearest_s(self) -> float:
+        """No plan without missing links costs more."""
+        return self.missing_s / 2
 
 
 def mean_links(network: Network) -> tuple[np.ndarray, np.ndarray]:
@@ -43,10 +48,8 @@ def mean_links(network: Network) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exchange_s(alpha_s: np.ndarray, beta: np.ndarray, n_bytes: float) -> np.ndarray:
-    """2 (alpha + n_bytes / beta) for every pair; MISSING_S where there is no link, 0 on the diagonal."""
-    with np.errstate(divide="ignore"):
-        seconds = 2 * (alpha_s + np.where(beta > 0, n_bytes / beta, np.inf))
-    seconds = np.where(np.isfinite(seconds), seconds, MISSING_S)
+    """2 (alpha + n_bytes / beta) for every pair; infinite where there is no link, 0 on the diagonal."""
+    seconds = 2 * (alpha_s + np.divide(n_bytes, beta, out=np.full_like(beta, np.inf), where=beta > 0))
     np.fill_diagonal(seconds, 0.0)
     return seconds
 
@@ -66,7 +69,11 @@ def problem_of(network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: fl
         )
     alpha_s, beta = mean_links(network)
     dp_s = exchange_s(alpha_s, beta, c_dp_bytes / n_pipelines)
-    return Problem(n_stages, n_pipelines, dp_s, exchange_s(alpha_s, beta, c_pp_bytes), c_dp_bytes, c_pp_bytes)
+    pp_s = exchange_s(alpha_s, beta, c_pp_bytes)
+    largest_dp_s, largest_pp_s = (float(m.max(initial=0.0, where=np.isfinite(m))) for m in (dp_s, pp_s))
+    missing_s = 2 * (n_pipelines * largest_dp_s + n_stages * largest_pp_s) or 1.0
+    dp_s, pp_s = (np.where(np.isfinite(m), m, missing_s) for m in (dp_s, pp_s))
+    return Problem(n_stages, n_pipelines, dp_s, pp_s, c_dp_bytes, c_pp_bytes, missing_s)
 
 
 def placement_terms(problem: Problem, placement: np.ndarray) -> tuple[float, float]:

@@ -7,9 +7,12 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A placement [S, P] with the bound that was proved for it; history holds (seconds, cost) of every improvement."""
+    """A placement [S, P], its cost, and the bound that was proved for every placement; history holds (seconds, cost)
+    of every improvement. An infinite cost_s says that no plan without missing links was found, an infinite bound_s
+    that there is none."""
 
     placement: np.ndarray
+    cost_s: float
     bound_s: float
     proved: bool
     evaluations: int

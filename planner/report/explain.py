@@ -67,13 +67,15 @@ def explanation(costed: CostedPlan) -> str:
     if plan.n_stages > 1:
         lines.append(_slowest_hop(costed))
     lines += _help_lines(link_changes(costed))
-    bound_s = float(found["bound_s"])
-    if found["proved"]:
+    bound_s = costed.bound_s
+    if costed.proved:
         lines.append("No other placement costs less (proved), so only a better network or smaller sizes help.")
     elif bound_s > 0:
         lines.append(
             f"No placement costs less than {bound_s:.3f} s: this one is at most {cost.total_s / bound_s - 1:.1%} above."
         )
+    elif not costed.bound_holds:
+        lines.append("The plan's bound is for another network or other sizes, and says nothing here.")
     if found.get("left_out"):
         lines.append(f"Left out: {'; '.join(found.get('left_out_why') or found['left_out'])}.")
     return "\n".join(lines)

@@ -1,8 +1,13 @@
 """plan.json: from a solution to the file, and back to what the commands that show a plan need."""
 
+from __future__ import annotations
+
+import hashlib
+import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
@@ -10,8 +15,11 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
-from planner.model.comm_workload import CommWorkload
-from planner.model.result import Solution
+from planner.model.proof import checked_bound
+
+if TYPE_CHECKING:
+    from planner.model.comm_workload import CommWorkload
+    from planner.model.result import Solution
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,28 @@ class CostedPlan:
     c_pp_bytes: float
     cost: Cost
 
+    @property
+    def bound_holds(self) -> bool:
+        """Whether the plan's bound, gap and `proved` are about this network and these sizes."""
+        digest = problem_digest(self.network, self.c_dp_bytes, self.c_pp_bytes)
+        return self.plan.found.get("problem_digest") == digest
+
+    @property
+    def bound_s(self) -> float:
+        """The plan's bound; 0, which says nothing, if it is about another problem."""
+        return float(self.plan.found["bound_s"]) if self.bound_holds else 0.0
+
+    @property
+    def proved(self) -> bool:
+        return bool(self.plan.found["proved"]) and self.bound_holds
+
+
+def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float) -> str:
+    """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links, and the two sizes."""
+    names = [device.name for device in network.devices]
+    facts = [names, network.latency_s, network.bandwidth_gbps, float(c_dp_bytes), float(c_pp_bytes)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
 
 def cost_plan(plan: Plan, network: Network, c_dp_bytes: float, c_pp_bytes: float) -> CostedPlan:
     cost = cost_of(network, plan.placement, c_dp_bytes, c_pp_bytes)
@@ -33,11 +63,11 @@ def cost_plan(plan: Plan, network: Network, c_dp_bytes: float, c_pp_bytes: float
 def plan_of(
     network: Network, network_file: str, workload: CommWorkload, solution: Solution, facts: dict[str, Any]
 ) -> Plan:
-    """The plan of a solution, with its costs computed again from the network. `facts` are written beside them: the
-    solver, the seed, and more by objective."""
+    """The plan of a solution, with its costs computed again from the network; BoundError for a bound above them.
+    `facts` are written beside them: the solver, the seed, and more by objective."""
     placement = tuple(tuple(int(d) for d in row) for row in solution.placement)
     cost = cost_of(network, placement, workload.c_dp_bytes, workload.c_pp_bytes)
-    bound_s = min(solution.bound_s, cost.total_s)
+    bound_s = checked_bound(solution.bound_s, cost.total_s)
     used = {d for row in placement for d in row}
     found = {
         "network": network.name,
@@ -45,6 +75,7 @@ def plan_of(
         "left_out": [device.name for d, device in enumerate(network.devices) if d not in used],
         "c_dp_bytes": workload.c_dp_bytes,
         "c_pp_bytes": workload.c_pp_bytes,
+        "problem_digest": problem_digest(network, workload.c_dp_bytes, workload.c_pp_bytes),
         "cost": {"total_s": cost.total_s, "datap_s": cost.datap_s, "pipelinep_s": cost.pipelinep_s},
         "bound_s": bound_s,
         "gap": _gap(cost.total_s, bound_s),
@@ -65,7 +96,9 @@ def plan_of(
 
 
 def _gap(total_s: float, bound_s: float) -> float | None:
-    """(cost - bound) / bound; None if there is no bound."""
+    """(cost - bound) / bound; None if there is no bound, or no plan that avoids missing links."""
+    if not math.isfinite(total_s):
+        return None
     if bound_s > 0:
         return (total_s - bound_s) / bound_s
     return 0.0 if total_s == 0 else None

@@ -67,11 +67,14 @@ def _draw_bars(axes, costed: CostedPlan):
         problem = problem_of(costed.network, costed.plan.n_stages, costed.plan.n_pipelines, c_dp_bytes, c_pp_bytes)
         block = cost_of(costed.network, layouts.block(problem).tolist(), c_dp_bytes, c_pp_bytes)
         bars["block"] = (block.datap_s, block.pipelinep_s)
-        bars["random"] = layouts.mean_random(problem, 0)[1:]
+        _, datap_s, pipelinep_s = layouts.mean_random(problem, 0)
+        bars["random"] = (datap_s, pipelinep_s)
+    bars = {name: terms for name, terms in bars.items() if np.isfinite(terms).all()}  # no bar over missing links
     data, pipeline = zip(*bars.values(), strict=True)
     axes.bar(list(bars), data, label="data-parallel", color="#4c72b0")
     axes.bar(list(bars), pipeline, bottom=data, label="pipeline", color="#dd8452")
-    axes.axhline(float(costed.plan.found["bound_s"]), color="black", linestyle="--", linewidth=1, label="bound")
+    if costed.bound_s > 0:
+        axes.axhline(costed.bound_s, color="black", linestyle="--", linewidth=1, label="bound")
     axes.set_ylabel("seconds a step, Eq. 1-4")
     axes.legend(fontsize=8)
 

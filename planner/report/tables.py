@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
-from planner.model.problem import MISSING_S
 from planner.report.plan_file import CostedPlan
 from planner.search.incumbent import Incumbent
 
@@ -23,7 +22,7 @@ class ProgressLine:
     def show(self, incumbent: Incumbent):
         elapsed_s = incumbent.elapsed_s
         shown = incumbent.inner or incumbent
-        if shown.best_s >= MISSING_S or elapsed_s - self.last_s < self.interval_s:
+        if shown.best_s >= shown.missing_s or elapsed_s - self.last_s < self.interval_s:
             return
         self.last_s = elapsed_s
         gap = (shown.best_s - shown.bound_s) / shown.bound_s if shown.bound_s > 0 else math.inf

@@ -17,9 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.cost.communication import improve_matching, matching_floor, matching_scratch, sum_exchanges
-from planner.cost.compiled import below, compiled, unit
-from planner.model.problem import MISSING_S, Problem
+from planner.cost.communication import (
+    MatchingScratch,
+    improve_matching,
+    matching_floor,
+    matching_scratch,
+    sum_exchanges,
+)
+from planner.cost.compiled import below, compiled, copy_row, copy_rows, unit
+from planner.model.problem import Problem
 from planner.search.device_types import interchangeable
 
 UNCHANGED = -1
@@ -58,9 +64,9 @@ class MoveShares(NamedTuple):
 def cost_scale_s(problem: Problem, best_s: float) -> float:
     """The cost of which temperatures are parts: the best so far, or a typical one while the best plan still uses a
     missing link."""
-    if 0 < best_s < MISSING_S:
+    if 0 < best_s < problem.missing_s:
         return best_s
-    dp_s, pp_s = (m[(m > 0) & (m < MISSING_S)] for m in (problem.dp_s, problem.pp_s))
+    dp_s, pp_s = (m[(m > 0) & (m < problem.missing_s)] for m in (problem.dp_s, problem.pp_s))
     typical_dp_s, typical_pp_s = (float(np.median(m)) if m.size else 0.0 for m in (dp_s, pp_s))
     return max(1e-9, problem.n_pipelines * typical_dp_s + problem.n_stages * typical_pp_s)
 
@@ -79,12 +85,21 @@ class PlacementState(NamedTuple):
     hop_s: np.ndarray
 
 
+def new_state(place: np.ndarray) -> PlacementState:
+    """The state of a placement, whose terms start_state has to fill."""
+    S, P = place.shape
+    return PlacementState(place, np.zeros((S, P), np.int64), np.zeros((S, P)), np.zeros(S), np.zeros(S))
+
+
 @compiled
 def start_state(devices, state, scratch):
     """Fill the matchings and terms of state.place; returns its cost."""
     S, P = state.place.shape
+    worst = 0.0
+    total = 0.0
     for s in range(S):
         state.stage_s[s] = sum_exchanges(devices.dp, state.place[s], state.sums[s])
+        worst = max(worst, state.stage_s[s])
     for s in range(S - 1):
         for a in range(P):
             state.match[s, a] = a
@@ -92,7 +107,8 @@ def start_state(devices, state, scratch):
         right = state.place[s + 1]
         floor = matching_floor(devices.pp, left, right)
         state.hop_s[s] = improve_matching(devices.pp, left, right, state.match[s], floor, scratch)
-    return state.stage_s.max() + state.hop_s[: S - 1].sum()
+        total += state.hop_s[s]
+    return worst + total
 
 
 @compiled
@@ -105,7 +121,7 @@ def _propose_order(rng, place, trial, changed, i, j):
         changed[i] = changed[j] = ALL_SLOTS
     else:
         for s in range(i, j + 1):
-            trial[s] = place[i + j - s]
+            copy_row(place[i + j - s], trial[s])
             changed[s] = ALL_SLOTS
 
 
@@ -226,28 +242,49 @@ def _copy_changed(changed, source, target):
     S = changed.shape[0]
     for s in range(S):
         if changed[s] != UNCHANGED:
-            target.place[s] = source.place[s]
-            target.sums[s] = source.sums[s]
+            copy_row(source.place[s], target.place[s])
+            copy_row(source.sums[s], target.sums[s])
             target.stage_s[s] = source.stage_s[s]
         if s + 1 < S and (changed[s] != UNCHANGED or changed[s + 1] != UNCHANGED):
-            target.match[s] = source.match[s]
+            copy_row(source.match[s], target.match[s])
             target.hop_s[s] = source.hop_s[s]
 
 
-@compiled
-def anneal(devices, place, best, rng, cooling, shares):
+class Walk(NamedTuple):
+    """What annealing works on: the placement, a trial of the next move, the stages that differ between the two, the
+    best placement met, and scratch."""
+
+    state: PlacementState
+    trial: PlacementState
+    changed: np.ndarray
+    best: np.ndarray
+    scratch: MatchingScratch
+
+
+def anneal(
+    devices: Devices, place: np.ndarray, best: np.ndarray, rng: np.ndarray, cooling: Cooling, shares: MoveShares
+) -> tuple[float, float]:
     """Anneal `place` [S, P] in place; `best` receives the best placement met. Returns (best cost, cost of `place`) in
     seconds."""
     S, P = place.shape
-    scratch = matching_scratch(P)
-    state = PlacementState(place, np.empty((S, P), np.int64), np.zeros((S, P)), np.zeros(S), np.zeros(S))
-    cost = start_state(devices, state, scratch)
-    trial = PlacementState(
-        place.copy(), state.match.copy(), state.sums.copy(), state.stage_s.copy(), state.hop_s.copy()
-    )
     changed = np.full(S, UNCHANGED, np.int64)
+    walk = Walk(new_state(place), new_state(place.copy()), changed, best, matching_scratch(P))
+    return _anneal(devices, walk, rng, cooling, shares)
+
+
+@compiled
+def _anneal(devices, walk, rng, cooling, shares):
+    """The loop of `anneal`."""
+    state, trial, changed, best, scratch = walk
+    S = state.place.shape[0]
+    cost = start_state(devices, state, scratch)
+    for s in range(S):
+        changed[s] = ALL_SLOTS
+    _copy_changed(changed, state, trial)
+    for s in range(S):
+        changed[s] = UNCHANGED
     best_cost = cost
-    best[:] = place
+    copy_rows(state.place, best)
     ratio = (cooling.cold_s / cooling.hot_s) ** (1.0 / max(1, cooling.n_moves))
     temperature = cooling.hot_s
     for _ in range(cooling.n_moves):
@@ -260,12 +297,13 @@ def anneal(devices, place, best, rng, cooling, shares):
         if moved:
             cost = new_cost
             _copy_changed(changed, trial, state)
-            if cost < best_cost - 1e-12:
+            if cost < best_cost * (1 - 1e-12):
                 best_cost = cost
-                best[:] = state.place
+                copy_rows(state.place, best)
         else:
             _copy_changed(changed, state, trial)
-        changed[:] = UNCHANGED
+        for s in range(S):
+            changed[s] = UNCHANGED
     return best_cost, cost
 
 
@@ -311,11 +349,17 @@ def _soft_hop(pp, left, right, softness):
 def _soft_start(devices, place, softness, terms, sums):
     """Fill the terms of a placement [S, P]; returns its softened cost."""
     S = place.shape[0]
+    worst = 0.0
+    total = 0.0
+    cost = 0.0
     for s in range(S):
         terms.stage_s[s] = sum_exchanges(devices.dp, place[s], sums)
+        worst = max(worst, terms.stage_s[s])
+        total += terms.stage_s[s]
         if s + 1 < S:
             terms.hop_s[s] = _soft_hop(devices.pp, place[s], place[s + 1], softness)
-    return (1 - softness) * terms.stage_s.max() + softness * terms.stage_s.mean() + terms.hop_s.sum()
+            cost += terms.hop_s[s]
+    return cost + (1 - softness) * worst + softness * total / S
 
 
 @compiled
@@ -364,13 +408,28 @@ def _soft_cost(devices, place, swap, softness, terms, trial, sums):
     return cost + (1 - softness) * worst + softness * total / S
 
 
-@compiled
-def anneal_softened(devices, place, rng, cooling, softness, run_share):
+class SoftWalk(NamedTuple):
+    """What softened annealing works on: the placement, its terms, those of the next move, and scratch [P]."""
+
+    place: np.ndarray
+    terms: SoftTerms
+    trial: SoftTerms
+    sums: np.ndarray
+
+
+def anneal_softened(
+    devices: Devices, place: np.ndarray, rng: np.ndarray, cooling: Cooling, softness: Softness, run_share: float
+) -> float:
     """Anneal `place` [S, P] in place while temperature and softness fall. Returns the softened cost reached."""
     S, P = place.shape
-    terms = SoftTerms(np.zeros(S), np.zeros(S))
-    trial = SoftTerms(np.zeros(S), np.zeros(S))
-    sums = np.zeros(P)
+    terms, trial = (SoftTerms(np.zeros(S), np.zeros(S)) for _ in range(2))
+    return _anneal_softened(devices, SoftWalk(place, terms, trial, np.zeros(P)), rng, cooling, softness, run_share)
+
+
+@compiled
+def _anneal_softened(devices, walk, rng, cooling, softness, run_share):
+    """The loop of `anneal_softened`."""
+    place, terms, trial, sums = walk
     ratio = (cooling.cold_s / cooling.hot_s) ** (1.0 / max(1, cooling.n_moves))
     temperature = cooling.hot_s
     soft = softness.first

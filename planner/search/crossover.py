@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.cost.communication import partition_s
-from planner.cost.compiled import below, compiled
+from planner.cost.compiled import below, compiled, copy_row
 
 DTFM_GAIN, KERNIGHAN_LIN_GAIN = 0, 1
 N_CUTS = 5
@@ -162,17 +162,30 @@ def _cycle(search, first):
 
 
 @compiled
+def count_sizes(label, size):
+    """Write the number of devices of each group into size [S]."""
+    for group in range(size.shape[0]):
+        size[group] = 0
+    for d in range(label.shape[0]):
+        size[label[d]] += 1
+
+
+@compiled
 def improve_pass(pp, label, n_groups, gain_rule):
     """One pass of at most n_groups cycles over `label` [N], in place; the prefix of cycles with the largest predicted
     gain stays. Returns that gain."""
     n = label.shape[0]
-    size = np.zeros(n_groups, np.int64)
+    size = np.empty(n_groups, np.int64)
+    count_sizes(label, size)
+    locked = np.empty(n, np.bool_)
+    marked = np.empty(n_groups, np.bool_)
     for d in range(n):
-        size[label[d]] += 1
-    locked = np.zeros(n, np.bool_)
-    marked = np.zeros(n_groups, np.bool_)
+        locked[d] = False
+    for group in range(n_groups):
+        marked[group] = False
     search = Pass(pp, label, size, locked, marked, np.empty(n, np.int64), gain_rule)
-    best_label = label.copy()
+    best_label = np.empty(n, np.int64)
+    copy_row(label, best_label)
     best = 0.0
     total = 0.0
     for _ in range(n_groups):
@@ -182,8 +195,8 @@ def improve_pass(pp, label, n_groups, gain_rule):
         total += _cycle(search, first)
         if total > best + 1e-12:
             best = total
-            best_label[:] = label
-    label[:] = best_label
+            copy_row(label, best_label)
+    copy_row(best_label, label)
     return best
 
 
@@ -202,7 +215,9 @@ class Offspring(NamedTuple):
 def cross(one, two, rng):
     """Labels [N] taken in turns from two parents, between five random cut points of the device order."""
     n = one.shape[0]
-    switch = np.zeros(n, np.bool_)
+    switch = np.empty(n, np.bool_)
+    for d in range(n):
+        switch[d] = False
     for _ in range(N_CUTS):
         cut = below(rng, n)
         switch[cut] = not switch[cut]
@@ -219,9 +234,8 @@ def cross(one, two, rng):
 def repair(label, n_groups, rng):
     """Move random devices of groups that have too many to random groups that have too few, in place."""
     size = label.shape[0] // n_groups
-    sizes = np.zeros(n_groups, np.int64)
-    for d in range(label.shape[0]):
-        sizes[label[d]] += 1
+    sizes = np.empty(n_groups, np.int64)
+    count_sizes(label, sizes)
     start = below(rng, label.shape[0])
     stride = label.shape[0] + 1
     for step in range(label.shape[0]):
@@ -241,7 +255,9 @@ def groups_of(label, n_groups):
     """Groups [S, P] of a balanced label [N]."""
     size = label.shape[0] // n_groups
     groups = np.empty((n_groups, size), np.int64)
-    filled = np.zeros(n_groups, np.int64)
+    filled = np.empty(n_groups, np.int64)
+    for k in range(n_groups):
+        filled[k] = 0
     for d in range(label.shape[0]):
         k = label[d]
         groups[k, filled[k]] = d
@@ -260,7 +276,8 @@ def best_child(dp, pp, parents, offspring, rng, best_label):
         repair(child, n_groups, rng)
         cost = partition_s(dp, pp, groups_of(child, n_groups))
         for _ in range(MAX_PASSES):
-            trial = child.copy()
+            trial = np.empty(child.shape[0], np.int64)
+            copy_row(child, trial)
             if improve_pass(pp, trial, n_groups, offspring.gain_rule) <= 0:
                 break
             trial_cost = partition_s(dp, pp, groups_of(trial, n_groups))
@@ -270,5 +287,5 @@ def best_child(dp, pp, parents, offspring, rng, best_label):
             cost = trial_cost
         if cost < best:
             best = cost
-            best_label[:] = child
+            copy_row(child, best_label)
     return best

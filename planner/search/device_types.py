@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.compiled import compiled
 from planner.model.problem import Problem
 
 TINY_S = 1e-9  # a free link has no logarithm
@@ -29,38 +28,29 @@ class Types:
         return [len(group) for group in self.members]
 
 
-@compiled
-def _same_links(dp, pp, i, j):
-    same = True
-    for x in range(dp.shape[0]):
-        if x != i and x != j and (dp[i, x] != dp[j, x] or pp[i, x] != pp[j, x]):
-            same = False
-            break
-    return same
-
-
-@compiled
-def _label(dp, pp):
-    n = dp.shape[0]
-    label = np.empty(n, np.int64)
-    heads = np.empty(n, np.int64)
-    n_heads = 0
-    for i in range(n):
-        label[i] = -1
-        for k in range(n_heads):
-            if _same_links(dp, pp, i, heads[k]):
-                label[i] = k
-                break
-        if label[i] < 0:
-            label[i] = n_heads
-            heads[n_heads] = i
-            n_heads += 1
+def interchangeable(problem: Problem) -> np.ndarray:
+    """label[d], equal for devices whose links to all others are equal: swapping two of them changes no cost. Only
+    devices whose sorted links are equal need a comparison."""
+    matrices = problem.dp_s, problem.pp_s
+    label = np.empty(problem.n_devices, np.int64)
+    heads: dict[bytes, list[int]] = {}
+    n_labels = 0
+    for d in range(problem.n_devices):
+        alike = heads.setdefault(b"".join(np.sort(m[d]).tobytes() for m in matrices), [])
+        head = next((h for h in alike if _same_links(matrices, d, h)), None)
+        if head is None:
+            alike.append(d)
+            label[d] = n_labels
+            n_labels += 1
+        else:
+            label[d] = label[head]
     return label
 
 
-def interchangeable(problem: Problem) -> np.ndarray:
-    """label[d], equal for devices whose links to all others are equal: swapping two of them changes no cost."""
-    return _label(problem.dp_s, problem.pp_s)
+def _same_links(matrices: tuple[np.ndarray, ...], a: int, b: int) -> bool:
+    same = np.logical_and.reduce([m[a] == m[b] for m in matrices])
+    same[[a, b]] = True
+    return bool(same.all())
 
 
 def near_equal(problem: Problem, most: int) -> list[np.ndarray]:

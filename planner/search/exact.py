@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.cost.communication import held_karp, hop_s, matching_scratch
-from planner.cost.compiled import compiled
+from planner.cost.compiled import compiled, copy_row
 from planner.model.problem import Problem
+from planner.model.proof import ROUNDING
 from planner.search.base import SolverEntry
-from planner.search.incumbent import PROOF_GAP_S, Incumbent
+from planner.search.incumbent import Incumbent
 
 MAX_DEVICES = 16
 MAX_TABLE_GROUPS = 2000
-ROUNDING_S = 1e-9
 LAST_WAIT_S = 1.0
 
 
@@ -59,7 +59,7 @@ def prove_by_enumeration(problem: Problem, incumbent: Incumbent):
     assert incumbent.best is not None  # the layouts were offered before
     groups, cost_s = prove(problem, incumbent.best, incumbent.best_s)
     incumbent.offer(groups, cost_s)
-    incumbent.raise_bound(cost_s - PROOF_GAP_S / 10)
+    incumbent.raise_bound(cost_s * (1 - ROUNDING))
 
 
 @contextlib.contextmanager
@@ -150,14 +150,20 @@ def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
     hops between groups; [0, 0] switches it off. Returns best_s: no partition costs less by more than rounding."""
     S, P = best.shape
     full = (1 << (S * P)) - 1
-    pick = np.full(S, -1, np.int64)
-    used = np.zeros(S + 1, np.int64)
-    datap = np.zeros(S + 1)
+    pick = np.empty(S, np.int64)
+    used = np.empty(S + 1, np.int64)
+    datap = np.empty(S + 1)
     rows = np.empty((S, P), np.int64)
-    edge = np.zeros((S, S))
+    edge = np.empty((S, S))
+    for s in range(S):
+        pick[s] = -1
+        edge[s, s] = 0.0
+    used[0] = 0
+    datap[0] = 0.0
     order = np.empty(S, np.int64)
     scratch = matching_scratch(P)
     path_floor_s = (S - 1) * cheapest_hop_s
+    below_s = best_s * (1 - ROUNDING)
     depth = 0
     while depth >= 0:
         lowest = 0
@@ -167,7 +173,7 @@ def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
         end = groups.first[lowest + 1]
         while g < end and groups.masks[g] & used[depth] != 0:
             g += 1
-        if g == end or max(datap[depth], groups.datap_s[g]) + path_floor_s >= best_s - ROUNDING_S:
+        if g == end or max(datap[depth], groups.datap_s[g]) + path_floor_s >= below_s:
             pick[depth] = -1
             depth -= 1
             continue
@@ -178,12 +184,13 @@ def enumerate_partitions(pp, groups, cheapest_hop_s, best_s, best, hop_table):
         datap[depth + 1] = max(datap[depth], groups.datap_s[g])
         if used[depth + 1] != full:
             depth += 1
-        elif datap[S] + _path_floor(edge) < best_s - ROUNDING_S:
+        elif datap[S] + _path_floor(edge) < below_s:
             total = datap[S] + held_karp(edge, order)
-            if total < best_s - ROUNDING_S:
+            if total < below_s:
                 best_s = total
+                below_s = best_s * (1 - ROUNDING)
                 for s in range(S):
-                    best[s] = rows[order[s]]
+                    copy_row(rows[order[s]], best[s])
     return best_s
 
 

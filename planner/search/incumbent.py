@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-PROOF_GAP_S = 1e-3
+from planner.model.proof import is_optimal
+
 N_LOCAL_OPTIMA = 6
+DISTINCT_FRAC = 1e-4  # local optima whose costs differ by less count as one
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,11 @@ class Incumbent:
     """The best plan so far, as groups [S, P] in stage order, and the state of the search for better ones. Thread-safe.
 
     Of equal costs the plan from the lowest source wins, so that the result does not depend on which thread came first.
-    `inner` is the incumbent of a search inside this one, while that runs."""
+    `inner` is the incumbent of a search inside this one, while that runs. Plans of cost missing_s or more use a missing
+    link; a bound of missing_s says that all do."""
 
     budget: Budget
+    missing_s: float = np.inf
     started_s: float = field(default_factory=time.monotonic)
     best: np.ndarray | None = None
     best_s: float = np.inf
@@ -58,7 +62,8 @@ class Incumbent:
 
     @property
     def proved(self) -> bool:
-        return self.best_s - self.bound_s <= PROOF_GAP_S
+        """The best plan is optimal, or there is no plan without missing links."""
+        return is_optimal(self.best_s, self.bound_s) or self.bound_s >= self.missing_s
 
     @property
     def starts(self) -> list[tuple[float, np.ndarray]]:
@@ -118,7 +123,7 @@ class Incumbent:
         """The best few ends of searches that differ in cost, best first."""
         distinct: list[tuple[float, np.ndarray]] = []
         for cost_s, _, groups in sorted(self._local_optima, key=lambda optimum: optimum[:2]):
-            if all(abs(cost_s - other_s) > PROOF_GAP_S for other_s, _ in distinct):
+            if all(abs(cost_s - other_s) > DISTINCT_FRAC * other_s for other_s, _ in distinct):
                 distinct.append((cost_s, groups))
         return distinct[:N_LOCAL_OPTIMA]
 
@@ -127,6 +132,6 @@ class Incumbent:
             self.evaluations += evaluations
 
     def raise_bound(self, bound_s: float):
-        """Report that no plan costs less."""
+        """Report that no plan costs less. A bound above the best plan's cost is kept: `solve` refuses it."""
         with self._lock:
             self.bound_s = max(self.bound_s, bound_s)

@@ -19,9 +19,11 @@ def rows(problem: Problem) -> np.ndarray:
 
 
 def mean_random(problem: Problem, seed: int) -> tuple[float, float, float]:
-    """Mean (total, data-parallel, pipeline) cost of random placements, without improving their order or matchings."""
+    """Mean (total, data-parallel, pipeline) cost of random placements, without improving their order or matchings;
+    infinite if one of them uses a missing link."""
     rng = np.random.default_rng(seed)
     shape = problem.n_stages, problem.n_pipelines
     terms = [placement_terms(problem, rng.permutation(problem.n_devices).reshape(shape)) for _ in range(N_RANDOM)]
+    terms = [[term_s if term_s < problem.missing_s else np.inf for term_s in pair] for pair in terms]
     datap_s, pipelinep_s = np.mean(terms, axis=0)
     return float(datap_s + pipelinep_s), float(datap_s), float(pipelinep_s)

@@ -32,14 +32,19 @@ from planner.search.types_sat import (
 # parts of the time limit
 QUICK_FRAC, WARM_UP_FRAC, BOUND_FRAC, PROOF_FRAC, EVOLVE_FRAC = 0.3, 0.05, 0.2, 0.75, 0.35
 HOPELESS_GAP = 0.15
+SMALL = 12  # devices that enumeration proves in less time than annealing takes to compile
 BOUND_WORK = 4.0
 
 
 def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
     """Anneal everywhere; beside that, one core proves. The layouts come first (`starts_from_layouts`): on regular
-    networks one of them is optimal, and the proof is there before the annealing is even compiled."""
-    types = exact_types(problem)
+    networks one of them is optimal, and the proof is there before the annealing is even compiled. Few devices are left
+    to enumeration."""
     timed = incumbent.budget.evaluations is None
+    if timed and problem.n_devices <= SMALL:
+        prove_by_enumeration(problem, incumbent)
+        return
+    types = exact_types(problem)
     if timed:
         _prove_quickly(problem, types, incumbent, seed, QUICK_EFFORTS[:1])
         if incumbent.done:
@@ -93,14 +98,16 @@ def _prove(
     bound_left_s: Callable[[], float],
     proof_left_s: Callable[[], float],
 ):
-    """Bounds, then a proof unless it is far off; the callables say how many seconds are left for each of the two."""
+    """Bounds, then a proof unless it is far off; the callables say how many seconds are left for each of the two. Where
+    annealing has found no plan without missing links, CP-SAT looks for one, or proves that there is none."""
     if incumbent.done:
         return
     if problem.n_devices <= MAX_DEVICES:
         prove_by_enumeration(problem, incumbent)
         return
     bound_by_clusters(problem, incumbent, bound_left_s, min(BOUND_WORK, max_work(incumbent)), seed)
-    if types is not None and incumbent.best_s <= incumbent.bound_s * (1 + HOPELESS_GAP):
+    has_plan = incumbent.best_s < problem.missing_s
+    if types is not None and (not has_plan or incumbent.best_s <= incumbent.bound_s * (1 + HOPELESS_GAP)):
         prove_with_efforts(problem, types, incumbent, seed, affordable(incumbent, EFFORTS), proof_left_s)
 
 

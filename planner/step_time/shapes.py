@@ -73,14 +73,16 @@ def plan_shapes(workload: StepWorkload, n_stages: int | None, n_pipelines: int |
 
 
 def bound_s(workload: StepWorkload, n_stages: int, n_pipelines: int) -> float:
-    """No step is shorter: a stage's microbatches cannot take less than an even part of the model on the fastest kind,
-    and a gradient crosses a link twice."""
+    """No step is shorter. Some pipeline has at least an even share of the microbatches, each of its stages computes its
+    layers for them, and then the stage's gradient crosses links, twice each. The step is at least the mean of that over
+    the stages, with every stage's layers on the kind that is fastest for them."""
     share = math.ceil(workload.n_microbatches / n_pipelines)
-    computing_s = share * workload.scale_s() / n_stages
+    computing_s = share * workload.least_seconds(n_stages) / n_stages
     if n_pipelines == 1:
         return computing_s
     links = workload.s_per_byte[~np.eye(workload.network.n_devices, dtype=bool)]
-    return computing_s + 8.0 * workload.profile.model.n_params / n_stages / n_pipelines * float(links.min())
+    gradient_bytes = workload.least_gradient_bytes(n_stages) / n_stages / n_pipelines
+    return computing_s + 2 * gradient_bytes * float(links.min())
 
 
 def screen(workload: StepWorkload, shapes: list[PlanShape], incumbent: Incumbent) -> list[tuple[PlanShape, Candidate]]:

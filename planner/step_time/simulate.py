@@ -5,9 +5,8 @@ import math
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
 from jaxdt.spec.config import NetConfig, RunConfig, SyncConfig, TrainConfig
 from jaxdt.spec.plan import Plan, even_shares
-from planner.model.problem import MISSING_S
 from planner.step_time.tune import Layout, estimate_s
-from planner.step_time.workload import StepWorkload
+from planner.step_time.workload import MISSING_S, StepWorkload
 
 MAX_WORKS = 4096
 N_STEPS = 2

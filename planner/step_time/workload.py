@@ -18,7 +18,8 @@ from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
-from planner.model.problem import MISSING_S
+
+MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
 
 
 class CommBytes(NamedTuple):
@@ -51,6 +52,7 @@ class StepWorkload:
     s_per_byte: np.ndarray = field(init=False)
     boundary_bytes: int = field(init=False)
     _seconds: dict = field(init=False, default_factory=dict)
+    _least_seconds: list[float] = field(init=False, default_factory=list)
     _bytes: dict = field(init=False, default_factory=dict)
 
     def __post_init__(self):
@@ -140,10 +142,35 @@ class StepWorkload:
         sizes[-1] -= table
         return sizes, table
 
-    def scale_s(self) -> float:
-        """Forward and backward of the whole model on the fastest kind for one microbatch."""
-        times = [self.seconds(kind, 0, self.n_layers) for kind in self.kinds]
-        return min(seconds[FORWARD] + seconds[BACKWARD] for seconds in times)
+    def least_seconds(self, n_stages: int) -> float:
+        """Forward and backward of one microbatch, summed over the stages: the least for any cut into n_stages, with
+        every stage on the kind that is fastest for its layers. Infinite for more stages than the cuts allow."""
+        if not self._least_seconds:
+            self._least_seconds.extend(self._sums_of_stages())
+        return self._least_seconds[n_stages - 1] if n_stages <= len(self._least_seconds) else math.inf
+
+    def _sums_of_stages(self) -> list[float]:
+        """least_seconds of 1, 2, ... stages. sums[hi] covers the layers before the cut `hi`; another stage extends it
+        from every earlier cut."""
+        n = len(self.cuts)
+        stage_s = np.full((n, n), np.inf)
+        for i, lo in enumerate(self.cuts):
+            for j, hi in enumerate(self.cuts[i + 1 :], start=i + 1):
+                times = [self.seconds(kind, lo, hi) for kind in self.kinds]
+                stage_s[i, j] = min(seconds[FORWARD] + seconds[BACKWARD] for seconds in times)
+        sums = np.full(n, np.inf)
+        sums[0] = 0.0
+        least = []
+        for _ in range(n - 1):
+            sums = (sums[:, None] + stage_s).min(axis=0)
+            least.append(float(sums[-1]))
+        return least
+
+    def least_gradient_bytes(self, n_stages: int) -> float:
+        """Bytes of gradient that the replicas of all stages exchange, for any cut."""
+        model = self.profile.model
+        separate_bytes = model.token_table_params if model.tied_head and n_stages > 1 else 0  # exchanged on its own
+        return FLOAT_BYTES * float(model.n_params - separate_bytes)
 
     def comm_bytes(self, stages: Ranges, shares: tuple[int, ...]) -> CommBytes:
         """The sizes of Eq. 1-4 with these layers and microbatches."""

@@ -33,8 +33,9 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Updated
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
+from jaxdt.runtime.identity import authority
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
@@ -58,13 +59,13 @@ HEARTBEAT_S, DEADLINE_FLOOR_S = 1.0, 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one fleet. `secret` is the credential file, None for plaintext."""
+    """The options of one fleet. `credentials` is their folder, None for plaintext."""
 
     n_peers: int
     n_elements: int
     n_rounds: int
     slice_bytes: int
-    secret: str | None
+    credentials: Path | None
 
 
 class NoWork:
@@ -152,7 +153,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], results) 
     rounds = Rounds(peer, (group,), options.n_peers, options.slice_bytes)
     sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
     machine = Peer(Membership(identity), NoWork(peer, options.n_rounds), sync)
-    loop, address = open_loop(peer, machine, options.secret, ignore)
+    loop, address = open_loop(peer, machine, options.credentials, ignore)
     loop.tensors = Vectors(peer, options.n_elements)
     loop.transport.connect(COORDINATOR, coordinator)
     run_peer_loop(loop, address)
@@ -179,10 +180,9 @@ def rounds_s(options: Options) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         agreement = TwoPhaseCommit(config)
         durable = FileStore(Path(folder))
-        loop, address = open_loop(COORDINATOR, Coordinator(config, agreement), options.secret, ignore, durable)
-        host, _, port = address.rpartition(":")
+        loop, address = open_loop(COORDINATOR, Coordinator(config, agreement), options.credentials, ignore, durable)
         peers = [
-            context.Process(target=be_peer, args=(peer, options, (host, int(port)), results))
+            context.Process(target=be_peer, args=(peer, options, parse_address("coordinator", address), results))
             for peer in range(options.n_peers)
         ]
         for process in peers:
@@ -204,11 +204,10 @@ def main() -> None:
     ours: list[float] = []
     baseline: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        secret = None
-        if TLS.value:
-            secret = str(Path(folder) / "credential.pem")
-            credential.create(secret)
-        options = Options(N_PEERS.value, N_ELEMENTS.value, N_ROUNDS.value, SLICE_BYTES.value, secret)
+        credentials = Path(folder) if TLS.value else None
+        if credentials:
+            authority.create_missing(credentials, range(N_PEERS.value))
+        options = Options(N_PEERS.value, N_ELEMENTS.value, N_ROUNDS.value, SLICE_BYTES.value, credentials)
         for _ in range(N_STARTS.value):
             ours.append(statistics.median(rounds_s(options)))
             if RIVAL.value:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from jaxdt.protocol.events import (
     Round,
     Run,
     Send,
+    StoreTensor,
     Updated,
     View,
     ViewChanged,
@@ -45,13 +47,13 @@ DEADLINE_FLOOR_S = 20.0  # long: a dead peer is noticed by its broken connection
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one fleet. `secret` is the credential file, None for plaintext."""
+    """The options of one fleet. `credentials` is their folder, None for plaintext."""
 
     n_peers: int
     n_elements: int
     n_steps: int
     slice_bytes: int
-    secret: str | None
+    credentials: Path | None
 
 
 def owned(peer: int, members: Sequence[int], n_peers: int) -> list[int]:
@@ -178,6 +180,8 @@ class Observed:
             self._record("applied", self._applying.pop(event.work.step), int(event.values["crc"]))
         actions = self._machine.handle(now_s, event)
         for action in actions:
+            if isinstance(action, StoreTensor):  # the loop stores it too, but a result is recorded here before
+                self._tensors.put(action.body, action.src, action.tensor)
             if isinstance(action, Send) and isinstance(action.body, Prepared):
                 for result in action.body.results:
                     self._record("prepared", result.round, self._tensors.crc(result.round))
@@ -209,7 +213,7 @@ def be_peer(peer: int, options: Options, coordinator: tuple[str, int], began_s, 
     sync = AllReduce(peer, 0, rounds, clip_norm=0.0, delay=NO_DELAY)
     tensors = Vectors(peer, options, began_s)
     machine = Peer(Membership(identity), OwnedMicrobatches(peer, options.n_peers, options.n_steps), sync)
-    loop, address = open_loop(peer, Observed(machine, tensors, out), options.secret, lambda report: None)
+    loop, address = open_loop(peer, Observed(machine, tensors, out), options.credentials, lambda report: None)
     loop.tensors = tensors
     loop.transport.connect(COORDINATOR, coordinator)
     run_peer_loop(loop, address)

@@ -37,7 +37,8 @@ from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import COORDINATOR, Stop
 from jaxdt.protocol.reports import Report, StepReport, ViewReport
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -138,13 +139,12 @@ class Fleet:
             loop, address = open_loop(
                 COORDINATOR,
                 Coordinator(config, TwoPhaseCommit(config)),
-                self._options.secret,
+                self._options.credentials,
                 self._try.report,
                 FileStore(Path(folder)),
             )
-            host, _, port = address.rpartition(":")
             for peer in range(n_peers):
-                self._start(peer, (host, int(port)))
+                self._start(peer, parse_address("coordinator", address))
             threads = [threading.Thread(target=self._listen, args=(peer,)) for peer in range(n_peers)]
             threads.append(threading.Thread(target=self._kill, args=(after_s,)))
             timeout = threading.Timer(TIMEOUT_S, loop.post, [self._try.stop])
@@ -213,9 +213,8 @@ def main() -> int:
     environment.compute_on_cpu()
     rng = random.Random(SEED.value)
     with tempfile.TemporaryDirectory() as folder:
-        secret = str(Path(folder) / "credential.pem")
-        credential.create(secret)
-        options = Options(N_PEERS.value, N_ELEMENTS.value, N_STEPS, SLICE_BYTES.value, secret)
+        authority.create_missing(Path(folder), range(N_PEERS.value))
+        options = Options(N_PEERS.value, N_ELEMENTS.value, N_STEPS, SLICE_BYTES.value, Path(folder))
         correct_crc = functools.lru_cache(maxsize=None)(lambda step, members: whole_sum(step, members, options))
         calm = [undisturbed(options, step) for step in range(N_STEPS - 1)]
         step_s = [seconds for _, seconds in calm]

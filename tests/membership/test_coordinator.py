@@ -10,9 +10,12 @@ from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
     TEMPORARY_IDS,
+    CannotReach,
+    Checkpoint,
     CheckpointComplete,
     Committed,
     Connect,
+    CopyPart,
     Disconnect,
     Done,
     Ended,
@@ -26,6 +29,7 @@ from jaxdt.protocol.events import (
     Join,
     LinkChanged,
     MarkCheckpoint,
+    Part,
     Persist,
     Persisted,
     Prepared,
@@ -41,9 +45,11 @@ from jaxdt.protocol.events import (
     Tally,
     View,
     WakeAt,
+    Welcome,
     Woke,
 )
-from jaxdt.protocol.reports import DroppedReport
+from jaxdt.protocol.reports import CandidateReport, DroppedReport
+from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
 # Two stages, two replicas each.
@@ -81,6 +87,8 @@ class Driver:
         return new
 
     def message(self, peer, body, now_s=0.0, **head):
+        if self.machine.view is None:
+            head = {"view": 0} | head  # a peer has a view only if the coordinator has made one
         return self.event(Received(header(peer, **head), body), now_s)
 
     def join(self, peer, version=0):
@@ -101,6 +109,14 @@ class Driver:
             head = {"generation": view.generation, "view": view.number}
             actions = self.message(peer, prepared(peer, step, **changes), now_s, **head)
         return actions
+
+    def save(self, version):
+        """Each stage's part is durable, on one disk that all see."""
+        for peer in (0, 1):
+            view = self.machine.view
+            head = {"generation": view.generation, "view": view.number}
+            self.message(peer, Saved(version, STAGE_OF[peer], 0.0, f"digest{peer}", 9), **head)
+        return self.event(Persisted("checkpoint"))
 
     def commit(self, step, now_s=0.0):
         self.prepare(step, now_s=now_s)
@@ -336,8 +352,7 @@ def test_or_the_run_rolls_back_to_the_last_complete_checkpoint():
     run = Driver(on_nonfinite="rollback")
     run.begin()
     run.commit(0)
-    for peer in (0, 1):
-        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.save(1)
     run.commit(1)
     actions = run.prepare(2, sq_norm=math.nan)
     assert reports(actions, "rollback") == [{"step": 2, "to": 1, "generation": 1, "again": [1]}]
@@ -371,7 +386,9 @@ def test_a_run_that_only_rolls_back_ends():
 
 
 def test_the_coordinator_looks_at_leases_at_every_heartbeat():
-    assert Driver().event(Started(), 1.0) == [Persist("coordinator_term", 1), WakeAt(1.5, "tick")]
+    run = Driver()
+    assert run.event(Started(), 1.0) == [Persist("coordinator_term", 1)]
+    assert run.event(Persisted("coordinator_term"), 1.0) == [WakeAt(1.5, "tick")]
     assert Driver().event(Woke("tick"), 2.0) == [WakeAt(2.5, "tick")]
 
 
@@ -429,16 +446,34 @@ def test_a_suspicion_is_believed():
     assert_lost(actions, 2, "peer 2 (stage 0): lost, no link for 4.5 s (said by peer 0 of peer 2)")
 
 
+def test_a_pair_without_a_way_is_refused_in_one_line():
+    """One of the two is put out at once, told why when it speaks again, and stays out until it is started anew."""
+    run = elastic()
+    line = "peer 0 and peer 2 have no way to each other: neither of the two listens (--listen=); forward a port to one"
+    actions = run.message(0, CannotReach(2, "neither of the two listens (--listen=)"))
+    (lost,) = reports(actions, "lost")
+    assert lost["peer"] == 2 and line in lost["reason"], lost
+    run.event(Persisted("view"))
+    for body in (Heartbeat(9, {}), Hello(2, 0, "f", "h2:1")):
+        (ended,) = [send.body for send in of(run.message(2, body), Send) if isinstance(send.body, Ended)]
+        assert ended.code == 2 and ended.reason.startswith(line)
+    again = run.message(2, Hello(2, 0, "f", "h2:2", process=7))
+    assert not [send for send in of(again, Send) if isinstance(send.body, Ended)]
+    assert reports(again, "connected")
+
+
 def test_interrupted_is_130_for_all():
     run = Driver()
     run.begin()
     assert_over(run.event(Interrupted()), 130, "interrupted")
 
 
-def test_a_member_that_cannot_go_on_ends_the_run_with_its_reason():
+def test_a_peer_of_the_plan_that_fails_before_the_run_begins_ends_it_with_its_reason():
     run = Driver()
-    run.begin()
-    assert_over(run.message(1, Failed("disk: full")), 2, "peer 1 (stage 1): disk: full")
+    for peer in (0, 1, 2):
+        run.join(peer)
+    actions = run.message(1, Failed("disk: full"))
+    assert of(actions, Stop) == [Stop(2, "peer 1 (stage 1): disk: full")]
 
 
 def test_nothing_happens_after_the_end():
@@ -452,8 +487,7 @@ def test_the_run_is_done_when_every_member_is():
     run = Driver(n_steps=1)
     run.begin()
     run.commit(0)
-    for peer in (0, 1):
-        run.message(peer, Saved(1, STAGE_OF[peer]))
+    run.save(1)
     for peer in (0, 1, 2):
         actions = run.message(peer, Done(1, {"busy_s": 2.0}, {"1": 100}))
         assert reports(actions, "done") == [{"peer": peer, "bytes_to": {"1": 100}, "busy_s": 2.0}]
@@ -464,24 +498,28 @@ def test_the_run_is_done_when_every_member_is():
 def test_a_checkpoint_is_complete_with_every_stages_part():
     run = Driver()
     run.begin()
-    assert run.message(0, Saved(1, 0, 0.3)) == []
-    assert run.message(0, Saved(1, 0, 0.2)) == []
-    assert run.message(1, Saved(2, 1)) == []
-    actions = run.message(1, Saved(1, 1))
-    assert actions[0] == MarkCheckpoint(1, 0)
-    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2}]
-    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(1))
+    assert run.message(0, Saved(1, 0, 0.2, "a", 9)) == []
+    assert run.message(1, Saved(2, 1, 0.0, "b", 9)) == []
+    (persist,) = run.message(1, Saved(1, 1, 0.1, "b", 9))
+    checkpoint = Checkpoint(1, 0, (Part(1, 0, "a", 9, ("",)), Part(1, 1, "b", 9, ("",))))
+    assert persist == Persist("checkpoint", serialize.write(checkpoint))
+    actions = run.event(Persisted("checkpoint"))
+    assert actions[0] == MarkCheckpoint(checkpoint)
+    assert reports(actions, "checkpoint") == [{"version": 1, "save_s": 0.2, "copies": 1}]
+    assert sent(actions, CheckpointComplete) == dict.fromkeys(STAGE_OF, CheckpointComplete(checkpoint))
 
 
-def test_messages_of_the_coordinator_carry_its_run_and_view():
+def test_messages_of_the_coordinator_carry_its_run_view_and_term():
     run = Driver()
     run.join(0)
     before = run.message(0, Heartbeat(1, {}))[0].header
-    assert before == Header("r", 0, 0, COORDINATOR)
+    assert before == Header("r", 0, 0, COORDINATOR, 1)
     for peer in (1, 2, 3):
         run.join(peer)
     run.event(Persisted("view"))
-    assert {action.header for action in run.commit(0) if isinstance(action, Send)} == {Header("r", 0, 1, COORDINATOR)}
+    assert {action.header for action in run.commit(0) if isinstance(action, Send)} == {
+        Header("r", 0, 1, COORDINATOR, 1)
+    }
 
 
 # ------------------------------------------------------------------------------------------------- those not let in
@@ -496,6 +534,19 @@ def test_a_refused_hello_opens_no_lease():
         for peer in (0, 2, 3):
             run.message(peer, Heartbeat(1, {}), now_s)
         assert not of(run.event(Woke("tick"), now_s), Stop)
+
+
+def test_on_what_each_peer_computes_is_known():
+    run = Driver()
+    run.message(0, Hello(0, 0, "f", "h0:1"))
+    run.message(0, Profiled({"F": 1.0}, 0, device="gpu: 1 x H100"))
+    assert run.machine.devices == {0: "gpu: 1 x H100"}
+    run.begin()
+    run.event(LinkChanged(1, False, "gone"))
+    run.event(Woke("link"), 99.0)
+    run.message(1, Hello(1, 1, "f", "h1:1", process=7), 99.0)
+    actions = run.message(1, Profiled({"F": 1.0}, 0, 7, "cpu: 1 x cpu"), 99.0)
+    assert CandidateReport(1, "cpu: 1 x cpu") in actions
 
 
 def test_a_refused_peer_cannot_complete_the_view_or_end_the_run():
@@ -617,7 +668,8 @@ def test_a_part_that_is_durable_counts_whoever_wrote_it():
     lose(run, 2)
     run.event(Persisted("view"))
     run.message(3, Saved(1, 1))
-    assert reports(run.message(2, Saved(1, 0)), "checkpoint") == [{"version": 1, "save_s": 0.0}]
+    run.message(2, Saved(1, 0))
+    assert reports(run.event(Persisted("checkpoint")), "checkpoint") == [{"version": 1, "save_s": 0.0, "copies": 1}]
 
 
 def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
@@ -657,3 +709,69 @@ def test_who_asked_under_a_passing_name_and_is_gone_leaves_no_connection_behind(
     run.event(Received(Header("", 0, 0, TEMPORARY_IDS + 5), Join()))
     assert run.event(LinkChanged(TEMPORARY_IDS + 5, False), 1.0) == [Disconnect(TEMPORARY_IDS + 5)]
     assert not [action for action in run.event(LinkChanged(3, False), 1.0) if isinstance(action, Disconnect)]
+
+
+# ------------------------------------------------------------------------------------------------ no common disk
+
+
+def own_disks(**terms):
+    """Four peers with a disk each; the parts of version 1 are written on those of 0 and 1, and step 0 is committed."""
+    run = Driver(waits=True, n_copies=2, **terms)
+    for peer in STAGE_OF:
+        run.message(peer, Hello(peer, STAGE_OF[peer], "f", f"h{peer}:1", 0, f"d{peer}"))
+        run.message(peer, Profiled({"F": 1.0}, 0))
+    run.event(Persisted("view"))
+    run.commit(0)
+    return run
+
+
+def write(run, peer, stage):
+    return run.message(peer, Saved(1, stage, 0.0, f"part{stage}", 9))
+
+
+def test_a_checkpoint_is_complete_when_its_parts_are_copied():
+    run = own_disks()
+    assert write(run, 0, 0) == []
+    orders = sent(write(run, 1, 1), CopyPart)
+    assert {peer: order.part.digest for peer, order in orders.items()} == {3: "part0", 2: "part1"}
+    assert not of(write(run, 3, 0), Persist)
+    assert of(write(run, 2, 1), Persist)
+    (complete,) = set(sent(run.event(Persisted("checkpoint")), CheckpointComplete).values())
+    assert [part.disks for part in complete.checkpoint.parts] == [("d0", "d3"), ("d1", "d2")]
+
+
+def test_a_copier_that_is_lost_is_replaced():
+    run = own_disks()
+    write(run, 0, 0)
+    write(run, 1, 1)
+    lose(run, 3)
+    orders = sent(run.event(Persisted("view")), CopyPart)
+    assert {peer: order.part.digest for peer, order in orders.items()} == {1: "part0", 2: "part1"}
+
+
+def test_a_stage_waits_while_nobody_holds_its_part():
+    """Both peers of stage 1 are lost, and with them both disks that hold stage 0's part of the checkpoint."""
+    run = own_disks()
+    for peer, stage in ((1, 0), (3, 0), (0, 1), (2, 1)):
+        write(run, peer, stage)
+    run.event(Persisted("checkpoint"))
+    lose(run, 1)
+    run.event(Persisted("view"))
+    lost = lose(run, 3, now_s=20.0)
+    assert reports(lost, "no_holder") == [{"version": 1, "stages": [0]}]
+    (told,) = sent(run.message(TEMPORARY_IDS, Join(), run=""), Welcome).values()
+    run.message(told.peer, Hello(told.peer, told.stage, "f", "n:1", 5, "new"))
+    waits = run.message(told.peer, Profiled({"F": 1.0}, 0, 5))
+    assert reports(waits, "candidate") and not of(waits, Persist)
+    run.message(1, Hello(1, 1, "f", "h1:1", 6, "d1"))  # the host is back, with another process
+    actions = run.message(1, Profiled({"F": 1.0}, 0, 6))
+    assert reports(actions, "rollback")[0]["to"] == 1
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert view.rolled_back and view.n_reseeds == 0 and [part.stage for part in view.parts] == [0, 1]
+
+
+def test_only_a_gradient_that_is_not_finite_takes_other_samples():
+    run = own_disks(on_nonfinite="rollback")
+    run.prepare(1, sq_norm=math.nan)
+    (view,) = set(sent(run.event(Persisted("view")), View).values())
+    assert (view.generation, view.n_reseeds) == (1, 1)

@@ -35,7 +35,7 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import HeartbeatReport
-from jaxdt.runtime.display import Display
+from jaxdt.runtime.reporting.display import Display
 from jaxdt.wiring.rebalance import Rebalancer
 from jaxdt.wiring.router import BANNED_MAX, StageQueue
 
@@ -126,6 +126,7 @@ class Churned(Driver):
         self.step()
         for stage in (0, 1):
             self.say(stage, Saved(self.machine.n_committed, stage))
+        self.event(Persisted("checkpoint"), self.now_s)
         self.tick(ASKED_S)
         return member
 

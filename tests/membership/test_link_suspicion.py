@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from report_fields import report_fields
 
-from jaxdt.membership.eviction_history import BACKOFF_STEPS_MAX
-from jaxdt.membership.link_suspicion import LinkSuspicion
+from jaxdt.membership.liveness.eviction_history import BACKOFF_STEPS_MAX
+from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import Member, View
 from jaxdt.sim.faults import CUT, Fault
@@ -68,7 +68,7 @@ def test_a_newcomer_without_state_goes_at_once():
 
 def test_what_was_said_of_one_who_is_gone_does_not_count():
     here = roster()
-    here.lose(1)
+    here.lose(0.0, 1, is_dead=True)
     assert judged((0, 1), here=here) is None
 
 
@@ -77,7 +77,7 @@ def test_one_eviction_mends_all_that_it_can():
     for src, peer in ((0, 1), (0, 2), (0, 3)):
         suspicion.accuse(0.0, src, peer, "no link")
     assert suspicion.judged(2.0, here) == (0, "no link (said by peer 0 of peer 1)")
-    here.lose(0)
+    here.lose(0.0, 0, is_dead=True)
     assert suspicion.judged(3.0, here) is None
 
 
@@ -100,7 +100,7 @@ def test_who_is_put_out_again_and_again_comes_back_more_and_more_rarely():
 def test_an_eviction_long_ago_is_forgiven():
     here, step = roster(), 0
     for n in range(1, 20):
-        here.lose(1)
+        here.lose(0.0, 1, is_dead=True)
         view = here.next_view(False, step, (), 0)
         here.adopt(view)
         here.candidates.add(1)
@@ -109,10 +109,10 @@ def test_an_eviction_long_ago_is_forgiven():
             waited += 1
         assert waited == (0 if n == 1 else min(2 ** (n - 1), BACKOFF_STEPS_MAX))
         here.adopt(back)
-        here.committed()
+        here.committed(200)
         step += waited
     step += 1000
-    here.lose(1)
+    here.lose(0.0, 1, is_dead=True)
     here.adopt(here.next_view(False, step, (), 0))
     here.candidates.add(1)
     assert here.next_view(True, step, (), 0) is not None
@@ -123,6 +123,6 @@ def test_who_leaves_with_the_next_view_cannot_stand_in():
     """Peer 3 moves to another stage with a view that is on its way to the disk, and peer 1 is lost meanwhile."""
     here = roster(stages={0: 0, 1: 1, 2: 0, 3: 1})
     without = replace(here.view, number=6, members=tuple(one for one in here.view.members if one.peer != 3))
-    assert not here.lose(1, without) and here.missing == {1} and not here.lost
+    assert not here.lose(0.0, 1, True, without) and here.missing == {1} and not here.lost
     here = roster(stages={0: 0, 1: 1, 2: 0, 3: 1})
-    assert here.lose(1) and here.lost == {1}
+    assert here.lose(0.0, 1, is_dead=True) and here.lost == {1}

@@ -2,17 +2,28 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdt.membership.member import ACCEPT, DROP, FIRST_CONTACT_S, HOLD, Membership, PeerIdentity
+from jaxdt.membership.member import (
+    ACCEPT,
+    DROP,
+    FIRST_CONTACT_S,
+    HOLD,
+    SAVE_AGAIN_S,
+    Membership,
+    PeerIdentity,
+)
 from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
+    CannotReach,
+    Checkpoint,
     CheckpointComplete,
     CheckpointFailed,
     Committed,
     Done,
     Ended,
     Failed,
+    Free,
     Header,
     Heartbeat,
     HeartbeatAck,
@@ -23,16 +34,20 @@ from jaxdt.protocol.events import (
     MarkCheckpoint,
     Meet,
     Member,
+    NoWay,
+    Part,
     Profiled,
     Ready,
     Received,
     Record,
     Run,
     Saved,
+    SaveFailed,
     Send,
     Started,
     Status,
     Stop,
+    StoreTensor,
     Suspect,
     Updated,
     View,
@@ -42,7 +57,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.protocol.reports import AdoptedReport, DroppedReport
+from jaxdt.protocol.reports import AdoptedReport, DroppedReport, ReadyReport
 from jaxdt.spec.work import Work
 
 SEAT = PeerIdentity(
@@ -101,10 +116,10 @@ def test_beats_go_on_with_the_drivers_status():
     assert actions == [Send(COORDINATOR, Heartbeat(2, {"busy_s": 1.0})), WakeAt(1.0, "heartbeat")]
 
 
-def test_ready_tells_the_seconds_and_the_version():
-    assert bodies(Membership(replace(SEAT, start_version=3)).handle(0.0, Ready({"F": 0.1}))) == [
-        Profiled({"F": 0.1}, 3)
-    ]
+def test_ready_tells_the_seconds_the_version_and_the_device():
+    actions = Membership(replace(SEAT, start_version=3)).handle(0.0, Ready({"F": 0.1}, 8, "gpu: 1 x H100"))
+    assert bodies(actions) == [Profiled({"F": 0.1}, 3, device="gpu: 1 x H100")]
+    assert ReadyReport("gpu: 1 x H100") in actions
 
 
 def test_a_view_connects_the_members_and_tells_the_others():
@@ -208,6 +223,32 @@ def test_a_rollback_whose_view_was_missed_is_one_all_the_same():
 
 
 @pytest.mark.parametrize("header", [Header("other", 0, 1, 0), Header("r", 0, 0, 0), Header("r", 3, 1, 0)])
+def test_the_tensor_of_a_message_that_is_dropped_is_not_stored(header):
+    """Its key may be that of a tensor which is waited for: keys name no generation."""
+    peer, *_ = peer_with()
+    peer.handle(0.0, from_coordinator(VIEW))
+    assert not any(isinstance(action, StoreTensor) for action in peer.handle(0.0, Received(header, ACT, "late")))
+    (stored, *_) = peer.handle(0.0, Received(Header("r", 0, 1, 0), ACT, "due"))
+    assert stored == StoreTensor(0, ACT) and stored.tensor == "due"
+
+
+def test_the_tensor_of_a_message_that_waits_for_its_view_is_stored_after_what_the_view_asks_for():
+    free = Free(3)
+    peer, *_ = peer_with(Probe({ViewChanged: [free]}))
+    assert peer.handle(0.0, Received(Header("r", 0, 1, 0), ACT, "early")) == []
+    actions = peer.handle(0.0, from_coordinator(VIEW))
+    assert actions.index(free) < actions.index(StoreTensor(0, ACT))
+
+
+def test_who_was_put_out_accepts_nothing_from_the_members():
+    peer, wiring, _ = peer_with()
+    for event in (Started("h1:1"), Ready({}), from_coordinator(VIEW)):
+        peer.handle(0.0, event)
+    peer.handle(0.0, from_coordinator(replace(VIEW, number=2, members=VIEW.members[:1])))
+    assert [type(action) for action in peer.handle(0.0, Received(Header("r", 0, 1, 0), ACT, "late"))] == [DroppedReport]
+
+
+@pytest.mark.parametrize("header", [Header("other", 0, 1, 0), Header("r", 0, 0, 0), Header("r", 3, 1, 0)])
 def test_messages_of_another_run_lineage_or_old_view_are_counted_and_dropped(header):
     peer, wiring, sync = peer_with()
     peer.handle(0.0, from_coordinator(VIEW))
@@ -247,6 +288,12 @@ def test_a_coordinator_that_never_answers_is_given_longer():
     assert not [a for a in machine.handle(FIRST_CONTACT_S, Woke("heartbeat")) if isinstance(a, Stop)]
     stops = [a for a in machine.handle(FIRST_CONTACT_S + 1, Woke("heartbeat")) if isinstance(a, Stop)]
     assert stops == [Stop(3, "coordinator: not reached within 121 s")]
+
+
+def test_a_neighbour_without_a_way_to_it_is_reported_at_once():
+    machine = member()
+    assert bodies(machine.handle(1.0, NoWay(0, "why"))) == [CannotReach(0, "why")]
+    assert not machine.handle(1.0, NoWay(COORDINATOR, "why")) and not machine.handle(1.0, NoWay(99, "why"))
 
 
 def test_a_neighbour_out_of_reach_is_reported_once():
@@ -294,8 +341,22 @@ def test_who_cannot_go_on_says_why():
     machine = member()
     actions = machine.handle(1.0, Interrupted(2, "stage_0: damaged"))
     assert bodies(actions) == [Failed("stage_0: damaged")] and actions[-1] == Stop(2, "stage_0: damaged")
-    (failed,) = bodies(machine.handle(2.0, CheckpointFailed(4, "stage_0: No space left on device")))
-    assert failed == Failed("checkpoint of 4 steps: stage_0: No space left on device")
+
+
+def test_a_checkpoint_that_fails_ends_nothing():
+    machine = member()
+    assert machine.handle(1.0, Updated(1, 2)) == [WriteCheckpoint(2)]
+    assert machine.handle(2.0, CheckpointFailed(2, "disk: full")) == [Send(COORDINATOR, SaveFailed(2, "disk: full"))]
+    assert machine.handle(3.0, Woke("save")) == []
+
+
+def test_the_last_checkpoint_is_tried_again():
+    machine = member()
+    assert machine.handle(1.0, Updated(1, 4)) == [WriteCheckpoint(4)]
+    failed, wake = machine.handle(2.0, CheckpointFailed(4, "disk: full"))
+    assert failed == Send(COORDINATOR, SaveFailed(4, "disk: full")) and wake == WakeAt(2.0 + SAVE_AGAIN_S, "save")
+    assert machine.handle(wake.at_s, Woke("save")) == [WriteCheckpoint(4)]
+    assert machine.handle(wake.at_s, Woke("save")) == []
 
 
 # --------------------------------------------------------------------------------------------- checkpoints and the end
@@ -309,7 +370,7 @@ def test_checkpoints_are_written_every_n_steps_and_at_the_end():
         [],
         [WriteCheckpoint(4)],
     ]
-    assert bodies(machine.handle(2.0, WroteCheckpoint(2))) == [Saved(2, 1)]
+    assert bodies(machine.handle(2.0, WroteCheckpoint(2, 0.1, "a", 9))) == [Saved(2, 1, 0.1, "a", 9)]
 
 
 def test_a_rollback_does_not_write_its_checkpoint_again():
@@ -319,6 +380,23 @@ def test_a_rollback_does_not_write_its_checkpoint_again():
     for version in (1, 2, 3, 2, 3, 2, 0, 1, 2):
         written += [a for a in machine.handle(1.0, Updated(1, version)) if isinstance(a, WriteCheckpoint)]
     assert written == [WriteCheckpoint(2), WriteCheckpoint(2)]
+
+
+def test_a_part_of_a_generation_that_is_void_counts_for_nothing():
+    """The next generation may have drawn other samples."""
+    machine = member()
+    machine.handle(1.0, Updated(1, 2))
+    saved = machine.handle(1.5, WroteCheckpoint(2, 0.1, "a", 9))
+    machine.handle(1.6, Updated(1, 4))
+    back = replace(machine.view, number=2, generation=1, rolled_back=True)
+    machine.handle(2.0, from_coordinator(back))
+    assert machine.handle(2.5, WroteCheckpoint(4, 0.1, "b", 9)) == []
+    machine.handle(3.0, LinkChanged(COORDINATOR, False))
+    again = bodies(machine.handle(3.5, LinkChanged(COORDINATOR, True)))
+    assert Saved in map(type, bodies(saved)) and Saved not in map(type, again)
+    machine.handle(4.0, Updated(1, 0))
+    assert WriteCheckpoint(2, 1) in machine.handle(5.0, Updated(1, 2))
+    assert bodies(machine.handle(6.0, WroteCheckpoint(2, 0.1, "c", 9, 1))) == [Saved(2, 1, 0.1, "c", 9)]
 
 
 def test_done_waits_for_the_last_checkpoint():
@@ -334,7 +412,6 @@ def test_who_saves_nothing_is_done_at_once():
     machine = follower()
     assert machine.handle(1.0, Updated(1, 2)) == []
     assert [type(body) for body in bodies(machine.handle(1.0, Updated(1, 4)))] == [Done]
-    assert machine.handle(1.0, from_coordinator(CheckpointComplete(2))) == []
 
 
 def test_a_coordinator_that_was_started_anew_hears_again_who_is_done():
@@ -356,8 +433,10 @@ def test_without_a_period_only_the_end_is_saved():
     assert machine.handle(1.0, Updated(1, 4)) == [WriteCheckpoint(4)]
 
 
-def test_a_complete_checkpoint_is_marked_by_those_who_save():
-    assert member().handle(1.0, from_coordinator(CheckpointComplete(2))) == [MarkCheckpoint(2, 0)]
+def test_a_complete_checkpoint_is_marked_by_all_since_any_host_may_hold_a_part():
+    complete = Checkpoint(2, 0, (Part(2, 0, "a", 9, ("d",)),))
+    for one in (member(), follower()):
+        assert one.handle(1.0, from_coordinator(CheckpointComplete(complete))) == [MarkCheckpoint(complete)]
 
 
 def test_the_clock_offset_is_taken_from_the_shortest_round_trip():

@@ -7,7 +7,7 @@ import pytest
 from mutants import Mutant
 from report_fields import report_fields
 
-from jaxdt.membership.join_progress import ASKED_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, JoinProgress
+from jaxdt.membership.liveness.join_progress import ASKED_FLOORS, SLOWEST_BYTES_PER_S, WAITS_MAX, JoinProgress
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import COORDINATOR, FETCHED, Fetch, Heartbeat, Member, Send, View
 from jaxdt.sim.faults import JOIN, Fault
@@ -144,7 +144,7 @@ def test_a_joiner_that_has_its_state_is_not_evicted_here():
 
 def test_no_joiner_is_evicted_while_its_stage_has_no_peer_to_fetch_from():
     judge = Judge()
-    judge.roster.lose(0)
+    judge.roster.lose(0.0, 0, is_dead=True)
     assert judge.at(1e3) is None
     judge.roster.missing.discard(0)
     assert judge.at(1e3 + 1.0) is None
@@ -153,5 +153,5 @@ def test_no_joiner_is_evicted_while_its_stage_has_no_peer_to_fetch_from():
 
 def test_a_step_that_is_committed_waits_for_no_joiner():
     judge = Judge()
-    judge.roster.committed()
+    judge.roster.committed(1)
     assert judge.at(1e4) is None and not judge.joiners._joining

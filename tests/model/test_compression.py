@@ -18,16 +18,17 @@ from jaxdt.model.gpt import apply_stage, init_stage, stage_entries
 from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
+from jaxdt.protocol.events import Checkpoint, Part, WriteCheckpoint
 from jaxdt.runtime.storage.checkpoint import (
-    Checkpointer,
     about_run,
     check_resumable,
     join_entries,
     load_entries,
     mark_complete,
     newest,
-    step_folder,
 )
+from jaxdt.runtime.storage.checkpointer import Checkpointer
+from jaxdt.runtime.storage.parts import step_folder
 from jaxdt.spec import config as run_config
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
@@ -221,13 +222,14 @@ def stage_state(config, lo, hi, rule):
 def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     """One entry per half, by the layer that it follows: written by stages cut at the pair, read by one cut off it."""
     config, rule = run_of("maxout2", (1,)), optimizer(OptimConfig())
-    told = queue.SimpleQueue()
+    told, parts = queue.SimpleQueue(), []
     for stage, (lo, hi) in enumerate(((0, 1), (1, 3))):
         params, opt_state = stage_state(config, lo, hi, rule)
         store = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state)))
-        Checkpointer(tmp_path, about_run(config, "abc"), 2, stage).save(4, store, told.put)
-        told.get(timeout=60)
-    mark_complete(tmp_path, 4, about_run(config, "abc") | {"generation": 0, "stages": 2})
+        Checkpointer(tmp_path, "r", about_run(config, "abc"), 2, (2, stage)).save(WriteCheckpoint(4), store, told.put)
+        wrote = told.get(timeout=60)
+        parts.append(Part(4, stage, wrote.digest, wrote.n_words))
+    mark_complete(tmp_path, Checkpoint(4, 0, tuple(parts)), about_run(config, "abc"))
     names = stage_entries(config.model, 0, 2)
     assert {"sender_001", "receiver_001"} <= set(names)
     assert {"sender_001"} == set(stage_entries(config.model, 0, 1)) - {"tok", "pos", "block_000"}
@@ -248,7 +250,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
 def test_a_resume_that_would_add_or_remove_a_pair_is_refused(tmp_path, made_with, resumed_with, said):
     folder = step_folder(tmp_path, 4)
     folder.mkdir(parents=True)
-    mark_complete(tmp_path, 4, about_run(run_of(*made_with), "abc") | {"generation": 0, "stages": 1})
+    mark_complete(tmp_path, Checkpoint(4), about_run(run_of(*made_with), "abc"))
     assert check_resumable(folder, about_run(run_of(*made_with), "abc")).version == 4
     with pytest.raises(BadInput, match=re.escape(said)):
         check_resumable(folder, about_run(run_of(*resumed_with), "abc"))

@@ -38,7 +38,7 @@ def test_a_plan_from_start_to_picture(planned, capsys):
     plan = plans.load(planned)
     assert sorted(plan.peers) == list(range(16))
     assert data["proved"]
-    assert data["gap"] <= 1e-3
+    assert data["gap"] <= 1e-6
     assert data["solver"] == "auto"
     assert "found" not in data  # all that this solver says has a name in the plan's format
     cost = cost_of(case("small_gaming16"), data["placement"], 65e7, 471249220)
@@ -245,6 +245,7 @@ from planner.report.plan_file import read
 path = sys.argv[1]
 assert read(path).plan.n_stages == 4
 assert main(["explain", path]) == 0
+assert "numpy" not in sys.modules  # starting takes most of the time of `explain`
 assert main(["compare", path, path]) == 0
 for command in ("", "solve", "explain", "bench"):
     with contextlib.suppress(SystemExit):

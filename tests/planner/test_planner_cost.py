@@ -36,7 +36,7 @@ from planner.cost.communication import (
 from planner.cost.placement import bottleneck_matching, match_pipelines, open_path, placement_of
 from planner.cost.reference import cost_of
 from planner.model.generate import generate
-from planner.model.problem import MISSING_S, placement_s, placement_terms, problem_of
+from planner.model.problem import placement_s, placement_terms, problem_of
 from planner.search import layouts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,7 +205,9 @@ def test_a_missing_direction_is_no_link():
     rows[0][1] = 0.0
     network = replace(network, bandwidth_gbps=tuple(map(tuple, rows)))
     problem = problem_of(network, 2, 2, 1e6, 1e6)
-    assert problem.pp_s[0, 1] == problem.pp_s[1, 0] == MISSING_S
+    assert problem.pp_s[0, 1] == problem.pp_s[1, 0] == problem.dp_s[0, 1] == problem.missing_s
+    assert placement_s(problem, np.array([[0, 2], [1, 3]])) >= problem.missing_s
+    assert placement_s(problem, np.array([[0, 2], [3, 1]])) <= problem.dearest_s
     assert cost_of(network, [[0, 2], [1, 3]], 1e6, 1e6).total_s == math.inf
     assert cost_of(network, [[0, 1], [2, 3]], 1e6, 1e6).datap_s == math.inf
     assert cost_of(network, [[0, 2], [3, 1]], 1e6, 1e6).total_s < math.inf

@@ -164,7 +164,7 @@ def test_small_instances(solver, shape):
     if solver in ("auto", "exact"):
         assert solution.proved
     if solution.proved:
-        assert cost == pytest.approx(optimum, abs=1e-3)
+        assert cost == pytest.approx(optimum, rel=1e-6)
 
 
 def test_the_spot_optimum_needs_the_softened_cost():

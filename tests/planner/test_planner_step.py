@@ -15,7 +15,8 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec import profile as profiles
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import Device, Network
-from jaxdt.spec.profile import from_flops
+from jaxdt.spec.profile import DeviceKind, PartTimes, Profile, from_flops
+from jaxdt.spec.work import BACKWARD, FORWARD
 from planner.__main__ import main
 from planner.cost.compiled import generator
 from planner.model import layer_cuts
@@ -180,6 +181,35 @@ def test_shapes_keep_what_was_asked_for_and_bounds_hold(wanted):
         assert wanted[1] in (None, shape.n_pipelines)
         layout = tune(workload, shape.devices.reshape(shape.n_pipelines, shape.n_stages).T)
         assert bound_s(workload, shape.n_stages, shape.n_pipelines) <= layout.step_s
+
+
+def fast_at(part, other_s):
+    """A kind of device that needs 1 ms for a layer or for the head, and other_s for the other of the two."""
+    layer_s, head_s = (1e-3, other_s) if part == "layers" else (other_s, 1e-3)
+    return DeviceKind(PartTimes(layer_s, 2 * layer_s), head=PartTimes(head_s, 2 * head_s))
+
+
+def test_the_bound_takes_the_fastest_kind_for_each_stage():
+    kinds = {"body": fast_at("layers", 0.1), "tail": fast_at("head", 1e-2)}
+    network = with_devices(near(2), kind=lambda i: "tail" if i else "body")
+    workload = StepWorkload(network, Profile(gpt_config("small"), 1, kinds), 8)
+    layout = tune(workload, np.array([[0], [1]]))
+    assert layout.step_s < 0.5 * min(sum_of_all(workload, kind) for kind in kinds)
+    assert 0.5 * layout.step_s < bound_s(workload, 2, 1) <= layout.step_s
+
+
+def sum_of_all(workload, kind):
+    """Seconds of a pipeline that has half of the model on each of two devices of one kind."""
+    return 8 * sum(workload.seconds(kind, 0, workload.n_layers)[work] for work in (FORWARD, BACKWARD)) / 2
+
+
+def test_the_bound_counts_no_tied_table_as_a_stage_gradient():
+    """A vocabulary that outweighs the layers: the tables are exchanged among the first and the last stage."""
+    model = gpt_config("small", tied_head=True, vocab_size=200_000)
+    network = near(4)
+    network = replace(network, bandwidth_gbps=tuple(tuple(1e-3 * b for b in row) for row in network.bandwidth_gbps))
+    workload = step_workload(network, 4, model=model)
+    assert bound_s(workload, 2, 2) <= tune(workload, np.array([[0, 1], [2, 3]])).step_s
 
 
 def test_the_plan_of_the_shortest_step_may_cost_more_by_eq_1_to_4():

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +17,15 @@ from jaxdt.model.data import write_tokens
 from jaxdt.protocol.events import COORDINATOR, Fetch, Header, Ready, Received, Send, State, StateKey, Stop
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
-from jaxdt.runtime.joining import ask_to_join
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.credential import load as load_credential
+from jaxdt.runtime.joining import ask_to_join, credential_for
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
-from jaxdt.runtime.net.credential import create
-from jaxdt.runtime.net.credential import load as load_credential
+from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.run_dir import job_flags
-from jaxdt.runtime.transport_setup import parse_address
+from jaxdt.runtime.run_dir import job_flags, new_token, peer_credential
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
@@ -46,8 +47,9 @@ def come(*words: str, code: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout.strip().splitlines()[-1]
 
 
-def come_with_another_shape(address: str, credential) -> Stop:
+def come_with_another_shape(address: str, token: Path) -> Stop:
     """A newcomer whose libraries make another optimizer state of the same config: 1000 words."""
+    credential = credential_for(token, parse_address("coordinator", address))
     welcome = ask_to_join(parse_address("coordinator", address), credential)
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "config")
     plan = plans.parse(welcome.job["plan"], "plan")
@@ -68,21 +70,23 @@ def come_with_another_shape(address: str, credential) -> Stop:
 def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning, alone, tmp_path, slow_links):
     fleet = churning(*ENDLESS, *SWARM, slow_links)
     fleet.wait_for_step(1)
-    address, credential = (fleet.run_dir / "coordinator_address").read_text(), fleet.run_dir / "credential.pem"
+    address, token = (fleet.run_dir / "coordinator_address").read_text(), new_token(fleet.run_dir, "newcomer")
     elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
     join = (f"--join={address}", elsewhere)
-    create(tmp_path / "other.pem")
-    code, said = come(*join, f"--credential={tmp_path / 'other.pem'}")
-    assert code == 2 and said.startswith("--join: coordinator 127.0.0.1:"), said
+    authority.create_run(tmp_path / "other" / "credentials")
+    code, said = come(*join, new_token(tmp_path / "other", "newcomer"))
+    assert code == 2 and said.startswith("--token: coordinator 127.0.0.1:"), said
     tokens = write_tokens(tmp_path / "other.tok", "bytes", 256, np.arange(4000) % 256, np.arange(1000) % 256)
-    code, said = come(*join, f"--credential={credential}", f"--data={tokens.path}")
+    code, said = come(*join, token, f"--data={tokens.path}")
     assert code == 2 and said.startswith("--data: "), said
-    code, said = come(*join, f"--credential={credential}", code=OTHER_VERSION)
+    code, said = come(*join, token, code=OTHER_VERSION)
     assert code == 2 and "protocol version: got " in said and "expected 9" in said, said
-    flags = [*job_flags(fleet.run_dir), f"--coordinator={address}", elsewhere]
+    flags = [*job_flags(fleet.run_dir), peer_credential(fleet.run_dir, 1), f"--coordinator={address}", elsewhere]
     code, said = come("--peer=1", *flags, "--config.model.d_ff=128")
-    assert code == 2 and said.startswith("coordinator: run: peer 1 is of run '") and ", config " in said, said
-    stop = come_with_another_shape(address, credential)
+    assert (
+        code == 2 and said.startswith("coordinator: run: peer ") and " is of run '" in said and ", config " in said
+    ), said
+    stop = come_with_another_shape(address, Path(new_token(fleet.run_dir, "other").removeprefix("--token=")))
     assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop
     fleet.wait_for_step(len(fleet.losses()) + 2)  # steps wait for a joining peer, so it has been put out by then
     fleet.process.send_signal(signal.SIGINT)
@@ -112,6 +116,9 @@ class Asks:
 
 def test_a_slice_of_state_is_taken_only_from_whom_it_was_asked_of():
     class Nowhere:
+        def pack(self, head):
+            return [head]
+
         def send(self, *arguments, **options):
             return True
 

@@ -33,7 +33,7 @@ class Poisoned(Store):
 
     def run(self, work, scale, rounds=()):
         values = super().run(work, scale, rounds)
-        if work.kind == "B" and work.step == POISONED_STEP and self.generation == 0:
+        if work.kind == "B" and work.step == POISONED_STEP and self.n_reseeds == 0:
             accumulator = self._accumulators[work.step]
             self._accumulators[work.step] = {**accumulator, "block_000": _nan_like(accumulator["block_000"])}
         return values
@@ -57,7 +57,7 @@ def run(data, policy: str, checkpoint_every_steps: int):
     functions = stage_functions(config, plan, 0)
     peers, checkpoints = {}, {}
     for peer in plan.peers:
-        store = Poisoned(config, plan, peer, data, functions, lambda version, names: checkpoints[version])
+        store = Poisoned(config, plan, peer, data, functions, lambda version, parts, names: checkpoints[version])
         store.saved = checkpoints
         peers[peer] = SimPeer(build_peer(config, plan, peer, START), store, "host", SECONDS)
     environment = Environment(lambda src, dst: Link(0.1), cores={"host": 2})

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from jaxdt.model.data import HEADER_BYTES, open_data, write_tokens
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.identity import credential
+from jaxdt.runtime.identity.certificate import new_key
 from jaxdt.runtime.run_dir import clear, hold
+from jaxdt.runtime.storage.durable import write_json
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -71,11 +73,13 @@ def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def checkpoint(folder: Path, data: str, **changes) -> None:
+def checkpoint(folder: Path, data: str, model: dict | None = None, **changes) -> None:
     """A run's folder with the mark of a checkpoint of 7 steps."""
-    mark = {"version": 7, "generation": 0, "stages": 1, "model": MODEL, "optimizer": "adamw", "data": data} | changes
+    about = {"model": model or MODEL, "optimizer": "adamw", "data": data}
+    checkpoint_7 = {"version": 7, "generation": 0, "parts": []}
+    mark = {"format": "2.0", "checkpoint": checkpoint_7, "copies": 0, "about": about} | changes
     (folder / "checkpoints/00000007").mkdir(parents=True)
-    (folder / "checkpoints/00000007/complete.json").write_text(json.dumps(mark))
+    write_json(folder / "checkpoints/00000007/complete.json", mark)
     (folder / "config.json").write_text("{}")
 
 
@@ -137,8 +141,8 @@ def files(tmp_path_factory):
     checkpoint(folder / "done", checksum)
     checkpoint(folder / "other_model", checksum, model=MODEL | {"d_model": 99})
     checkpoint(folder / "other_tokens", "abc")
-    checkpoint(folder / "damaged", checksum, stages="two")
-    credential.create(folder / "open.pem")
+    checkpoint(folder / "damaged", checksum, copies="two")
+    credential.write(folder / "open.pem", new_key())
     (folder / "open.pem").chmod(0o644)
     with socket.create_server(("127.0.0.1", 0)) as server:
         (folder / "port").write_text(str(server.getsockname()[1]))
@@ -211,9 +215,16 @@ def test_launching(files):
             "made with model.d_model 99, the config has 64",
         ),
         "checkpoint of other tokens": (["--resume", "--run_dir={dir}/other_tokens"], "made with data 'abc'"),
-        "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json: stages: got 'two', expected int"),
+        "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json.copies: got 'two', expected int"),
         "hosts": (["--emit={dir}/run", "--hosts=a"], "--hosts: got 1 addresses, expected 2"),
         "no port left": (["--emit={dir}/run", "--hosts=a,b", "--port=65534"], "--port: got 65534"),
+        "no GPU": (["--gpus_per_peer=1"], "--gpus_per_peer: got 1, but jax finds no GPU on this machine"),
+        "no GPU for the run": (["--config.platform=gpu"], "platform: got gpu, but jax finds no GPU on this machine"),
+        "a part of two GPUs": (["--gpus_per_peer=2/3"], "--gpus_per_peer: got '2/3', expected"),
+        "GPUs for a run on CPUs": (
+            ["--gpus_per_peer=1", "--config.platform=cpu"],
+            "--gpus_per_peer: got 1, but platform is cpu",
+        ),
         "more CPUs than there are": (["--pin=5000"], "--pin: got 5000 for each of 2 peers, this machine has"),
         "unknown flag": (["--steps=3"], "steps"),
         "a word": (["please"], "argument: got 'please'"),
@@ -268,6 +279,11 @@ def test_a_flag_file_that_is_not_there_is_one_line(tmp_path):
         ("simulate", "--model=debug --flops=1e9 --out={dir}/file", "file: File exists"),
         ("simulate", "--model=debug --flops=1e9 --microbatch_size=0", "train.microbatch_size: got 0"),
         ("simulate", "--model=debug --flops=1e9 --frob", "frob"),
+        (
+            "train",
+            "--config={dir}/good.py --config.platform=gpu --peer=0 --coordinator=127.0.0.1:1 --run_dir={dir}/run",
+            "this run expects gpu",
+        ),
         ("doctor", "--run_dir={dir}/file", "file is not a folder"),
         ("ablate", "--config={dir}/none_such.py --run_dir={dir}/run", "none_such.py"),
         ("measure", "links --local=2 --out={dir}/thesis", "--out: {dir}/thesis cannot be written"),

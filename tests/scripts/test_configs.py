@@ -59,5 +59,5 @@ def test_the_reference_inherits_nothing_that_decides_the_losses(monkeypatch):
     missing = [f"{group}.{name}" for group in GROUPS for name, value in config[group].items() if value is None]
     missing += [name for name in FIELDS if config[name] is None]
     assert missing == ["model.preset"]
-    assert set(configs.RunConfig.__dataclass_fields__) - {*GROUPS, *FIELDS} == {"wiring", "sync", "net"}
+    assert set(configs.RunConfig.__dataclass_fields__) - {*GROUPS, *FIELDS} == {"wiring", "sync", "net", "platform"}
     assert {field.name for field in fields(configs.TrainConfig)} == set(config.train)

@@ -9,7 +9,7 @@ from report_fields import report_fields
 from jaxdt.cli import plots, run_comparison
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.trace import Trace, bytes_per_boundary, read
-from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.spec import config as configs
 from jaxdt.spec.network import Link

@@ -1,14 +1,16 @@
-"""Newcomers in a simulation: where they run, what their state costs on the links, and whom a later crash hits."""
+"""Newcomers in a simulation, and peers that change stages: where they run, what their state costs on the links, and
+whom a later crash hits."""
 
 from dataclasses import replace
 
 import pytest
 from report_fields import report_fields
 
-from jaxdt.protocol.events import TEMPORARY_IDS
-from jaxdt.sim.arrivals import state_words
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Stop
+from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.fault_report import run_with_faults, summary
 from jaxdt.sim.faults import CRASH, JOIN, Fault
+from jaxdt.sim.predict import predict_step_s
 from jaxdt.sim.scenario import Scenario
 from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan
 from jaxdt.spec.model import GPTConfig
@@ -20,10 +22,10 @@ MODEL = GPTConfig(2, 32, 2, 128, 16, 64)
 GOES_AND_COMES = [Fault(1.0, CRASH, 4), Fault(4.0, JOIN, 0, others=(4,))]
 
 
-def scenario(slow_device=None):
-    """2 stages x 3, each device on a host of its own."""
+def scenario(slow_device=None, rebalance_s=0.0):
+    """2 stages x 3 (peers 0, 2, 4 and 1, 3, 5), each device on a host of its own."""
     cut = PlanConfig(stages=2, pipelines=3, microbatches=12)
-    config = RunConfig(MODEL, plan=cut, wiring=WiringConfig("swarm"))
+    config = RunConfig(MODEL, plan=cut, wiring=WiringConfig("swarm", rebalance_s=rebalance_s))
     kind = lambda i: "slow" if i == slow_device else "fast"  # noqa: E731
     network = uniform(6, LATENCY_S, GBPS)
     devices = tuple(replace(device, host="", kind=kind(i)) for i, device in enumerate(network.devices))
@@ -62,6 +64,50 @@ def test_a_crash_hits_the_newcomer_with_a_temporary_number():
     assert [fields["peer"] for fields in report_fields(outcome, "lost")] == [4, 6]
     assert outcome.stopped[6].reason == "crashed"
     assert summary(undisturbed, outcome)[-1].endswith(f"code 0, done: {N_STEPS} steps")
+
+
+def test_a_peer_keeps_its_machine_when_its_stage_changes():
+    """Only a newcomer takes the machine of a join, once."""
+    small = scenario()
+    conditions = small.conditions()
+    joins = [Fault(4.0, JOIN, 0, others=(4,)), Fault(5.0, JOIN, 1, others=(2,))]
+    arrivals = Arrivals(small.config, small.plan, conditions.link, conditions.host_of, conditions.seconds_at, joins)
+    made = [(6, 0), (6, 1), (3, 0), (7, 0), (7, 1)]
+    hosts = [arrivals.make_peer(peer, stage).host for peer, stage in made]
+    assert hosts == ["device4", "device4", "device3", "device2", "device2"]
+
+
+def test_a_peer_that_rebalancing_moves_does_not_end_the_simulation():
+    lost_two_of_a_stage = [Fault(1.0, CRASH, 4), Fault(1.0, CRASH, 2)]
+    outcome = run_with_faults(scenario(rebalance_s=5.0), 12, lost_two_of_a_stage)
+    assert report_fields(outcome, "moving") == [{"to_stage": 0}]
+    assert outcome.stopped[COORDINATOR] == Stop(0, "done: 12 steps")
+
+
+def test_a_newcomer_that_is_sent_to_another_stage_leaves_the_next_machine_to_the_next_newcomer():
+    faults = [
+        *(Fault(1.0, CRASH, 4), Fault(3.0, CRASH, 5), Fault(3.0, CRASH, 3)),
+        *(Fault(4.0, JOIN, 0, others=(4,)), Fault(12.0, JOIN, 1, others=(5,))),
+    ]
+    outcome = run_with_faults(scenario(), 12, faults)
+    assert report_fields(outcome, "moving") == [{"to_stage": 1}]
+    assert [fields["peer"] for fields in report_fields(outcome, "join_request")] == [6, 7]
+    assert outcome.stopped[COORDINATOR] == Stop(0, "done: 12 steps")
+
+
+def test_a_predicted_step_is_one_of_the_plan_whatever_rebalancing_would_do():
+    """Stage 1 has ten times the Work of stage 0, so rebalancing would send it a peer in mid-prediction."""
+    plan = scenario().plan
+    conditions = replace(scenario().conditions(), seconds_at=None)
+    seconds = {
+        peer: {kind: s * (10 if plan.seat(peer)[0] else 1) for kind, s in of_kind.items()}
+        for peer, of_kind in conditions.seconds.items()
+    }
+    predicted_s = [
+        predict_step_s(scenario(rebalance_s=s).config, plan, replace(conditions, seconds=seconds), 6)
+        for s in (0.0, 20.0)
+    ]
+    assert predicted_s[0] == predicted_s[1] > 0
 
 
 def test_equal_faults_give_an_equal_run():

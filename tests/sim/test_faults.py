@@ -154,7 +154,7 @@ def test_work_that_begins_on_a_slow_device_takes_longer():
 def test_messages_of_a_crashed_process_arrive_and_those_of_a_machine_that_lost_power_do_not():
     script = {1.0: [heartbeat(1)], 2.0: [heartbeat(2)]}
     crash, power_off = (play([Fault(1.125, kind, 0)], script)[1] for kind in (CRASH, POWER_OFF))
-    assert crash == [(1.125 + CRASH_SEEN_S, LinkChanged(0, False, "crashed")), (1.25, Heartbeat(1, {}))]
+    assert crash == [(1.125 + CRASH_SEEN_S, LinkChanged(0, False, "crashed", gone=True)), (1.25, Heartbeat(1, {}))]
     assert power_off == [(1.125 + DEAD_LINK_S, LinkChanged(0, False, "crashed"))]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxdt.protocol.events import COORDINATOR
-from jaxdt.sim.faults import DRAWERS, JOIN, LEAVE, RESTART, spares_every_stage
+from jaxdt.protocol.reports import ReturnedReport, RollbackReport, VacantReport
+from jaxdt.sim.faults import DRAWERS, FAIL, JOIN, LATE, LEAVE, PERTURB, RESTART, STALE, TWICE, spares_every_stage
 from jaxdt.sim.fuzz.cases import draw_case, finding, play
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +26,11 @@ def test_invariants_hold_under_all_faults(low):
 def test_the_seeds_draw_all_kinds_and_both_ends():
     """Otherwise the fuzzer would check less than it claims."""
     cases = [draw_case(seed) for seed in range(N_SEEDS)]
-    assert {fault.kind for case in cases for fault in case.faults} == {*DRAWERS, JOIN, RESTART, LEAVE}
+    kinds = {fault.kind for case in cases for fault in case.faults}
+    assert kinds == {*DRAWERS, FAIL, JOIN, RESTART, LEAVE, LATE, STALE, TWICE, PERTURB}
     fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
-    assert 3 <= len(fatal) <= N_SEEDS // 10
+    wait = [case for case in fatal if case.config.wiring.on_stage_lost == "wait"]
+    assert 3 <= len(fatal) - len(wait) <= N_SEEDS // 10 and len(wait) >= N_SEEDS // 5
     assert {case.config.train.on_nonfinite for case in cases} == {"stop", "skip", "rollback"}
 
 
@@ -45,9 +48,17 @@ def test_equal_seeds_play_equally():
 def test_a_run_that_loses_a_stage_ends_for_all():
     """Where faults may take all peers of a stage, some do: the run ends with code 3, and no invariant is broken."""
     cases = (draw_case(seed) for seed in range(N_SEEDS))
-    fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
+    stop = [case for case in cases if case.config.wiring.on_stage_lost == "stop"]
+    fatal = [case for case in stop if not spares_every_stage(case.faults, case.plan.placement)]
     codes = {play(case)[0].stopped[COORDINATOR].code for case in fatal}
     assert 3 in codes
+
+
+def test_a_run_that_waits_sees_its_last_replicas_return_take_over_and_end():
+    """Else the invariant on rollbacks would hold because nothing happens."""
+    cases = [draw_case(seed) for seed in (7, 9, 14, 22)]
+    reports = {type(report) for case in cases for _, _, report in play(case)[0].reports}
+    assert {VacantReport, ReturnedReport, RollbackReport} <= reports
 
 
 def test_the_script_prints_the_rate_and_refuses_what_is_no_range():

@@ -2,24 +2,32 @@
 
 The mutants break (1), (2), (3), (6) and (7) in whole runs; these tests need less than a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
     Committed,
+    Header,
     Key,
+    Member,
     Persist,
     Persisted,
+    Profiled,
+    Received,
     Record,
     Reduced,
     Round,
     Send,
     Shard,
     SliceKey,
+    StateName,
     Stop,
     View,
 )
+from jaxdt.sim.faults import CRASH, CUT, PAUSE, Fault
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
@@ -34,9 +42,9 @@ def record(step):
     return Record(step, (Round(step, "stage0", 1),), 1.0, 1, "apply")
 
 
-def coordinator(*values, plan_survives=True):
+def coordinator(*values):
     """Invariants of a run without peers, for which these values have been made durable."""
-    invariants = Invariants({}, plan_survives)
+    invariants = Invariants({})
     for value in values:
         durable(invariants, value)
     return invariants
@@ -66,21 +74,70 @@ def test_a_view_says_how_many_steps_are_durable():
         durable(coordinator(EMPTY), later)
 
 
-@pytest.mark.parametrize(("plan_survives", "views"), [(False, [EMPTY]), (True, [])])
-def test_a_run_may_end_if_a_stage_may_be_lost_or_before_it_began(plan_survives, views):
-    coordinator(*views, plan_survives=plan_survives)(2.0, COORDINATOR, None, [Stop(3, "a peer was lost")])
+def two_stages(faults=(), grace_s=10.0):
+    """Invariants of a run of peers 0 and 1, one for each stage, with one committed step that both have applied."""
+    invariants = Invariants(dict.fromkeys((0, 1)), faults, grace_s)
+    invariants.tensors |= {stage: symbolic_tensors(stage, stage=stage) for stage in (0, 1)}
+    durable(invariants, TWO)
+    for tensors in invariants.tensors.values():
+        tensors.version = 1
+    durable(invariants, record(0))
+    return invariants
 
 
-def test_a_run_that_ends_or_goes_back_without_need_is_found():
-    with pytest.raises(InvariantBroken, match=r"\(5\) coordinator: the run ends: a peer was lost"):
-        coordinator(EMPTY)(2.0, COORDINATOR, None, [Stop(3, "a peer was lost")])
-    back = View(2, 1, 1, (), (1, 1), 0, rolled_back=True)
-    with pytest.raises(InvariantBroken, match=r"\(5\) coordinator: rolls back to 0 steps"):
-        durable(coordinator(EMPTY, record(0)), back)
-    nonfinite = coordinator(EMPTY, record(0))
+TWO = View(1, 1, 0, (Member(0, 0, 1), Member(1, 1, 1)), (1, 1), 0)
+BACK = View(2, 1, 1, TWO.members, (2, 2), 0, rolled_back=True)
+LOST = Stop(3, "a stage was lost")
+
+
+@pytest.mark.parametrize("decision", [Persist("view", serialize.write(BACK)), LOST])
+def test_a_run_that_ends_or_goes_back_while_all_its_state_lives_is_found(decision):
+    with pytest.raises(
+        InvariantBroken, match=r"\(5\) coordinator: (rolls back to 0 steps|the run ends: a stage was lost)"
+    ):
+        two_stages()(50.0, COORDINATOR, None, [decision])
+
+
+def test_a_run_may_end_before_its_first_view_and_for_a_gradient_that_is_not_finite():
+    coordinator()(2.0, COORDINATOR, None, [LOST])
+    nonfinite = two_stages()
     nonfinite.allow_end()
-    durable(nonfinite, back)
-    durable(nonfinite, record(0))
+    nonfinite(50.0, COORDINATOR, None, [LOST])
+
+
+@pytest.mark.parametrize("kind", [PAUSE, CUT])
+def test_a_peer_that_was_silent_for_the_grace_period_need_not_be_waited_for(kind):
+    silence = Fault(30.0, kind, 1, 60.0, others=(COORDINATOR,))
+    two_stages([silence])(41.0, COORDINATOR, None, [LOST])
+    with pytest.raises(InvariantBroken):
+        two_stages([silence])(39.0, COORDINATOR, None, [LOST])
+    with pytest.raises(InvariantBroken):
+        two_stages([replace(silence, seconds=5.0)])(50.0, COORDINATOR, None, [LOST])
+
+
+def test_nor_one_that_has_died_or_holds_something_else():
+    dead = two_stages()
+    dead(40.0, 1, Fault(40.0, CRASH, 1), [])
+    dead(41.0, COORDINATOR, None, [LOST])
+    for field, value in (("version", 0), ("generation", 1)):
+        other = two_stages()
+        setattr(other.tensors[1], field, value)
+        other.tensors[1]._groups = {"stage0": Group("stage0", (0,), 10)}  # of which it holds no result
+        other(41.0, COORDINATOR, None, [LOST])
+
+
+def test_a_joining_member_counts_once_it_has_said_that_its_state_is_here():
+    joins = two_stages()
+    joins._served.discard(1)
+    joins(41.0, COORDINATOR, None, [LOST])
+    said = Received(Header("r", 0, 1, 1), Profiled({}, 1, state=StateName(0, 1)))
+    with pytest.raises(InvariantBroken):
+        joins(42.0, COORDINATOR, said, [LOST])
+
+
+def test_no_view_leaves_a_stage_without_members():
+    with pytest.raises(InvariantBroken, match=r"\(5\) coordinator: view 2 leaves a stage without members"):
+        durable(two_stages(), replace(TWO, number=2, members=TWO.members[:1], n_committed=1))
 
 
 def test_what_is_not_durable_is_not_announced():
@@ -105,13 +162,13 @@ class Found(Exception):
     pass
 
 
-def symbolic_tensors(peer=1, n_microbatches=2):
-    """The last of two stages."""
+def symbolic_tensors(peer=1, n_microbatches=2, stage=1):
+    """The last of two stages, or the first."""
 
     def broken(invariant, peer, problem):
         raise Found(f"({invariant}) {peer}: {problem}")
 
-    layout = StageLayout(stage=1, n_stages=2, n_microbatches=n_microbatches, groups=(GROUP,))
+    layout = StageLayout(stage=stage, n_stages=2, n_microbatches=n_microbatches, groups=(GROUP,))
     return SymbolicTensors(peer, layout, Checks(broken, applied=lambda peer, step, rounds: None))
 
 

@@ -414,8 +414,8 @@ class Diverging(NoTensors):
     def sum(self, key, members):
         return 0, float("nan") if key.round.step == 1 and not self.restored else 1.0
 
-    def restore(self, version, generation):
-        self.restored.append((version, generation))
+    def restore(self, restore):
+        self.restored.append((restore.version, restore.generation, restore.n_reseeds))
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ class Diverging(NoTensors):
     [
         ("stop", 4, ["apply"], []),
         ("skip", 0, ["apply", "skip", "apply"], []),
-        ("rollback", 0, ["apply", "apply", "apply", "apply"], [(0, 1)]),
+        ("rollback", 0, ["apply", "apply", "apply", "apply"], [(0, 1, 1)]),
     ],
 )
 def test_a_gradient_that_is_not_finite(policy, code, verdicts, restored):

@@ -18,19 +18,23 @@ STABLE_NAMES = {
     "data": {"path", "seq_start", "seq_growth_steps"},
     "train": {
         "steps", "seed", "microbatch_size", "eval_every_steps", "eval_microbatches", "checkpoint_every_steps",
-        "keep_checkpoints", "on_nonfinite",
+        "keep_checkpoints",
+        "checkpoint_copies", "on_nonfinite",
     },
     "optim": {
         "name", "lr", "b1", "b2", "eps", "gradient_frac", "weight_decay", "momentum", "warmup_steps",
         "decay_steps", "lr_schedule", "final_lr_frac", "clip_norm",
     },
-    "wiring": {"kind", "routers", "window", "on_stage_lost", "retain_bytes", "rebalance_s", "rebalance_moves"},
-    "sync": {"kind", "delay", "delay_after_steps", "slice_bytes"},
-    "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s"},
+    "wiring": {
+        "kind", "routers", "window", "on_stage_lost", "stage_grace_s", "retain_bytes", "rebalance_s", "rebalance_moves",
+    },
+    "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps"},
+    "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s", "copies_gbps"},
     "codec": None,
     "error_feedback": None,
     "dtype": None,
     "remat": None,
+    "platform": None,
 }  # fmt: skip
 
 
@@ -122,6 +126,7 @@ def test_the_vocabulary_comes_from_the_token_file_unless_set():
         ("codec", "zip", "codec: got 'zip', expected one of none"),
         ("dtype", "float16", "dtype: got 'float16', expected one of float32, bfloat16"),
         ("remat", "dot", "remat: got 'dot', expected one of recompute, dots"),
+        ("platform", "cuda", "platform: got 'cuda', expected one of any, cpu, gpu, tpu"),
         ("train", None, "train: got None, expected an object with the fields of TrainConfig"),
         ("model", [], "model: got [], expected an object with a preset or all of n_layers"),
     ],

@@ -15,6 +15,8 @@ from pathlib import Path
 from cryptography import x509
 
 from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.runtime.net.address import Address, bind, format_address
+from jaxdt.runtime.net.descriptor_limit import descriptors_needed
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import UNLIMITED_GBPS, Network
 
@@ -50,31 +52,36 @@ def devices() -> Iterable[Finding]:
     """The devices on which jax computes."""
     import jax
 
-    kinds = sorted({device.device_kind for device in jax.local_devices()})
-    idle_gpu = jax.default_backend() == "cpu" and NVIDIA.exists()
-    seen = f"{jax.local_device_count()} x {', '.join(kinds)} ({jax.default_backend()})"
-    yield Finding("devices", seen, 'pip install "jax[cuda13]"   # an NVIDIA driver is here' if idle_gpu else "")
+    from jaxdt.model.stage import computes_on
+
+    mend = ""
+    if jax.default_backend() == "cpu" and NVIDIA.exists():
+        on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu"
+        mend = "unset JAX_PLATFORMS" if on_cpu else 'pip install "jax[cuda13]"'
+        mend += "   # an NVIDIA driver is here"
+    yield Finding("devices", computes_on(), mend)
     yield Finding("cores", str(os.cpu_count()))
 
 
-def port(host: str, number: int) -> Iterable[Finding]:
+def port(address: Address) -> Iterable[Finding]:
     """Whether the address can be listened on."""
     try:
-        with socket.create_server((host, number)):
-            yield Finding("listen", f"{host}:{number} is free")
-    except OSError as error:
-        yield Finding("listen", f"{host}:{number}: {error.strerror}", f"ss -ltnp 'sport = :{number}'   # who has it")
+        bind(address).close()
+        yield Finding("listen", f"{format_address(address)} is free")
+    except BadInput as error:
+        yield Finding("listen", str(error), f"ss -ltnp 'sport = :{address[1]}'   # who has it")
 
 
-def reach(host: str, number: int) -> Iterable[Finding]:
+def reach(address: Address) -> Iterable[Finding]:
     """Whether this host can connect to the coordinator, and how long that takes."""
+    text = format_address(address)
     start_s = time.monotonic()
     try:
-        with socket.create_connection((host, number), timeout=DIAL_S):
-            yield Finding("coordinator", f"{host}:{number} answers in {1e3 * (time.monotonic() - start_s):.1f} ms")
+        with socket.create_connection(address, timeout=DIAL_S):
+            yield Finding("coordinator", f"{text} answers in {1e3 * (time.monotonic() - start_s):.1f} ms")
     except OSError as error:
-        mend = f"start it, or open port {number} in {host}'s firewall; behind NAT: BUILD.md"
-        yield Finding("coordinator", f"{host}:{number}: {error.strerror or error}", mend)
+        mend = f"start it, or open port {address[1]} in {address[0]}'s firewall; behind NAT: docs/hosts.md"
+        yield Finding("coordinator", f"{text}: {error.strerror or error}", mend)
 
 
 def clock_error_s() -> float | None:
@@ -120,6 +127,14 @@ def tokens(file: TokenFile) -> Iterable[Finding]:
         yield Finding("tokens", str(error), "copy it again, or make it with scripts/prepare_data.py")
     else:
         yield Finding("tokens", f"{file.path}: {file.n_train_tokens + file.n_eval_tokens} of {file.tokenizer}, whole")
+
+
+def descriptors(limit: float, n_peers: int) -> Iterable[Finding]:
+    """Whether a process may have a connection to every peer. `limit`: the hard limit, which each process takes."""
+    need = descriptors_needed(n_peers)
+    seen = f"a process may have {limit}, one of {n_peers} peers needs at most {need}"
+    mend = f"ulimit -Hn {need}   # as root; or LimitNOFILE={need} in the service that starts it"
+    yield Finding("descriptors", seen, "" if limit >= need else mend)
 
 
 def disk(run_dir: Path, n_checkpoints: int, checkpoint_bytes: int) -> Iterable[Finding]:

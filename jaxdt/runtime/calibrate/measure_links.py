@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdt.runtime.net.connection import Address
-from jaxdt.runtime.net.credential import Credential
+from jaxdt.runtime.identity.credential import Credential
+from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
@@ -134,8 +134,8 @@ class MeasuringHost:
         try:
             src, head = self._answers.get(timeout=timeout_s)
         except Empty:
-            host, port = self._addresses[peer]
-            raise BadInput(f"host {peer} ({host}:{port}): no answer within {timeout_s:.0f} s") from None
+            address = format_address(self._addresses[peer])
+            raise BadInput(f"host {peer} ({address}): no answer within {timeout_s:.0f} s") from None
         if (src, head["do"]) != (peer, kind):
             raise BadInput(f"host {src}: said {head['do']!r}, expected {kind!r} of host {peer}")
         return head

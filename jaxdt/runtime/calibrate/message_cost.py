@@ -1,6 +1,8 @@
 """Measures what a message costs the processors at both ends: two loops of one process pass a tensor to and fro."""
 
+import tempfile
 import threading
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import cast
 
@@ -9,8 +11,9 @@ import numpy as np
 from jaxdt.protocol.events import URGENT, Action, Boundary, Event, Header, Key, Message, Received, Send, Stop, Woke
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.loop import Loop, LoopTensors
-from jaxdt.runtime.net.credential import Credential
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
@@ -26,11 +29,13 @@ PATIENCE_S = 30.0
 
 class MessageCostProbe:
     """`begin` starts N_EXCHANGES exchanges, in each of which a tensor goes to the other end and back; `wait` waits for
-    the last. Use as a context."""
+    the last. Use as a context. With `encrypted` the two ends have credentials of their own, which nobody else
+    accepts."""
 
-    def __init__(self, credential: Credential | None):
+    def __init__(self, encrypted: bool):
         self._finished: SimpleQueue[None] = SimpleQueue()
-        self._loops = [self._make_loop(end, credential) for end in (0, 1)]
+        with tempfile.TemporaryDirectory() as folder:
+            self._loops = [self._make_loop(end, Path(folder) if encrypted else None) for end in (0, 1)]
         self._threads = [threading.Thread(target=loop.run, args=("",), daemon=True) for loop in self._loops]
 
     def __enter__(self) -> "MessageCostProbe":
@@ -58,7 +63,11 @@ class MessageCostProbe:
         except Empty:
             raise BadInput(f"127.0.0.1: a message to this process itself is lost for {PATIENCE_S:.0f} s") from None
 
-    def _make_loop(self, end: int, credential: Credential | None) -> Loop:
+    def _make_loop(self, end: int, credentials: Path | None) -> Loop:
+        credential = None
+        if credentials is not None:
+            authority.create_missing(credentials, [end])
+            credential = load(authority.peer_file(credentials, end))
         loop = Loop(end, _EndMachine(end, self._finished), Trace(lambda line: None), lambda report: None)
         loop.tensors = cast(LoopTensors, _OneTensor())  # its machine only sends and receives
         callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
@@ -99,9 +108,6 @@ class _OneTensor:
 
     def tensor_to_send(self, body: Message) -> np.ndarray:
         return self._tensor
-
-    def put(self, body: Message, src: int, tensor: np.ndarray) -> None:
-        self._tensor = tensor
 
     def expect(self, body: Message, table: list) -> list[np.ndarray]:
         return [aligned_empty((N_BYTES,), np.dtype(np.uint8))]

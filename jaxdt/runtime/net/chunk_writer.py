@@ -5,10 +5,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from jaxdt.runtime.net import frame
-from jaxdt.runtime.net.connection import Connection
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.frame import Frame, FrameFeed
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe
 from jaxdt.runtime.net.send_queue import SendQueue
 from jaxdt.runtime.net.shaper import Shaper
 

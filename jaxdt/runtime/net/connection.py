@@ -1,11 +1,12 @@
-"""One connection, plain or encrypted. One thread at a time uses it; any thread may cut it.
+"""One connection, plain or encrypted. One thread at a time uses it; any thread may cut it, or wake its owner.
 
 Two threads at once may neither read nor write TLS, or the records after it, so each connection has one owner: the
 sender thread of a channel, which writes frames and reads acknowledgements, or a receiver thread, which reads frames and
-writes acknowledgements.
+writes acknowledgements. An owner that waits for its connection also polls a `SelfPipe`, by which other threads wake it.
 """
 
 import errno
+import os
 import select
 import socket
 import ssl
@@ -16,15 +17,93 @@ from collections.abc import Callable, Sequence
 
 from jaxdt.runtime.net.aead_records import RECORD_BYTES, AeadRecords
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe, poll_ms
-
-Address = tuple[str, int]
 
 _N_PIECES = 64  # in one sendmsg; the system's limit is 1024
 _SEND_S = 0.2  # a blocking write may take this long before acknowledgements are read
 _SMALL_BYTES = 1 << 12  # below this a copy costs less than a record of its own
 _READ_BYTES = 1 << 12
+_WAKES_BYTES = 1 << 12  # of a self pipe
+_NOT_OPEN = -1
 _UNIX_BYTES = 1 << 22  # send buffer of a Unix socket, as far as the system allows; with a smaller one senders stall
+
+
+class SelfPipe:
+    """One thread waits, other threads wake it.
+
+    Only a thread that polls a connection needs a descriptor for this. It is opened by the first `fileno`, an eventfd
+    where the system has them, else a pipe; so a process that has no descriptor left can still wait for one."""
+
+    def __init__(self):
+        self._condition = threading.Condition()
+        self._reader = self._writer = _NOT_OPEN
+        self._woken = False
+        self._closed = False
+
+    def fileno(self) -> int:
+        """The descriptor to poll; OSError if the system has none left."""
+        with self._condition:
+            if self._reader == _NOT_OPEN and not self._closed:
+                self._reader, self._writer = _open_wakes()
+                if self._woken:
+                    self._write()
+            return self._reader
+
+    def wake(self) -> None:
+        """End the wait, from any thread. After `close` this does nothing."""
+        with self._condition:
+            if not self._closed:
+                self._woken = True
+                self._condition.notify()
+                self._write()
+
+    def clear(self) -> None:
+        """Discard past wakes."""
+        with self._condition:
+            self._woken = False
+            if self._reader == _NOT_OPEN:
+                return
+            try:
+                os.read(self._reader, _WAKES_BYTES)
+            except BlockingIOError:
+                return
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until woken or until the time is over; returns whether it was woken."""
+        with self._condition:
+            woken = self._condition.wait_for(lambda: self._woken, timeout_s)
+        self.clear()
+        return woken
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            for descriptor in {self._reader, self._writer} - {_NOT_OPEN}:
+                os.close(descriptor)
+            self._reader = self._writer = _NOT_OPEN
+
+    def _write(self) -> None:
+        if self._writer == _NOT_OPEN:
+            return
+        try:
+            os.write(self._writer, (1).to_bytes(8, "little"))  # an eventfd takes eight bytes, of any value above 0
+        except BlockingIOError:
+            return  # the pipe is full: the reader will wake anyway
+
+
+def _open_wakes() -> tuple[int, int]:
+    """A descriptor to read from, and one to write to."""
+    if hasattr(os, "eventfd"):
+        both = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return both, both
+    reader, writer = os.pipe()
+    for descriptor in (reader, writer):
+        os.set_blocking(descriptor, False)
+    return reader, writer
+
+
+def poll_ms(timeout_s: float | None) -> int | None:
+    """A timeout in the whole milliseconds that poll() takes; None means no limit."""
+    return None if timeout_s is None else max(0, int(timeout_s * 1000))
 
 
 class Connection:
@@ -39,6 +118,7 @@ class Connection:
         # A flag, not a bound method: a reference cycle would keep the buffers until the garbage collector runs.
         self._reads_whole_buffers = False
         self._records: AeadRecords | None = None
+        self._has_spoken = False
         self.deadline_s: float | None = None
         try:
             _set_options(sock, limits)
@@ -46,10 +126,26 @@ class Connection:
             sock.close()
             raise
 
-    def peek_byte(self) -> bytes:
-        """The first byte of the next read, which stays unread; before TLS only."""
-        self._limit_next_call()
-        return self._sock.recv(1, socket.MSG_PEEK)
+    def first_byte(self, timeout_s: float) -> bytes:
+        """The first byte, which stays unread; before TLS only. OSError when none comes within the time."""
+        self._sock.settimeout(timeout_s)
+        try:
+            byte = self._sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
+        if not byte:
+            raise ConnectionAbortedError("closed before its first byte")
+        self._has_spoken = True
+        return byte
+
+    def is_silent(self) -> bool:
+        """Whether not even a first byte has come; from any thread."""
+        with self._lock:
+            if self._has_spoken or self._cut or self._sock.fileno() < 0:
+                return False
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN)
+            return not poller.poll(0)
 
     def enter_tls(self, context: ssl.SSLContext, server_side: bool) -> None:
         """Do the TLS handshake, within the deadline."""
@@ -59,6 +155,13 @@ class Connection:
             if self._cut:
                 raise ConnectionAbortedError("cut")
         self._sock.do_handshake()
+
+    def certificate_of_other_side(self) -> bytes:
+        """The verified certificate of the other side (DER), within TLS."""
+        assert isinstance(self._sock, ssl.SSLSocket), "enter_tls was called before"
+        der = self._sock.getpeercert(binary_form=True)
+        assert der is not None, "both contexts require a certificate"
+        return der
 
     def leave_tls(self, records: AeadRecords) -> None:
         """From here on both sides send records. Neither may have sent more in TLS, or have begun with records."""

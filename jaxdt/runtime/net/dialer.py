@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 
 from jaxdt.runtime.net import unix_socket
-from jaxdt.runtime.net.connection import Address, Connection, left_s
+from jaxdt.runtime.net.address import Address, format_address
+from jaxdt.runtime.net.authentication import Authentication
+from jaxdt.runtime.net.connection import Connection, SelfPipe, left_s, poll_ms
 from jaxdt.runtime.net.frame import FrameError
-from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused, greet, secure
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe, poll_ms
+from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused, greet
+from jaxdt.runtime.net.options import LinkState, TransportLimits
 
 
 class Dialer:
@@ -24,15 +24,16 @@ class Dialer:
     """
 
     def __init__(
-        self, context: ssl.SSLContext | None, link_state: LinkState, limits: TransportLimits, self_pipe: SelfPipe
+        self, authentication: Authentication, link_state: LinkState, limits: TransportLimits, self_pipe: SelfPipe
     ):
-        self._context = context
+        self._authentication = authentication
         self._link_state = link_state
         self._limits = limits
         self._self_pipe = self_pipe
         self._pause_s = limits.backoff_s_min
         self._random = random.Random()
         self._connection: Connection | None = None
+        self.failure = ""  # of the last attempt that failed
 
     def attempt(self, address: Address, hello: HandshakeHello) -> tuple[Connection, HandshakeHello] | None:
         """Dial once; returns the connection and the peer's answer, or None after a failure and its pause."""
@@ -41,17 +42,18 @@ class Dialer:
             sock = connect(address, now_s + self._limits.connect_s, self._self_pipe)
             self._connection = Connection(sock, self._limits)
             self._connection.deadline_s = now_s + self._limits.handshake_s
-            if self._context is not None:
-                secure(self._connection, self._context, is_dialer=True)
+            self._authentication.dial(self._connection, hello.dst)
             return self._connection, greet(self._connection, hello)
         except InterruptedError:
             return None
         except ssl.SSLEOFError as error:  # the other side has closed meanwhile, as a peer does that ends
-            self._fail(self._link_state.unreachable, f"{address[0]}:{address[1]}: {error}", self._pause_s)
+            self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
         except (HandshakeRefused, FrameError, ssl.SSLError) as error:
             self._fail(self._link_state.refused, error, self._limits.backoff_s_max)
+        except ConnectionRefusedError as error:
+            self._fail(self._link_state.gone, f"{format_address(address)}: {error}", self._pause_s)
         except OSError as error:
-            self._fail(self._link_state.unreachable, f"{address[0]}:{address[1]}: {error}", self._pause_s)
+            self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
         return None
 
     def cut(self) -> None:
@@ -72,7 +74,8 @@ class Dialer:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        report(str(reason))
+        self.failure = str(reason)
+        report(self.failure)
         self._pause_s = pause_s
         self.pause()
 

@@ -28,14 +28,26 @@ import msgpack
 import numpy as np
 
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.spec import versions
 
 MAGIC = b"jxdt"
-VERSION = 2
-GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS = range(1, 7)
-KINDS = {GREETING: "greeting", WELCOME: "welcome", REFUSED: "refused", MESSAGE: "message", ACK: "ack", KEYS: "keys"}
+VERSION = versions.PROTOCOL.major
+GREETING, WELCOME, REFUSED, MESSAGE, ACK, KEYS, REQUEST, CERTIFICATE = range(1, 9)
+KINDS = {
+    GREETING: "greeting",
+    WELCOME: "welcome",
+    REFUSED: "refused",
+    MESSAGE: "message",
+    ACK: "ack",
+    KEYS: "keys",
+    REQUEST: "request",
+    CERTIFICATE: "certificate",
+}
 
 _FIELDS = struct.Struct("!4sBBHIIIQQQQ")
 _CRC = struct.Struct("!I")
+# Of lists and maps in one another. Messages use less than 12; code that walks what a frame holds may recurse.
+_DEPTH_MAX = 32
 _pack_msgpack: Callable[[Any], bytes] = cast(Any, msgpack.packb)  # its own annotations lack the type of the result
 HEADER_BYTES = _FIELDS.size + _CRC.size
 
@@ -59,6 +71,14 @@ class Leaf(NamedTuple):
     @property
     def n_bytes(self) -> int:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHead:
+    """A head as msgpack, and the view that the frame's header repeats from it."""
+
+    raw: bytes
+    view: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +288,28 @@ def _unpack_msgpack(name: str, raw: memoryview, n_items_max: int):
     # msgpack allocates a list by its claimed length; an honest list has at least one byte for each item.
     n_items_max = min(n_items_max, len(raw))
     try:
-        return msgpack.unpackb(raw, strict_map_key=False, max_array_len=n_items_max, max_map_len=n_items_max)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        value = msgpack.unpackb(raw, strict_map_key=False, max_array_len=n_items_max, max_map_len=n_items_max)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise FrameError(f"{name}: {len(raw)} bytes that are not msgpack ({_short(error)})") from None
+    if _is_deeper(value, _DEPTH_MAX):
+        raise FrameError(f"{name}: lists and maps more than {_DEPTH_MAX} deep, expected fewer")
+    return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether lists and maps stand in one another more than `depth` deep; without recursion."""
+    level = [value]
+    for _ in range(depth):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        level = [item for item in inner if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def _leaf(i: int, entry: object, limits: TransportLimits) -> Leaf:

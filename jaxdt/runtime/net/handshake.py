@@ -1,7 +1,10 @@
 """The handshake of a connection: who speaks, for which run and channel, and what has arrived already.
 
 With a credential the handshake begins with TLS, in which each side sends its share of the keys; the greeting is the
-first that travels under those keys. Without a credential the handshake is the greeting alone.
+first that travels under those keys, and the peer id in it must be the one of the sender's certificate. Without a
+credential the handshake is the greeting alone.
+
+A process with a token sends a REQUEST in place of the greeting, and the coordinator answers with a CERTIFICATE.
 
 The dialing side sends a GREETING. The other side answers with a WELCOME, or with a REFUSED and its reason. Either side
 may be the one that will send messages (`sends`): a peer that nobody can dial opens the connections of both directions
@@ -11,16 +14,20 @@ of that session.
 
 import contextlib
 import secrets
-import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS
+from jaxdt.runtime.identity import certificate
+from jaxdt.runtime.identity.certificate import Holder, SignedCertificate
+from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame
 from jaxdt.runtime.net.aead_records import SHARE_BYTES, AeadRecords
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.spec import versions
+from jaxdt.spec.errors import BadInput
 
 CHANNELS = ("data", "control")
 N_RANGES = 256  # a greeting has no room for more; the sender repeats the rest, and the receiver drops it
@@ -36,6 +43,8 @@ _FIELDS = (
     ("session", "session", int),
     ("oldest", "oldest", int),
     ("have", "received", list),
+    ("incarnation", "incarnation", int),
+    ("minor", "minor_version", int),
 )
 
 
@@ -49,6 +58,9 @@ class HandshakeHello:
 
     `sends` is true for the side that will send messages. `session` identifies that side's sequence of messages, and
     `oldest` is the first that it still holds. `received` lists what the other side has, as inclusive ranges.
+    `incarnation` tells the processes of one peer apart; that of a coordinator is its term.
+    `dial_back`: this side cannot dial the other, which must open the connections of both directions.
+    `minor_version` is that of the protocol; frames carry the major one.
     """
 
     run: str
@@ -59,6 +71,9 @@ class HandshakeHello:
     session: int
     oldest: int = 0
     received: Sequence[Sequence[int]] = ()
+    incarnation: int = 0
+    dial_back: bool = False
+    minor_version: int = versions.PROTOCOL.minor
 
 
 def parse_hello(head: dict) -> HandshakeHello:
@@ -68,16 +83,21 @@ def parse_hello(head: dict) -> HandshakeHello:
             raise FrameError(f"greeting: {name}: got {head.get(name)!r:.40}, expected {kind.__name__}")
     if not all(isinstance(pair, list) and len(pair) == 2 and {type(n) for n in pair} == {int} for pair in head["have"]):
         raise FrameError("greeting: have: expected pairs of integers")
-    return HandshakeHello(**{field: head[name] for name, field, _ in _FIELDS})
+    dial_back = head.get("dial_back") is True
+    return HandshakeHello(**{field: head[name] for name, field, _ in _FIELDS}, dial_back=dial_back)
 
 
 def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
     """HandshakeRefused unless the other side means this peer of this run.
 
-    A newcomer does not know the name of the run; only the coordinator accepts it.
+    Newcomers and operators do not know the name of the run; only the coordinator accepts them.
     """
-    is_newcomer = peer_id == COORDINATOR and hello.src >= TEMPORARY_IDS and hello.run == ""
-    if hello.run != run and not is_newcomer:
+    try:
+        versions.check_protocol(versions.Version(frame.VERSION, hello.minor_version))
+    except BadInput as error:
+        raise HandshakeRefused(str(error)) from None
+    is_outsider = peer_id == COORDINATOR and hello.src >= TEMPORARY_IDS and hello.run == ""
+    if hello.run != run and not is_outsider:
         raise HandshakeRefused(f"run: {name_of(hello.src)} is of run {hello.run!r:.120}, {name_of(peer_id)} of {run!r}")
     if hello.dst != peer_id:
         raise HandshakeRefused(f"peer: {name_of(hello.src)} wants {name_of(hello.dst)}, this is {name_of(peer_id)}")
@@ -85,18 +105,49 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
         raise HandshakeRefused(f"channel: got {hello.channel!r:.40}, expected one of {', '.join(CHANNELS)}")
 
 
+def check_incarnation(hello: HandshakeHello, known: int) -> None:
+    """HandshakeRefused for a process other than the one that is `known` as this peer, until that one is dropped. Of
+    coordinators the later one counts."""
+    if hello.src == COORDINATOR and hello.incarnation < known:
+        raise HandshakeRefused(f"coordinator: its term {hello.incarnation} is over, term {known} has begun")
+    if hello.src != COORDINATOR and hello.incarnation != known:
+        raise HandshakeRefused(f"{name_of(hello.src)}: another process has taken its place")
+
+
 def name_of(peer: int) -> str:
     """The name of a peer in messages to people."""
+    if peer >= OPERATOR_IDS:
+        return "an operator"
     return "coordinator" if peer == COORDINATOR else f"peer {peer}"
 
 
-def secure(connection: Connection, context: ssl.SSLContext, is_dialer: bool) -> None:
-    """Exchange shares of the keys within mutual TLS 1.3, then leave TLS; HandshakeRefused, FrameError or OSError.
+def check_certificate(shown: SignedCertificate, peer: int) -> None:
+    """HandshakeRefused unless the certificate that the other side has shown is that of `peer`."""
+    if shown.holder != _required_holder(peer):
+        raise HandshakeRefused(
+            f"certificate: got that of {shown.holder}, expected that of {_required_holder(peer)} from {name_of(peer)}"
+        )
+
+
+def _required_holder(peer: int) -> Holder:
+    """A newcomer asks under a temporary id, which has the peer id of its certificate in it."""
+    if peer == COORDINATOR:
+        return Holder(certificate.COORDINATOR)
+    if peer >= OPERATOR_IDS:
+        return Holder(certificate.OPERATOR)
+    return Holder(certificate.PEER, peer % PEER_IDS)
+
+
+def secure(connection: Connection, credential: Credential, is_dialer: bool) -> SignedCertificate:
+    """Exchange shares of the keys within mutual TLS 1.3, then leave TLS; returns the certificate of the other side.
+    HandshakeRefused, FrameError or OSError.
 
     The dialing side sends its share first, and greets after it has read the other share. So each side has read all that
     the other sends in TLS before the other sends a record, whatever the library reads ahead.
     """
+    context = credential.client_context if is_dialer else credential.server_context
     connection.enter_tls(context, server_side=not is_dialer)
+    shown = connection.certificate_of_other_side()
     own_share = secrets.token_bytes(SHARE_BYTES)
     if is_dialer:
         _send_key_share(connection, own_share)
@@ -105,6 +156,32 @@ def secure(connection: Connection, context: ssl.SSLContext, is_dialer: bool) -> 
         peer_share = _read_key_share(connection)
         _send_key_share(connection, own_share)
     connection.leave_tls(AeadRecords(own_share, peer_share, is_dialer))
+    try:
+        return credential.read_certificate(shown)
+    except BadInput as error:
+        raise HandshakeRefused(str(error)) from None
+
+
+def request_certificate(connection: Connection, request: bytes) -> bytes:
+    """Ask for the certificate of a key, from the side of a token's holder; returns the chain (PEM). HandshakeRefused,
+    FrameError or OSError."""
+    connection.write(frame.pack(frame.REQUEST, frame.pack_head({"request": request}, _LIMITS)))
+    chain = _read_answer(connection, frame.CERTIFICATE).head.get("chain")
+    if type(chain) is not bytes:
+        raise FrameError("certificate: expected bytes")
+    return chain
+
+
+def answer_request(connection: Connection, issue: Callable[[bytes], bytes]) -> None:
+    """Answer a token's holder; `issue` raises BadInput to refuse. HandshakeRefused, FrameError or OSError."""
+    request = read_frame(connection, (frame.REQUEST,)).head.get("request")
+    if type(request) is not bytes:
+        raise FrameError("request: expected bytes")
+    try:
+        chain = issue(request)
+    except BadInput as error:
+        raise HandshakeRefused(str(error)) from None
+    connection.write(frame.pack(frame.CERTIFICATE, frame.pack_head({"chain": chain}, _LIMITS)))
 
 
 def greet(connection: Connection, hello: HandshakeHello) -> HandshakeHello:
@@ -119,7 +196,7 @@ def greet(connection: Connection, hello: HandshakeHello) -> HandshakeHello:
 
 def send_hello(connection: Connection, kind: int, hello: HandshakeHello) -> None:
     """Write a GREETING or a WELCOME."""
-    head = {name: getattr(hello, field) for name, field, _ in _FIELDS}
+    head = {name: getattr(hello, field) for name, field, _ in _FIELDS} | {"dial_back": hello.dial_back}
     connection.write(frame.pack(kind, frame.pack_head(head, _LIMITS)))
 
 

@@ -1,16 +1,20 @@
-"""What the owner of a transport chooses: its callbacks, its settings, and the limits of its connections."""
+"""Between a transport and its owner: callbacks, settings, the limits of connections, and the state of each link."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxdt.runtime.identity.certificate import SignedCertificate
 from jaxdt.runtime.net.shaper import LinkShape
 
 Read = Callable[[dict], Any]
 OnMessage = Callable[[int, Any, list[np.ndarray]], None]
+OnDeath = Callable[[str, Exception], None]
 OnLink = Callable[[int | None, str, str], None]
+Issue = Callable[[SignedCertificate, bytes], bytes]
 Expect = Callable[[int, Any, list[tuple[np.dtype, tuple[int, ...]]]], list | None]
 
 
@@ -20,10 +24,13 @@ class TransportCallbacks:
 
     on_message(src, head, leaves): a whole message has arrived. The transport calls it once per message, also when the
         message needed several connections.
-    on_link(peer, state, reason): `state` is "up", "down" or "refused"; `reason` is one line. `peer` is None for a
-        connection that was refused before its peer was known.
+    on_link(peer, state, reason): `state` is "up", "down", "gone" when the peer's host answers that nobody listens at
+        its address, "refused", or "no way" when messages wait for a peer that neither side can dial, which is repeated;
+        `reason` is one line. `peer` is None for an accepted connection that was refused here: whoever it says it is has
+        not shown it.
     expect(src, head, table): returns the writable arrays to receive the leaves of [(dtype, shape), ...] into, or None
         to drop the message. The transport asks once per message with leaves, before it allocates anything for it.
+    on_death(thread, error): a thread without which the transport does not work has died of a bug.
     read(head): parses a head, once per message; the result is the `head` of `on_message` and `expect`.
 
     When `on_message`, `expect` or `read` raises BadInput, the sender is at fault: the message is dropped, and `on_link`
@@ -34,6 +41,7 @@ class TransportCallbacks:
     on_link: OnLink
     expect: Expect
     read: Read = lambda head: head
+    on_death: OnDeath = lambda thread, error: None
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,99 @@ class TransportLimits:
     handshake_s: float = 10.0  # from the first packet to the end of the greeting
     idle_s: float = 30.0  # a frame that has begun and does not advance
     dead_link_s: float = 6.0  # unanswered keepalives or unacknowledged bytes
+    undialable_s: float = 4.0  # of failed dials before the other side is asked to dial, and again before "no way"
     backoff_s_min: float = 0.05
     backoff_s_max: float = 5.0
-    n_greeting_max: int = 32  # accepted connections that have not identified themselves yet
+    first_byte_s: float = 3.0  # from the accept to the first byte; the system repeats a lost packet after 1 s
+    slow_handshake_s: float = 2.0  # a handshake that takes longer gives way where there is no other place
+    n_greeting_max: int = 64  # accepted connections that have not identified themselves yet
+    n_greeting_stranger_max: int = 32  # those from addresses from which no member has come
+    n_greeting_source_max: int = 16  # those from one address
 
 
 @dataclass(frozen=True)
 class TransportSettings:
     """`shape(dst)` is the link to emulate towards peer dst, or None for none. `allow_plaintext` permits addresses other
-    than loopback without a credential."""
+    than loopback without a credential. `incarnation` tells this process from others of the same peer id; that of a
+    coordinator is its term. `issue(token, request)` is for a coordinator: the certificate chain for a token's holder,
+    or BadInput."""
 
     shape: Callable[[int], LinkShape | None] | None = None
     limits: TransportLimits = TransportLimits()
     allow_plaintext: bool = False
+    incarnation: int = 0
+    issue: Issue | None = None
+
+
+class LinkState:
+    """Reports "up" with the first connection to a peer, and "down" when the last one is lost or a dial fails. "gone"
+    says more than "down": a dial was refused by a host that answers, so nobody listens there any more.
+
+    There are up to four connections: two channels in two directions. When one of them breaks and comes back, nothing is
+    reported. Calls of `on_link` for one peer never overlap.
+    """
+
+    def __init__(self, peer: int, on_link: OnLink):
+        self._peer = peer
+        self._on_link = on_link
+        self._lock = threading.RLock()
+        self._n_connections = 0
+        self._state = ""
+        self._was_up = False
+        self._refusal = ""
+        self._silent = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection in either direction."""
+        return self._n_connections > 0
+
+    def up(self) -> None:
+        """A connection has opened."""
+        with self._lock:
+            self._n_connections += 1
+            self._was_up = True
+            self._report("up", "")
+
+    def down(self, reason: str) -> None:
+        """A connection has ended."""
+        with self._lock:
+            self._n_connections -= 1
+            self.unreachable(reason)
+
+    def unreachable(self, reason: str) -> None:
+        """An attempt to connect has failed."""
+        with self._lock:
+            if not self._n_connections and self._state != "gone":
+                self._report("down", reason)
+
+    def gone(self, reason: str) -> None:
+        """The peer's host answers, and nobody listens at the peer's address."""
+        with self._lock:
+            if not self._n_connections:
+                self._report("gone", reason)
+
+    def refused(self, reason: str) -> None:
+        """One side has refused the other, or one of its messages. A repeated reason is reported once."""
+        with self._lock:
+            if reason != self._refusal and not self._silent:
+                self._refusal = reason
+                self._on_link(self._peer, "refused", reason)
+
+    def no_way(self, reason: str) -> None:
+        """Messages wait, and neither side can dial the other. A link that is lost as a whole is "down", and no more."""
+        with self._lock:
+            if not self._silent and (self._n_connections or not self._was_up):
+                self._on_link(self._peer, "no way", reason)
+
+    def silence(self) -> None:
+        """Report nothing more: the peer has been dropped.
+
+        This takes no lock, because the caller may hold it already: inside `on_link`, in another thread.
+        """
+        self._silent = True
+
+    def _report(self, state: str, reason: str) -> None:
+        if state != self._state and not self._silent:
+            self._state = state
+            self._on_link(self._peer, state, reason)

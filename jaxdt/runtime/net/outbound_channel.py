@@ -5,22 +5,34 @@ connection starts again what the peer does not have. This file finds the connect
 that the peer has opened for this purpose. The chunk writer (`chunk_writer.py`) writes to a connection until it breaks.
 """
 
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from jaxdt.runtime.net import frame, handshake
+from jaxdt.runtime.net.address import Address
+from jaxdt.runtime.net.authentication import Authentication
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
-from jaxdt.runtime.net.connection import Address, Connection
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe
+from jaxdt.runtime.net.options import LinkState, TransportLimits
 from jaxdt.runtime.net.send_queue import SendQueue
 from jaxdt.runtime.net.shaper import Shaper
+
+
+@dataclass(frozen=True)
+class WayBack:
+    """What a channel asks of its transport where only one of two sides can dial the other.
+
+    ask: this side cannot dial the peer, which learns of it with its next greeting.
+    give: the peer cannot dial this side, which opens the connections of both directions from now on.
+    """
+
+    ask: Callable[[], None]
+    give: Callable[[], None]
 
 
 class OutboundChannel:
@@ -30,19 +42,25 @@ class OutboundChannel:
         self,
         name: str,
         hello: Callable[[int, int], HandshakeHello],
-        context: ssl.SSLContext | None,
+        authentication: Authentication,
         link_state: LinkState,
         shaper: Shaper | None,
         limits: TransportLimits,
+        way_back: WayBack,
     ):
         self._name = name
+        self._way_back = way_back
         self._hello = hello
         self._link_state = link_state
         self._limits = limits
         self._self_pipe = SelfPipe()
         self._queue = SendQueue(limits.chunk_bytes, self._self_pipe.wake)
         self._writer = ChunkWriter(self._queue, shaper, limits, self._self_pipe, is_control=name == "control")
-        self._dialer = Dialer(context, link_state, limits, self._self_pipe)
+        self._dialer = Dialer(authentication, link_state, limits, self._self_pipe)
+
+        self._failing_since_s: float | None = None  # the present round of failed dials; None: none has failed
+        self._n_rounds = 0  # of `undialable_s`, without a connection
+        self._asked = False  # for a way back, since then
 
         self._lock = threading.Lock()  # guards everything below
         self._address: Address | None = None
@@ -134,15 +152,36 @@ class OutboundChannel:
         if offered is not None:
             return offered
         if address is not None:
-            return self._dialer.attempt(address, self._next_hello())
+            return self._dial(address)
         self._self_pipe.wait(self._queue.until_deadline_s(None))
         return None
+
+    def _dial(self, address: Address) -> tuple[Connection, HandshakeHello] | None:
+        """Dial once. A peer that connects to this side and that this side cannot dial is asked for a way back. After as
+        long again, or where no side reaches the other, the link state hears that there is no way."""
+        if self._failing_since_s is None:
+            self._failing_since_s, self._n_rounds, self._asked = time.monotonic(), 0, False
+        found = self._dialer.attempt(address, self._next_hello())
+        if found is not None:
+            self._failing_since_s = None
+            if found[1].dial_back:
+                self._way_back.give()
+        elif time.monotonic() - self._failing_since_s >= self._limits.undialable_s:
+            self._failing_since_s = time.monotonic()
+            self._n_rounds += 1
+            if self._link_state.is_up and not self._asked:
+                self._asked = True
+                self._way_back.ask()
+            elif self._n_rounds > 1:
+                self._link_state.no_way(f"cannot dial {self._dialer.failure}, and it does not dial this peer")
+        return found
 
     def _next_hello(self) -> HandshakeHello:
         return self._hello(self._queue.session, self._queue.oldest_sequence())
 
     def _use(self, connection: Connection, hello: HandshakeHello) -> None:
         """Send on a connection until it ends. Pause before the next one if this one was lost."""
+        self._failing_since_s = None
         with self._lock:
             self._connection = connection
             replaced = self._offered is not None

@@ -5,24 +5,22 @@ outbound channel to a peer has its own thread for sending.
 """
 
 import functools
-import ipaddress
-import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.acceptor import Acceptor
-from jaxdt.runtime.net.connection import Address, Connection
-from jaxdt.runtime.net.credential import Credential
+from jaxdt.runtime.net.address import Address, check_address, is_loopback, is_wildcard
+from jaxdt.runtime.net.authentication import Authentication
+from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
-from jaxdt.runtime.net.inbound_channel import InboundChannel
-from jaxdt.runtime.net.link_state import LinkState
-from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
-from jaxdt.runtime.net.outbound_channel import OutboundChannel
-from jaxdt.runtime.net.reverse_dial import ReverseDialer
+from jaxdt.runtime.net.inbound_channel import InboundChannel, ReverseDialer
+from jaxdt.runtime.net.options import LinkState, TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.outbound_channel import OutboundChannel, WayBack
 from jaxdt.runtime.net.shaper import Shaper
 from jaxdt.spec.errors import BadInput
 
@@ -40,13 +38,15 @@ _COUNTERS = (
 
 @dataclass(eq=False)
 class _Peer:
-    """What this side does to reach one peer. `reverse_dialers` exist where nobody can dial this side."""
+    """What this side does to reach one peer. `reverse_dialers` exist where the peer cannot dial this side;
+    `wants_dial_back`: this side cannot dial the peer."""
 
     link_state: LinkState
     shaper: Shaper | None
     address: Address | None = None
     channels: dict[str, OutboundChannel] = field(default_factory=dict)
     reverse_dialers: list[ReverseDialer] = field(default_factory=list)
+    wants_dial_back: bool = False
 
     def close(self, flush_s: float) -> None:
         """Send what is queued for at most flush_s, then end; report nothing more."""
@@ -67,7 +67,7 @@ class Transport:
 
     listen: (host, port) to accept on, port 0 for any free one. None for a peer that nobody can dial: it opens the
         connections of both directions itself.
-    credential: None means plaintext, for loopback addresses only unless the settings allow others.
+    credential: that of this peer. None means plaintext, for loopback addresses only unless the settings allow others.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Transport:
         self._peer_id = peer_id
         self._run = run
         self._listen = listen
-        self._credential = credential
+        self._is_encrypted = credential is not None
+        self._authentication = Authentication(credential, settings.issue)
         self._callbacks = callbacks
         self._settings = settings
         self._limits = settings.limits
@@ -91,8 +92,10 @@ class Transport:
         self._lock = threading.RLock()  # guards everything below
         self._peers: dict[int, _Peer] = {}
         self._inbound: dict[tuple[int, str], InboundChannel] = {}
+        self._incarnations: dict[int, int] = {}  # of the peers that have greeted and were not dropped since
         self._dropped: dict[int, None] = {}  # dropped peers, oldest first; their inbound channels remain
         self._threads: set[threading.Thread] = set()
+        self._unstarted: list[tuple[str, Callable[[], None], int]] = []  # arguments of _spawn
         self._acceptor: Acceptor | None = None
         self._closing = False
 
@@ -102,14 +105,15 @@ class Transport:
             return None
         self._acceptor = Acceptor(
             self._listen,
-            self._credential.server_context if self._credential else None,
+            self._authentication,
             self._limits,
-            check=lambda hello: handshake.check_hello(hello, self._run, self._peer_id),
+            check=self._check_hello,
             welcome=self._welcome,
-            refused=lambda peer, reason: self._callbacks.on_link(peer, "refused", reason),
+            # Who is refused here has not shown that it is the peer whose id it gave.
+            refused=lambda _, reason: self._callbacks.on_link(None, "refused", reason),
             spawn=self._spawn,
         )
-        self._spawn("accept", self._acceptor.run)
+        self._spawn("accept", self._acceptor.run, is_vital=True)
         return self._acceptor.address
 
     def connect(self, peer: int, address: Address | None) -> None:
@@ -120,19 +124,28 @@ class Transport:
         """
         if address is not None:
             self._check_address(handshake.name_of(peer), address)
+            if is_wildcard(address[0]):
+                raise BadInput(f"{handshake.name_of(peer)}: got {address[0]}, expected an address that can be dialled")
+            if self._acceptor is not None:
+                self._acceptor.expect_from(address[0])
         with self._lock:
             if self._closing:
                 return
             known = self._known_peer(peer)
-            if address is None:
-                return
-            known.address = address
-            for dialing in (*known.channels.values(), *known.reverse_dialers):
-                dialing.dial_to(address)
-            if self._listen is None and not known.reverse_dialers:
-                known.reverse_dialers = [self._start_reverse_dialer(peer, known, address, name) for name in CHANNELS]
+            if address is not None:
+                known.address = address
+                for dialing in (*known.channels.values(), *known.reverse_dialers):
+                    dialing.dial_to(address)
+        if self._listen is None and address is not None:
+            self._open_both(peer)
+        elif self._listen is None:
+            known.link_state.no_way("neither of the two listens (--listen=)")
 
-    def send(self, dst: int, head: dict, leaves: Sequence = (), *, priority: int = 0) -> bool:
+    def pack(self, head: dict) -> frame.PackedHead:
+        """A head that `send` takes as often as it goes out, and that is encoded only here."""
+        return frame.PackedHead(frame.pack_head(head, self._limits), frame.view_of(head))
+
+    def send(self, dst: int, head: dict | frame.PackedHead, leaves: Sequence = (), *, priority: int = 0) -> bool:
         """Queue a message; lower priority numbers go first. False when dst is unknown: never connected, or dropped.
 
         This never blocks. `leaves` (numpy or jax arrays) are read later, and again after a connection has broken: they
@@ -140,15 +153,16 @@ class Transport:
         """
         leaves = tuple(leaves)
         table = frame.table_of(leaves, self._limits)
-        raw_head = frame.pack_head(head, self._limits)
+        packed = head if isinstance(head, frame.PackedHead) else self.pack(head)
         with self._lock:
             known = self._peers.get(dst)
             if known is None or self._closing:
                 return False
+            self._start_waiting_threads()
             name = "data" if table else "control"
             channel = known.channels.get(name) or self._start_channel(dst, known, name)
         total_bytes = sum(leaf.n_bytes for leaf in table)
-        return channel.send(raw_head, frame.pack_table(table), leaves, total_bytes, priority, frame.view_of(head))
+        return channel.send(packed.raw, frame.pack_table(table), leaves, total_bytes, priority, packed.view)
 
     def queued_bytes(self, dst: int | None = None) -> int:
         """Payload bytes that are queued and not acknowledged yet, for one peer or the largest of all peers."""
@@ -176,6 +190,7 @@ class Transport:
         again. They are forgotten when _DROPPED_MAX other peers have been dropped since.
         """
         with self._lock:
+            self._incarnations.pop(peer, None)
             known = self._peers.pop(peer, None)
             if known is None:
                 return
@@ -187,11 +202,20 @@ class Transport:
             if len(self._dropped) > _DROPPED_MAX:
                 self._forget(next(iter(self._dropped)))
 
+    def revoke(self, peers: Collection[int]) -> None:
+        """Put these peers out for good: end their connections and refuse new ones."""
+        with self._lock:
+            self._authentication.revoke(peers)
+            for peer in list(self._peers):
+                if self._authentication.is_revoked(peer):
+                    self.drop(peer)
+
     def close(self, flush_s: float) -> None:
         """Send what is queued for at most flush_s, then end all connections and threads."""
         deadline_s = time.monotonic() + flush_s
         with self._lock:
             self._closing = True
+            self._unstarted.clear()
             peers = list(self._peers.values())
             for known in peers:
                 known.close(flush_s)
@@ -234,45 +258,94 @@ class Transport:
         return self._inbound[peer, name]
 
     def _start_channel(self, peer: int, known: _Peer, name: str) -> OutboundChannel:
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True)
-        channel = OutboundChannel(name, hello, self._client_context, known.link_state, known.shaper, self._limits)
+        incarnation = self._settings.incarnation
+        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, True, incarnation=incarnation)
+        way_back = WayBack(functools.partial(self._ask_back, peer), functools.partial(self._open_both, peer))
+        channel = OutboundChannel(
+            name, hello, self._authentication, known.link_state, known.shaper, self._limits, way_back
+        )
         known.channels[name] = channel
         if known.address is not None:
             channel.dial_to(known.address)
-        self._spawn(f"send-{name}-{peer}", channel.run, peer)
+        self._start_thread(f"send-{name}-{peer}", channel.run, peer)
         return channel
 
     def _start_reverse_dialer(self, peer: int, known: _Peer, address: Address, name: str) -> ReverseDialer:
-        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False)
+        incarnation = self._settings.incarnation
+        hello = functools.partial(HandshakeHello, self._run, self._peer_id, peer, name, False, incarnation=incarnation)
         channel = self._inbound_channel(peer, name)
-        reverse_dialer = ReverseDialer(address, hello, self._client_context, channel, known.link_state, self._limits)
-        self._spawn(f"receive-{name}-{peer}", reverse_dialer.run, peer)
+        reverse_dialer = ReverseDialer(address, hello, self._authentication, channel, known.link_state, self._limits)
+        self._start_thread(f"receive-{name}-{peer}", reverse_dialer.run, peer)
         return reverse_dialer
 
-    def _spawn(self, name: str, target: Callable[[], None], peer: int | None = None) -> None:
-        run = functools.partial(self._run_thread, target, peer)
+    def _start_thread(self, name: str, target: Callable[[], None], peer: int) -> None:
+        """Start a thread that a peer's messages need. If the system has no room for it, try again with each `send`."""
+        try:
+            self._spawn(name, target, peer, is_vital=True)
+        except RuntimeError as error:
+            self._unstarted.append((name, target, peer))
+            self._callbacks.on_link(peer, "refused", f"{name}: {error}, tried again")
+
+    def _start_waiting_threads(self) -> None:
+        while self._unstarted:
+            try:
+                self._spawn(*self._unstarted[0], is_vital=True)
+            except RuntimeError:
+                return
+            del self._unstarted[0]
+
+    def _spawn(self, name: str, target: Callable[[], None], peer: int | None = None, *, is_vital: bool = False) -> None:
+        run = functools.partial(self._run_thread, target, peer, is_vital)
         thread = threading.Thread(target=run, name=f"jaxdt-{self._peer_id}-{name}", daemon=True)
         with self._lock:
-            self._threads.add(thread)
             thread.start()
+            self._threads.add(thread)  # the thread cannot end before this: it needs the lock to do so
 
     # --- in the threads, without the lock ---
 
-    def _run_thread(self, target: Callable[[], None], peer: int | None) -> None:
+    def _open_both(self, peer: int) -> None:
+        """Open the connections of both directions to a peer that cannot dial this side."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is None or known.address is None or known.reverse_dialers or self._closing:
+                return
+            address = known.address
+            known.reverse_dialers = [self._start_reverse_dialer(peer, known, address, name) for name in CHANNELS]
+
+    def _ask_back(self, peer: int) -> None:
+        """Tell a peer that this side cannot dial it: it greets anew, and the answer says so."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is not None:
+                known.wants_dial_back = True
+                for channel in self._inbound_channels_of(peer):
+                    channel.cut()
+
+    def _run_thread(self, target: Callable[[], None], peer: int | None, is_vital: bool) -> None:
         try:
             target()
         except Exception as error:
             state = "refused" if peer is None else "down"
             self._callbacks.on_link(peer, state, f"bug in {threading.current_thread().name}: {error!r}")
+            if is_vital:
+                self._callbacks.on_death(threading.current_thread().name, error)
             raise
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
+    def _check_hello(self, hello: HandshakeHello) -> None:
+        """HandshakeRefused for a connection that does not belong to this peer and run, or comes from a process whose
+        place another one has taken."""
+        handshake.check_hello(hello, self._run, self._peer_id)
+        with self._lock:
+            handshake.check_incarnation(hello, self._incarnations.get(hello.src, hello.incarnation))
+            self._incarnations[hello.src] = hello.incarnation
+
     def _welcome(self, connection: Connection, hello: HandshakeHello) -> None:
         """Serve an accepted connection after its greeting: receive on it, or have an outbound channel send on it."""
         with self._lock:
-            if self._closing:
+            if self._closing or self._authentication.is_revoked(hello.src):
                 connection.close()
                 return
             known = self._known_peer(hello.src)
@@ -286,37 +359,20 @@ class Transport:
         answer = functools.partial(
             HandshakeHello, self._run, self._peer_id, hello.src, hello.channel, False, hello.session, 0
         )
+        dial_back = known.wants_dial_back
         inbound.serve(
             connection,
             hello,
             known.link_state,
-            send_welcome=lambda received: handshake.send_hello(connection, frame.WELCOME, answer(received)),
+            send_welcome=lambda received: handshake.send_hello(
+                connection, frame.WELCOME, answer(received, dial_back=dial_back)
+            ),
         )
 
-    @property
-    def _client_context(self) -> ssl.SSLContext | None:
-        return self._credential.client_context if self._credential else None
-
     def _check_address(self, name: str, address: Address) -> None:
-        if not _is_host(address[0]) or not 0 <= address[1] < 1 << 16:
-            raise BadInput(f"{name}: got {address[0]!r}:{address[1]}, expected a host name or address and a port")
-        if self._credential is None and not self._settings.allow_plaintext and not _is_loopback(address[0]):
+        check_address(name, address)
+        if not self._is_encrypted and not self._settings.allow_plaintext and not is_loopback(address[0]):
             raise BadInput(f"{name}: got {address[0]} without a credential, expected a loopback address")
-
-
-def _is_host(host: str) -> bool:
-    """Whether the resolver accepts the name. For other names it raises exceptions that are no OSError."""
-    try:
-        return bool(host.encode("idna")) and "\0" not in host
-    except UnicodeError:
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _join(threads: set[threading.Thread], deadline_s: float) -> None:

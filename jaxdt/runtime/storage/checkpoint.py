@@ -1,25 +1,21 @@
 """Checkpoints: Orbax arrays per layer, so that a run can resume with other stages.
 
-  <run_dir>/checkpoints/00000050/stage_0/       one stage's part: {entry: {"params": ..., "optimizer": [leaves]}};
-                                                with delayed updates also "before", the parameters after 49 updates
-  <run_dir>/checkpoints/00000050/stage_0.json   a digest per entry, compared when the entry is read
-  <run_dir>/checkpoints/00000050/complete.json  written by the coordinator after every stage's part is durable
+  <run_dir>/checkpoints/00000050/stage_0-1f0c5a27e9d3b846/
+      one stage's part (jaxdt.runtime.storage.parts): {entry: {"params": ..., "optimizer": [leaves]}}; with delayed
+      updates also "before", the parameters after 49 updates
+  <run_dir>/checkpoints/00000050/complete.json
+      which parts belong to it, by their digests, and on which disks they are; written on every host that holds one,
+      after the coordinator has made durable that each part is on enough disks
 
 An entry has a global name (tok, pos, block_007, head), which does not depend on the stages. A folder without
-complete.json is not a checkpoint, so a crash during writing never hides the last good one. complete.json holds the
-number of stages: an earlier attempt at the same version may have left parts of other stages, which are not read.
+complete.json is not a checkpoint, so a crash during writing never hides the last good one. Parts that complete.json
+does not name, of an earlier attempt or of a process that was thought to be dead, are not read.
 """
 
 import contextlib
-import errno
-import json
-import secrets
 import shutil
-import threading
-import time
-import zlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,125 +23,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxdt.protocol.events import CheckpointFailed, WroteCheckpoint
-from jaxdt.runtime.storage.durable import write_durably
-from jaxdt.spec import serialize
+from jaxdt.protocol.events import Checkpoint, Part
+from jaxdt.runtime.storage.durable import read_json, write_json
+from jaxdt.runtime.storage.parts import Manifest, find_part, part_name, step_folder, whole_manifest
+from jaxdt.spec import serialize, versions
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 
 COMPLETE = "complete.json"
-
-
-class Copying:
-    """A copy of the state to host memory, in progress. An update donates the state's buffers, so it waits for the copy.
-    waited_s: seconds that updates have waited."""
-
-    def __init__(self):
-        self._done = threading.Event()
-        self.waited_s = 0.0
-
-    def wait(self) -> None:
-        start_s = time.monotonic()
-        self._done.wait()
-        self.waited_s += time.monotonic() - start_s
-
-    def end(self) -> None:
-        self._done.set()
-
-
-class Checkpointer:
-    """Copies and writes one stage's part on a thread of its own, while the next step computes. There are at most two
-    copies, one that is being written and one that waits. If the disk is too slow for the checkpoints, an update waits
-    and memory does not fill up.
-
-    about: the fields in which a checkpoint must agree with the run (about_run).
-    keep: how many complete checkpoints are kept, the newest ones."""
-
-    def __init__(self, run_dir: Path, about: dict, keep: int, stage: int | None = None):
-        self._run_dir = run_dir
-        self._about = about
-        self._keep = keep
-        self._stage = stage
-        self._threads: list[threading.Thread] = []
-        self._copying: Copying | None = None
-
-    def wait(self) -> None:
-        """Wait until the state that `save` was last called with has been copied, and may change."""
-        if self._copying:
-            self._copying.wait()
-
-    def save(
-        self, version: int, store: Any, post: Callable[[WroteCheckpoint | CheckpointFailed | BaseException], None]
-    ) -> None:
-        """Write the store's state as `version`, on a thread that calls `post` with the outcome. An exception must end
-        the process. The state's arrays must not change until `wait` has returned."""
-        state = [split_entries(store.parameter_versions.state)]
-        folder = step_folder(self._run_dir, version) / f"stage_{self._stage}"
-        # A process that is thought to be dead may still be writing the same part, so each has a folder of its own.
-        temporary = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
-        earlier = self._threads[-2:]
-        copying = Copying()
-
-        def write():
-            for thread in earlier[:-1]:
-                thread.join()
-            try:
-                parts = jax.tree.map(np.array, state.pop())  # the list gives up the last reference to the state
-                copying.end()
-                for thread in earlier[-1:]:
-                    thread.join()
-                # A checkpoint that is written again is incomplete until all of it has been written again.
-                (folder.parent / COMPLETE).unlink(missing_ok=True)
-                with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                    checkpointer.save(temporary.absolute(), parts)
-                put_in_place(temporary, folder)
-                digests = {name: digest(entry) for name, entry in parts.items()}
-                write_durably(folder.with_suffix(".json"), json.dumps(digests).encode())
-            except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses
-                if (folder.parent / COMPLETE).exists():
-                    post(WroteCheckpoint(version, copying.waited_s))  # another process wrote the part, and deleted ours
-                else:
-                    post(CheckpointFailed(version, f"{folder}: {str(error).splitlines()[0]}"))
-            except BaseException as error:
-                post(error)
-            else:
-                post(WroteCheckpoint(version, copying.waited_s))
-            finally:
-                copying.end()
-
-        self._copying = copying
-        self._threads = [*earlier[-1:], threading.Thread(target=write, name="checkpoint")]
-        self._threads[-1].start()
-
-    def mark_complete(self, version: int, generation: int) -> None:
-        """Every stage's part is durable: mark the checkpoint complete and delete old ones. Its folder may be gone:
-        another process of this host, which knew of newer checkpoints first, has then marked and deleted it."""
-        with contextlib.suppress(FileNotFoundError):
-            mark_complete(self._run_dir, version, self._about | {"generation": generation})
-        sweep(step_folder(self._run_dir, version))
-        prune(self._run_dir, self._keep)
-
-
-def put_in_place(temporary: Path, folder: Path) -> None:
-    """Rename `temporary` to `folder`. What was there, from an earlier attempt or from another process, is deleted."""
-    old = temporary.with_name(f"{temporary.name}.old")
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
-        try:
-            temporary.rename(folder)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another process put its own there in between
-                raise
-
-
-def sweep(folder: Path) -> None:
-    """Delete the unfinished parts in the folder of a complete checkpoint, left by processes that died."""
-    for path in folder.glob("stage_*.*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def about_run(config: RunConfig, data_checksum: str) -> dict:
@@ -154,18 +39,54 @@ def about_run(config: RunConfig, data_checksum: str) -> dict:
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """The version of a checkpoint (updates seen) and its generation (how often the run had been rolled back)."""
+class CompleteRecord:
+    """The content of complete.json. `copies`: on how many disks each part is, at least. `about`: see about_run.
+    `format`: see jaxdt.spec.versions."""
 
-    version: int
-    generation: int
+    checkpoint: Checkpoint
+    copies: int
+    about: dict[str, Any]
+    format: str = str(versions.CHECKPOINT)
 
 
-def check_resumable(folder: Path, about: dict) -> Stamp:
-    """The stamp of a complete checkpoint. BadInput names the first field of `about` in which the checkpoint differs."""
-    stored = complete_record(folder)
+def complete_record(folder: Path) -> CompleteRecord:
+    """The record of a complete checkpoint; BadInput if it is damaged."""
+    path = folder / COMPLETE
+    content = read_json(path)
+    versions.check_checkpoint(content.get("format") if serialize.is_object(content) else None, str(path))
+    record = serialize.read_known(CompleteRecord, content, str(path))
+    if folder.name != step_folder(folder, record.checkpoint.version).name:
+        raise BadInput(f"{path}: version: got {record.checkpoint.version}, expected the {folder.name} of its folder")
+    return record
+
+
+def mark_complete(run_dir: Path, checkpoint: Checkpoint, about: dict[str, Any]) -> None:
+    """Write complete.json, unless it is there already."""
+    folder = step_folder(run_dir, checkpoint.version)
+    record = CompleteRecord(checkpoint, checkpoint.n_copies, about)
+    if not _is_marked(folder, record):
+        write_json(folder / COMPLETE, serialize.write(record))
+
+
+def _is_marked(folder: Path, record: CompleteRecord) -> bool:
+    """Whether a folder has this record, be it of another minor version."""
+    with contextlib.suppress(BadInput):
+        return (folder / COMPLETE).exists() and replace(complete_record(folder), format=record.format) == record
+    return False
+
+
+def check_resumable(folder: Path, about: dict[str, Any]) -> Checkpoint:
+    """A complete checkpoint, for the run to begin with. BadInput names the first field of `about` in which the
+    checkpoint differs."""
+    record = complete_record(folder)
+    _check_about(folder, record.about, about)
+    return record.checkpoint
+
+
+def _check_about(folder: Path, made_with: dict[str, Any], about: dict[str, Any]) -> None:
+    """BadInput names the first field in which a checkpoint differs from a run."""
     for name, expected in about.items():
-        got = stored.get(name)
+        got = made_with.get(name)
         if isinstance(expected, dict) and isinstance(got, dict):
             field = next((f for f in sorted(expected | got) if got.get(f) != expected.get(f)), None)
             if field is not None:
@@ -174,24 +95,6 @@ def check_resumable(folder: Path, about: dict) -> Stamp:
                 )
         elif got != expected:
             raise BadInput(f"{folder}: made with {name} {got!r}, this run has {expected!r}")
-    return Stamp(stored["version"], stored["generation"])
-
-
-def complete_record(folder: Path) -> dict:
-    """The content of a checkpoint's complete.json; BadInput if it is damaged."""
-    path = folder / COMPLETE
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected what a run wrote") from None
-    kinds = {"version": int, "generation": int, "stages": int, "model": dict}
-    for name, kind in kinds.items():
-        got = record.get(name) if isinstance(record, dict) else None
-        if type(got) is not kind:
-            raise BadInput(f"{path}: {name}: got {got!r:.60}, expected {kind.__name__}")
-    if folder.name != step_folder(folder, record["version"]).name:
-        raise BadInput(f"{path}: version: got {record['version']}, expected the {folder.name} of its folder")
-    return record
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
@@ -208,6 +111,16 @@ def prune(run_dir: Path, keep: int) -> list[Path]:
         (path / COMPLETE).unlink(missing_ok=True)  # first, so that a half-deleted checkpoint never counts
         shutil.rmtree(path, ignore_errors=True)
     return old
+
+
+def sweep(run_dir: Path, checkpoint: Checkpoint) -> None:
+    """Delete what the folder of a complete checkpoint holds beside it: unfinished parts of processes that died, and
+    parts that another process wrote as well."""
+    folder = step_folder(run_dir, checkpoint.version)
+    names = {part_name(part.stage, part.digest) for part in checkpoint.parts}
+    for path in folder.glob("*/"):
+        if path.name not in names:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
@@ -232,8 +145,7 @@ def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
 
 def join_entries(entries: dict[str, dict], like: tuple[Any, ...]) -> tuple[Any, ...]:
     """The inverse of split_entries, for the structure of `like`. A run with delayed updates can use a checkpoint of a
-    run
-    without them: both of its versions are then the same."""
+    run without them: both of its versions are then the same."""
     params, opt_state, *before = like
 
     def mirrors(tree: Any) -> bool:
@@ -263,16 +175,6 @@ def leaves(entry: dict) -> list[np.ndarray]:
     return jax.tree.leaves(entry)
 
 
-def step_folder(run_dir: Path, version: int) -> Path:
-    """The folder of the checkpoint of `version`."""
-    return run_dir / "checkpoints" / f"{version:08d}"
-
-
-def mark_complete(run_dir: Path, version: int, about: dict) -> None:
-    """Write complete.json, with the fields of `about`."""
-    write_durably(step_folder(run_dir, version) / COMPLETE, json.dumps({"version": version} | about).encode())
-
-
 def newest(run_dir: Path) -> Path:
     """The newest complete checkpoint of a run; BadInput if there is none."""
     complete = complete_checkpoints(run_dir)
@@ -281,26 +183,90 @@ def newest(run_dir: Path) -> Path:
     return complete[-1]
 
 
+def newest_whole(run_dir: Path, about: dict[str, Any]) -> tuple[Path, list[str]]:
+    """The newest checkpoint of which every part is here and as it was written, and one line for each newer one that is
+    not. BadInput if none is whole, or if the run cannot resume from it.
+
+    It need not have been marked complete: the coordinator may be gone, and every peer have written its part. Then the
+    parts have to be of one run and generation, which has committed each step once, and the checkpoint is marked
+    here."""
+    problems: list[str] = []
+    for folder in sorted(run_dir.glob("checkpoints/*"), reverse=True):
+        try:
+            record = _record_or_unmarked(folder)
+            if record is None:
+                continue
+        except BadInput as problem:
+            problems.append(str(problem))
+            continue
+        _check_about(folder, record.about, about)
+        try:
+            for part in record.checkpoint.parts:
+                whole_manifest(_path(folder, part), part.digest)
+        except BadInput as problem:
+            problems.append(str(problem))
+            continue
+        mark_complete(run_dir, record.checkpoint, record.about)
+        return folder, problems
+    raise BadInput(problems[0] if problems else f"{run_dir}: holds no complete checkpoint")
+
+
+def _record_or_unmarked(folder: Path) -> CompleteRecord | None:
+    """The record of a checkpoint, or one made of its parts where nobody has marked it; None if parts are lacking.
+    BadInput for a record of another format, and for a damaged one unless the parts are all here."""
+    problem: BadInput | None = None
+    if (folder / COMPLETE).exists():
+        try:
+            read_json(folder / COMPLETE)
+        except BadInput as error:
+            problem = error
+        else:
+            return complete_record(folder)
+    found: dict[tuple[str, int], dict[int, Manifest]] = {}
+    for path in sorted(folder.glob("stage_*")):
+        with contextlib.suppress(BadInput):  # a part that is damaged is none
+            manifest = whole_manifest(path)
+            found.setdefault((manifest.run, manifest.generation), {})[manifest.stage] = manifest
+    for parts in found.values():
+        first = next(iter(parts.values()))
+        if set(parts) == set(range(first.n_stages)):
+            stages = [parts[stage] for stage in sorted(parts)]
+            held = tuple(Part(m.version, m.stage, m.digest, m.n_words) for m in stages)
+            checkpoint = Checkpoint(first.version, first.generation, held, first.n_reseeds)
+            return CompleteRecord(checkpoint, 1, first.about)
+    if problem:
+        raise problem
+    return None
+
+
 def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
     """Entries of a complete checkpoint as numpy arrays: all, or those in `names`."""
+    return load_parts(complete_record(folder).checkpoint.parts, [folder], names)
+
+
+def load_parts(parts: Collection[Part], folders: list[Path], names: list[str] | None = None) -> dict[str, dict]:
+    """Entries of these parts, as far as they are in one of the folders: all, or those in `names`."""
     entries: dict[str, dict] = {}
-    parts = [folder / f"stage_{stage}" for stage in range(complete_record(folder)["stages"])]
-    for part in filter(Path.is_dir, parts):  # a host may hold only the parts of its own peers
-        entries |= _load_part(part, names, entries)
+    for part in parts:
+        path = find_part(folders, part.digest)
+        if path:
+            entries |= _load_part(path, part.digest, names, entries)
     required = names or []
     missing = sorted(set(required) - set(entries))
     if missing:
-        raise BadInput(f"{folder}: holds no {missing[0]}, expected all of {', '.join(required)}")
+        raise BadInput(f"{folders[-1]}: holds no {missing[0]}, expected all of {', '.join(required)}")
     return entries
 
 
-def _load_part(part: Path, names: list[str] | None, known: Collection[str]) -> dict[str, dict]:
-    """Entries of one stage's part, each compared with its digest: those in `names`, or all, without those in
-    `known`."""
+def _path(folder: Path, part: Part) -> Path:
+    return folder / part_name(part.stage, part.digest)
+
+
+def _load_part(part: Path, digest: str, names: list[str] | None, known: Collection[str]) -> dict[str, dict]:
+    """Entries of one stage's part: those in `names`, or all, without those in `known`. Orbax and tensorstore read only
+    files that are as they were written."""
+    whole_manifest(part, digest)
     try:
-        digests = json.loads(part.with_suffix(".json").read_text())
-        if not isinstance(digests, dict):
-            raise ValueError(f"{part.name}.json: got {digests!r:.40}, expected a digest per entry")
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             about = checkpointer.metadata(part.absolute()).item_metadata
             if about is None:
@@ -311,18 +277,6 @@ def _load_part(part: Path, names: list[str] | None, known: Collection[str]) -> d
             item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
             arguments = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
-            entries = checkpointer.restore(part.absolute(), args=arguments)
+            return checkpointer.restore(part.absolute(), args=arguments)
     except (OSError, ValueError) as error:
         raise BadInput(f"{part}: cannot be read ({str(error).splitlines()[0]})") from None
-    for name, entry in entries.items():
-        if digest(entry) != digests.get(name):
-            raise BadInput(f"{part}: {name} has digest {digest(entry)}, expected {digests.get(name)}")
-    return entries
-
-
-def digest(entry: dict) -> int:
-    """CRC-32 over an entry's arrays, in the order of their names."""
-    total = 0
-    for leaf in leaves(entry):
-        total = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, total)
-    return total

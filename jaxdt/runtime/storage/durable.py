@@ -1,21 +1,31 @@
 """Files that survive a crash: the coordinator's durable values, and how a run's other files are written."""
 
+import contextlib
 import errno
+import hashlib
 import json
 import os
+import secrets
+import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.serialize import is_object
 
+BUFFERED_BYTES = 1 << 16
+# Of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part holds the
+# reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
+LOG_BYTES_MAX = 1 << 24
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class FileStore:
-    """A folder with one JSON file per name, each written by write_durably (step protocol, Sec. 5.2). put_s: seconds
-    that the latest `put` took."""
+    """A folder with one JSON file per name, each written by write_json (step protocol, Sec. 5.2). put_s: seconds that
+    the latest `put` took."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -25,40 +35,145 @@ class FileStore:
         """Store a value; it is durable on return."""
         start_s = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_durably(self._folder / f"{name}.json", json.dumps(value).encode())
+        write_json(self._folder / f"{name}.json", value)
         self.put_s = time.monotonic() - start_s
+
+    def delete(self, name: str) -> None:
+        """Forget a value; durable on return."""
+        path = self._folder / f"{name}.json"
+        if path.exists():
+            path.unlink()
+            fsync(self._folder)
 
     def get(self, name: str) -> Any:
         """The stored value, or None if there is none; BadInput if the file is damaged."""
         path = self._folder / f"{name}.json"
-        try:
-            return json.loads(path.read_bytes()) if path.exists() else None
-        except ValueError as error:
-            raise BadInput(f"{path}: not JSON ({error}), expected what the coordinator wrote") from None
+        return read_json(path) if path.exists() else None
 
 
 class LateFile:
-    """A text file that is opened at the first write, so that a process which is refused leaves the old file as it was.
+    """A file of lines for people, such as a trace. It is opened at the first write, so that a process which is refused
+    leaves the old file as it was.
+
+    When it is full it becomes the older part, and the file begins anew.
+
+    A disk that refuses costs the lines that it refused, and nothing else: no half line stays in the file, `failed` is
+    called with the reason when the first of them is lost, and later lines are tried again.
 
     appends: keep the old content.
     by_line: write each line to the file at once, so that it survives the death of the process."""
 
-    def __init__(self, path: Path, appends: bool = False, by_line: bool = False):
+    def __init__(
+        self, path: Path, failed: Callable[[str], None] | None = None, appends: bool = False, by_line: bool = False
+    ):
         self._path = path
-        self._mode = "a" if appends else "w"
-        self._by_line = by_line
-        self._file: IO[str] | None = None
+        self._failed = failed
+        self._appends = appends
+        self._buffered_bytes_max = 0 if by_line else BUFFERED_BYTES
+        self._lines: list[bytes] = []
+        self._buffered_bytes = 0
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._is_failing = False
 
-    def write(self, text: str) -> None:
-        file = self._file
-        if file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._file = self._path.open(self._mode, buffering=1 if self._by_line else -1)
-        file.write(text)
+    def write(self, line: str) -> None:
+        self._lines.append(line.encode())
+        self._buffered_bytes += len(self._lines[-1])
+        if self._buffered_bytes > self._buffered_bytes_max:
+            self._flush()
 
     def close(self) -> None:
+        self._flush()
         if self._file is not None:
             self._file.close()
+
+    def _flush(self) -> None:
+        content = b"".join(self._lines)
+        self._lines.clear()
+        self._buffered_bytes = 0
+        if not content:
+            return
+        try:
+            self._append(content)
+        except OSError as error:
+            was_failing, self._is_failing = self._is_failing, True
+            if self._failed and not was_failing:
+                self._failed(f"{self._path}: {error.strerror}")
+        else:
+            self._is_failing = False
+
+    def _append(self, content: bytes) -> None:
+        file = self._file or self._open()
+        try:
+            append_whole(file, content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(self._size)
+                file.seek(self._size)
+            raise
+        self._size += len(content)
+        if self._size >= LOG_BYTES_MAX:
+            file.close()
+            self._file = None
+            self._path.replace(older_part(self._path))
+
+    def _open(self) -> BinaryIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._appends:
+            older_part(self._path).unlink(missing_ok=True)
+        self._file = self._path.open("ab" if self._appends else "wb", buffering=0)
+        self._appends = True
+        self._size = self._file.tell()
+        return self._file
+
+
+def append_whole(file: BinaryIO, content: bytes) -> None:
+    """Write all of the content to a file without a buffer."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of plain data, of which checksums are taken."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain data durably, beside the SHA-256 of its canonical text. So a damaged bit is found when the file is
+    read, and is never taken for another value."""
+    checksum = hashlib.sha256(canonical(value)).hexdigest()
+    write_durably(path, json.dumps({"sha256": checksum, "value": value}).encode())
+
+
+def read_json(path: Path) -> Any:
+    """What write_json wrote. BadInput, in one line, for a file that cannot be read or that is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected what a run wrote") from None
+    if not is_object(content) or set(content) != {"sha256", "value"}:
+        raise BadInput(f"{path}: got {content!r:.60}, expected an object with sha256 and value, as a run writes it")
+    checksum = hashlib.sha256(canonical(content["value"])).hexdigest()
+    if checksum != content["sha256"]:
+        raise BadInput(f"{path}: damaged, its content has SHA-256 {checksum:.16}, expected {content['sha256']!r:.18}")
+    return content["value"]
+
+
+def older_part(path: Path) -> Path:
+    """Where a trace or a log keeps what it held before it began anew."""
+    return path.with_name(f"{path.name}.1")
+
+
+def cut_log(path: Path) -> None:
+    """Begin a full log anew, and keep what it held as its older part, unless the disk is full. Another process may hold
+    the log open, if it appends; the lines that it writes meanwhile are lost."""
+    if path.stat().st_size >= LOG_BYTES_MAX:
+        try:
+            shutil.copyfile(path, older_part(path))
+        except OSError:
+            older_part(path).unlink(missing_ok=True)
+        os.truncate(path, 0)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -75,11 +190,37 @@ def write_durably(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    folder = os.open(path.parent, os.O_RDONLY)
+    fsync(path.parent)
+
+
+def disk_id(run_dir: Path) -> str:
+    """The random number of a run's folder on this disk, which the first process that asks for it writes there."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "disk_id"
+    if not path.exists():
+        temporary = run_dir / f"disk_id.{secrets.token_hex(4)}.tmp"
+        temporary.write_text(secrets.token_hex(8))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_text()
+
+
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make a folder and everything in it survive a loss of power: files first, then the folders that name them."""
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            fsync(Path(root) / name)
+        fsync(Path(root))
 
 
 def refusal(error: OSError, default: str) -> str:

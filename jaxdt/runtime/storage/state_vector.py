@@ -1,6 +1,10 @@
-"""A stage's parameters and optimizer state as one vector of 4-byte words. A newcomer fetches it in slices."""
+"""A stage's parameters and optimizer state as one vector of 4-byte words. A newcomer fetches it in slices, and replicas
+compare its digest."""
 
+import functools
+import hashlib
 import itertools
+import math
 import zlib
 from typing import Any
 
@@ -10,6 +14,10 @@ import numpy as np
 from jaxdt.spec.errors import BadInput
 
 WORD = np.dtype(np.int32)
+DIGEST_BYTES = 8  # a message holds integers of 64 bits
+N_SUMS = 64  # the norm of a difference is estimated from so many, with a standard error of a tenth or so
+CHUNK_NUMBERS = N_SUMS << 14  # are converted to float64 at a time
+SIGNS_BETWEEN_LEAVES = 12_347
 
 
 class StateVector:
@@ -35,8 +43,7 @@ class StateVector:
                 words = np.asarray(leaf).reshape(-1).view(WORD)
                 out[leaf_lo - lo : leaf_hi - lo] = words[leaf_lo - start : leaf_hi - start]
             start = end
-        out[-1:].view(np.uint32)[0] = zlib.crc32(out[:-1].data)
-        return out
+        return _sealed(out)
 
     def tree(self, words: np.ndarray) -> Any:
         """The tree whose vector this is. Its leaves are views of `words`."""
@@ -48,10 +55,54 @@ class StateVector:
         return jax.tree.unflatten(self._structure, leaves)
 
 
-def without_checksum(words: np.ndarray, what: object) -> np.ndarray:
-    """The words of a slice_with_checksum; BadInput, which names `what`, if the checksum is not theirs."""
+def with_checksum(words: np.ndarray) -> np.ndarray:
+    """Words, followed by one word with their CRC-32."""
+    return _sealed(np.append(words, WORD.type(0)))
+
+
+def _sealed(words: np.ndarray) -> np.ndarray:
+    words[-1:].view(np.uint32)[0] = zlib.crc32(words[:-1].data)
+    return words
+
+
+def check_slice(words: np.ndarray, what: object) -> None:
+    """BadInput, which names `what`, if the last word of a slice is not the checksum of the others."""
     checksum = zlib.crc32(words[:-1].data)
     expected = int(words[-1:].view(np.uint32)[0])
     if checksum != expected:
         raise BadInput(f"{what}: checksum {checksum}, expected {expected}, which came with it")
-    return words[:-1]
+
+
+def digest(tree: Any) -> int:
+    """BLAKE2b of the bytes of a tree's leaves. It reads one leaf after another, so a device's memory is copied leaf by
+    leaf."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for leaf in jax.tree.leaves(tree):
+        hashed.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return int.from_bytes(hashed.digest(), "big")
+
+
+@functools.cache
+def _signs() -> np.ndarray:
+    """Two chunks of signs, +1 and -1, equal on every host: numpy keeps the raw output of a bit generator as it is."""
+    bits = np.unpackbits(np.random.PCG64(0).random_raw(2 * CHUNK_NUMBERS // 64).view(np.uint8))
+    return bits.astype(np.int8) * 2 - 1
+
+
+def norm_and_sums(tree: Any) -> tuple[float, tuple[float, ...]]:
+    """The norm of a tree of floats, and sums of its numbers, each with a random sign, over the residue classes of their
+    positions in each leaf, modulo N_SUMS (jaxdt.membership.state_check says what for)."""
+    sq_norm = 0.0
+    sums = np.zeros(N_SUMS)
+    signs = _signs()
+    for place, leaf in enumerate(jax.tree.leaves(tree)):
+        numbers = np.asarray(leaf).reshape(-1)
+        first_sign = place * SIGNS_BETWEEN_LEAVES % CHUNK_NUMBERS  # else equal small leaves would have equal signs
+        for start in range(0, len(numbers), CHUNK_NUMBERS):
+            chunk = numbers[start : start + CHUNK_NUMBERS].astype(np.float64)
+            sq_norm += float(chunk @ chunk)
+            chunk *= signs[first_sign : first_sign + len(chunk)]
+            whole = len(chunk) - len(chunk) % N_SUMS
+            sums += chunk[:whole].reshape(-1, N_SUMS).sum(axis=0)
+            sums[: len(chunk) - whole] += chunk[whole:]
+    return math.sqrt(sq_norm), tuple(sums.tolist())

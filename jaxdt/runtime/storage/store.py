@@ -1,8 +1,9 @@
 """One peer's tensors, and the computations on them. The machines name tensors by key; the store holds them.
 
 Both drivers use it: the runtime's loop over sockets, and the simulator where it does real arithmetic under virtual
-time. The compute thread calls `run`, `restore` and `install`; receiver threads call `put` and `expect`; the loop calls
-the rest."""
+time. The compute thread calls `run`, `restore`, `install` and `digest`; receiver threads call `expect`; the loop calls
+the rest.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,23 +16,24 @@ from jaxdt.model.data import TokenFile
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
-from jaxdt.protocol.events import Boundary, Key, Message, Round, SliceKey, State, StateKey
+from jaxdt.protocol.events import Boundary, Install, Key, Message, Part, Restore, Round, SliceKey, State, StateKey
 from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.checkpoint import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.runtime.storage.state_vector import WORD, StateVector, without_checksum
+from jaxdt.runtime.storage.state_vector import WORD, StateVector, digest, norm_and_sums
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import TIED
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
 
-# After a rollback, other samples are drawn than before: each generation has a seed of its own, far from the seeds that
-# people choose.
-GENERATION_SEED_STRIDE = 1_000_003
+# After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from
+# those that people choose. After any other return to a checkpoint the samples are the same again, and so are the
+# losses.
+RESEED_STRIDE = 1_000_003
 
 
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
@@ -43,7 +45,7 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
 
 class Store:
     """The tensors of one peer. Boundary tensors are held encoded, as they are sent. The initial parameters are drawn
-    from the config's seed; `restore` reads others from a checkpoint with `load_entries(version, names)`."""
+    from the config's seed; `restore` reads others from a checkpoint with `load_entries(version, parts, names)`."""
 
     def __init__(
         self,
@@ -52,10 +54,11 @@ class Store:
         peer: int,
         data: TokenFile,
         functions: StageFunctions,
-        load_entries: Callable[[int, list[str]], dict[str, dict]] | None = None,
+        load_entries: Callable[[int, tuple[Part, ...], list[str]], dict[str, dict]] | None = None,
     ):
         self.functions = functions
         self.generation = 0
+        self.n_reseeds = 0
         self.boundary_codec = BoundaryCodec(config, plan, peer, functions)
         self.parameter_versions = ParameterVersions(functions, config.delay, config.train.seed)
         self._state_vector = StateVector(self.parameter_versions.state)
@@ -75,30 +78,39 @@ class Store:
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
 
-    def restore(self, version: int, generation: int) -> None:
-        """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones. Samples are drawn
-        for `generation` from now on."""
-        self._start_generation(generation)
-        if version == 0:
+    def restore(self, restore: Restore) -> None:
+        """Take parameters and optimizer state from a checkpoint, or for version 0 the initial ones; in place those that
+        are here."""
+        self._begin(restore.generation, restore.n_reseeds)
+        if restore.in_place:
+            return
+        if restore.version == 0:
             self.parameter_versions.initialize()
             return
         lo, hi = self._plan.stages[self._stage]
         names = model_of(self._config.model).entries(self._config.model, lo, hi)
         assert self._load_entries is not None, "a run that goes back to a checkpoint can read its entries"
-        entries = self._load_entries(version, names)
-        self.parameter_versions.put(version, join_entries(entries, self.parameter_versions.state))
+        entries = self._load_entries(restore.version, restore.parts, names)
+        self.parameter_versions.put(restore.version, join_entries(entries, self.parameter_versions.state))
 
-    def install(self, version: int, generation: int) -> None:
-        """Take parameters and optimizer state from the slices that other peers have sent. Samples are drawn for
-        `generation` from now on."""
+    def install(self, install: Install) -> None:
+        """Take parameters and optimizer state from the slices that other peers have sent."""
         assert self._fetched is not None, "all slices have been received"
-        self._start_generation(generation)
-        self.parameter_versions.put(version, self._state_vector.tree(self._fetched))
+        if (install.version, install.generation) != (self.parameter_versions.version, self.generation):
+            self._begin(install.generation, install.n_reseeds)  # else it is repaired, and Work under way goes on
+        self.parameter_versions.put(install.version, self._state_vector.tree(self._fetched))
         self._fetched = None
 
-    def _start_generation(self, generation: int) -> None:
-        """Drop the results of Work from an earlier generation. No Work is running, since this is the compute thread."""
+    def digest(self) -> tuple[int, float, tuple[float, ...]]:
+        """A digest of parameters and optimizer state, the norm of the parameters, and their sums."""
+        versions = self.parameter_versions
+        return digest(versions.state), *norm_and_sums(versions.params)
+
+    def _begin(self, generation: int, n_reseeds: int) -> None:
+        """Drop the results of earlier Work, and draw samples for `n_reseeds` from now on. No Work is running, since
+        this is the compute thread."""
         self.generation = generation
+        self.n_reseeds = n_reseeds
         self.boundary_codec.reset_error_feedback()
         self._accumulators.clear()
         self._residuals.clear()
@@ -216,14 +228,14 @@ class Store:
 
     def _tokens(self, work: Work) -> np.ndarray:
         """The tokens [microbatch_size, T + 1] of a microbatch, with the length T of its step. They depend only on the
-        microbatch's number, its step, the generation and the config."""
+        microbatch's number, its step, the number of reseeds and the config."""
         assert work.step is not None and work.microbatch is not None, "tokens are those of a microbatch of a step"
         train = self._config.train
         lengths = self._config.seq_lengths
         if work.kind == EVALUATE:
             return self._data.eval_batch(work.microbatch % self._n_evals, train.microbatch_size, lengths.full)
         n = self._plan.n_microbatches
-        seed = train.seed + GENERATION_SEED_STRIDE * self.generation
+        seed = train.seed + RESEED_STRIDE * self.n_reseeds
         seq_len = lengths.at(work.step)
         return self._data.train_batch(seed, work.step, work.microbatch, train.microbatch_size, seq_len, n)
 
@@ -251,13 +263,14 @@ class Store:
         return self._slices.part_to_send(key)
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
-        """Hold the tensor that was received with a message."""
+        """Hold the tensor that was received with a message which the machine has accepted. That of a State has passed
+        `check_slice`."""
         if isinstance(body, Boundary):
             self._boundaries[body.key] = tensor
         elif isinstance(body, State):
             if self._fetched is None:
                 self._fetched = np.empty(self.n_words, WORD)
-            self._fetched[body.key.lo : body.key.hi] = without_checksum(tensor, body)
+            self._fetched[body.key.lo : body.key.hi] = tensor[:-1]
         else:
             key = tensor_key(body)
             assert isinstance(key, SliceKey), "no other message comes with a tensor"

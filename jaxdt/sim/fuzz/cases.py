@@ -11,23 +11,35 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
+from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
-from jaxdt.protocol.events import COORDINATOR, Action, Event
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Action, Event
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.cluster import Observer, Simulation
 from jaxdt.sim.faults import (
     CLOG,
     CONTROL,
     CRASH,
+    CRASH_SEEN_S,
+    CUT,
+    DATA,
+    DEAD_LINK_S,
     ENDS,
+    FAIL,
     JOIN,
+    LATE,
     LEAVE,
+    PAUSE,
     RESTART,
+    SLOW,
+    STALE,
+    TWICE,
     Fault,
     broken_link,
     draw,
+    perturbations,
     spares_every_stage,
 )
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
@@ -42,6 +54,8 @@ from jaxdt.wiring.base import wiring_entry
 
 N_STEPS = 3
 N_STEPS_WITH_MOVES = 6
+GRACE_S = 20.0  # within the time that a run has after its last fault
+NEVER_DONE = 1e6  # a factor on the time of Work
 DETECTION_S = 30.0  # longest time until a fault is noticed and its peer evicted or recovered
 WIRINGS_DRAWN = ("swarm", "swarm", "fixed")  # by seed
 LINK_OF_NEWCOMERS = Link(0.05, 1e-3)
@@ -65,7 +79,8 @@ Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
 @dataclass(frozen=True)
 class Case:
     """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `nonfinite_step`: the step
-    whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never)."""
+    whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never). Without a
+    common disk each peer has one of its own."""
 
     seed: int
     config: RunConfig
@@ -76,6 +91,7 @@ class Case:
     faults: tuple[Fault, ...]
     nonfinite_step: int | None
     random_moves_s: float = 0.0
+    has_common_disk: bool = True
 
     @property
     def moves(self) -> bool:
@@ -85,12 +101,13 @@ class Case:
     @property
     def limit_s(self) -> float:
         """The time limit of the run: the end of the last fault, then the time of three whole runs in which the slowest
-        peer does all Work one by one, and DETECTION_S for each fault."""
+        peer does all Work one by one, DETECTION_S for each fault, and twice the grace period of a silent stage."""
         slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values())
         serial_s = self.plan.n_stages * self.plan.n_microbatches * self.config.train.steps * slowest_s
         ends_s = [fault.until_s for fault in self.faults]
         healed_s = max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)
-        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults))
+        waits_s = self.config.wiring.stage_grace_s if self.config.wiring.on_stage_lost == "wait" else 0.0
+        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults)) + 2 * waits_s
 
     def __str__(self) -> str:
         wiring, train = self.config.wiring, self.config.train
@@ -101,7 +118,9 @@ class Case:
             f"{wiring.routers} routers, window {wiring.window}, "
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
-            f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s"
+            f"{wiring.on_stage_lost} at a lost stage after {wiring.stage_grace_s:.3g} s, "
+            f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s, "
+            f"{'a common disk' if self.has_common_disk else f'disks of their own, {train.checkpoint_copies} copies'}"
         )
 
 
@@ -134,8 +153,30 @@ def draw_case(seed: int, wiring: str = "") -> Case:
         faults=faults,
         nonfinite_step=None if config.train.on_nonfinite == "stop" else rng.randrange(N_STEPS),
     )
+    case = _with_failures(random.Random(f"failures {seed}"), case, run_s)
     case = _with_lost_announcements(random.Random(f"lost word {seed}"), case, run_s)
-    return _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+    case = _with_second_processes(random.Random(f"second {seed}"), case, run_s)
+    case = _with_perturbations(case, run_s)
+    case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
+    case = _with_own_disks(random.Random(f"disks {seed}"), case)
+    return _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
+
+
+def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In half of the cases with newcomers one of them fails, before or after it has become a member. In up to a sixth
+    of all cases a peer fails, or its Work hangs, whose stage can do without it."""
+    faults = list(case.faults)
+    for fault in case.faults:
+        if fault.kind == JOIN and rng.random() < 0.5:
+            fails_s = fault.at_s + rng.choice((0.0, 1.0)) * rng.uniform(0.0, run_s)
+            faults.append(Fault(fails_s, FAIL, TEMPORARY_IDS + fault.peer))
+    peer = rng.choice(sorted(case.plan.peers))
+    fails = Fault(rng.uniform(0.0, run_s), FAIL, peer)
+    hangs = Fault(rng.uniform(0.0, run_s), SLOW, peer, rng.uniform(0.0, run_s), factor=NEVER_DONE)
+    fault = rng.choice((fails, hangs, *[None] * 10))
+    if fault and spares_every_stage([*faults, fault], case.plan.placement):
+        faults.append(fault)
+    return replace(case, faults=_in_order(faults))
 
 
 def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -156,6 +197,28 @@ def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Ca
     return replace(case, faults=_in_order([*case.faults, *faults]))
 
 
+def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a sixth of the cases a peer is started although it runs, and in half of those whose coordinator is replaced
+    the old one goes on."""
+    faults = list(case.faults)
+    if rng.random() < 1 / 6:
+        begun_s = 1.0  # the first process of the peer is known by then
+        faults.append(Fault(begun_s + rng.uniform(0.0, run_s), TWICE, rng.choice(sorted(case.plan.peers))))
+    for fault in case.faults:
+        if fault.kind == RESTART and fault.peer == COORDINATOR and rng.random() < 0.5:
+            faults.append(Fault(fault.at_s + rng.uniform(0.5, 5.0), STALE, COORDINATOR, rng.uniform(0.0, 12.0)))
+    return replace(case, faults=_in_order(faults))
+
+
+def _with_perturbations(case: Case, run_s: float) -> Case:
+    """In a fifth of the cases the parameters of some replicas change; these replicas compare them often."""
+    if case.seed % 5 != 2:
+        return case
+    sync = replace(case.config.sync, check_every_steps=1 + case.seed // 5 % 2)
+    faults = perturbations(case.seed, case.plan.placement, run_s)
+    return replace(case, config=replace(case.config, sync=sync), faults=_in_order([*case.faults, *faults]))
+
+
 def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
     """In a third of the cases in which they can, peers change stages, about once a step or less often."""
     cause = rng.choice(("queue", "random", "", "", "", ""))
@@ -169,6 +232,58 @@ def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
         wiring = replace(wiring, rebalance_s=every_s, rebalance_moves=rng.choice((1, 3)))
     config = replace(case.config, train=train, wiring=wiring)
     return replace(case, config=config, random_moves_s=every_s if cause == "random" else 0.0)
+
+
+def _with_vacant_stage(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a third of the cases the run waits for a lost stage, and one stage loses sight of its last replica while
+    newcomers wait: all its other replicas end, and the last one falls silent, ends, or ends just after another replica
+    has fallen silent. Some tensors are late, so that they arrive in another generation than the one they are of."""
+    # A last replica whose device hangs for ever is waited for without end, so the two are not drawn together.
+    never_ends = any(fault.until_s == math.inf or fault.factor == NEVER_DONE for fault in case.faults)
+    if rng.random() >= 1 / 3 or never_ends:
+        return case
+    grace_s = rng.choice((8.0, 20.0, 20.0))
+    row = rng.choice(case.plan.placement)
+    *others, first, last = [None, None, *rng.sample(row, len(row))]
+    at_s = rng.uniform(0.2, 1.0) * run_s
+    faults = [Fault(rng.uniform(0.0, at_s), rng.choice(ENDS), peer) for peer in others if peer is not None]
+    kind = rng.choice(("silence", "silence", "end", "eviction"))
+    silent_s = rng.choice((rng.uniform(2.0, 12.0), rng.uniform(2.0, 12.0), grace_s + rng.uniform(5.0, 15.0)))
+    if kind == "eviction" and first is not None:
+        faults.append(_silence(rng, at_s, first, silent_s))
+        faults.append(Fault(at_s + rng.uniform(3.0, 9.0), rng.choice(ENDS), last))
+    else:
+        faults += [Fault(rng.uniform(0.0, at_s), CRASH, first)] if first is not None else []
+        faults.append(Fault(at_s, rng.choice(ENDS), last) if kind == "end" else _silence(rng, at_s, last, silent_s))
+    faults += [Fault(rng.uniform(0.0, 1.0) * at_s, JOIN, 10 + n) for n in range(rng.choice((1, 1, 2)))]
+    faults += [_slow_tensors(rng, at_s, case.plan) for _ in range(rng.choice((0, 0, 1)))]
+    if rng.random() < 0.5:
+        peers = tuple(sorted(case.plan.peers))
+        faults.append(Fault(0.0, LATE, peers[0], at_s + grace_s, peers[1:], peers))
+    wiring = replace(case.config.wiring, on_stage_lost="wait", stage_grace_s=grace_s)
+    return replace(case, config=replace(case.config, wiring=wiring), faults=_in_order([*case.faults, *faults]))
+
+
+def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:
+    """The coordinator does not hear a peer that lives."""
+    if rng.random() < 0.5:
+        return Fault(at_s, PAUSE, peer, seconds)
+    return Fault(at_s, CUT, peer, seconds, others=(COORDINATOR,), breaks_s=rng.choice((CRASH_SEEN_S, DEAD_LINK_S)))
+
+
+def _slow_tensors(rng: random.Random, at_s: float, plan: Plan) -> Fault:
+    """The tensors from one peer to another stand still for a while."""
+    src, dst = rng.sample(sorted(plan.peers), 2)
+    return Fault(at_s * rng.uniform(0.5, 1.0), CLOG, src, rng.uniform(1.0, 15.0), (), (dst,), 0.0, DATA)
+
+
+def _with_own_disks(rng: random.Random, case: Case) -> Case:
+    """In half of the cases the peers have no common disk, and send the parts of checkpoints to one another."""
+    if rng.random() < 0.5:
+        return case
+    train = replace(case.config.train, checkpoint_copies=rng.choice((1, 2, 2, 3)))
+    sync = replace(case.config.sync, slice_bytes=rng.choice((1 << 10, 1 << 20)))
+    return replace(case, config=replace(case.config, train=train, sync=sync), has_common_disk=False)
 
 
 class RandomMoves(ByNumber):
@@ -238,6 +353,7 @@ def _draw_config(rng: random.Random, kind: str) -> RunConfig:
         routers=rng.choice((1, 2, stages * pipelines)),
         window=rng.choice((0, 1, 3)),
         on_stage_lost="stop",
+        stage_grace_s=GRACE_S,
         retain_bytes=rng.choice((0, 500, 1 << 30)),
     )
     return replace(parsed, wiring=wiring, net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0))
@@ -269,8 +385,8 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     `mutate(peer, machine, tensors)` may replace a machine (tensors is None for the coordinator); `observer` is called
     as the invariants are."""
     machines = build_peers(case.config, case.plan, RunStart("fuzz"))
-    lost = frozenset(peer for fault in case.faults for peer in fault.may_lose) if case.moves else None
-    invariants = Invariants(machines, spares_every_stage(case.faults, case.plan.placement), lost)
+    wiring = case.config.wiring
+    invariants = Invariants(machines, case.faults, wiring.stage_grace_s, wiring.on_stage_lost == "wait")
     processes = _Processes(case, invariants, mutate or _unchanged)
     peers = {peer: processes.make_first(peer, machine) for peer, machine in machines.items()}
     environment = Environment(
@@ -292,6 +408,7 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
         observer=observe,
         processes=ProcessFactory(processes.make_peer, processes.make_coordinator),
     )
+    invariants.watch_disks(simulation.disks, case.config.train.checkpoint_copies)
     outcome = simulation.run(until_s=case.limit_s)
     invariants.ended(outcome.stopped, [report.step for report in outcome.of(StepReport)], case.config.train.steps)
     return outcome, invariants.n_checked
@@ -331,15 +448,17 @@ class _Processes:
     def make_coordinator(self, disk: Mapping | None) -> DrivenMachine:
         """The first coordinator, or with `disk` one that continues from it."""
         case = self._case
-        durable_state = None if disk is None else load_durable_state(disk, self._invariants.checkpoint)
+        durable_state = None if disk is None else load_durable_state(disk)
+        start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
         balance = RandomMoves(case.seed, case.random_moves_s) if case.random_moves_s else None
-        machine = build_coordinator(case.config, case.plan, RunStart("fuzz"), durable_state, balance)
+        machine = build_coordinator(case.config, case.plan, start, durable_state, balance)
         return self._mutate(COORDINATOR, machine, None)
 
     def _make_sim_peer(
         self, peer: int, machine: Peer, tensors: SymbolicTensors, seconds: Mapping[str, float]
     ) -> SimPeer:
-        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds)
+        disk = "" if self._case.has_common_disk else f"disk{peer}"
+        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds, disk)
 
     def _make_tensors(self, peer: int, stage: int, version: int) -> SymbolicTensors:
         config, plan = self._case.config, self._case.plan

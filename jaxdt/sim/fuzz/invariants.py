@@ -4,31 +4,53 @@
   (2) what a member has applied is a prefix of the durable records
   (3) every member of the view can apply every durable record that it has not applied
   (4) within a generation records only grow
-  (5) nothing is rolled back, and the run does not end, while each stage keeps a peer that no fault may lose; before
-      the first view the run needs all peers; where peers change stages, the stages of the last view count, and no
-      view leaves a stage without members
+  (5) nothing is rolled back, and the run does not end, while each stage has a living peer that holds its committed
+      version and has not been silent for the grace period; no view leaves a stage without members; before the first
+      view the run needs all peers
   (6) no microbatch is in the accumulators of two live members of one view
   (7) the run ends within a stated time after the last fault is over
+  (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
+      nor for another coordinator, nor for another process of that peer. Of two members that accuse each other it may
+      evict the living one
+  (9) no step is committed for which replicas compare their states and differ beyond the tolerance, at version 0 at all
+  (10) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
+       disks of members as were asked for, or on those of all members that no fault has touched yet
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
 (symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
 reports under (1) when a machine wants a tensor that is not there.
+
+Living peers that (5) does not count, although they hold the committed version, and why:
+
+  a joining member, until the coordinator has heard that its state is here: before that it looks like one whose donor
+      has died in mid-download, and the run would wait for it in vain
+  a peer outside of the view that was asked to leave or to move: it gives up its state because it was told to
+  a peer that was evicted before the coordinator was started again: what an evicted peer may hold is not made durable,
+      since it matters only until the next step is committed
+  a peer that was never a full member: the state with which a process starts is that of a checkpoint
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from jaxdt.membership.coordinator_config import OperatorState
+from jaxdt.membership.liveness.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
+from jaxdt.membership.state_check import TOLERANCE
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    Checkpoint,
     Committed,
     Event,
+    FindPart,
     Free,
+    Hello,
     MarkCheckpoint,
     Persist,
     Persisted,
     Post,
+    Profiled,
     Received,
     Record,
     Restore,
@@ -38,14 +60,24 @@ from jaxdt.protocol.events import (
     Stop,
     View,
 )
-from jaxdt.sim.faults import ENDS, Fault
+from jaxdt.protocol.reports import LostReport, MoveReport
+from jaxdt.sim.disks import Disks
+from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, PAUSE, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS = range(1, 8)
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES = range(1, 11)
+BACK_S = 10.0  # after a silence a peer may take so long to be heard
 LEFT = "left"  # in the reason of a peer's Stop
-DURABLE = {"view": View, "records": tuple[Record, ...], "coordinator_term": int}
+Durable = View | Record | OperatorState | Checkpoint | int
+DURABLE = {
+    "view": View,
+    "records": tuple[Record, ...],
+    "coordinator_term": int,
+    "operator": OperatorState,
+    "checkpoint": Checkpoint,
+}
 
 
 class InvariantBroken(Exception):
@@ -53,28 +85,43 @@ class InvariantBroken(Exception):
 
 
 class Invariants:
-    """The observer of one simulation. `tensors[peer]` is filled before it runs. `plan_survives`: whether the faults
-    leave each stage of the plan a peer; with `may_be_lost`, the peers that faults may lose, the stages of the last view
-    count instead. An observer is called before an event's actions are done, so the tensors that an event changed are
-    checked when the next event comes."""
+    """The observer of one simulation under `faults`. `tensors[peer]` is filled before it runs. `grace_s`: how long a
+    silent peer that may hold a stage's state is waited for; `waits`: a run that has lost a stage waits for a newcomer.
+    An observer is called before an event's actions are done, so the tensors that an event changed are checked when the
+    next event comes."""
 
-    def __init__(self, peers: Mapping[int, Peer], plan_survives: bool, may_be_lost: frozenset[int] | None = None):
+    def __init__(
+        self, peers: Mapping[int, Peer], faults: Sequence[Fault] = (), grace_s: float = 0.0, waits: bool = False
+    ):
         self.tensors: dict[int, SymbolicTensors] = {}
         self.now_s = 0.0
         self.n_checked = 0
-        self.checkpoint = 0  # version of the newest complete one
         self._peers = dict(peers)
         self._planned = set(peers)
         self._alive = set(peers)
-        self._plan_survives = plan_survives
-        self._may_be_lost = may_be_lost
+        self._expendable = {peer for fault in faults for peer in fault.may_lose}
+        self._silences = [fault for fault in faults if _is_silence(fault)]
+        self._grace_s = grace_s
+        self._waits = waits
+        self._served: set[int] = set()  # peers that hold what is committed, or did when they were evicted
+        self._evicted_at: dict[int, int] = {}  # peer -> steps committed in the view that went on without it
+        self._outgoing: set[int] = set()  # peers that were asked to leave or to move
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
-        self._pending: dict[str, View | Record | int] = {}  # values on their way to the coordinator's disk, by name
+        self._pending: dict[str, Durable] = {}  # values on their way to the coordinator's disk, by name
         self._view: View | None = None
         self._generation = 0
         self._n_durable = 0
         self._records: dict[tuple[int, int], Record] = {}  # by (generation, step)
+        self._checkpoint = Checkpoint()
+        self._disk_of: dict[int, str] = {}
+        self._disks: Disks | None = None
+        self._n_copies = 1
+        self._touched: set[int] = set()  # peers that a fault has begun for
+
+    def watch_disks(self, disks: Disks, n_copies: int) -> None:
+        """From now on check (10): each part of a checkpoint must be on so many disks."""
+        self._disks, self._n_copies = disks, n_copies
 
     def __call__(self, now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
         if self._to_check:
@@ -91,6 +138,8 @@ class Invariants:
 
     def add_process(self, peer: int, machine: Peer, tensors: SymbolicTensors) -> None:
         """A process that was not there before: that of a newcomer, or of a crashed peer that starts again."""
+        self._served.discard(peer)
+        self._outgoing.discard(peer)
         self._peers[peer] = machine
         self.tensors[peer] = tensors
         self._alive.add(peer)
@@ -101,54 +150,126 @@ class Invariants:
 
     @property
     def _must_last(self) -> bool:
-        if self._may_end:
+        """Whether the run may neither end nor be rolled back now."""
+        if self._may_end or self._view is None:
             return False
-        if self._may_be_lost is None or self._view is None:
-            return self._plan_survives
-        stages = range(len(self._view.stage_views))
-        return all(set(self._view.working(stage, self._view.n_committed)) - self._may_be_lost for stage in stages)
+        return all(self._holders(stage) for stage in range(len(self._view.stage_views)))
+
+    def _holders(self, stage: int) -> list[int]:
+        """Living peers that hold a stage's committed version, or the results that make it, as (5) counts them."""
+        assert self._view is not None
+        members = self._view.by_peer.keys()
+        return [
+            peer
+            for peer in sorted(self._alive & self._served - (self._outgoing - members))
+            if self.tensors[peer].stage == stage and self._holds_committed(peer) and not self._grace_is_over(peer)
+        ]
+
+    def _holds_committed(self, peer: int) -> bool:
+        tensors = self.tensors[peer]
+        if tensors.generation != self._generation or tensors.version < 0:
+            return False
+        assert self._view is not None
+        if peer not in self._view.by_peer and tensors.version < self._n_durable != self._evicted_at.get(peer):
+            return False  # it was not told of the records since then, and gives up its results when it is evicted
+        owed = [self._records[self._generation, step] for step in range(tensors.version, self._n_durable)]
+        rounds = (round for record in owed for round in record.rounds if tensors.concerns(round))
+        return all(tensors.holds(round) for round in rounds)
+
+    def _grace_is_over(self, peer: int) -> bool:
+        return any(
+            peer in (*fault.peers, *fault.others) and fault.at_s + self._grace_s <= self.now_s <= fault.until_s + BACK_S
+            for fault in self._silences
+        )
 
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
 
     def _on_fault(self, peer: int, fault: Fault) -> None:
+        self._touched |= {peer, *fault.others}
+        if fault.kind == LEAVE:
+            self._outgoing.add(peer)
         if fault.kind in ENDS:
             self._alive.discard(peer)
             if peer == COORDINATOR:
                 self._pending.clear()
+                self._served &= self._view.by_peer.keys() if self._view else set()
 
     def ended(self, stopped: Mapping[int, Stop], steps: list[int], n_steps: int) -> None:
         """What must hold at the end: (5) and (7)."""
         stop = stopped.get(COORDINATOR)
         if stop is None and self._view is None and not self._planned <= self._alive:
             return  # it waits for a peer that is gone: before the first view the run needs all peers
+        if stop is None and self._waits and self._view and self._has_deserted_stage:
+            return  # it waits for a newcomer that does not come
+        if stop is None and self._waits and self._view and self._has_lost_part:
+            return  # it waits for a host that does not come
         if stop is None:
             self.broken(PROGRESS, COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
         if stop.code:
             return  # _on_coordinator_event has checked whether the run may end
         if self._n_durable != n_steps or sorted(set(steps)) != list(range(n_steps)):
             self.broken(PROGRESS, COORDINATOR, f"the run is over with steps {steps} of {n_steps}")
-        for peer in sorted(self._alive & set(stopped)):
+        assert self._view is not None  # steps are durable
+        for peer in sorted(self._alive & set(stopped) & set(self._view.by_peer)):
             version = self.tensors[peer].version
             if stopped[peer].code == 0 and LEFT not in stopped[peer].reason and version != n_steps:
                 self.broken(PREFIX, peer, f"is done with version {version} of {n_steps}")
+
+    @property
+    def _has_deserted_stage(self) -> bool:
+        assert self._view is not None
+        stages = {self.tensors[peer].stage for peer in self._alive if peer in self.tensors}
+        return not set(range(len(self._view.stage_views))) <= stages
+
+    @property
+    def _has_lost_part(self) -> bool:
+        """Whether a stage has to be restored, and no living peer holds a part of the checkpoint."""
+        assert self._view is not None and self._disks is not None
+        if all(self._holders(stage) for stage in range(len(self._view.stage_views))):
+            return False
+        disks, live = self._disks, {self._disk_of[peer] for peer in self._alive & self._disk_of.keys()}
+        return any(not any(disks.holds(disk, part.digest) for disk in live) for part in self._checkpoint.parts)
 
     # ---------------------------------------------------------------------------------------------------- coordinator
 
     def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
         if isinstance(event, Persisted):
             self._on_durable(self._pending.pop(event.name))
+        if isinstance(event, Received) and isinstance(event.body, Profiled) and event.body.state:
+            self._served.add(event.header.src)
+        if isinstance(event, Received) and isinstance(event.body, Hello):
+            self._disk_of[event.header.src] = event.body.disk
         for action in actions:
             if isinstance(action, Persist):
                 value = serialize.read(DURABLE[action.name], action.value, action.name)
                 self._pending[action.name] = value[-1] if isinstance(value, tuple) else value
+                if isinstance(value, View) and value.generation != self._generation and self._must_last:
+                    self.broken(SPARED, COORDINATOR, f"rolls back to {value.n_committed} steps")
+            elif isinstance(action, MoveReport):
+                self._outgoing.add(action.peer)
             elif isinstance(action, Send):
                 self._check_announced(action.body)
             elif isinstance(action, MarkCheckpoint):
-                self.checkpoint = action.version
-            elif isinstance(action, Stop) and action.code and self._must_last and self._view:
+                self._check_copies(action.checkpoint)
+            elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
+                if SAID_BY not in action.reason:
+                    self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
+            elif isinstance(action, Stop) and action.code and self._must_last:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
+
+    def _check_copies(self, checkpoint: Checkpoint) -> None:
+        """(10) for a checkpoint that is complete."""
+        assert self._view is not None and self._disks is not None  # checkpoints are of members
+        untouched = {member.disk for member in self._view.members if member.peer not in self._touched}
+        of_members = {member.disk for member in self._view.members}
+        for part in checkpoint.parts:
+            for disk in part.disks:
+                if not self._disks.holds(disk, part.digest):
+                    self.broken(COPIES, COORDINATOR, f"says that {disk or 'the disk'} holds {part}")
+            if len(of_members & set(part.disks)) < min(self._n_copies, len(untouched)):
+                self.broken(COPIES, COORDINATOR, f"calls version {part.version} complete with {part}")
 
     def _check_announced(self, body: object) -> None:
         """The coordinator may not announce anything that it would forget by a restart."""
@@ -157,7 +278,9 @@ class Invariants:
         if isinstance(body, View) and (self._view is None or body.number > self._view.number):
             self.broken(PREFIX, COORDINATOR, f"announces view {body.number} before it is durable")
 
-    def _on_durable(self, value: View | Record | int) -> None:
+    def _on_durable(self, value: Durable) -> None:
+        if isinstance(value, Checkpoint):
+            self._checkpoint = value
         if isinstance(value, View):
             self._on_view(value)
         if not isinstance(value, Record):
@@ -168,16 +291,27 @@ class Invariants:
         self._records[self._generation, step] = value
         self._n_durable = step + 1
         assert self._view is not None  # a view is durable before any step begins
+        self._served |= self._view.by_peer.keys()
         for member in self._view.members:
             self._check_applicable(member.peer)
+        for stage in range(len(self._view.stage_views)):
+            self._check_equal(step, self._view.stage_peers(stage))
+
+    def _check_equal(self, step: int, replicas: tuple[int, ...]) -> None:
+        """(9) for one stage, by the digests that its members have made of the version with which the step began."""
+        drifts: dict[int, float] = {}
+        for peer in replicas:
+            generation, version, drift = self.tensors[peer].digested or (-1, -1, 0.0)
+            if (generation, version) == (self._generation, step):
+                drifts[peer] = drift
+        if drifts and max(drifts.values()) - min(drifts.values()) > (2 * TOLERANCE if step else 0.0):
+            self.broken(EQUAL, COORDINATOR, f"commits step {step} of replicas whose parameters differ: {drifts}")
 
     def _on_view(self, view: View) -> None:
         stages = {member.stage for member in view.members}
-        if self._may_be_lost is not None and stages != set(range(len(view.stage_views))):
+        if view.members and stages != set(range(len(view.stage_views))):
             self.broken(SPARED, COORDINATOR, f"view {view.number} leaves a stage without members: {view.members}")
         if view.generation != self._generation:
-            if self._must_last:
-                self.broken(SPARED, COORDINATOR, f"rolls back to {view.n_committed} steps")
             for step in range(view.n_committed):
                 self._records[view.generation, step] = self._records[self._generation, step]
             self._generation, self._n_durable = view.generation, view.n_committed
@@ -185,7 +319,11 @@ class Invariants:
             self.broken(
                 GROWS, COORDINATOR, f"view {view.number} says {view.n_committed}, durable are {self._n_durable}"
             )
+        before = self._view.by_peer.keys() if self._view else set[int]()
+        self._evicted_at |= dict.fromkeys(before - view.by_peer.keys(), view.n_committed)
         self._view = view
+        self._served |= view.by_peer.keys() - set(view.joining)
+        self._served -= set(view.joining) - before
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
@@ -197,7 +335,7 @@ class Invariants:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
         if Stop in kinds:
             self._alive.discard(peer)
-        if Free in kinds and Restore not in kinds:
+        if Free in kinds and not kinds & {Restore, FindPart}:  # which a rollback begins with
             self._check_freed(peer, [action.step for action in actions if isinstance(action, Free)])
         counts = any(isinstance(action, Run) and action.work.kind == BACKWARD for action in actions)
         adopts = isinstance(event, Received) and isinstance(event.body, View)
@@ -263,3 +401,11 @@ class Invariants:
             self.broken(PREFIX, peer, f"skips step {step}, the record says {record.verdict}")
         if not rounds <= set(record.rounds):
             self.broken(PREFIX, peer, f"applies {sorted(rounds)}, the record names {sorted(record.rounds)}")
+
+
+def _is_silence(fault: Fault) -> bool:
+    """Whether the coordinator may hear nothing of a peer because of this fault."""
+    if fault.kind == PAUSE:
+        return True
+    stands_still = fault.kind == CUT or (fault.kind == CLOG and not fault.factor)
+    return stands_still and COORDINATOR in (*fault.peers, *fault.others)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxdt.model.data import write_tokens
 from jaxdt.runtime.calibrate import doctor
-from jaxdt.runtime.net import credential
+from jaxdt.runtime.identity import authority
 from jaxdt.spec.network import Network, uniform
 
 
@@ -50,13 +50,13 @@ def test_only_the_links_of_the_plan_count():
 def test_a_port_in_use_is_found():
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
-        (finding,) = doctor.port("127.0.0.1", number)
+        (finding,) = doctor.port(("127.0.0.1", number))
         assert finding.mend == f"ss -ltnp 'sport = :{number}'   # who has it"
-        (finding,) = doctor.reach("127.0.0.1", number)
+        (finding,) = doctor.reach(("127.0.0.1", number))
         assert finding.seen.startswith(f"127.0.0.1:{number} answers in") and not finding.mend
-    (finding,) = doctor.port("127.0.0.1", number)
+    (finding,) = doctor.port(("127.0.0.1", number))
     assert not finding.mend
-    (finding,) = doctor.reach("127.0.0.1", number)
+    (finding,) = doctor.reach(("127.0.0.1", number))
     assert "refused" in finding.seen and f"open port {number}" in finding.mend
 
 
@@ -68,8 +68,8 @@ def test_disk_room_for_the_checkpoints(tmp_path):
 
 
 def test_the_clock_must_lie_within_the_credential(tmp_path):
-    credential.create(tmp_path / "credential.pem")
-    (finding,) = doctor.validity(tmp_path / "credential.pem")
+    authority.create_run(tmp_path)
+    (finding,) = doctor.validity(authority.coordinator_file(tmp_path))
     assert not finding.mend
 
 
@@ -106,4 +106,7 @@ def test_a_gpu_that_nothing_uses_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "NVIDIA", tmp_path / "none")
     assert not any(finding.mend for finding in doctor.devices())
     monkeypatch.setattr(doctor, "NVIDIA", tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert any("unset JAX_PLATFORMS" in finding.mend for finding in doctor.devices())
+    monkeypatch.delenv("JAX_PLATFORMS")
     assert any("cuda" in finding.mend for finding in doctor.devices())

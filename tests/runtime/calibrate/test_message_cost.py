@@ -18,7 +18,7 @@ start, cred, run_credential = transport_nodes.start, transport_nodes.cred, trans
 
 
 def test_a_probe_comes_back_and_leaves_nothing_behind(start, cred):
-    with message_cost.MessageCostProbe(cred) as probe:
+    with message_cost.MessageCostProbe(encrypted=cred is not None) as probe:
         for _ in range(3):
             probe.begin()
             probe.wait()
@@ -28,7 +28,7 @@ def test_a_probe_comes_back_and_leaves_nothing_behind(start, cred):
 
 
 def test_a_probe_that_is_lost_is_said_to_be(start, monkeypatch):
-    with message_cost.MessageCostProbe(None) as probe:
+    with message_cost.MessageCostProbe(encrypted=False) as probe:
         monkeypatch.setattr(message_cost, "PATIENCE_S", 0.05)
         probe._loops[1].transport.close(0.0)
         probe.begin()
@@ -47,7 +47,7 @@ def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
     kinds = {FORWARD, BACKWARD, GATHER, UPDATE}
     timed = TimedStage(0, 0, groups, evaluates=False, step=0)
     assert set(time_stage(store, timed)) == kinds
-    with message_cost.MessageCostProbe(None) as probe:
+    with message_cost.MessageCostProbe(encrypted=False) as probe:
         seconds = time_stage(store, timed, probe)
     assert set(seconds) == kinds | {MESSAGE} and all(s > 0 for s in seconds.values())
     jax.tree.map(np.testing.assert_array_equal, store.parameter_versions.state, before)

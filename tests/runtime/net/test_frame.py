@@ -147,7 +147,7 @@ GOOD = encode(1, {}, [np.zeros(4, np.float32)])
 BAD = {
     "magic": (b"HTTP" + GOOD[4:], "expected b'jxdt'"),
     "TLS record": (b"\x16\x03\x01\x02" + GOOD[4:], "only one side has a credential"),
-    "version": (GOOD[:4] + b"\x09" + GOOD[5:], "version: got 9, expected 2"),
+    "version": (GOOD[:4] + b"\x09" + GOOD[5:], "version: got 9, expected 3"),
     "kind": (GOOD[:5] + b"\x63" + GOOD[6:], "kind: got 99, expected greeting or"),
     "flags": (GOOD[:6] + b"\x80" + GOOD[7:], "flags"),
     "checksum": (GOOD[:-20] + b"\xff" * 20, "checksum"),
@@ -160,6 +160,9 @@ BAD = {
     "late head": (message_frame(b"\x80", offset=5, payload_bytes=5, total_bytes=10), "at byte 0 only"),
     "ack with payload": (of_kind(frame.ACK, message_frame(payload_bytes=4, total_bytes=4)), "ack frame with 4 bytes"),
     "head not a map": (message_frame(msgpack.packb([1])), "head: got a list, expected a map"),
+    "head too deep": (message_frame(b"\x91" * 1000 + b"\x90"), "head: lists and maps more than 32 deep"),
+    "head too deep for msgpack": (message_frame(b"\x91" * 5000 + b"\x90"), "not msgpack"),
+    "map too deep": (message_frame(b"\x81\x01" * 33 + b"\x80"), "head: lists and maps more than 32 deep"),
     "head not msgpack": (message_frame(b"\xc1"), "not msgpack"),
     "unhashable key": (message_frame(b"\x81\x90\x01"), "not msgpack"),
     "table not a list": (table_frame({}), "leaf table: got a dict"),

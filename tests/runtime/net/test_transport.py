@@ -117,7 +117,7 @@ def test_queued_messages_go_by_priority_then_in_order(start):
     a.transport.connect(1, address)
     for i, priority in enumerate([5, 1, 5, 0, 1, 0]):
         a.transport.send(1, {"i": i}, [np.zeros(3)], priority=priority)
-    assert "ECONNREFUSED" in a.link(1, "down")
+    assert "ECONNREFUSED" in a.link(1, "gone")
     b = start(1, listen=address)
     assert [head["i"] for head in b.heads(6)] == [3, 5, 1, 4, 0, 2]
     a.link(1, "up")

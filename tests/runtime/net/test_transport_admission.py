@@ -23,7 +23,7 @@ from transport_nodes import (
 )
 
 from jaxdt.protocol.events import COORDINATOR
-from jaxdt.runtime.net import credential, frame, handshake
+from jaxdt.runtime.net import frame, handshake
 from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.handshake import HandshakeHello
 from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
@@ -41,7 +41,7 @@ def test_another_run_is_refused_on_both_sides(start, cred):
     a.connect(b)
     a.transport.send(1, {})
     assert "peer 0 is of run 'mine', peer 1 of 'yours'" in a.link(1, "refused")
-    assert "peer 0 is of run 'mine', peer 1 of 'yours'" in b.link(0, "refused")
+    assert "peer 0 is of run 'mine', peer 1 of 'yours'" in b.link(None, "refused")
 
 
 def test_another_peer_at_the_address_is_refused_on_both_sides(start):
@@ -49,7 +49,7 @@ def test_another_peer_at_the_address_is_refused_on_both_sides(start):
     a.transport.connect(1, b.address)
     a.transport.send(1, {})
     assert "0 wants peer 1, this is peer 2" in a.link(1, "refused")
-    assert "0 wants peer 1, this is peer 2" in b.link(0, "refused")
+    assert "0 wants peer 1, this is peer 2" in b.link(None, "refused")
 
 
 def test_the_coordinator_is_called_by_its_name(start):
@@ -76,6 +76,30 @@ def test_the_peer_that_answers_must_be_the_one_that_was_dialed(start):
         connection.close()
 
 
+def test_a_process_whose_place_another_one_has_taken_is_refused_until_that_one_is_dropped(start):
+    b = start(1)
+    first, second = start(0, incarnation=7), start(0, incarnation=8)
+    for node in (first, second):
+        node.connect(b)
+    first.transport.send(1, {"n": 1})
+    assert b.next()[1] == {"n": 1}
+    second.transport.send(1, {"n": 2})
+    assert second.link(1, "refused") == "peer 0: another process has taken its place"
+    b.transport.drop(0)
+    first.transport.close(0.0)
+    assert b.next()[1] == {"n": 2}
+
+
+def test_of_two_coordinators_the_later_one_is_heard(start):
+    b = start(1)
+    stale, present = start(COORDINATOR, incarnation=3), start(COORDINATOR, incarnation=4)
+    for node in (stale, present):
+        node.connect(b)
+        node.transport.send(1, {"term": node is present})
+        assert b.next()[1] == {"term": node is present}
+    assert stale.link(1, "refused") == "coordinator: its term 3 is over, term 4 has begun"
+
+
 def test_a_refusal_that_repeats_is_told_once(start):
     checked = threading.Semaphore(0)
     a, b = start(0, run="mine"), start(1, run="yours")
@@ -87,9 +111,9 @@ def test_a_refusal_that_repeats_is_told_once(start):
     assert (a.links.qsize(), b.links.qsize()) == (1, 1)
 
 
-def test_another_credential_is_refused_on_both_sides(start, run_credential, tmp_path):
-    credential.create(tmp_path / "other.pem")
-    a, b, good = start(0, run_credential), start(1, credential.load(tmp_path / "other.pem")), start(2, run_credential)
+def test_the_credential_of_another_run_is_refused_on_both_sides(start, run_credential, tmp_path):
+    other = transport_nodes.RunCredentials(tmp_path)
+    a, b, good = start(0, run_credential), start(1, other), start(2, run_credential)
     a.connect(b)
     a.transport.send(1, {})
     assert "certificate" in a.link(1, "refused")
@@ -134,8 +158,8 @@ def test_another_version_is_refused_with_a_reason(start):
         hello = bytearray(frame.pack(frame.GREETING, b"\x80"))
         hello[4] = 9
         sock.sendall(hello)
-        assert b"protocol version: got 9, expected 2" in sock.recv(1000)
-    assert "protocol version: got 9, expected 2" in b.link(None, "refused")
+        assert b"protocol version: got 9, expected 3" in sock.recv(1000)
+    assert "protocol version: got 9, expected 3" in b.link(None, "refused")
 
 
 def test_a_greeting_with_a_field_of_the_wrong_kind(start):
@@ -294,3 +318,26 @@ def test_a_bug_in_a_callback_is_reported_and_not_swallowed(monkeypatch, start):
     a.transport.send(1, {}, [np.zeros(3)])
     assert "expect: buffer 0 is float64(9,)" in b.link(None, "refused")
     assert raised.get(timeout=WAIT_S) is ValueError
+
+
+# --- versions ---
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+def test_a_peer_of_the_next_minor_version_is_let_in(start, minor):
+    b = start(1)
+    with raw_connection(b) as sock:
+        sender, _ = greeted(b, sock, minor_version=minor)
+        sender.write(message_bytes(1, {"n": 1}, []))
+        assert b.next()[:2] == (7, {"n": 1})
+
+
+@pytest.mark.parametrize("minor", [2, 99])
+def test_a_peer_of_another_minor_version_is_refused(start, minor):
+    b = start(1)
+    with (
+        raw_connection(b) as sock,
+        pytest.raises(handshake.HandshakeRefused, match=f"protocol version: got 3.{minor}, expected 3.0 to 3.1"),
+    ):
+        greeted(b, sock, minor_version=minor)
+    assert f"protocol version: got 3.{minor}" in b.link(None, "refused")

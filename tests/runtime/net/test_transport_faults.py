@@ -19,10 +19,9 @@ from transport_nodes import (
 )
 
 from jaxdt.runtime.net import frame
-from jaxdt.runtime.net.connection import Connection
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.inbound_channel import InboundSession
 from jaxdt.runtime.net.options import TransportLimits
-from jaxdt.runtime.net.self_pipe import SelfPipe
 from jaxdt.runtime.net.shaper import LinkShape
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures

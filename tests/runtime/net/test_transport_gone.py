@@ -17,14 +17,12 @@ from jaxdt.runtime.net import frame, handshake, transport
 from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.aead_records import AeadRecords
 from jaxdt.runtime.net.chunk_writer import ChunkWriter
-from jaxdt.runtime.net.connection import Connection
+from jaxdt.runtime.net.connection import Connection, SelfPipe
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.handshake import CHANNELS, HandshakeHello
-from jaxdt.runtime.net.inbound_channel import InboundChannel, InboundSession, PartialMessage
-from jaxdt.runtime.net.link_state import LinkState
+from jaxdt.runtime.net.inbound_channel import InboundChannel, InboundSession, PartialMessage, ReverseDialer
+from jaxdt.runtime.net.options import LinkState
 from jaxdt.runtime.net.outbound_channel import OutboundChannel
-from jaxdt.runtime.net.reverse_dial import ReverseDialer
-from jaxdt.runtime.net.self_pipe import SelfPipe
 from jaxdt.runtime.net.send_queue import QueuedMessage, SendQueue
 
 __all__ = ["cred", "run_credential", "start"]  # fixtures
@@ -83,7 +81,7 @@ def greeted(node, peer, channel="data", sends=True, cred=None):
     connection = Connection(socket.create_connection(node.address, timeout=WAIT_S), QUICK)
     connection.deadline_s = time.monotonic() + WAIT_S
     if cred is not None:
-        handshake.secure(connection, cred.client_context, is_dialer=True)
+        handshake.secure(connection, cred.of(peer), is_dialer=True)
     yield (
         connection,
         handshake.greet(connection, HandshakeHello("run", peer, node.me, channel, sends, 5, 1 if sends else 0)),

@@ -1,9 +1,9 @@
 import json
+import os
 import queue
 import shutil
-import subprocess
-import sys
 import threading
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import ANY
@@ -11,36 +11,51 @@ from unittest.mock import ANY
 import jax
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from jaxdt.model.gpt import init_stage, stage_entries
 from jaxdt.model.optim import optimizer
-from jaxdt.protocol.events import CheckpointFailed, WroteCheckpoint
-from jaxdt.runtime.storage import checkpoint as checkpoint_module
+from jaxdt.protocol.events import (
+    Checkpoint,
+    CheckpointFailed,
+    FindPart,
+    FoundPart,
+    KeptPart,
+    Member,
+    Part,
+    Record,
+    StateKey,
+    View,
+    WriteCheckpoint,
+    WroteCheckpoint,
+)
+from jaxdt.runtime.storage import checkpointer as checkpointer_module
 from jaxdt.runtime.storage.checkpoint import (
-    Checkpointer,
-    Stamp,
     check_resumable,
     complete_checkpoints,
     join_entries,
     load_entries,
     mark_complete,
     newest,
+    newest_whole,
     prune,
     split_entries,
-    step_folder,
 )
+from jaxdt.runtime.storage.checkpointer import Checkpointer
+from jaxdt.runtime.storage.durable import read_json, write_json
+from jaxdt.runtime.storage.parts import step_folder
+from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.optim import OptimConfig
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = GPTConfig(n_layers=3, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=12, tied_head=True)
 OPTIMIZERS = [
     OptimConfig("adamw", weight_decay=0.1, lr_schedule="cosine", decay_steps=9),
     OptimConfig("lamb", weight_decay=0.1),
     OptimConfig("sgd", weight_decay=0.1),
 ]
-MARK = {"generation": 0, "stages": 1}
 ABOUT = {"model": {"n_layers": 3, "d_model": 8}, "optimizer": "adamw", "data": "abc"}
 
 
@@ -77,8 +92,29 @@ def save_stages(run_dir, cuts, version, params, opt_state, optim):
     entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False)):
         store = SimpleNamespace(parameter_versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
-        Checkpointer(run_dir, ABOUT, 2, stage).save(version, store, told.put)
+        Checkpointer(run_dir, "r", ABOUT, 2, (len(cuts) - 1, stage)).save(WriteCheckpoint(version), store, told.put)
     return [told.get(timeout=60) for _ in cuts[1:]]
+
+
+def save_complete(run_dir, cuts, version, params, opt_state, optim):
+    """A whole checkpoint; its folder."""
+    told = save_stages(run_dir, cuts, version, params, opt_state, optim)
+    assert [(type(event), event.version) for event in told] == [(WroteCheckpoint, version)] * (len(cuts) - 1)
+    return complete(run_dir, told)
+
+
+def complete(run_dir, told):
+    """Mark what these events are about."""
+    stage_of = {path.name.split("-")[1]: int(path.name[6]) for path in run_dir.glob("checkpoints/*/stage_*")}
+    parts = [Part(e.version, stage_of[e.digest[:16]], e.digest, e.n_words, ("d",)) for e in told]
+    checkpoint = Checkpoint(told[0].version, 0, tuple(sorted(parts, key=lambda part: part.stage)))
+    mark_complete(run_dir, checkpoint, ABOUT)
+    return step_folder(run_dir, checkpoint.version)
+
+
+def part_of(folder, stage=0):
+    (part,) = folder.glob(f"stage_{stage}-*")
+    return part
 
 
 # ------------------------------------------------------------------------------------------------------------ entries
@@ -117,9 +153,7 @@ def test_moments_go_with_their_parameters(trained):
 def test_two_stages_save_and_other_cuts_load(tmp_path, trained):
     optim = OPTIMIZERS[0]
     params, opt_state = trained(optim)
-    told = save_stages(tmp_path, [0, 1, 3], 5, params, opt_state, optim)
-    assert [(type(event), event.version) for event in told] == [(WroteCheckpoint, 5)] * 2
-    mark_complete(tmp_path, 5, ABOUT | MARK | {"stages": 2})
+    save_complete(tmp_path, [0, 1, 3], 5, params, opt_state, optim)
     folder = newest(tmp_path)
     assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), (params, opt_state))
     whole = split_entries((params, opt_state))
@@ -130,8 +164,7 @@ def test_two_stages_save_and_other_cuts_load(tmp_path, trained):
 
 
 def test_an_entry_that_is_not_there_is_named(tmp_path, trained):
-    save_stages(tmp_path, [0, 1], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
-    mark_complete(tmp_path, 5, ABOUT | MARK)
+    save_complete(tmp_path, [0, 1], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
     with pytest.raises(BadInput, match="00000005: holds no block_002, expected all of block_000, block_002"):
         load_entries(step_folder(tmp_path, 5), ["block_000", "block_002"])
 
@@ -142,26 +175,26 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
     params, opt_state = trained(optim)
     expected = jax.tree.map(np.array, split_entries((params, opt_state)))
     told = queue.SimpleQueue()
-    checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
+    checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
     checkpointer.wait()
-    checkpointer.save(1, SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state))), told.put)
+    store = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state)))
+    checkpointer.save(WriteCheckpoint(1), store, told.put)
     checkpointer.wait()
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
-    assert told.get(timeout=60).version == 1
-    mark_complete(tmp_path, 1, ABOUT | MARK)
-    assert_equal(load_entries(step_folder(tmp_path, 1)), expected)
+    assert_equal(load_entries(complete(tmp_path, [told.get(timeout=60)])), expected)
 
 
 def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_path, trained, monkeypatch):
     params, opt_state = trained(OPTIMIZERS[2])
     store, told = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state))), queue.SimpleQueue()
     disk, updated = threading.Event(), threading.Event()
-    monkeypatch.setattr(checkpoint_module, "digest", lambda entry: (disk.wait(60), 0)[1])
-    checkpointer = Checkpointer(tmp_path, ABOUT, 2, 0)
+    seal = checkpointer_module.seal
+    monkeypatch.setattr(checkpointer_module, "seal", lambda *arguments: (disk.wait(60), seal(*arguments))[1])
+    checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
     for version in (1, 2):
-        checkpointer.save(version, store, told.put)
+        checkpointer.save(WriteCheckpoint(version), store, told.put)
         checkpointer.wait()
-    checkpointer.save(3, store, told.put)
+    checkpointer.save(WriteCheckpoint(3), store, told.put)
     update = threading.Thread(target=lambda: (checkpointer.wait(), updated.set()))
     update.start()
     assert not updated.is_set() and told.empty()
@@ -176,96 +209,183 @@ def test_a_disk_that_refuses_is_told_and_not_raised(tmp_path, trained):
     assert isinstance(told, CheckpointFailed) and told.version == 1
 
 
-LOAD_ALL = """
-import sys
-from pathlib import Path
-from jaxdt.spec.errors import BadInput
-from jaxdt.runtime.storage.checkpoint import load_entries
-for folder in sys.argv[1:]:
+FILES = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "manifest.json", "d/*")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, trained):
+    """A run's folder with checkpoints of 1 and 2 steps."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    for version in (1, 2):
+        save_complete(run_dir, [0, 3], version, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    return run_dir
+
+
+def damaged(whole, tmp_path, name, damage):
+    """A copy in which one file of the newer checkpoint's part is changed."""
+    run_dir = tmp_path / "damaged"
+    shutil.copytree(whole, run_dir)
+    path = next(iter(sorted(part_of(step_folder(run_dir, 2)).glob(name))))
+    content = damage(path.read_bytes())
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    return run_dir
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-1], lambda content: None])
+def test_a_damaged_part_is_named_in_one_line_and_a_resume_goes_back_to_one_that_is_whole(whole, tmp_path, name, damage):
+    """As after a loss of power: a file is empty, has not its end, or is not there."""
+    run_dir = damaged(whole, tmp_path, name, damage)
+    with pytest.raises(BadInput, match="00000002/stage_0-") as caught:
+        load_entries(step_folder(run_dir, 2))
+    assert "\n" not in str(caught.value)
+    folder, problems = newest_whole(run_dir, ABOUT)
+    assert folder == step_folder(run_dir, 1) and problems == [str(caught.value)]
+
+
+def test_no_bit_of_a_part_can_be_flipped_unseen(whole, tmp_path):
+    """Of every file, at random places: it is named, or the entries are equal."""
+    rng = np.random.default_rng(3)
+    expected = load_entries(step_folder(whole, 2))
+    part = part_of(step_folder(whole, 2))
+    n_named = 0
+    for path in sorted(path for path in part.rglob("*") if path.is_file() and path.stat().st_size):
+        original = path.read_bytes()
+        for _ in range(4):
+            path.write_bytes(flipped(original, int(rng.integers(len(original) * 8))))
+            try:
+                assert_equal(load_entries(step_folder(whole, 2)), expected)
+            except BadInput as error:
+                n_named += "\n" not in str(error)
+        path.write_bytes(original)
+    assert n_named > 30
+    assert newest_whole(whole, ABOUT) == (step_folder(whole, 2), [])
+
+
+def flipped(content, bit):
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+        max_leaves=12,
+    ),
+    place=st.floats(0, 1, exclude_max=True),
+)
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_flipped_bit_of_a_durable_value_is_named_or_changes_nothing(tmp_path, value, place):
+    path = tmp_path / "value.json"
+    write_json(path, value)
+    content = path.read_bytes()
+    path.write_bytes(flipped(content, int(place * len(content) * 8)))
     try:
-        print(len(load_entries(Path(folder))), "entries")
+        assert repr(read_json(path)) == repr(json.loads(json.dumps(value)))
     except BadInput as error:
-        print("refused", len(str(error).splitlines()))
-"""
+        assert str(path) in str(error) and "\n" not in str(error)
 
 
-def test_no_numbers_come_out_of_a_damaged_part(tmp_path, trained):
-    """Versions: 1 whole, 2 with truncated data, 3 without, 4 with numbers that are not those of its digest. In its own
-    process: after a failed read tensorstore goes on to call into Orbax's closed event loop, when it comes to it."""
-    folders = [step_folder(tmp_path, version) for version in (1, 2, 3, 4)]
-    for version in (1, 2, 3, 4):
-        save_stages(tmp_path, [0, 3], version, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
-        mark_complete(tmp_path, version, ABOUT | MARK)
-    for path in (folders[1] / "stage_0" / "d").iterdir():
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    shutil.rmtree(folders[2] / "stage_0" / "d")
-    digests = json.loads((folders[3] / "stage_0.json").read_text())
-    (folders[3] / "stage_0.json").write_text(json.dumps(digests | {"tok": digests["tok"] ^ 1}))
-    command = [sys.executable, "-c", LOAD_ALL, *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    results = [line.split()[:2] for line in done.stdout.splitlines()]
-    assert results[0] == [str(len(stage_entries(MODEL, 0, 3))), "entries"]
-    assert results[1:] == [["refused", "1"]] * 3
+def test_every_bit_of_a_view_is_watched(tmp_path):
+    """Of what the coordinator makes durable, every single one: none is taken for another value."""
+    path = tmp_path / "view.json"
+    members = (Member(0, 0, 1, "10.0.0.1:7701", 7, 0, "d0"), Member(1, 1, 1, "10.0.0.2:7702", 8, 3, "d1"))
+    value = serialize.write(View(3, 1, 0, members, (1, 3), 17, (Record(16, (), 2.5, 8, "apply"),)))
+    write_json(path, value)
+    content = path.read_bytes()
+    n_named = 0
+    for bit in range(8 * len(content)):
+        path.write_bytes(flipped(content, bit))
+        try:
+            assert read_json(path) == value
+        except BadInput:
+            n_named += 1
+    assert n_named > 7 * len(content)
+
+
+def test_a_part_survives_a_loss_of_power_before_anybody_hears_of_it(tmp_path, trained, monkeypatch):
+    """Every file of it is fsynced after it was last written, and every folder after it last got a name."""
+    synced = []
+    fsync = os.fsync
+
+    def noted(file):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    (told,) = save_stages(tmp_path, [0, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    part = part_of(step_folder(tmp_path, 5))
+    assert told.digest.startswith(part.name.split("-")[1])
+    names = {"/".join(path.parts[path.parts.index("00000005") + 2 :]) for path in synced if "00000005" in path.parts}
+    expected = {path.relative_to(part).as_posix() for path in part.rglob("*")}
+    assert expected <= names
+    assert {part.parent, part.parent.parent, tmp_path} <= set(synced)
+    assert synced.index(part.parent) > max(i for i, path in enumerate(synced) if "writing." in str(path))
 
 
 def test_parts_of_an_earlier_attempt_on_another_cut_do_not_count(tmp_path, trained):
-    """A run of three stages was killed while it wrote: one part is whole, one begun. The next run has one stage."""
+    """A run of three stages was killed while it wrote: two parts are whole, one begun. The next run has one stage."""
     optim = OPTIMIZERS[2]
     params, opt_state = trained(optim)
     save_stages(tmp_path, [0, 1, 2, 3], 5, jax.tree.map(np.zeros_like, params), opt_state, optim)
     folder = step_folder(tmp_path, 5)
-    (folder / "stage_1").rename(folder / "stage_1.orbax-checkpoint-tmp")
-    (folder / "stage_2.json").unlink()
-    save_stages(tmp_path, [0, 3], 5, params, opt_state, optim)
-    mark_complete(tmp_path, 5, ABOUT | MARK)
+    part_of(folder, 1).rename(folder / "writing.0a1b")
+    assert save_complete(tmp_path, [0, 3], 5, params, opt_state, optim) == folder
     assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), (params, opt_state))
 
 
-def test_what_is_written_again_does_not_count_until_it_is_whole(tmp_path, trained):
-    save_stages(tmp_path, [0, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
-    mark_complete(tmp_path, 5, ABOUT | MARK)
-    save_stages(tmp_path, [0, 1, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
-    assert complete_checkpoints(tmp_path) == []
+def test_a_complete_checkpoint_stays_complete_while_its_version_is_written_again(tmp_path, trained):
+    state = trained(OPTIMIZERS[2])
+    folder = save_complete(tmp_path, [0, 3], 5, *state, OPTIMIZERS[2])
+    save_stages(tmp_path, [0, 1, 3], 5, *jax.tree.map(np.zeros_like, state), OPTIMIZERS[2])
+    assert complete_checkpoints(tmp_path) == [folder]
+    assert_equal(join_entries(load_entries(folder), blank(0, 3, OPTIMIZERS[2])), state)
 
 
 def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, trained):
-    """One was taken for dead and is not: whoever is last, the part is whole, and nothing else is left."""
+    """One was taken for dead and is not: each part is whole, one of them counts, and nothing else is left."""
     optim, state = OPTIMIZERS[2], trained(OPTIMIZERS[2])
-    abandoned = step_folder(tmp_path, 5) / "stage_0.dead.orbax-checkpoint-tmp"
-    abandoned.mkdir(parents=True)
+    (step_folder(tmp_path, 5) / "writing.dead.orbax-checkpoint-tmp").mkdir(parents=True)
     posted = queue.Queue()
-    savers = [Checkpointer(tmp_path, ABOUT | MARK | {"stages": 1}, 2, 0) for _ in range(4)]
+    savers = [Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0)) for _ in range(4)]
     for saver in savers:
-        saver.save(5, SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
-    assert [posted.get(timeout=60) for _ in savers] == [WroteCheckpoint(5, ANY)] * 4
-    savers[0].mark_complete(5, 0)
+        saver.save(WriteCheckpoint(5), SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
+    told = [posted.get(timeout=60) for _ in savers]
+    assert len({event.digest for event in told}) == 4
+    part = Part(5, 0, told[2].digest, told[2].n_words, ("d",))
+    savers[0].mark_complete(Checkpoint(5, 0, (part,)))
     folder = newest(tmp_path)
-    assert sorted(path.name for path in folder.iterdir()) == ["complete.json", "stage_0", "stage_0.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["complete.json", f"stage_0-{part.digest[:16]}"]
     assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
 
 
 def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, trained, monkeypatch):
     state, posted = trained(OPTIMIZERS[2]), queue.Queue()
-    folder_of(tmp_path, 5)
-    saver = Checkpointer(tmp_path, ABOUT | MARK, 2, 0)
+    (other,) = save_stages(tmp_path, [0, 3], 5, *state, OPTIMIZERS[2])
+    saver = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
 
-    def swept(own, folder):
-        mark_complete(tmp_path, 5, ABOUT | MARK)
-        raise FileNotFoundError(2, "swept up", str(own))
+    def swept(temporary, *_):
+        complete(tmp_path, [other])
+        raise FileNotFoundError(2, "swept up", str(temporary))
 
-    monkeypatch.setattr(checkpoint_module, "put_in_place", swept)
-    saver.save(5, SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
-    assert posted.get(timeout=60) == WroteCheckpoint(5, ANY)
+    monkeypatch.setattr(checkpointer_module, "put_in_place", swept)
+    saver.save(WriteCheckpoint(5), SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
+    assert posted.get(timeout=60) == WroteCheckpoint(5, ANY, other.digest, other.n_words)
 
 
 # ------------------------------------------------------------------------------------------------ what counts as one
 
 
-def folder_of(run_dir, version, complete=True, **about):
+def folder_of(run_dir, version, complete=True, generation=0):
     folder = step_folder(run_dir, version)
-    (folder / "stage_0").mkdir(parents=True)
+    (folder / "stage_0-abc").mkdir(parents=True)
     if complete:
-        mark_complete(run_dir, version, ABOUT | MARK | about)
+        mark_complete(run_dir, Checkpoint(version, generation), ABOUT)
     return folder
 
 
@@ -296,37 +416,50 @@ def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
 def test_mark_complete_of_a_checkpointer_stamps_and_prunes(tmp_path):
     for version in (1, 2, 3):
         folder_of(tmp_path, version, complete=version < 3)
-    Checkpointer(tmp_path, ABOUT | MARK, 2).mark_complete(3, 4)
+    checkpoint = Checkpoint(3, 4, (Part(3, 0, "abc", 9, ("d0", "d1", "d2")), Part(3, 1, "def", 9, ("d0", "d2"))))
+    Checkpointer(tmp_path, "r", ABOUT, 2, (1, None)).mark_complete(checkpoint)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000002", "00000003"]
-    assert check_resumable(newest(tmp_path), ABOUT) == Stamp(3, 4)
-    assert json.loads((newest(tmp_path) / "complete.json").read_text())["optimizer"] == "adamw"
+    assert check_resumable(newest(tmp_path), ABOUT) == checkpoint
+    mark = json.loads((newest(tmp_path) / "complete.json").read_text())["value"]
+    assert mark["about"] == ABOUT and mark["copies"] == 2
 
 
 def test_one_that_another_process_of_the_host_has_deleted_is_not_marked(tmp_path):
     """Its parts were marked, and newer ones too, before this process heard of it."""
     folder_of(tmp_path, 3)
-    Checkpointer(tmp_path, ABOUT | MARK, 1).mark_complete(2, 0)
+    Checkpointer(tmp_path, "r", ABOUT, 1, (1, None)).mark_complete(Checkpoint(2))
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["00000003"]
 
 
+def mark_of(**changes):
+    checkpoint = {"version": 1, "generation": 0, "parts": []}
+    return {"format": "2.0", "checkpoint": checkpoint, "copies": 0, "about": ABOUT} | changes
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("write", "message"),
     [
-        (b"", "cannot be read"),
-        (b'{"version": 1, "linea', "cannot be read"),
-        (b"\xff\xfe{}", "cannot be read"),
-        (b"[1]", "version: got None, expected int"),
-        (b'{"version": 1, "generation": 0, "stages": "1", "model": {}}', "stages: got '1', expected int"),
-        (b'{"version": 9, "generation": 0, "stages": 1, "model": {}}', "version: got 9, expected the 00000001 of its"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (lambda path: path.write_bytes(path.read_bytes()[:30]), "cannot be read"),
+        (lambda path: path.write_bytes(b"\xff\xfe{}"), "cannot be read"),
+        (lambda path: path.write_text(json.dumps(mark_of())), "got {.*, expected an object with sha256 and value"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b'n": 1', b'n": 3')), "damaged, its content has"),
+        (lambda path: write_json(path, [1]), "format: got None, expected 2.0 to 2.1"),
+        (lambda path: write_json(path, mark_of(format=None)), "format: got None, expected 2.0 to 2.1"),
+        (lambda path: write_json(path, mark_of(format="2.2")), "format: got '2.2', expected 2.0 to 2.1"),
+        (lambda path: write_json(path, mark_of(format="1.0")), "format: got '1.0', expected 2.0 to 2.1"),
+        (lambda path: write_json(path, mark_of(format="2.1", copies="1")), "copies: got '1', expected int"),
+        (lambda path: write_json(path, mark_of(checkpoint={"version": 9})), "version: got 9, expected the 00000001"),
     ],
 )
-def test_a_damaged_mark_is_named(tmp_path, content, message):
-    folder = folder_of(tmp_path, 1)
-    (folder / "complete.json").write_bytes(content)
+def test_a_damaged_mark_is_named_and_a_resume_goes_back(tmp_path, write, message):
+    older, folder = folder_of(tmp_path, 0), folder_of(tmp_path, 1)
+    write(folder / "complete.json")
     for read in (lambda: check_resumable(folder, ABOUT), lambda: load_entries(folder)):
-        with pytest.raises(BadInput, match=f"00000001/complete.json: {message}") as caught:
+        with pytest.raises(BadInput, match=f"00000001/complete.json[:.] ?{message}") as caught:
             read()
         assert "\n" not in str(caught.value)
+    assert newest_whole(tmp_path, ABOUT) == (older, [str(caught.value)])
 
 
 @pytest.mark.parametrize(
@@ -340,6 +473,82 @@ def test_a_damaged_mark_is_named(tmp_path, content, message):
 )
 def test_another_run_may_not_resume_it(tmp_path, about, message):
     folder = folder_of(tmp_path, 1)
-    assert check_resumable(folder, ABOUT) == Stamp(1, 0)
+    assert check_resumable(folder, ABOUT) == Checkpoint(1, 0)
     with pytest.raises(BadInput, match=f"00000001: {message}"):
         check_resumable(folder, ABOUT | about)
+
+
+# ------------------------------------------------------------------------------------------------ without a coordinator
+
+
+def test_the_parts_that_all_peers_wrote_before_they_gave_up_are_a_checkpoint(tmp_path, trained):
+    """Nobody has marked it. Two replicas of stage 0 wrote one each."""
+    optim = OPTIMIZERS[2]
+    state = trained(optim)
+    save_complete(tmp_path, [0, 3], 1, *state, optim)
+    save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
+    save_stages(tmp_path, [0, 1, 3], 4, *state, optim)
+    folder, problems = newest_whole(tmp_path, ABOUT)
+    assert folder == step_folder(tmp_path, 4) and problems == []
+    assert_equal(join_entries(load_entries(folder), blank(0, 3, optim)), state)
+    assert check_resumable(folder, ABOUT).version == 4
+
+
+def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_path, trained):
+    optim = OPTIMIZERS[2]
+    params, opt_state = trained(optim)
+    older = save_complete(tmp_path, [0, 3], 1, params, opt_state, optim)
+    entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
+    for stage, (run, version, generation) in enumerate((("r", 4, 0), ("r", 4, 1), ("s", 4, 0), ("r", 5, 0))):
+        lo, hi = ((0, 1), (1, 3))[min(stage, 1)]
+        store = SimpleNamespace(parameter_versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
+        saver = Checkpointer(tmp_path, run, ABOUT, 2, (2, min(stage, 1)))
+        saver.save(WriteCheckpoint(version, generation), store, told.put)
+        assert isinstance(told.get(timeout=60), WroteCheckpoint)
+    assert newest_whole(tmp_path, ABOUT) == (older, [])
+
+
+# --------------------------------------------------------------------------------------------- from one disk to another
+
+
+@pytest.mark.parametrize("slice_words", [7, 100, 1 << 20])
+def test_a_part_travels_in_slices_and_is_the_same_there(tmp_path, trained, slice_words):
+    optim, told = OPTIMIZERS[2], queue.SimpleQueue()
+    state = trained(optim)
+    (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *state, optim)
+    part = Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
+    donor.find(FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == FoundPart(part.digest, part.n_words)
+    starts = range(0, part.n_words, slice_words)
+    keys = [StateKey(5, lo, min(lo + slice_words, part.n_words), part.digest) for lo in starts]
+    for key in reversed(keys):
+        other.put_slice(key, donor.read_slice(key))
+    other.find(FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == FoundPart(part.digest, 0, tuple((key.lo, key.hi) for key in keys))
+    other.keep(part, told.put)
+    assert told.get(timeout=60) == KeptPart(part.digest)
+    other.mark_complete(Checkpoint(5, 0, (part,)))
+    assert_equal(join_entries(load_entries(step_folder(tmp_path / "b", 5)), blank(0, 3, optim)), state)
+    assert not list((tmp_path / "b/fetching").iterdir())
+
+
+def test_a_damaged_slice_is_refused_and_a_damaged_whole_is_not_kept(tmp_path, trained):
+    told = queue.SimpleQueue()
+    (wrote,) = save_stages(tmp_path / "a", [0, 3], 5, *trained(OPTIMIZERS[2]), OPTIMIZERS[2])
+    part = Part(5, 0, wrote.digest, wrote.n_words, ("a",))
+    donor, other = (Checkpointer(tmp_path / name, "r", ABOUT, 2, (1, None)) for name in "ab")
+    donor.find(FindPart(5, part.digest), told.put)
+    told.get(timeout=60)
+    key = StateKey(5, 0, part.n_words, part.digest)
+    words = donor.read_slice(key)
+    words[3] ^= 1
+    with pytest.raises(BadInput, match="checksum"):
+        other.put_slice(key, words)
+    words[-1:].view(np.uint32)[0] = zlib.crc32(words[:-1].data)
+    other.put_slice(key, words)
+    other.keep(part, told.put)
+    kept = told.get(timeout=60)
+    assert kept.digest == part.digest and "digest" in kept.problem and "\n" not in kept.problem
+    other.find(FindPart(5, part.digest), told.put)
+    assert told.get(timeout=60) == FoundPart(part.digest, 0)

@@ -3,7 +3,7 @@ That of a joining member also runs out when its download makes no progress."""
 
 from collections.abc import Iterator, Mapping
 
-from jaxdt.membership.join_progress import JoinProgress
+from jaxdt.membership.liveness.join_progress import JoinProgress
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.deadline import RECONNECT_S, Deadline
 
@@ -17,6 +17,7 @@ class Leases:
         self._floor_s = floor_s
         self._deadlines: dict[int, Deadline] = {}
         self._down_since_s: dict[int, float] = {}
+        self._gone: set[int] = set()
         self._joining = JoinProgress(JOINING_FLOORS * floor_s)
 
     def __contains__(self, peer: object) -> bool:
@@ -29,27 +30,40 @@ class Leases:
         """A message came from the peer; the first one gives it a lease."""
         self._deadlines.setdefault(peer, Deadline(self._floor_s)).arrived(now_s)
 
+    def heard_s(self, peer: int, now_s: float) -> float:
+        """When something came from a peer with a lease the last time."""
+        return now_s - self._deadlines[peer].silence_s(now_s)
+
     def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
         """A peer's heartbeat; that of a joining member says how far its download is."""
         self._joining.heartbeat(now_s, peer, status)
 
-    def link(self, peer: int, up: bool, now_s: float) -> None:
-        """The connection to a peer came up or went down."""
+    def link(self, now_s: float, peer: int, up: bool, gone: bool) -> None:
+        """The connection to a peer came up or went down; `gone`: its process has ended."""
         if up or peer not in self._deadlines:
             self._down_since_s.pop(peer, None)
-        else:
-            self._down_since_s.setdefault(peer, now_s)
+            self._gone.discard(peer)
+            return
+        self._down_since_s.setdefault(peer, now_s)
+        if gone:
+            self._gone.add(peer)
+
+    def is_gone(self, peer: int) -> bool:
+        """Whether the process of a peer that has a lease is known to have ended."""
+        return peer in self._gone
 
     def end(self, peer: int) -> None:
         """The peer has no lease any more."""
         self._deadlines.pop(peer, None)
         self._down_since_s.pop(peer, None)
+        self._gone.discard(peer)
+
+    def broken(self, now_s: float) -> list[int]:
+        """The peers whose connections broke and did not come back in time."""
+        return [peer for peer, since_s in sorted(self._down_since_s.items()) if since_s + RECONNECT_S <= now_s]
 
     def over(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
-        """One peer whose lease has run out, and why."""
-        for peer, since_s in sorted(self._down_since_s.items()):
-            if since_s + RECONNECT_S <= now_s:
-                return peer, "its connection broke and did not come back"
+        """One peer that has been silent, or has made no progress, for too long; and why."""
         for peer, deadline in sorted(self._deadlines.items()):
             if deadline.passed(now_s):
                 return peer, f"silent for {deadline.silence_s(now_s):.1f} s"

@@ -5,8 +5,8 @@ import math
 import os
 import statistics
 import time
-from collections import deque
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.protocol.reports import (
@@ -16,28 +16,30 @@ from jaxdt.protocol.reports import (
     HeartbeatReport,
     LeavingReport,
     LostReport,
+    PredictionReport,
     Report,
     RollbackReport,
     StepReport,
     VacantReport,
     ViewReport,
+    WriteFailedReport,
 )
-from jaxdt.runtime.display import Display
-from jaxdt.runtime.metrics import Metrics
+from jaxdt.runtime.net.address import is_loopback
+from jaxdt.runtime.reporting.display import Display
+from jaxdt.runtime.reporting.metrics import Metrics
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
-from jaxdt.sim.predict import Conditions, device_links, predict_step_s
-from jaxdt.spec.codec import NONE
-from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 2
+PREDICTION_S = 30.0  # how long a run that is over waits for its prediction
 SAVES_MAX = 1000  # the summary counts no more than the last checkpoints
-LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 class Journal:
     """Records the reports of the coordinator's machine. A context manager: the metrics file is open inside it.
 
+    `post` hands a report to the loop; it is set before the loop runs.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher."""
 
     def __init__(
@@ -46,9 +48,11 @@ class Journal:
         self._job = job
         self._machine = machine
         self._durable = durable
-        self._metrics = Metrics(job.run_dir / "metrics.jsonl", machine.n_committed)
-        self._predicted_s: float | None = None
-        self._predicted_uncompressed_s: float | None = None
+        write_failed = lambda reason: self.report(WriteFailedReport(reason))  # noqa: E731
+        self._metrics = Metrics(job.run_dir / "metrics.jsonl", machine.n_committed, write_failed)
+        self._prediction = Prediction()
+        self._end: EndedReport | None = None
+        self.post: Callable[[Report], None]
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._bytes: dict[str, int] = {}
@@ -62,6 +66,7 @@ class Journal:
         return self
 
     def __exit__(self, *exception):
+        self._prediction.end(0.0)
         self._display.close()
         self._metrics.__exit__(*exception)
 
@@ -85,11 +90,14 @@ class Journal:
                 self._rollback(report)
             case CheckpointReport():
                 self._save_s.append(report.save_s)
-                self._display.print(f"checkpoint of {report.version} steps is complete")
+                copies = f", {report.copies} copies" if report.copies > 1 else ""
+                self._display.print(f"checkpoint of {report.version} steps is complete{copies}")
             case DoneReport():
                 self._done(report)
             case EndedReport():
-                self._ended(report.code, report.reason)
+                self._end = report
+            case PredictionReport(step_s=step_s, problem=None):
+                self._display.print(f"predicted step time {step_s:.3f} s")
             case HeartbeatReport():
                 self._display.heartbeat(report)
             case _:
@@ -98,13 +106,10 @@ class Journal:
     def _first_view(self, report: ViewReport) -> None:
         """All peers have timed their stages, so the step time can be predicted."""
         self._start_s = time.monotonic() - self._launched_s
-        plan = self._job.plan
-        self._predicted_s = self._predict(plan)
-        if any(codec != NONE for codec in plan.codec_of_links.values()):
-            uncompressed = replace(plan, codec=(NONE,) * (plan.n_stages - 1))
-            self._predicted_uncompressed_s = self._predict(uncompressed)
-        self._display.print(f"all {len(report.members)} peers are ready")
-        self._display.print(f"predicted step time {self._predicted_s:.3f} s")
+        devices = Counter(self._machine.devices[peer] for peer in sorted(report.members))
+        on = ", ".join(f"{n} on {device}" for device, n in devices.items())
+        self._display.print(f"all {len(report.members)} peers are ready, {on}")
+        self._prediction.start(self._prediction_request(), self.post)
 
     def _view(self, report: ViewReport) -> None:
         self._display.members(report.members)
@@ -116,9 +121,16 @@ class Journal:
         self._display.print(f"peer {report.peer}: wants to leave{last}")
 
     def _vacant(self, report: VacantReport) -> None:
+        back = f"go back to the checkpoint of {report.checkpoint} steps"
+        if not report.waits_for:
+            self._display.print(
+                f"stage {report.stage} has lost all its peers; the run waits for another, and will {back}"
+            )
+            return
+        peers = " or ".join(f"peer {peer}" for peer in report.waits_for)
         self._display.print(
-            f"stage {report.stage} has lost all its peers; the run waits for another, and will go back to the "
-            f"checkpoint of {report.checkpoint} steps"
+            f"stage {report.stage} has no peer that is there; the run waits {report.waits_s:.0f} s for {peers}, which "
+            f"may live; after that it will {back} as soon as another comes"
         )
 
     def _rollback(self, report: RollbackReport) -> None:
@@ -132,19 +144,24 @@ class Journal:
         self._bytes |= {f"{report.peer}->{dst}": n_bytes for dst, n_bytes in report.bytes_to.items()}
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 
-    def _predict(self, plan: Plan) -> float:
-        """The step time of a plan in seconds, predicted from the peers' own timings on the emulated links. Without the
-        codecs of the run's plan the prediction is a little too high: the timings contain encoding and decoding."""
+    def _prediction_request(self) -> PredictionRequest:
+        """A prediction from the peers' own timings, on the emulated links."""
+        job = self._job
         view = self._machine.view
         assert view is not None, "the first view comes before the prediction"
         host_of = {member.peer: host_name(member.address) for member in view.members}
         cores = {host: os.cpu_count() or 1 if host == "here" else math.inf for host in host_of.values()}
-        link = device_links(self._job.network)
-        conditions = Conditions(self._machine.profiles, link, host_of, cores, self._durable.put_s)
-        return predict_step_s(self._job.config, plan, conditions)
+        profiles = dict(self._machine.profiles)
+        return PredictionRequest(job.config, job.plan, job.network, profiles, host_of, cores, self._durable.put_s)
 
-    def _ended(self, code: int, reason: str) -> None:
-        """The run has ended: write the summary and show it."""
+    def finish(self, loop_busy_s_max: float) -> None:
+        """The loop has ended: write the summary of the run and show it. A run that is done waits for its prediction.
+
+        loop_busy_s_max: the longest time for which the loop was busy with one event."""
+        if self._end is None:
+            return
+        code, reason = self._end.code, self._end.reason
+        predicted = self._prediction.end(0.0 if code else PREDICTION_S) or PredictionReport()
         steps = list(self._metrics)
         eval_losses = [step["eval_loss"] for step in steps if "eval_loss" in step]
         measured_s, tokens_per_s = self._speed(steps)
@@ -155,8 +172,8 @@ class Journal:
             "loss_first": steps[0]["loss"] if steps else None,
             "loss_last": steps[-1]["loss"] if steps else None,
             "eval_loss_last": eval_losses[-1] if eval_losses else None,
-            "step_s_predicted": self._predicted_s,
-            "step_s_predicted_uncompressed": self._predicted_uncompressed_s,
+            "step_s_predicted": predicted.step_s,
+            "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,
             "tokens_per_s": tokens_per_s,
             "bytes_on_links": self._bytes,
@@ -166,8 +183,12 @@ class Journal:
             "save_s_max": max(self._save_s, default=None),
             "wall_s": time.monotonic() - self._started_s,
             "clock_offset_s": self._clock_offset_s,
+            "loop_busy_s_max": loop_busy_s_max,
         }
-        write_durably(self._job.run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        try:
+            write_durably(self._job.run_dir / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        except OSError as error:
+            self.report(WriteFailedReport(f"{error.filename}: {error.strerror}"))
         self._display.summary(summary)
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
@@ -192,5 +213,5 @@ class Journal:
 def host_name(address: str) -> str:
     """The host of an address. Peers of one host share its cores; a loopback address is on the coordinator's own host,
     which is called "here"."""
-    host = address.rpartition(":")[0]
-    return "here" if host.startswith(LOOPBACK) else host
+    host = address.rpartition(":")[0].strip("[]")
+    return "here" if is_loopback(host) else host

@@ -1,5 +1,6 @@
 """The fleet on a terminal: one live table, a progress bar and the time left; plain lines where there is no terminal."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -10,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.spec.plan import Plan
 
 PLAIN_EVERY_S = 2.0
+TABLE_EVERY_S = 0.25  # drawing a table of hundreds of peers takes tens of milliseconds
 
 
 class Display:
@@ -26,6 +29,7 @@ class Display:
         self._rates: dict[int, dict[str, float]] = {}  # per second
         self._latest_step: StepReport | None = None
         self._printed_s = 0.0
+        self._drawn_s = 0.0
         self._live: Live | None = None
         if live and sys.stdout.isatty():
             columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -36,15 +40,18 @@ class Display:
 
     def close(self) -> None:
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.update(self._table())
+                self._live.stop()
             self._live = None
 
     def print(self, line: str) -> None:
         """Print one line, above the table if there is one."""
         if self._live:
-            self._live.console.print(line, highlight=False)
+            with contextlib.suppress(OSError):  # the terminal may be gone, which must not end the run
+                self._live.console.print(line, highlight=False)
         else:
-            print(line, flush=True)
+            print_line(line)
 
     def members(self, stages: Mapping[int, int]) -> None:
         """Show these members of the run: peer -> stage."""
@@ -83,21 +90,7 @@ class Display:
     def summary(self, summary: dict) -> None:
         """Show the summary of the run, and nothing after it."""
         self.close()
-        print(summary["reason"])
-        if summary["steps"]:
-            predicted_s = summary["step_s_predicted"]
-            measured_s = summary["step_s_measured"]
-            print(f"loss           {summary['loss_first']:.4f} -> {summary['loss_last']:.4f}")
-            if summary["eval_loss_last"] is not None:
-                print(f"held-out loss  {summary['eval_loss_last']:.4f}")
-            if measured_s and predicted_s:
-                error = 100 * (predicted_s / measured_s - 1)
-                print(f"step           {measured_s:.3f} s measured, {predicted_s:.3f} s predicted ({error:+.1f} %)")
-                print(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
-            total = sum(summary["bytes_on_links"].values())
-            if total:
-                print(f"on the links   {total / 1e6:.1f} MB")
-        sys.stdout.flush()
+        print_line("\n".join(_summary_lines(summary)))
 
     def _line(self, report: StepReport) -> str:
         held_out = "" if report.eval_loss is None else f"  held-out {report.eval_loss:.4f}"
@@ -107,8 +100,12 @@ class Display:
         )
 
     def _refresh(self) -> None:
-        if self._live:
-            self._live.update(self._table())
+        """Draw the table, unless it was drawn a moment ago: heartbeats come all the time."""
+        now_s = time.monotonic()
+        if self._live and now_s - self._drawn_s >= TABLE_EVERY_S:
+            self._drawn_s = now_s
+            with contextlib.suppress(OSError):
+                self._live.update(self._table())
 
     def _table(self) -> Group:
         table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
@@ -126,3 +123,23 @@ class Display:
                 f"{max(0.0, 1 - rates.get('busy_s', 0)):.0%}" if rates else "",
             )
         return Group(table, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
+
+
+def _summary_lines(summary: dict) -> list[str]:
+    lines = [summary["reason"]]
+    if not summary["steps"]:
+        return lines
+    lines.append(f"loss           {summary['loss_first']:.4f} -> {summary['loss_last']:.4f}")
+    if summary["eval_loss_last"] is not None:
+        lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}")
+    measured_s = summary["step_s_measured"]
+    predicted_s = summary["step_s_predicted"]
+    if measured_s:
+        error = (
+            f", {predicted_s:.3f} s predicted ({100 * (predicted_s / measured_s - 1):+.1f} %)" if predicted_s else ""
+        )
+        lines.append(f"step           {measured_s:.3f} s measured{error}")
+        lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
+    if total := sum(summary["bytes_on_links"].values()):
+        lines.append(f"on the links   {total / 1e6:.1f} MB")
+    return lines

@@ -7,8 +7,11 @@ comes and goes cannot drive out those that stay.
 """
 
 from collections import Counter
+from collections.abc import Collection
 
 from jaxdt.membership.roster import Roster
+
+SAID_BY = "said by peer"  # in the reason of an eviction that another member has asked for
 
 
 class LinkSuspicion:
@@ -22,8 +25,12 @@ class LinkSuspicion:
     def accuse(self, now_s: float, src: int, peer: int, reason: str) -> float:
         """`src` cannot go on with `peer`, which may be itself. Returns when this can be judged at the latest."""
         ends = (min(src, peer), max(src, peer))
-        self._broken.setdefault(ends, (now_s, f"{reason} (said by peer {src} of peer {peer})"))
+        self._broken.setdefault(ends, (now_s, f"{reason} ({SAID_BY} {src} of peer {peer})"))
         return now_s + self._patience_s
+
+    def admitted(self, peers: Collection[int]) -> None:
+        """A view admits these peers, whose links are new: what was said of them before does not count."""
+        self._broken = {ends: since for ends, since in self._broken.items() if not set(ends) & set(peers)}
 
     def judged(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
         """One member that has to leave now, and why."""
@@ -35,6 +42,10 @@ class LinkSuspicion:
                 del self._broken[ends]
                 return self._to_evict(ends, roster), reason
         return None
+
+    def preferred(self, src: int, peer: int, roster: Roster) -> int:
+        """Which of two members leaves, if one has to."""
+        return self._to_evict((min(src, peer), max(src, peer)), roster)
 
     def _to_evict(self, ends: tuple[int, int], roster: Roster) -> int:
         n_broken = Counter(end for pair in (ends, *self._broken) for end in pair)

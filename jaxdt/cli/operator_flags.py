@@ -1,0 +1,50 @@
+"""What the scripts share that ask a live run's coordinator for something: the run, its address, the operator's file."""
+
+import secrets
+from pathlib import Path
+
+from absl import flags
+
+from jaxdt.protocol.events import OPERATOR_IDS, OperatorAnswer, OperatorRequest
+from jaxdt.runtime.coordinator_client import ask_coordinator
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.credential import load
+from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.run_dir import CREDENTIALS
+from jaxdt.spec.errors import BadInput
+
+RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of the run, for its coordinator's address and its credentials.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, if not that in --run_dir.")
+CREDENTIAL = flags.DEFINE_string("credential", None, "The operator's credential file, if not that in --run_dir.")
+PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Ask without a credential, as the run has none.")
+
+
+def run_dir() -> Path:
+    """The folder that --run_dir names; BadInput without one."""
+    if RUN_DIR.value is None:
+        raise BadInput("--run_dir: missing")
+    if not Path(RUN_DIR.value).is_dir():
+        raise BadInput(f"--run_dir: {RUN_DIR.value} is no folder, expected that of a run")
+    return Path(RUN_DIR.value)
+
+
+def ask(command: str, peer: int | None = None) -> str:
+    """The coordinator's answer to an operator's request; BadInput if it refuses."""
+    address = parse_address("--coordinator", COORDINATOR.value or _known_address())
+    path = Path(CREDENTIAL.value) if CREDENTIAL.value else authority.operator_file(run_dir() / CREDENTIALS)
+    credential = None if PLAINTEXT.value else load(path)
+    own_id = OPERATOR_IDS + secrets.randbelow(OPERATOR_IDS)
+    request = OperatorRequest(command, peer)
+    answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value)
+    if not isinstance(answer, OperatorAnswer):
+        raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")
+    if not answer.accepted:
+        raise BadInput(answer.text)
+    return answer.text
+
+
+def _known_address() -> str:
+    file = run_dir() / "coordinator_address"
+    if not file.exists():
+        raise BadInput(f"--coordinator: missing, and {file} is not there")
+    return file.read_text().strip()

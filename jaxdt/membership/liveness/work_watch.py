@@ -1,0 +1,78 @@
+"""Work that takes far longer than its like: found by the peer that does it, while its heartbeats go on as ever.
+
+A peer knows best what runs on its device and for how long, so it watches itself. Work that is under way cannot be taken
+back, because its gradient may already be in the accumulator (step protocol, Sec. 3.3). So past its deadline the peer
+tells the coordinator, which goes on without the peer and its accumulator if the stage has another replica. The other
+replicas do the lost Work, and each microbatch is counted once.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+
+from jaxdt.protocol.deadline import WINDOW, spread_s
+from jaxdt.protocol.events import Overdue
+from jaxdt.spec.work import REGENERATE, Work
+
+FACTOR = 8.0  # Work may take so many times the median of its kind: replicas of one host compete for its cores
+PROFILE_FACTOR = 20.0  # the same for the first Work of a kind, of the time that it took alone
+UNKNOWN_S = 300.0  # Work of a kind that was never timed may have to be compiled
+
+
+class WorkWatch:
+    """Of one peer. `floor_s`: the shortest deadline. `tick_s`: how often `tick` is called."""
+
+    def __init__(self, floor_s: float, tick_s: float):
+        self._floor_s = floor_s
+        self._tick_s_max = 2 * tick_s  # more has passed if the process stood still, and then its Work did too
+        self._durations_s: Mapping[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._profile_s: Mapping[str, float] = {}
+        self._work: Work | None = None
+        self._age_s = 0.0
+        self._ticked_s = 0.0
+        self._deadline_s = 0.0
+        self._next_report_s = 0.0
+        self.is_overdue = False
+
+    def profiled(self, seconds: Mapping[str, float]) -> None:
+        """How long each kind of Work took before the peer joined."""
+        self._profile_s = seconds
+
+    def done(self, work: Work, seconds: float) -> None:
+        """A Work has ended. One that was overdue says nothing of its like."""
+        if work != self._work or not self.is_overdue:
+            self._durations_s[work.kind].append(seconds)
+        if work == self._work:
+            self._forget()
+
+    def tick(self, now_s: float, running: Work | None) -> Overdue | None:
+        """What the coordinator has to know of the Work that runs now, if anything. It is told again each time that the
+        Work has taken twice as long as before."""
+        if running is None:
+            self._forget()
+            return None
+        if running != self._work:
+            self._forget()
+            self._work = running
+            self._deadline_s = self._next_report_s = self._deadline_of(running)
+        else:
+            self._age_s += min(now_s - self._ticked_s, self._tick_s_max)
+        self._ticked_s = now_s
+        if self._age_s <= self._next_report_s:
+            return None
+        self.is_overdue = True
+        self._next_report_s = 2 * self._age_s
+        return Overdue(str(running), self._age_s, self._deadline_s)
+
+    def _forget(self) -> None:
+        self._work = None
+        self._age_s = 0.0
+        self.is_overdue = False
+
+    def _deadline_of(self, work: Work) -> float:
+        """Backwards that regenerate are too rare to be known: another length of samples compiles them anew."""
+        durations_s = self._durations_s[work.kind]
+        if durations_s and work.kind != REGENERATE:
+            return max(self._floor_s, spread_s(durations_s, FACTOR))
+        if work.kind in self._profile_s:
+            return max(self._floor_s, PROFILE_FACTOR * self._profile_s[work.kind])
+        return max(self._floor_s, UNKNOWN_S)

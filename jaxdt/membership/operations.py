@@ -1,0 +1,157 @@
+"""What an operator may ask of a live run, and what stays of it: a pause, a wanted checkpoint, peers that are put out.
+
+A request is refused in one line or accepted; the coordinator then carries it out. Every request leaves the losses as
+they are: a pause holds back the record of a step whose results all members hold already, a checkpoint is one more mark
+on a record, and peers go as they do by themselves or by a failure.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxdt.membership.coordinator_config import OperatorState
+from jaxdt.membership.roster import Roster
+from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS, Hello, OperatorRequest, Record
+
+FOR_A_PEER = ("drain", "evict", "revoke")
+COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", *FOR_A_PEER)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the run is: steps committed, of how many, and the version of the newest complete checkpoint."""
+
+    n_committed: int
+    n_steps: int
+    checkpoint: int
+
+
+class Operations:
+    """`state` is what has to be durable. `stops_at`: the run ends when the checkpoint of this version is complete; None
+    as long as nobody has asked for it, or its step is not committed."""
+
+    def __init__(self, state: OperatorState):
+        self.state = state
+        self.stops_at: int | None = None
+        self._wants_stop = False
+        self._wants_checkpoint = False
+        self._evicted: dict[int, int] = {}  # peer -> its process that an operator has put out
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether no further step may be committed now."""
+        return self.state.paused or self.stops_at is not None
+
+    def is_revoked(self, peer: int) -> bool:
+        """Whether a peer is put out for good, also under a temporary id."""
+        return peer < OPERATOR_IDS and peer % PEER_IDS in self.state.revoked
+
+    def refusal(self, request: OperatorRequest, roster: Roster, progress: Progress) -> str:
+        """'' for a request that can be carried out, else the reason."""
+        command, peer = request.command, request.peer
+        if command not in COMMANDS:
+            return f"command: got {command!r:.40}, expected one of {', '.join(COMMANDS)}"
+        if (peer is not None) != (command in FOR_A_PEER):
+            return f"{command}: got {'no peer' if peer is None else f'peer {peer}'}, expected {_expected_peer(command)}"
+        if command == "revoke":
+            return f"revoke: peer {peer} is revoked already" if peer in self.state.revoked else ""
+        if command == "status":
+            return ""
+        if roster.view is None:
+            return f"{command}: the run has not begun, it waits for the peers of the plan"
+        if command in FOR_A_PEER and peer not in roster.members:
+            return f"{command}: peer {peer} is no member, expected one of {', '.join(map(str, sorted(roster.members)))}"
+        if command == "evict" and peer is not None and not roster.live(roster.stage_of[peer]) - {peer}:
+            return f"evict: {roster.name(peer)} is the last replica of its stage, whose state would be lost"
+        if command in ("checkpoint", "stop") and progress.n_committed >= progress.n_steps:
+            return f"{command}: all {progress.n_steps} steps are done, and their checkpoint is being written"
+        return ""
+
+    def accept(self, request: OperatorRequest, roster: Roster, progress: Progress) -> str:
+        """Take a request on; the answer for people."""
+        peer = request.peer
+        match request.command:
+            case "pause":
+                self.state = replace(self.state, paused=True)
+                return f"pauses: step {progress.n_committed} is computed, and committed when the run is resumed"
+            case "resume":
+                self.state = replace(self.state, paused=False)
+                return f"goes on with step {progress.n_committed}"
+            case "checkpoint":
+                self._wants_checkpoint = True
+                return f"makes a checkpoint of {progress.n_committed + 1} steps"
+            case "stop":
+                self._wants_checkpoint = self._wants_stop = True
+                self.state = replace(self.state, paused=False)
+                return f"stops when the checkpoint of {progress.n_committed + 1} steps is complete"
+            case "revoke":
+                assert peer is not None
+                self.state = replace(self.state, revoked=(*self.state.revoked, peer))
+                return f"{roster.name(peer)} is revoked, and will not be let in again"
+            case "evict":
+                assert peer is not None
+                self._evicted[peer] = roster.processes.get(peer, 0)
+                return f"{roster.name(peer)} is put out; its process ends, and may be started again"
+            case "drain":
+                assert peer is not None
+                return f"{roster.name(peer)} is asked to leave{_last_of_stage(peer, roster)}"
+            case _:
+                return json.dumps(self._status(roster, progress))
+
+    def record(self, record: Record) -> Record:
+        """A record that is about to be made durable, with the checkpoint that an operator wants after it."""
+        return replace(record, checkpoint=True) if self._wants_checkpoint else record
+
+    def committed(self, record: Record) -> None:
+        """The record is durable."""
+        if record.checkpoint and self._wants_checkpoint:
+            self._wants_checkpoint = False
+            if self._wants_stop:
+                self.stops_at = record.step + 1
+
+    def rolled_back(self) -> None:
+        """The run goes back: a stop waits for the next step again."""
+        if self.stops_at is not None:
+            self.stops_at = None
+            self._wants_checkpoint = True
+
+    def put_out(self, hello: Hello) -> bool:
+        """Whether this is the process that an operator has put out; another process of the peer may come."""
+        return self._evicted.get(hello.peer) == hello.process
+
+    def _status(self, roster: Roster, progress: Progress) -> Mapping[str, Any]:
+        view = roster.view
+        members = [
+            {"peer": m.peer, "stage": m.stage, "address": m.address, "state": _state_of(m.peer, roster)}
+            for m in (view.members if view else ())
+        ]
+        return {
+            "view": view.number if view else 0,
+            "coordinator_term": view.coordinator_term if view else 0,
+            "generation": view.generation if view else 0,
+            "steps": progress.n_committed,
+            "of_steps": progress.n_steps,
+            "checkpoint": progress.checkpoint,
+            "paused": self.state.paused,
+            "stopping": self._wants_stop,
+            "members": members,
+            "candidates": sorted(roster.candidates),
+            "coming": sorted(roster.coming),
+            "revoked": sorted(self.state.revoked),
+        }
+
+
+def _expected_peer(command: str) -> str:
+    return "a peer" if command in FOR_A_PEER else "none"
+
+
+def _last_of_stage(peer: int, roster: Roster) -> str:
+    others = roster.live(roster.stage_of[peer]) - {peer}
+    return "" if others else "; it is the last of its stage, and stays until another joins"
+
+
+def _state_of(peer: int, roster: Roster) -> str:
+    states = {"lost": roster.lost, "missing": roster.missing, "joining": roster.joining, "leaving": roster.leaving}
+    states["moving"] = set(roster.moving)
+    return next((name for name, peers in states.items() if peer in peers), "live")

@@ -1,0 +1,102 @@
+"""The coordinator's folder of a run: which process owns it, and what earlier coordinators have left there.
+
+Two coordinators on one folder would answer for one run, so a coordinator locks its folder before it writes anything.
+What is durable there belongs to the run that `run` names. It outlives the coordinator, not the run.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxdt.build import RunStart
+from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, RECORDS, TERM, VIEW
+from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
+from jaxdt.protocol.events import Checkpoint
+from jaxdt.runtime.run_job import RunJob
+from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
+
+RUN, START = "run", "start"  # beside the names under which the machine's state is made durable
+LOCK = "lock"
+
+
+def lock_folder(folder: Path) -> int:
+    """Lock a coordinator's folder. Returns the file descriptor that keeps others out while this process lives.
+    BadInput if another process has locked it; the line names that process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "a process that has just begun"
+        os.close(lock)
+        raise BadInput(
+            f"run_dir: {folder.parent} has a coordinator already ({holder}), expected one for each run"
+        ) from None
+    os.ftruncate(lock, 0)
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
+    return lock
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[Path]:
+    """A coordinator's folder, locked as by `lock_folder`. Bad input leaves no folder behind that was not there, if
+    nothing but the lock has been written."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = lock_folder(folder)
+    try:
+        yield folder
+    except BadInput:
+        if made and os.listdir(folder) == [LOCK]:
+            (folder / LOCK).unlink()
+            for path in made:  # the innermost first
+                path.rmdir()
+        raise
+    finally:
+        os.close(lock)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a coordinator begins with. `durable_state`: what an earlier coordinator of this run left behind; None for
+    the first one, and for one whose predecessor ended before the first view."""
+
+    start: RunStart
+    durable_state: DurableState | None
+
+
+def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
+    """What is durable of this very run; else the run's beginning, at the checkpoint that it resumes from if there is
+    one. That checkpoint may have been deleted while the run went on, so it is read for the first coordinator only."""
+    last_term = serialize.read(int, durable.get(TERM) or 0, TERM)
+    revoked = load_operator_state({OPERATOR: durable.get(OPERATOR)}).revoked
+    is_first = durable.get(RUN) != job.run
+    checkpoint = job.start if is_first else serialize.read(Checkpoint, durable.get(START), START)
+    start = RunStart(job.run, checkpoint, job.data.checksum, last_term, revoked)
+    if is_first:
+        return Beginning(start, None)
+    disk = {name: durable.get(name) for name in (TERM, VIEW, RECORDS, CHECKPOINT, OPERATOR)}
+    return Beginning(start, load_durable_state(disk))
+
+
+def begin_run(job: RunJob, durable: FileStore, beginning: Beginning) -> None:
+    """Make durable that this run has begun. The state of another run goes first, so that it is never taken for this
+    run's. The term stays, since terms grow for as long as the folder lives, and so does who is revoked."""
+    if beginning.durable_state is None:
+        for name in (VIEW, RECORDS, CHECKPOINT):
+            durable.delete(name)
+        durable.put(OPERATOR, serialize.write(OperatorState(revoked=beginning.start.revoked)))
+        durable.put(START, serialize.write(beginning.start.checkpoint))
+    durable.put(RUN, job.run)
+
+
+def end_run(durable: FileStore) -> None:
+    """Make durable that the run has ended: another coordinator has nothing to continue."""
+    durable.put(RUN, "")

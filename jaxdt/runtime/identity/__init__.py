@@ -1,0 +1,6 @@
+"""Who may take part in a run, and as what: certificates, credential files, tokens, and what the coordinator signs.
+
+A run has one root, whose key stays with the person who starts the run. The root signs the certificates of coordinators
+and operators; a coordinator signs those of peers and the tokens with which they come. The modules here know no sockets.
+They may import `jaxdt.spec` and nothing else of `jaxdt`.
+"""

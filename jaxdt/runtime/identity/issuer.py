@@ -1,0 +1,70 @@
+"""The coordinator's side of admission: it redeems each token once, for the certificate of one key.
+
+What it has issued is durable before anybody hears of it: of each token the SHA-256 of its certificate, the peer id, the
+SHA-256 of the certified key, and the certificate. A process that was cut off before it had the answer asks again with
+the same token and key, and gets the same certificate.
+"""
+
+import threading
+from typing import Any, Protocol
+
+from jaxdt.runtime.identity.certificate import (
+    PEER,
+    TOKEN,
+    Holder,
+    SignedCertificate,
+    Signer,
+    key_digest,
+    now,
+    requested_key,
+    sign,
+    to_pem,
+)
+from jaxdt.spec.errors import BadInput
+
+ISSUED = "issued"  # the name under which it is durable
+
+
+class ValueStore(Protocol):
+    """A store of durable values, such as a FileStore."""
+
+    def put(self, name: str, value: Any) -> None: ...
+
+    def get(self, name: str) -> Any: ...
+
+
+class Issuer:
+    """`first_id` is the least peer id that a newcomer may get. Any thread may call `redeem`."""
+
+    def __init__(self, signer: Signer, store: ValueStore, first_id: int):
+        self._signer = signer
+        self._store = store
+        self._lock = threading.Lock()
+        self._issued: list[dict[str, Any]] = list(store.get(ISSUED) or [])
+        self._next_id = max([first_id, *(entry["peer"] + 1 for entry in self._issued)])
+
+    def redeem(self, token: SignedCertificate, request: bytes) -> bytes:
+        """The certificate chain (PEM) for the key of a signing request; BadInput says why a token does not count."""
+        assert token.holder.role == TOKEN, "only a token is redeemed"
+        key = requested_key(request)
+        with self._lock:
+            earlier = next((entry for entry in self._issued if entry["token"] == token.fingerprint), None)
+            if earlier is not None:
+                if earlier["key"] != key_digest(key):
+                    raise BadInput(f"token: was redeemed already, for peer {earlier['peer']}")
+                return earlier["certificate"].encode()
+            if token.is_expired:
+                raise BadInput(f"token: expired on {token.expires:%Y-%m-%d %H:%M} UTC")
+            peer = self._next_id if token.holder.peer is None else token.holder.peer
+            pem = to_pem(sign(self._signer, Holder(PEER, peer), key))
+            entry = {
+                "token": token.fingerprint,
+                "peer": peer,
+                "key": key_digest(key),
+                "certificate": pem.decode(),
+                "issued": f"{now():%Y-%m-%d %H:%M:%S} UTC",
+            }
+            self._store.put(ISSUED, [*self._issued, entry])
+            self._issued.append(entry)
+            self._next_id = max(self._next_id, peer + 1)
+            return pem

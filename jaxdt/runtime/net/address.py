@@ -1,0 +1,126 @@
+"""Addresses of processes: "host:port" for people and messages, the pair (host, port) for sockets.
+
+A host is a name, an IPv4 address, or an IPv6 address, which stands in brackets before a port: [2001:db8::7]:7700. A
+name stays a name until somebody dials it: only the dialling host knows what the name means there. So the address at
+which a process listens is not always the one at which others reach it: it may listen on all interfaces, or sit behind a
+router that forwards a port.
+"""
+
+import ipaddress
+import socket
+
+from jaxdt.spec.errors import BadInput
+
+Address = tuple[str, int]
+
+_PORTS = 1 << 16
+_BACKLOG = 1024  # connections that the system keeps until they are accepted; a full queue would keep members out
+
+
+def parse_address(name: str, text: str) -> Address:
+    """The pair of a "host:port" or "[IPv6 address]:port"; BadInput, which names the flag or field `name`."""
+    host, _, port = text.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    if in_brackets:
+        host = host[1:-1]
+    if not port.isascii() or not port.isdigit() or int(port) >= _PORTS or in_brackets != (":" in host):
+        hint = ", with an IPv6 address in brackets" if ":" in host else ""
+        raise BadInput(f"{name}: got {text!r:.80}, expected host:port{hint}")
+    address = (host, int(port))
+    check_address(name, address)
+    return address
+
+
+def format_address(address: Address) -> str:
+    """The text of a pair, which `parse_address` reads."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_address(name: str, address: Address) -> None:
+    """BadInput, which begins with `name`, unless a resolver and a socket accept the pair."""
+    host, port = address
+    if not _is_host(host) or not 0 <= port < _PORTS:
+        raise BadInput(f"{name}: got {host!r}:{port}, expected a host name or address and a port")
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a host stands for all interfaces of its own host, so that others cannot dial it."""
+    ip = _ip(host)
+    return ip is not None and ip.is_unspecified
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one, whoever dials it."""
+    ip = _ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback
+
+
+def bind(address: Address) -> socket.socket:
+    """A non-blocking listener; BadInput when the address cannot be bound, or when others could not reach it there.
+
+    All interfaces of IPv6 include those of IPv4 where the system can do so.
+    """
+    host, port = address
+    text = format_address(address)
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = family == socket.AF_INET6 and is_wildcard(host) and socket.has_dualstack_ipv6()
+        listener = socket.create_server(target[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    except OSError as error:
+        raise BadInput(f"listen: cannot bind {text} ({error.strerror})") from None
+    bound = str(listener.getsockname()[0])
+    if is_loopback(bound) and not is_loopback(host):
+        listener.close()
+        hint = f"--listen=0.0.0.0:{port} --advertise={text}"
+        raise BadInput(f"listen: {host} is {bound} on this host, where no other host reaches it; expected {hint}")
+    listener.setblocking(False)
+    return listener
+
+
+def advertised(listen: Address, bound: Address, advertise: str, towards: Address | None) -> Address:
+    """The address at which others reach this process: `advertise` if it is not '', else what it listens at.
+
+    A process that listens on all interfaces gives the address of that interface which leads to `towards`. BadInput for
+    an address that others cannot dial.
+    """
+    if advertise:
+        address = parse_address("advertise", advertise)
+        if is_wildcard(address[0]) or not address[1]:
+            raise BadInput(f"advertise: got {advertise}, expected an address and a port that others can dial")
+        return address
+    if is_loopback(listen[0]):
+        return bound
+    if not is_wildcard(listen[0]):
+        return listen[0], bound[1]
+    if towards is None:
+        hint = "expected --advertise=HOST:PORT as well"
+        raise BadInput(f"listen: {format_address(bound)} is all interfaces, which nobody can dial; {hint}")
+    return _host_towards(towards), bound[1]
+
+
+def _host_towards(address: Address) -> str:
+    """The address of this host on the interface that leads to another one; nothing is sent."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(target)
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        reason = f"no way to {format_address(address)} ({error.strerror})"
+        raise BadInput(f"listen: {reason}; expected --advertise=HOST:PORT, at which others reach this peer") from None
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _is_host(host: str) -> bool:
+    """Whether the resolver accepts the name. For other names it raises exceptions that are no OSError."""
+    try:
+        return bool(host.encode("idna")) and "\0" not in host
+    except UnicodeError:
+        return False

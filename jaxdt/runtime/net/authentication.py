@@ -1,0 +1,68 @@
+"""Who may connect: TLS with the run's root, the certificate that belongs to a peer id, tokens, and revoked peers.
+
+One object serves all connections of a transport, from any thread.
+"""
+
+from collections.abc import Collection
+
+from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS
+from jaxdt.runtime.identity.certificate import TOKEN, SignedCertificate
+from jaxdt.runtime.identity.credential import Credential
+from jaxdt.runtime.net import frame, handshake
+from jaxdt.runtime.net.connection import Connection
+from jaxdt.runtime.net.handshake import HandshakeRefused
+from jaxdt.runtime.net.options import Issue
+
+
+class Authentication:
+    """Without a credential nothing is encrypted, and a peer id is believed.
+
+    issue(token, request): at a coordinator, the certificate chain for a token's holder; raises BadInput to refuse it.
+    """
+
+    def __init__(self, credential: Credential | None, issue: Issue | None = None):
+        self._credential = credential
+        self._issue = issue
+        self._revoked: frozenset[int] = frozenset()
+
+    def accept(self, connection: Connection, first_byte: bytes) -> SignedCertificate | None:
+        """Encrypt an accepted connection, whose first byte is still unread; returns the certificate of the other side.
+        HandshakeRefused, FrameError or OSError."""
+        if self._credential is None:
+            return None
+        if first_byte == frame.MAGIC[:1]:
+            raise HandshakeRefused("credential: got plaintext, expected TLS with a credential of this run")
+        return handshake.secure(connection, self._credential, is_dialer=False)
+
+    def dial(self, connection: Connection, peer: int) -> None:
+        """Encrypt a connection to `peer`, which must answer with its certificate. HandshakeRefused, FrameError or
+        OSError."""
+        self.check(handshake.secure(connection, self._credential, is_dialer=True) if self._credential else None, peer)
+
+    def check(self, shown: SignedCertificate | None, peer: int) -> None:
+        """HandshakeRefused unless the other side may speak as `peer`."""
+        if shown is not None:
+            handshake.check_certificate(shown, peer)
+        if self.is_revoked(peer):
+            raise HandshakeRefused(f"certificate: peer {peer % PEER_IDS} is revoked")
+
+    def redeem(self, connection: Connection, shown: SignedCertificate | None) -> bool:
+        """Serve the holder of a token, who gets a certificate and nothing else. False for any other connection.
+        HandshakeRefused, FrameError or OSError."""
+        if shown is None or shown.holder.role != TOKEN:
+            return False
+        if self._issue is None:
+            raise HandshakeRefused("token: only the coordinator redeems it")
+        if shown.holder.peer is not None and self.is_revoked(shown.holder.peer):
+            raise HandshakeRefused(f"token: peer {shown.holder.peer} is revoked")
+        issue = self._issue
+        handshake.answer_request(connection, lambda request: issue(shown, request))
+        return True
+
+    def is_revoked(self, peer: int) -> bool:
+        """Whether a peer is put out for good, also under the temporary id with which it asks to join."""
+        return peer < OPERATOR_IDS and peer % PEER_IDS in self._revoked
+
+    def revoke(self, peers: Collection[int]) -> None:
+        """Refuse these peers from now on."""
+        self._revoked |= frozenset(peers)

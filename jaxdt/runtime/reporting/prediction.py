@@ -1,0 +1,107 @@
+"""The prediction of a run's step time, in a process of its own.
+
+A prediction simulates a few steps, and for a large fleet that takes minutes of processor time. The coordinator's loop
+answers heartbeats and must not wait for it, and a thread would take the interpreter away from the loop. So the
+simulation runs in a child process of the least priority, and its result reaches the loop as a report.
+"""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jaxdt
+from jaxdt.protocol.reports import PredictionReport
+from jaxdt.sim.predict import Conditions, device_links, predict_step_s
+from jaxdt.spec.codec import NONE
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+
+LEAST_PRIORITY = 19
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """What a prediction is made from: the run, and what is known of its hosts. `network`: the emulated links. The other
+    fields are those of Conditions."""
+
+    config: RunConfig
+    plan: Plan
+    network: Network | None
+    seconds: Mapping[int, Mapping[str, float]]
+    host_of: Mapping[int, str]
+    cores: Mapping[str, float]
+    persist_s: float
+
+
+class Prediction:
+    """Of one run. `report` is None until the prediction is there."""
+
+    def __init__(self):
+        self.report: PredictionReport | None = None
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen | None = None
+        self._has_ended = False
+
+    def start(self, request: PredictionRequest, post: Callable[[PredictionReport], None]) -> None:
+        """Begin; `post` gets the report, from another thread."""
+        self._thread = threading.Thread(target=self._run, args=(request, post), name="prediction", daemon=True)
+        self._thread.start()
+
+    def end(self, timeout_s: float) -> PredictionReport | None:
+        """Wait for the prediction for at most timeout_s, then give it up."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        self._has_ended = True
+        if self._child is not None:
+            self._child.kill()
+        return self.report
+
+    def _run(self, request: PredictionRequest, post: Callable[[PredictionReport], None]) -> None:
+        root = str(Path(jaxdt.__file__).parents[1])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "jaxdt.runtime.reporting.prediction"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,  # a signal for the coordinator is not for this process
+            )
+            if self._has_ended:
+                self._child.kill()
+            output, errors = self._child.communicate(pickle.dumps(request))
+        except OSError as error:
+            output, errors = b"", str(error).encode()
+        try:
+            report = PredictionReport(**json.loads(output))
+        except ValueError:
+            report = PredictionReport(problem=(errors.decode(errors="replace").strip().splitlines() or ["killed"])[-1])
+        if not self._has_ended:
+            self.report = report
+            post(report)
+
+
+def predict(request: PredictionRequest) -> PredictionReport:
+    """The step time of the run's plan, and where it has codecs, that of the same plan without them. The latter is a
+    little too high: the peers' timings contain encoding and decoding."""
+    link = device_links(request.network)
+    conditions = Conditions(request.seconds, link, request.host_of, request.cores, request.persist_s)
+    plan = request.plan
+    step_s = predict_step_s(request.config, plan, conditions)
+    if all(codec == NONE for codec in plan.codec_of_links.values()):
+        return PredictionReport(step_s)
+    uncompressed = replace(plan, codec=(NONE,) * (plan.n_stages - 1))
+    return PredictionReport(step_s, predict_step_s(request.config, uncompressed, conditions))
+
+
+if __name__ == "__main__":
+    os.nice(LEAST_PRIORITY)
+    print(json.dumps(predict(pickle.load(sys.stdin.buffer)).fields))

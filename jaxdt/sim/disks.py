@@ -1,0 +1,45 @@
+"""Disks of simulated peers: which parts of checkpoints each holds, by digest. A part has no content, only a length."""
+
+from collections import Counter
+
+from jaxdt.protocol.events import FindPart, FoundPart, KeepPart, KeptPart, StateKey, WriteCheckpoint, WroteCheckpoint
+
+PART_WORDS = 600
+
+
+class Disks:
+    """`parts[disk]`: the digests of the parts that are whole there."""
+
+    def __init__(self):
+        self.parts: dict[str, set[str]] = {}
+        self._fetched: Counter[tuple[int, str]] = Counter()  # peer and digest -> words
+
+    def write(self, peer: int, disk: str, write: WriteCheckpoint) -> WroteCheckpoint:
+        """A peer writes a part of its own."""
+        digest = f"p{peer}v{write.version}g{write.generation}"
+        self.parts.setdefault(disk, set()).add(digest)
+        return WroteCheckpoint(write.version, 0.0, digest, PART_WORDS, write.generation)
+
+    def find(self, disk: str, find: FindPart) -> FoundPart:
+        return FoundPart(find.digest, PART_WORDS if self.holds(disk, find.digest) else 0)
+
+    def holds(self, disk: str, digest: str) -> bool:
+        return digest in self.parts.get(disk, ())
+
+    def arrived(self, peer: int, key: StateKey) -> None:
+        """A slice of a part has been fetched."""
+        self._fetched[peer, key.part] += key.hi - key.lo
+
+    def keep(self, peer: int, disk: str, keep: KeepPart) -> KeptPart:
+        """All slices of a part must have been fetched."""
+        digest = keep.part.digest
+        n_words = self._fetched.pop((peer, digest), 0)
+        if n_words < keep.part.n_words and not self.holds(disk, digest):
+            return KeptPart(digest, f"{n_words} words have been fetched, expected {keep.part.n_words}")
+        self.parts.setdefault(disk, set()).add(digest)
+        return KeptPart(digest)
+
+    def ended(self, peer: int) -> None:
+        """A process has ended: what it has fetched of parts is forgotten."""
+        for key in [key for key in self._fetched if key[0] == peer]:
+            del self._fetched[key]

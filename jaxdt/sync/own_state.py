@@ -1,0 +1,38 @@
+"""The digest of this peer's own state, at the versions at which replicas compare theirs (jaxdt.membership.state_check).
+
+The digest is asked for once the gradient of a step is laid out, so that it is made while the exchange goes on. The
+state does not change meanwhile: its next update waits for a commit, which waits for this peer's `Prepared`, which waits
+for the digest.
+"""
+
+from jaxdt.protocol.events import Digested, DigestState, StateDigest
+
+
+class OwnState:
+    """Of one peer. `every_steps`: how often versions are compared, 0 for never."""
+
+    def __init__(self, stage: int, every_steps: int):
+        self._stage = stage
+        self._every_steps = every_steps
+        self._asked_for: DigestState | None = None
+        self.digest: StateDigest | None = None
+
+    def is_compared(self, version: int) -> bool:
+        return self._every_steps > 0 and version % self._every_steps == 0
+
+    def changed(self) -> None:
+        """The state is another one from now on."""
+        self._asked_for = self.digest = None
+
+    def ask(self, version: int, generation: int) -> list[DigestState]:
+        """Ask for the digest of the state, which is that of `version`, if replicas compare it and it was not asked for
+        yet."""
+        if self._asked_for or not self.is_compared(version):
+            return []
+        self._asked_for = DigestState(version, generation)
+        return [self._asked_for]
+
+    def arrived(self, digested: Digested) -> None:
+        """The digest is here, unless the state is another one by now."""
+        if self._asked_for == DigestState(digested.version, digested.generation):
+            self.digest = StateDigest(self._stage, digested.version, digested.digest, digested.norm, digested.sums)

@@ -1,0 +1,49 @@
+"""Operate a live run: ask its coordinator, with the operator's credential.
+
+    python scripts/fleet.py status|pause|resume|checkpoint|stop --run_dir=runs/x
+    python scripts/fleet.py drain|evict PEER --run_dir=runs/x
+
+status      prints steps, view, checkpoint and members
+pause       holds the run before the next step is committed, until resume
+checkpoint  makes a checkpoint after the next step
+stop        makes one and ends the run, which `launch.py --resume` continues
+drain PEER  lets a peer leave between two steps, as SIGTERM on its host does
+evict PEER  puts a peer out at once; the others do its unfinished work again
+
+Elsewhere than on the coordinator's host: --coordinator=HOST:PORT --credential=operator.pem. No command changes a loss.
+"""
+
+import json
+
+from jaxdt.cli import operator_flags, script_main
+from jaxdt.spec.errors import BadInput
+
+COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", "drain", "evict")
+
+
+def main(command: str, *words: str) -> int:
+    if len(words) > 1 or not all(word.isdigit() for word in words):
+        raise BadInput(f"{command}: got {' '.join(words)!r}, expected at most one peer id")
+    text = operator_flags.ask(command, *map(int, words))
+    print(table(json.loads(text)) if command == "status" else text)
+    return 0
+
+
+def table(status: dict) -> str:
+    """The answer to `status`, for people."""
+    state = " (paused)" if status["paused"] else " (stopping)" if status["stopping"] else ""
+    lines = [
+        f"step {status['steps']} of {status['of_steps']}{state}, checkpoint of {status['checkpoint']} steps, "
+        f"view {status['view']}, term {status['coordinator_term']}, generation {status['generation']}",
+        f"{'peer':>8} {'stage':>6}  {'state':<9} address",
+    ]
+    for member in sorted(status["members"], key=lambda member: (member["stage"], member["peer"])):
+        lines.append(f"{member['peer']:>8} {member['stage']:>6}  {member['state']:<9} {member['address']}")
+    for name in ("candidates", "coming", "revoked"):
+        if status[name]:
+            lines.append(f"{name}: {', '.join(map(str, status[name]))}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    script_main.run(main, COMMANDS, takes_words=True)

@@ -1,0 +1,146 @@
+"""A peer id belongs to one process at a time: a second one is refused while the first answers."""
+
+import pytest
+from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, reports, sent
+
+from jaxdt.membership.liveness.claims import GRANTED_S, Claimant
+from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    TEMPORARY_IDS,
+    Ended,
+    Header,
+    Heartbeat,
+    Hello,
+    Interrupted,
+    Join,
+    Leave,
+    LinkChanged,
+    Persisted,
+    Received,
+    Refused,
+    Send,
+    Started,
+    Stop,
+    WakeAt,
+    Welcome,
+    Woke,
+)
+
+ASKS = TEMPORARY_IDS + 7
+BEAT_S = TERMS.heartbeat_s
+
+
+def running():
+    """All peers were heard at 9.9 s."""
+    run = Driver()
+    run.begin()
+    for peer in STAGE_OF:
+        run.message(peer, Heartbeat(1, {}), 9.9)
+    return run
+
+
+def asks(run, now_s, temporary_id=ASKS, peer=2):
+    return run.message(temporary_id, Join(peer, "h9:1 (process 5 on h9)"), now_s, view=0)
+
+
+def test_a_second_process_is_refused_once_the_first_is_heard_and_nobody_is_put_out():
+    run = running()
+    assert asks(run, 10.0) == []
+    run.message(2, Heartbeat(1, {}), 10.1)  # may have been sent before the question
+    assert run.event(Woke("tick"), 10.2)[:-1] == []
+    run.message(2, Heartbeat(2, {}), 10.0 + 2.2 * BEAT_S)
+    for peer in (0, 1, 3):
+        run.message(peer, Heartbeat(2, {}), 11.0)
+    actions = run.event(Woke("tick"), 11.2)
+    reason = "peer 2 (stage 0): runs at h2:1 and answers; a second one at h9:1 (process 5 on h9) is refused"
+    assert sent(actions, Ended) == {ASKS: Ended(2, reason)} and reports(actions, "refused") == [{"reason": reason}]
+    assert not reports(run.actions, "lost")
+
+
+def test_a_process_that_starts_again_after_a_kill_is_admitted_with_a_new_admission():
+    run = running()
+    run.event(LinkChanged(2, False), 10.0)
+    assert asks(run, 10.4) == []
+    for peer in (0, 1, 3):
+        run.message(peer, Heartbeat(2, {}), 11.0)
+    actions = run.event(Woke("link"), 10.0 + RECONNECT_S)
+    assert [fields["peer"] for fields in reports(actions, "lost")] == [2]
+    assert sent(actions, Welcome) == {ASKS: Welcome("r", 2, 0, "", {})}
+    run.event(Persisted("view"), 11.6)
+    assert reports(run.message(2, Hello(2, 0, "f", "h2:2", 77), 11.7, view=0), "connected")
+
+
+def test_a_process_of_a_peer_without_a_lease_is_admitted_at_once():
+    run = running()
+    lose(run, 2)
+    assert sent(asks(run, 12.0), Welcome) == {ASKS: Welcome("r", 2, 0, "", {})}
+
+
+def test_of_two_that_start_at_once_one_is_admitted():
+    run = Driver()
+    assert sent(asks(run, 0.0), Welcome)
+    assert asks(run, 0.1, ASKS + 1) == []
+    run.message(2, Hello(2, 0, "f", "h2:1", 1), 0.2)
+    run.message(2, Heartbeat(2, {}), 0.1 + 2.2 * BEAT_S)
+    assert sent(run.event(Woke("tick"), 1.5), Ended).keys() == {ASKS + 1}
+
+
+def test_an_admitted_process_that_never_says_hello_makes_room():
+    run = Driver()
+    asks(run, 0.0)
+    assert asks(run, 0.1, ASKS + 1) == []
+    assert not sent(run.event(Woke("tick"), GRANTED_S - 0.1), Welcome)
+    assert sent(run.event(Woke("tick"), GRANTED_S + 0.1), Welcome).keys() == {ASKS + 1}
+
+
+def test_a_process_that_stops_to_ask_gets_no_answer():
+    run = running()
+    asks(run, 10.0)
+    run.event(LinkChanged(ASKS, False), 10.1)
+    run.message(2, Heartbeat(2, {}), 12.0)
+    assert not sent(run.event(Woke("tick"), 12.1), Ended)
+
+
+def test_a_peer_that_nobody_knows_is_refused():
+    (told,) = sent(asks(running(), 0.0, peer=55), Ended).values()
+    assert told == Ended(2, "peer 55: is not known any more, and may join again as a newcomer")
+
+
+# ------------------------------------------------------------------------------------------------------- the process
+
+
+def claimant():
+    machine = Claimant("r", 2, ASKS, "here")
+    question = Send(COORDINATOR, Join(2, "here"), header=Header("r", 0, 0, ASKS))
+    assert machine.handle(0.0, Started("")) == [question, WakeAt(FIRST_CONTACT_S, "claim")]
+    return machine, question
+
+
+def test_a_claimant_asks_again_when_it_reaches_the_coordinator_again():
+    machine, question = claimant()
+    assert machine.handle(1.0, LinkChanged(COORDINATOR, True)) == []
+    assert machine.handle(2.0, LinkChanged(COORDINATOR, False)) == []
+    assert machine.handle(3.0, LinkChanged(COORDINATOR, True)) == [question]
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (Received(Header("r", 0, 0, COORDINATOR), Welcome("r", 2, 0, "", {})), 0),
+        (Received(Header("r", 0, 0, COORDINATOR), Ended(2, "runs already")), 2),
+        (Refused(COORDINATOR, "credential"), 2),
+        (Interrupted(), 130),
+        (Leave(), 0),
+        (Woke("claim"), 3),
+    ],
+)
+def test_what_ends_a_claim(event, code):
+    machine, _ = claimant()
+    assert [stop.code for stop in of(machine.handle(5.0, event), Stop)] == [code]
+
+
+def test_a_claim_waits_while_the_coordinator_is_reached():
+    machine, _ = claimant()
+    machine.handle(1.0, LinkChanged(COORDINATOR, True))
+    assert machine.handle(120.0, Woke("claim")) == [WakeAt(240.0, "claim")]

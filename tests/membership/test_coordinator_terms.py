@@ -1,0 +1,167 @@
+"""One coordinator at a time: terms, a coordinator that was paused, is terminated, superseded, or has lost its disk."""
+
+from dataclasses import replace
+
+import pytest
+from test_coordinator import STAGE_OF, TERMS, Driver, of, reports, sent
+
+from jaxdt.membership.commit import TwoPhaseCommit
+from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
+from jaxdt.membership.coordinator_config import DurableState
+from jaxdt.membership.member import ACCEPT, DROP, Membership, PeerIdentity
+from jaxdt.membership.peer import Peer
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Ended,
+    Header,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    LinkChanged,
+    Member,
+    Paused,
+    Persist,
+    Persisted,
+    Received,
+    Refused,
+    Send,
+    Started,
+    Stop,
+    Terminated,
+    View,
+    Woke,
+)
+from jaxdt.protocol.reports import DroppedReport
+
+VIEW = View(1, 1, 0, tuple(Member(peer, stage, 1, f"h{peer}:1") for peer, stage in STAGE_OF.items()), (1, 1), 0)
+
+
+def beats(run, now_s, peers=STAGE_OF):
+    for peer in peers:
+        run.message(peer, Heartbeat(1, {}), now_s)
+
+
+# ----------------------------------------------------------------------------------------------------------- pauses
+
+
+def test_a_coordinator_that_was_paused_evicts_nobody_before_it_has_heard_them():
+    """Its timers are the first that it sees, and what the peers have said is still in its sockets."""
+    run = Driver()
+    run.begin()
+    beats(run, 1.0)
+    assert reports(run.event(Paused(9.0), 10.0), "paused") == [{"paused_s": 9.0, "patience_s": 4.0}]
+    assert not reports(run.event(Woke("tick"), 10.0), "lost")
+    run.event(LinkChanged(3, False), 10.0)
+    assert not reports(run.event(Woke("link"), 11.5), "lost")
+    run.event(LinkChanged(3, True), 11.6)
+    beats(run, 11.7)
+    assert not reports(run.event(Woke("tick"), 14.1), "lost")
+
+
+def test_who_died_during_the_pause_is_lost_after_one_lease():
+    run = Driver()
+    run.begin()
+    beats(run, 1.0)
+    run.event(Paused(9.0), 10.0)
+    beats(run, 13.0, (0, 1, 2))
+    assert not reports(run.event(Woke("tick"), 13.9), "lost")
+    assert [fields["peer"] for fields in reports(run.event(Woke("tick"), 14.1), "lost")] == [3]
+
+
+def test_a_pause_shorter_than_a_heartbeat_is_none():
+    run = Driver()
+    run.begin()
+    assert run.event(Paused(0.4), 1.0) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- terms
+
+
+def test_a_coordinator_that_hears_of_a_higher_term_ends_itself_and_not_the_run():
+    run = Driver()
+    run.begin()
+    actions = run.event(Received(Header("r", 0, 1, 2, 3), Heartbeat(1, {})), 1.0)
+    reason = "coordinator: peer 2 (stage 0) obeys a coordinator of term 3, this one has term 1; that one has taken over"
+    assert of(actions, Stop) == [Stop(SUPERSEDED, f"{reason} the run")]
+    assert reports(actions, "stepped_down") and not sent(run.actions, Ended)
+    assert run.event(Woke("tick"), 99.0) == []
+
+
+def test_the_term_of_another_run_means_nothing():
+    run = Driver()
+    run.begin()
+    assert run.event(Received(Header("other", 0, 1, 2, 3), Heartbeat(1, {}))) == [DroppedReport(2, run="other")]
+
+
+def test_a_terminated_coordinator_ends_without_a_word_to_the_peers():
+    run = Driver()
+    run.begin()
+    actions = run.event(Terminated(), 1.0)
+    assert [stop.code for stop in of(actions, Stop)] == [TERMINATED] and not of(actions, Send)
+    assert reports(actions, "stepped_down") and not reports(actions, "ended")
+
+
+def test_the_term_grows_with_each_coordinator_on_a_disk():
+    first = Coordinator(replace(TERMS, last_term=4), TwoPhaseCommit(TERMS))
+    again = Coordinator(TERMS, TwoPhaseCommit(TERMS), DurableState(5, VIEW, (), 0))
+    assert (first.coordinator_term, again.coordinator_term) == (5, 6)
+    assert Persist("coordinator_term", 5) in first.handle(0.0, Started())
+
+
+def test_a_coordinator_says_nothing_before_its_term_is_durable():
+    """Else its successor could have the same term."""
+    run = Driver()
+    run.event(Started())
+    assert run.join(0) == []
+    actions = run.event(Persisted("coordinator_term"), 0.3)
+    assert reports(actions, "connected") == [{"peer": 0, "stage": 0}] and reports(actions, "waiting")
+
+
+def test_a_coordinator_whose_disk_knows_nothing_of_the_run_says_so_and_ends():
+    run = Driver()
+    actions = run.message(1, Hello(1, 1, "f", "h1:1"), view=7)
+    (stop,) = of(actions, Stop)
+    assert stop.code == 2 and "peer 1 (stage 1) is in view 7" in stop.reason
+    assert "holds no state of the run" in stop.reason and not of(actions, Send)
+
+
+# ------------------------------------------------------------------------------------------------------------- peers
+
+
+def membership(view=VIEW, term=1):
+    machine = Membership(PeerIdentity("r", "f", 0, 0, 0, 0, 3, 0, TERMS.heartbeat_s, TERMS.deadline_floor_s))
+    peer = Peer(machine)
+    peer.handle(0.0, Started("h0:1"))
+    if view:
+        peer.handle(0.0, Received(Header("r", 0, 1, COORDINATOR, term), view))
+    return peer, machine
+
+
+def test_a_peer_obeys_the_highest_term_that_it_has_heard_of():
+    peer, machine = membership()
+    assert machine.admit(Header("r", 0, 1, COORDINATOR, 2), HeartbeatAck(1, 0.0)) == ACCEPT
+    assert machine.admit(Header("r", 0, 1, COORDINATOR, 1), Ended(130, "interrupted")) == DROP
+    dropped = peer.handle(1.0, Received(Header("r", 0, 1, COORDINATOR, 1), Ended(130, "interrupted")))
+    assert dropped == [DroppedReport(COORDINATOR, message="Ended", view=1, coordinator_term=1)]
+
+
+def test_a_peer_says_which_term_it_obeys():
+    peer, _ = membership(term=2)
+    (beat,) = [action for action in peer.handle(0.5, Woke("heartbeat")) if isinstance(action, Send)]
+    assert beat.header == Header("r", 0, 1, 0, 2)
+
+
+@pytest.mark.parametrize("body", [Ended(130, "interrupted"), VIEW, HeartbeatAck(1, 0.0)])
+def test_a_peer_without_a_view_obeys_no_coordinator_of_another_run(body):
+    peer, machine = membership(view=None)
+    assert peer.handle(1.0, Received(Header("older", 0, 1, COORDINATOR, 9), body)) == [
+        DroppedReport(COORDINATOR, message=type(body).__name__, view=1, coordinator_term=9)
+    ]
+    assert machine.header.coordinator_term == 0
+
+
+def test_a_peer_without_a_view_ends_if_its_coordinator_refuses_it_and_not_if_it_refuses_another():
+    """Whoever says that it is the coordinator and is refused here has not shown that it is."""
+    peer, _ = membership(view=None)
+    assert not of(peer.handle(1.0, Refused(None, "1.2.3.4: run: coordinator is of run 'older'")), Stop)
+    assert of(peer.handle(1.0, Refused(COORDINATOR, "run: ...")), Stop) == [Stop(2, "coordinator: run: ...")]

@@ -1,0 +1,276 @@
+"""What operators ask of the coordinator: what it does for them, what it refuses, and what a peer hears of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from test_coordinator import STAGE_OF, TERMS, Driver, assert_lost, assert_over, lose, of, reports, sent
+from test_membership import from_coordinator, member
+
+from jaxdt.membership.commit import TwoPhaseCommit
+from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.coordinator_config import load_durable_state, load_operator_state
+from jaxdt.protocol.events import (
+    OPERATOR_IDS,
+    PEER_IDS,
+    TEMPORARY_IDS,
+    Checkpoint,
+    Committed,
+    Connect,
+    Disconnect,
+    Drain,
+    Ended,
+    Header,
+    Heartbeat,
+    Hello,
+    Join,
+    LinkChanged,
+    OperatorAnswer,
+    OperatorRequest,
+    Persist,
+    Persisted,
+    Profiled,
+    Received,
+    Record,
+    Revoke,
+    Revoked,
+    Saved,
+    Send,
+    Started,
+    Stop,
+    Updated,
+    View,
+    Welcome,
+    WriteCheckpoint,
+)
+
+OPERATOR = OPERATOR_IDS + 7
+
+
+def ask(run, command, peer=None):
+    """The coordinator's answer, and its actions until what has to be durable for it is so."""
+    actions = run.event(Received(Header("", 0, 0, OPERATOR), OperatorRequest(command, peer)))
+    answer = sent(actions, OperatorAnswer)[OPERATOR]
+    if [persist for persist in of(actions, Persist) if persist.name == "operator"]:
+        actions = actions + run.event(Persisted("operator"))
+    return answer, actions
+
+
+@pytest.fixture
+def run():
+    begun = Driver()
+    begun.begin()
+    return begun
+
+
+# ------------------------------------------------------------------------------------------------ steps and checkpoints
+
+
+def test_a_pause_holds_back_the_step_that_all_are_prepared_for(run):
+    answer, actions = ask(run, "pause")
+    assert answer == OperatorAnswer(True, "pauses: step 0 is computed, and committed when the run is resumed")
+    assert [persist.value["paused"] for persist in of(actions, Persist)] == [True]
+    assert not of(run.prepare(0), Persist)
+    answer, actions = ask(run, "resume")
+    assert [persist.name for persist in of(actions, Persist)] == ["operator", "records"]
+    assert set(sent(run.event(Persisted("records")), Committed)) == set(STAGE_OF)
+    assert [report["command"] for report in reports(run.actions, "operator")] == ["pause", "resume"]
+
+
+def test_a_pause_outlives_the_coordinator(run):
+    ask(run, "pause")
+    disk = {action.name: action.value for action in of(run.actions, Persist)}
+    assert load_operator_state(disk).paused
+    disk["coordinator_term"] = 1
+    again = Driver()
+    again.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), load_durable_state(disk))
+    again.event(Started())
+    again.event(Persisted("coordinator_term"))
+    assert not of(again.prepare(0), Persist)
+    assert "records" in [persist.name for persist in of(ask(again, "resume")[1], Persist)]
+
+
+def test_the_next_record_asks_for_a_checkpoint_and_the_one_after_it_does_not(run):
+    assert ask(run, "checkpoint")[0] == OperatorAnswer(True, "makes a checkpoint of 1 steps")
+    records = [body.record for step in (0, 1) for body in [sent(run.commit(step), Committed)[0]]]
+    assert [record.checkpoint for record in records] == [True, False]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_stop_waits_for_its_checkpoint_and_commits_no_further_step(run, paused):
+    if paused:
+        ask(run, "pause")
+    assert ask(run, "stop")[0].text == "stops when the checkpoint of 1 steps is complete"
+    assert sent(run.commit(0), Committed)[0].record.checkpoint
+    assert not of(run.prepare(1), Persist)
+    assert not of(run.message(0, Saved(1, 0)), Stop)
+    assert not of(run.message(1, Saved(1, 1)), Stop)
+    assert_over(run.event(Persisted("checkpoint")), 0, "stopped by an operator after 1 steps")
+
+
+def test_a_stop_outlives_a_rollback():
+    run = Driver(on_nonfinite="rollback")
+    run.begin()
+    ask(run, "stop")
+    run.commit(0)
+    run.machine._roll_back(run.machine.roster.roll_back(Checkpoint()))
+    run.event(Persisted("view"))
+    assert sent(run.commit(0), Committed)[0].record.checkpoint
+    run.message(0, Saved(1, 0), generation=1)
+    run.message(1, Saved(1, 1), generation=1)
+    assert of(run.event(Persisted("checkpoint")), Stop)
+
+
+def test_a_peer_writes_the_checkpoint_that_a_record_asks_for():
+    record = Record(0, (), 1.0, 4, "apply", 0, True)
+    assert WriteCheckpoint(1) not in member().handle(1.0, Updated(1, 1))
+    machine = member()
+    machine.handle(1.0, from_coordinator(Committed(record)))
+    assert WriteCheckpoint(1) in machine.handle(1.0, Updated(1, 1))
+    machine = member()
+    machine.handle(1.0, from_coordinator(replace(machine.view, number=2, records=(record,))))
+    assert WriteCheckpoint(1) in machine.handle(1.0, Updated(1, 1))
+
+
+# ---------------------------------------------------------------------------------------------------------------- peers
+
+
+def test_a_drained_peer_leaves_as_if_it_had_been_asked_on_its_host(run):
+    answer, actions = ask(run, "drain", 2)
+    assert answer == OperatorAnswer(True, "peer 2 (stage 0) is asked to leave")
+    assert sent(actions, Drain) == {2: Drain()}
+    machine = member()
+    assert [type(action.body).__name__ for action in machine.handle(1.0, from_coordinator(Drain()))] == ["Leaving"]
+    assert machine.admit(Header("r", 0, 1, 0), Drain()) == "drop"  # another peer may not ask for it
+
+
+def test_an_evicted_peer_goes_at_once_and_only_its_next_process_comes_back(run):
+    answer, actions = ask(run, "evict", 2)
+    assert answer == OperatorAnswer(True, "peer 2 (stage 0) is put out; its process ends, and may be started again")
+    assert_lost(actions, 2, "peer 2 (stage 0): lost, put out by an operator")
+    run.event(Persisted("view"))
+    ended = sent(run.message(2, Hello(2, 0, "f", "h2:1")), Ended)
+    assert ended == {2: Ended(3, "peer 2: put out by an operator")}
+    run.message(2, Hello(2, 0, "f", "h2:1", process=6))
+    assert [fields["peer"] for fields in reports(run.message(2, Profiled({}, 0, 6)), "candidate")] == [2]
+
+
+def test_the_last_replica_of_a_stage_is_not_evicted_and_is_drained_later(run):
+    ask(run, "evict", 2)
+    run.event(Persisted("view"))
+    answer, actions = ask(run, "evict", 0)
+    assert answer.text == "evict: peer 0 (stage 0) is the last replica of its stage, whose state would be lost"
+    assert not answer.accepted and not of(actions, Persist)
+    assert ask(run, "drain", 0)[0].text.endswith("it is the last of its stage, and stays until another joins")
+
+
+def test_a_revoked_peer_is_put_out_after_that_is_durable_and_all_have_heard_of_it(run):
+    actions = run.event(Received(Header("", 0, 0, OPERATOR), OperatorRequest("revoke", 2)))
+    assert not of(actions, Revoke) and not of(actions, Disconnect)
+    actions = run.event(Persisted("operator"))
+    assert actions[0] == Revoke((2,))
+    assert set(sent(actions, Revoked)) == set(STAGE_OF)
+    assert_lost(actions, 2, "peer 2 (stage 0): lost, revoked by an operator")
+
+
+def test_a_revoked_peer_stays_out(run):
+    ask(run, "revoke", 2)
+    run.event(Persisted("view"))
+    for src, body in ((2, Hello(2, 0, "f", "h2:1", 9)), (2, Heartbeat(1, {})), (TEMPORARY_IDS + 2, Join(2))):
+        actions = run.event(Received(Header("r", 0, 2, src), body))
+        assert not of(actions, Send) and reports(actions, "dropped")
+    told = run.message(3, Hello(3, 1, "f", "h3:1"))
+    assert sent(told, Revoked) == {3: Revoked((2,))}
+    again = Driver(revoked=(2,))
+    again.event(Started())
+    assert Revoke((2,)) in again.event(Persisted("coordinator_term"))
+    assert not of(again.join(2), Connect)
+
+
+def test_a_peer_refuses_those_that_are_revoked():
+    assert member().handle(1.0, from_coordinator(Revoked((0,)))) == [Revoke((0,))]
+    assert member().admit(Header("r", 0, 1, 0), Revoked((1,))) == "drop"
+
+
+# -------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_status(run):
+    run.commit(0)
+    ask(run, "drain", 2)
+    answer, actions = ask(run, "status")
+    status = json.loads(answer.text)
+    assert (status["view"], status["steps"], status["of_steps"], status["paused"]) == (1, 1, 3, False)
+    assert {peer["peer"]: (peer["stage"], peer["address"], peer["state"]) for peer in status["members"]} == {
+        peer: (stage, f"h{peer}:1", "live") for peer, stage in STAGE_OF.items()
+    }
+    assert len(actions) == 1
+
+
+REFUSED = {
+    "a word": (("dance", None), "command: got 'dance', expected one of status, pause"),
+    "no peer": (("drain", None), "drain: got no peer, expected a peer"),
+    "a peer too many": (("pause", 1), "pause: got peer 1, expected none"),
+    "no member": (("evict", 9), "evict: peer 9 is no member, expected one of 0, 1, 2, 3"),
+}
+
+
+@pytest.mark.parametrize(("request_", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_makes_no_sense_is_refused_in_one_line(run, request_, words):
+    answer, actions = ask(run, *request_)
+    assert not answer.accepted and words in answer.text and "\n" not in answer.text
+    assert [type(action) for action in actions if isinstance(action, Send | Persist | Stop)] == [Send]
+
+
+def test_before_the_first_view_only_status_and_revoke_are_answered():
+    run = Driver()
+    assert json.loads(ask(run, "status")[0].text)["members"] == []
+    assert ask(run, "pause")[0].text == "pause: the run has not begun, it waits for the peers of the plan"
+    assert ask(run, "revoke", 17)[0].accepted
+    assert ask(run, "revoke", 17)[0].text == "revoke: peer 17 is revoked already"
+
+
+def test_a_peer_is_no_operator(run):
+    assert not of(run.message(1, OperatorRequest("stop")), Send)
+    assert not of(run.event(Received(Header("", 0, 0, TEMPORARY_IDS), OperatorRequest("stop"))), Send)
+
+
+def test_nothing_is_kept_of_an_operator_that_is_gone(run):
+    ask(run, "status")
+    assert run.event(LinkChanged(OPERATOR, False)) == [Disconnect(OPERATOR)]
+
+
+# ------------------------------------------------------------------------------------- newcomers with a certificate
+
+
+def join(run, peer, now_s=0.0, nonce=0):
+    """What the coordinator sends to a newcomer with the certificate of a peer."""
+    src = TEMPORARY_IDS + nonce * PEER_IDS + peer
+    actions = run.event(Received(Header("", 0, 0, src), Join(peer, is_new=True)), now_s)
+    return [action.body for action in of(actions, Send) if action.dst == src]
+
+
+def test_a_newcomer_with_a_certificate_keeps_its_id(run):
+    """It gets the stage that needs it most. A second process waits for the first, and takes its place when that is
+    lost."""
+    (welcome,) = join(run, 40)
+    assert (welcome.peer, welcome.stage, welcome.fingerprint) == (40, 0, "f")
+    run.message(40, Hello(40, 0, "f", "h40:1", 1), view=1)
+    run.message(40, Profiled({}, 0, process=1))
+    run.commit(0)
+    run.event(Persisted("view"))
+    assert 40 in run.machine.roster.members
+    assert join(run, 40, now_s=10.0, nonce=3) == []
+    assert lose(run, 40, now_s=10.0)
+    welcome = sent(run.actions, Welcome)[TEMPORARY_IDS + 3 * PEER_IDS + 40]
+    assert (welcome.peer, welcome.stage, welcome.fingerprint) == (40, 0, "f")
+
+
+def test_two_newcomers_with_one_certificate_do_not_both_come(run):
+    assert len(join(run, 40)) == 1
+    assert join(run, 40, nonce=1) == []
+
+
+def test_views_go_to_members_only(run):
+    ask(run, "evict", 2)
+    assert set(sent(run.event(Persisted("view")), View)) == {0, 1, 3}

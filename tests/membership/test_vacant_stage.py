@@ -1,0 +1,300 @@
+"""A stage whose last replica is silent: the run waits for those who may hold its state, before it goes back."""
+
+from dataclasses import replace
+
+import pytest
+from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, prepared, reports, sent
+
+from jaxdt.membership.member import Membership, PeerIdentity
+from jaxdt.protocol.deadline import RECONNECT_S
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Connect,
+    Disconnect,
+    Evicted,
+    Header,
+    Heartbeat,
+    Hello,
+    Holds,
+    LinkChanged,
+    Member,
+    Persist,
+    Persisted,
+    Profiled,
+    Ready,
+    Received,
+    Round,
+    StateName,
+    Stop,
+    View,
+    ViewChanged,
+    Woke,
+)
+
+GRACE_S = 60.0
+NEWCOMER = 4
+COMMITTED = StateName(0, 1, (Round(0, "stage0", 1), Round(0, "stage1", 1)))
+
+
+class Vacant(Driver):
+    """One replica of stage 1 (peer 3) was evicted before anything was committed, so peer 1 is the last. One step is
+    committed, and a newcomer of stage 1 is ready. The last complete checkpoint is that of 0 steps."""
+
+    def __init__(self, **terms):
+        super().__init__(**{"waits": True, "stage_grace_s": GRACE_S} | terms)
+        self.begin()
+        lose(self, 3, now_s=0.0)
+        self.event(Persisted("view"), 2.0)
+        self.now_s = 2.0
+        self.commit_in_view()
+        self.machine.roster.stage_of[NEWCOMER] = 1
+        self.ready(NEWCOMER)
+
+    def say(self, peer, body):
+        view = self.machine.view
+        return self.message(peer, body, self.now_s, generation=view.generation, view=view.number)
+
+    def ready(self, peer, state=None, process=0):
+        stage = self.machine.roster.stage_of[peer]
+        actions = self.say(peer, Hello(peer, stage, "f", f"h{peer}:1", process))
+        return actions + self.say(peer, Profiled({"F": 1.0}, 1, process, state=state))
+
+    def commit_in_view(self):
+        step, roster = self.machine.n_committed, self.machine.roster
+        for peer, admission in sorted(roster.admissions.items()):
+            vote = prepared(peer, step) if peer in STAGE_OF else prepared(1, step)
+            self.say(peer, replace(vote, admission=admission))
+        return self.event(Persisted("records"), self.now_s)
+
+    def tick(self, seconds, *silent):
+        """Time passes; all members but the silent ones are heard."""
+        end_s = self.now_s + seconds
+        actions = []
+        while self.now_s < end_s:
+            self.now_s = min(end_s, self.now_s + 2.0)
+            for peer in sorted((self.machine.roster.members | {NEWCOMER}) - set(silent)):
+                self.say(peer, Heartbeat(1, {}))
+            actions += self.event(Woke("tick"), self.now_s)
+        return actions
+
+    def cut(self, peer):
+        """Its link breaks, and its host does not answer."""
+        self.event(LinkChanged(peer, False, "no answer"), self.now_s)
+        return self.tick(RECONNECT_S + 0.1, peer)
+
+    def durable(self):
+        return self.event(Persisted("view"), self.now_s)
+
+    @property
+    def generation(self):
+        return self.machine.view.generation
+
+
+def test_a_short_silence_of_the_last_replica_loses_nothing_though_a_newcomer_waits():
+    run = Vacant()
+    actions = run.cut(1)
+    (vacant,) = reports(actions, "vacant")
+    assert vacant["stage"] == 1 and vacant["waits_for"] == [1] and 50.0 < vacant["waits_s"] <= GRACE_S
+    assert not of(actions, Persist) and not reports(actions, "rollback")
+    returned = run.say(1, Heartbeat(1, {}))
+    assert reports(returned, "returned") == [{"peer": 1}]
+    run.commit_in_view()  # with the state that it held, and the newcomer joins after that
+    run.durable()
+    assert run.machine.n_committed == 2 and run.generation == 0
+    assert run.machine.view.joining == (NEWCOMER,)
+
+
+def test_a_silent_peer_is_dialled_and_its_connections_are_ended_when_it_is_given_up():
+    run = Vacant()
+    actions = run.cut(1)
+    ends, dials = (actions.index(action) for action in (Disconnect(1), Connect(1, "h1:1")))
+    assert ends < dials
+    assert run.event(LinkChanged(1, False, "no answer"), run.now_s) == []
+    given_up = run.tick(GRACE_S, 1)
+    assert Disconnect(1) in given_up
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_process_that_has_ended_is_not_waited_for(when):
+    """Its host answers that nobody listens: as soon as it is missed, or while the run waits for it."""
+    run = Vacant()
+    gone = LinkChanged(1, False, "ECONNREFUSED", gone=True)
+    if when == "before":
+        run.event(gone, run.now_s)
+        actions = run.tick(RECONNECT_S + 0.1, 1)
+    else:
+        run.cut(1)
+        actions = run.event(gone, run.now_s)
+    assert [report["waits_for"] for report in reports(actions, "vacant")] == [[]]
+    assert [report["again"] for report in reports(actions, "rollback")] == [[0]]
+    (view,) = set(sent(run.durable(), View).values())
+    assert {member.peer for member in view.members} == {0, 2, NEWCOMER} and view.rolled_back
+
+
+def test_nor_is_one_whose_peer_was_started_again():
+    run = Vacant()
+    run.cut(1)
+    assert reports(run.ready(1, process=9), "rollback")
+
+
+def test_after_the_grace_the_run_goes_back():
+    run = Vacant()
+    run.cut(1)
+    assert not reports(run.tick(GRACE_S - 4.0, 1), "rollback")
+    assert reports(run.tick(6.0, 1), "rollback") == [{"step": 1, "to": 0, "generation": 1, "again": [0]}]
+
+
+def test_without_a_newcomer_the_run_waits_after_the_grace_too():
+    run = Vacant()
+    run.machine.roster.candidates.clear()
+    actions = run.cut(1) + run.tick(GRACE_S, 1)
+    assert not reports(actions, "rollback") and not of(actions, Stop)
+    assert [report["waits_for"] for report in reports(actions, "vacant")] == [[1], []]
+
+
+def test_a_run_that_stops_at_a_lost_stage_waits_for_the_silent_too():
+    run = Vacant(waits=False)
+    assert not of(run.cut(1) + run.tick(GRACE_S - 4.0, 1), Stop)
+    (stop,) = of(run.tick(6.0, 1), Stop)
+    assert stop.code == 3 and stop.reason.endswith("it was the last of its stage")
+    run = Vacant(waits=False)
+    run.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), run.now_s)
+    assert [stop.code for stop in of(run.tick(RECONNECT_S + 0.1, 1), Stop)] == [3]
+
+
+# ------------------------------------------------------------------------------- holders of the committed version
+
+
+class FalselyEvicted(Vacant):
+    """Peer 3 has joined again; it is evicted on suspicion with the committed version, and then peer 1 dies."""
+
+    def __init__(self):
+        super().__init__()
+        self.machine.roster.candidates.clear()
+        self.ready(3)
+        self.commit_in_view()
+        self.durable()
+        self.commit_in_view()  # the third step is under way, peer 3 takes part in it
+        self.ready(NEWCOMER)
+        self.event(LinkChanged(3, False, "reset"), self.now_s)
+        self.tick(RECONNECT_S + 0.1, 3)
+        self.durable()
+        rounds = tuple(Round(2, f"stage{stage}", 1) for stage in (0, 1))
+        self.held = StateName(0, 3, rounds)
+
+    def kill(self):
+        self.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), self.now_s)
+        return self.tick(RECONNECT_S + 0.1, 1, 3)
+
+
+def test_a_falsely_evicted_peer_takes_the_vacant_place_with_its_state():
+    run = FalselyEvicted()
+    actions = run.kill()
+    assert [report["waits_for"] for report in reports(actions, "vacant")] == [[3]]
+    assert not reports(actions, "rollback")
+    assert not reports(run.say(3, Hello(3, 1, "f", "h3:1")), "rollback")  # an update may still run there
+    actions = run.ready(3, run.held)
+    (view,) = set(sent(run.durable(), View).values())
+    assert not reports(actions, "rollback") and view.generation == 0 and view.n_committed == 3
+    members = {member.peer: member for member in view.members}
+    assert set(members) == {0, 2, 3} and view.joining == ()
+    assert members[3].first_step == 3 and members[3].admission == view.number == view.stage_views[1]
+
+
+@pytest.mark.parametrize(
+    "state", [StateName(0, 2), StateName(0, 3), StateName(1, 3, (Round(2, "stage0", 1), Round(2, "stage1", 1)))]
+)
+def test_one_with_another_state_does_not(state):
+    """An older version, other rounds, another generation: now nobody is left who might hold the stage's state."""
+    run = FalselyEvicted()
+    run.kill()
+    run.say(3, Hello(3, 1, "f", "h3:1"))
+    assert reports(run.say(3, Profiled({"F": 1.0}, state.version, state=state)), "rollback")
+
+
+def test_what_an_evicted_peer_holds_is_outdated_after_another_step():
+    run = FalselyEvicted()
+    run.machine.roster.candidates.clear()
+    run.commit_in_view()
+    assert 3 not in run.machine.roster.absences
+    run.ready(NEWCOMER)
+    assert reports(run.kill(), "rollback")
+
+
+def test_a_joining_member_that_has_its_state_takes_over_from_its_donor():
+    """It is admitted anew: what it has begun as a joining member is void."""
+    run = Vacant()
+    run.commit_in_view()
+    run.durable()
+    assert run.machine.view.joining == (NEWCOMER,)
+    state = StateName(0, 2, (Round(1, "stage0", 1), Round(1, "stage1", 1)))
+    run.say(NEWCOMER, Profiled({"F": 1.0}, 2, state=state))
+    run.say(NEWCOMER, replace(prepared(1, 2), admission=run.machine.roster.admissions[NEWCOMER]))
+    run.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), run.now_s)
+    run.tick(RECONNECT_S + 0.1, 1)
+    (view,) = set(sent(run.durable(), View).values())
+    assert view.generation == 0 and view.joining == () and {member.peer for member in view.members} == {0, 2, NEWCOMER}
+    assert view.results == ()  # it gives up what it holds of the step under way
+    assert run.machine.roster.admissions[NEWCOMER] == view.number and view.by_peer[NEWCOMER].first_step == 2
+
+
+def test_a_joining_member_whose_donor_has_died_is_put_out_and_says_what_it_has():
+    """Without a state it is a newcomer with which the run goes back."""
+    run = Vacant()
+    run.commit_in_view()
+    run.durable()
+    run.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), run.now_s)
+    run.tick(RECONNECT_S + 0.1, 1)
+    told = sent(run.durable(), View)
+    assert NEWCOMER not in told[0].by_peer and told[NEWCOMER] == told[0] and told[0].generation == 0
+    assert run.machine.roster.absences.of_stage(1) == [NEWCOMER]
+    assert reports(run.ready(NEWCOMER), "rollback")
+
+
+def test_a_rollback_for_other_reasons_keeps_a_silent_member_whose_stage_has_nobody_else():
+    run = Vacant(on_nonfinite="rollback", n_steps=4)
+    run.machine.roster.candidates.clear()
+    run.say(1, prepared(1, 1))
+    run.cut(1)
+    for peer in (0, 2):
+        run.say(peer, prepared(peer, 1, sq_norm=float("nan")))
+    (view,) = set(sent(run.durable(), View).values())
+    assert view.rolled_back and 1 in view.by_peer and run.machine.roster.missing == {1}
+    assert reports(run.say(1, Heartbeat(1, {})), "returned")
+
+
+# ------------------------------------------------------------------------------------------------ the peer's side
+
+
+def membership():
+    machine = Membership(PeerIdentity("r", "f", 1, 1, 0, 0, 9, 0, TERMS.heartbeat_s, TERMS.deadline_floor_s))
+    machine.handle(0.0, Ready({"F": 1.0}))
+    return machine
+
+
+def view_of(number, admission=1, joining=()):
+    members = (Member(0, 0, 1, "h0:1"), Member(1, 1, admission, "h1:1"))
+    return Received(Header("r", 0, number, COORDINATOR), View(number, 1, 0, members, (1, 1), 3, joining=joining))
+
+
+def profiled(actions):
+    return [action.body for action in actions if type(getattr(action, "body", None)) is Profiled]
+
+
+def test_a_joining_member_says_that_its_state_is_here_and_says_it_again_to_another_coordinator():
+    machine, state = membership(), StateName(0, 3)
+    machine.handle(0.0, view_of(2, 2, joining=(1,)))
+    (told,) = profiled(machine.handle(1.0, Holds(state)))
+    assert told.state == state
+    machine.handle(2.0, LinkChanged(COORDINATOR, False))
+    assert profiled(machine.handle(3.0, LinkChanged(COORDINATOR, True))) == [told]
+    machine.handle(4.0, view_of(3, 2))
+    assert profiled(machine.handle(5.0, Holds(state))) == []
+
+
+def test_a_member_that_is_admitted_anew_drops_what_it_has_begun():
+    machine = membership()
+    machine.handle(0.0, view_of(2))
+    kinds = [type(action) for action in machine.handle(1.0, view_of(3, admission=3))]
+    assert kinds.index(Evicted) < kinds.index(ViewChanged)
+    assert Evicted not in [type(action) for action in machine.handle(2.0, view_of(4, admission=3))]

@@ -1,0 +1,144 @@
+"""Addresses: how they are written, where a process listens, and what it tells others."""
+
+import contextlib
+import socket
+
+import pytest
+import transport_nodes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxdt.runtime.net import address as addresses
+from jaxdt.runtime.net.address import advertised, bind, format_address, parse_address
+from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.transport_setup import OwnAddress
+from jaxdt.spec.errors import BadInput
+
+start = transport_nodes.start  # fixture
+
+
+def has_ipv6():
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:7700", ("127.0.0.1", 7700)),
+        ("gpu7.example:0", ("gpu7.example", 0)),
+        ("[::1]:7700", ("::1", 7700)),
+        ("[fe80::1%eth0]:7700", ("fe80::1%eth0", 7700)),
+    ],
+)
+def test_an_address_is_read_and_written(text, address):
+    assert parse_address("listen", text) == address
+    assert format_address(address) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":7700", "host", "host:", "host:-1", "host:70000", "host:x", "host:²", "[host]:1", "a..b:1", "[::1]"]
+)
+def test_what_is_no_address_is_bad_input(text):
+    with pytest.raises(BadInput, match="^listen: got .*, expected"):
+        parse_address("listen", text)
+
+
+def test_an_ipv6_address_needs_brackets():
+    with pytest.raises(BadInput, match="expected host:port, with an IPv6 address in brackets"):
+        parse_address("listen", "::1:7700")
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_bad_input(text):
+    with contextlib.suppress(BadInput):
+        assert parse_address("x", format_address(parse_address("x", text))) == parse_address("x", text)
+
+
+# ------------------------------------------------------------------------------------------------------ what is bound
+
+
+def test_a_name_that_is_loopback_here_is_not_listened_on(monkeypatch):
+    """Many systems give their own name an address of the loopback interface."""
+    resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved)
+    with pytest.raises(BadInput, match="myhost is 127.0.1.1 on this host.*--listen=0.0.0.0:7 --advertise=myhost:7$"):
+        bind(("myhost", 7))
+
+
+def test_a_name_that_nobody_knows_is_bad_input():
+    with pytest.raises(BadInput, match=r"^listen: cannot bind nowhere.invalid:7 \("):
+        bind(("nowhere.invalid", 7))
+
+
+@needs_ipv6
+def test_peers_meet_over_ipv6(start):
+    a, b = start(0, listen=("::1", 0)), start(1, listen=("::1", 0))
+    a.connect(b)
+    a.transport.send(1, {"n": 1})
+    assert b.next()[1] == {"n": 1}
+
+
+@needs_ipv6
+def test_all_interfaces_of_ipv6_are_those_of_ipv4_too(start):
+    b = start(1, listen=("::", 0), allow_plaintext=True)
+    a = start(0)
+    a.transport.connect(1, ("127.0.0.1", b.address[1]))
+    a.transport.send(1, {"n": 1})
+    assert b.next()[1] == {"n": 1}
+
+
+# ---------------------------------------------------------------------------------------------- what others are told
+
+
+@pytest.mark.parametrize(
+    ("listen", "bound", "advertise", "expected"),
+    [
+        (("127.0.0.1", 0), ("127.0.0.1", 41), "", ("127.0.0.1", 41)),
+        (("localhost", 0), ("127.0.0.1", 41), "", ("127.0.0.1", 41)),
+        (("myhost", 0), ("192.0.2.7", 41), "", ("myhost", 41)),
+        (("0.0.0.0", 0), ("0.0.0.0", 41), "", ("127.0.0.1", 41)),
+        (("0.0.0.0", 7), ("0.0.0.0", 7), "198.51.100.1:9", ("198.51.100.1", 9)),
+        (("::", 7), ("::", 7), "[2001:db8::1]:9", ("2001:db8::1", 9)),
+    ],
+)
+def test_the_address_that_others_dial(listen, bound, advertise, expected):
+    assert advertised(listen, bound, advertise, ("127.0.0.1", 7700)) == expected
+
+
+@pytest.mark.parametrize("advertise", ["0.0.0.0:7", "[::]:7", "host:0", "host"])
+def test_an_address_that_nobody_can_dial_is_not_advertised(advertise):
+    with pytest.raises(BadInput, match="^advertise: "):
+        advertised(("0.0.0.0", 7), ("0.0.0.0", 7), advertise, None)
+
+
+def test_a_coordinator_on_all_interfaces_says_where_it_is_reached():
+    with pytest.raises(BadInput, match=r"^listen: 0.0.0.0:7 is all interfaces.*expected --advertise=HOST:PORT"):
+        advertised(("0.0.0.0", 7), ("0.0.0.0", 7), "", None)
+
+
+def test_a_peer_without_a_way_to_the_coordinator_is_told_to_advertise(monkeypatch):
+    def unresolvable(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", unresolvable)
+    with pytest.raises(BadInput, match=r"no way to host:7700 \(Name or service not known\); expected --advertise"):
+        advertised(("0.0.0.0", 7), ("0.0.0.0", 7), "", ("host", 7700))
+
+
+def test_a_peer_that_does_not_listen_advertises_nothing():
+    with pytest.raises(BadInput, match="^advertise: got h:1, expected none for a peer that does not listen"):
+        OwnAddress("", "h:1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_nobody_dials_a_wildcard(host):
+    callbacks = TransportCallbacks(*[lambda *_: None] * 3)
+    transport = Transport(0, "run", None, None, callbacks, TransportSettings(allow_plaintext=True))
+    with pytest.raises(BadInput, match="^peer 1: got .*, expected an address that can be dialled"):
+        transport.connect(1, (host, 7))

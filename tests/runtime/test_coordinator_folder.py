@@ -1,0 +1,108 @@
+"""What a coordinator finds in its folder: the lock of another one, and the state of this run or of an earlier run."""
+
+import json
+import multiprocessing
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from jaxdt.membership.coordinator import CHECKPOINT, RECORDS, TERM, VIEW
+from jaxdt.protocol.events import Checkpoint, Member, View
+from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
+from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
+
+PRUNED = "the checkpoint that the run began from is gone"
+
+
+class Job(SimpleNamespace):
+    """The part of a job that a coordinator's folder concerns. `checkpoint` is the one to resume from, or None if it
+    has been deleted."""
+
+    @property
+    def start(self):
+        if self.checkpoint is None:
+            raise BadInput(PRUNED)
+        return self.checkpoint
+
+
+def job(tmp_path, run="run 2", checkpoint=Checkpoint(6, 1)):
+    return Job(run=run, run_dir=tmp_path, checkpoint=checkpoint, data=SimpleNamespace(checksum="c"))
+
+
+def view(number, n_committed):
+    return serialize.write(View(number, 1, 1, (Member(0, 0, 1),), (1,), n_committed))
+
+
+def begun(tmp_path, run="run 2"):
+    """The folder of a run that resumed from version 6 and whose coordinator made a view durable."""
+    store = FileStore(tmp_path / "coordinator")
+    begin_run(job(tmp_path, run), store, load_beginning(job(tmp_path, run), store))
+    store.put(TERM, 1)
+    store.put(VIEW, view(3, 9))
+    return store
+
+
+def test_a_restarted_coordinator_knows_the_newest_complete_checkpoint(tmp_path):
+    store = begun(tmp_path)
+    store.put(CHECKPOINT, serialize.write(Checkpoint(8, 1, n_reseeds=1)))
+    found = load_beginning(job(tmp_path, checkpoint=None), store)
+    assert found.durable_state is not None and found.durable_state.checkpoint == Checkpoint(8, 1, n_reseeds=1)
+
+
+def test_a_restarted_coordinator_of_a_resumed_run_goes_on_from_its_own_state(tmp_path):
+    found = load_beginning(job(tmp_path, checkpoint=None), begun(tmp_path))
+    assert (found.start.checkpoint, found.start.last_term) == (Checkpoint(6, 1), 1)
+    assert found.durable_state is not None and found.durable_state.checkpoint is None
+    assert (found.durable_state.view.number, found.durable_state.view.n_committed) == (3, 9)
+
+
+def test_the_state_of_an_earlier_run_is_not_that_of_a_resumed_one(tmp_path):
+    store = begun(tmp_path, run="run 1")
+    resumed = job(tmp_path, checkpoint=Checkpoint(8, 1))
+    beginning = load_beginning(resumed, store)
+    assert beginning.durable_state is None and beginning.start.last_term == 1
+    begin_run(resumed, store, beginning)
+    assert [store.get(name) for name in (VIEW, RECORDS, CHECKPOINT)] == [None] * 3
+    again = load_beginning(resumed, store)  # the coordinator died before its first view
+    assert again.durable_state is None and again.start.checkpoint.version == 8
+
+
+def test_a_run_that_has_ended_has_nothing_to_go_on_from(tmp_path):
+    store = begun(tmp_path)
+    end_run(store)
+    assert load_beginning(job(tmp_path), store).durable_state is None
+
+
+def _lock(folder, sender):
+    try:
+        lock_folder(folder)
+        sender.send("")
+    except BadInput as error:
+        sender.send(str(error))
+
+
+def test_a_second_coordinator_is_told_who_has_the_folder(tmp_path):
+    lock = lock_folder(tmp_path / "coordinator")
+    context = multiprocessing.get_context("spawn")
+    for is_held in (True, False):
+        receiver, sender = context.Pipe(duplex=False)
+        other = context.Process(target=_lock, args=(tmp_path / "coordinator", sender))
+        other.start()
+        refusal = receiver.recv()
+        other.join()
+        assert bool(refusal) == is_held
+        if is_held:
+            assert f"{tmp_path} has a coordinator already (process {os.getpid()} on " in refusal
+            os.close(lock)
+
+
+@pytest.mark.parametrize("content", ["7", '{"version": 6}', '"x"'])
+def test_a_damaged_start_is_refused_by_name(tmp_path, content):
+    store = begun(tmp_path)
+    (tmp_path / "coordinator" / "start.json").write_text(content)
+    with pytest.raises(BadInput, match="start"):
+        load_beginning(job(tmp_path), store)
+    assert json.loads((tmp_path / "coordinator" / "run.json").read_text())["value"] == "run 2"

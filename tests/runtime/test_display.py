@@ -1,0 +1,53 @@
+"""The live table is drawn now and then, however many heartbeats come."""
+
+import pytest
+
+from jaxdt.protocol.reports import HeartbeatReport
+from jaxdt.runtime.reporting import display as display_module
+from jaxdt.runtime.reporting.display import TABLE_EVERY_S, Display
+from jaxdt.spec.plan import Plan
+
+
+class Terminal:
+    """Stands in for the live table of rich."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def update(self, table):
+        self.drawn.append(table)
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+def test_the_table_is_drawn_at_most_four_times_a_second(clock, monkeypatch):
+    display = Display(Plan(1, ((0, 1),), ((0,),), (1,)), 10, live=False)
+    display._live = Terminal()
+    display._table = lambda: clock[0]
+    for tick in range(1000):  # of a millisecond each
+        clock[0] = 100.0 + tick / 1000
+        display.heartbeat(HeartbeatReport(tick % 256, {"step": 1.0}))
+    drawn = display._live.drawn
+    assert len(drawn) == 4
+    assert all(later - earlier >= TABLE_EVERY_S for earlier, later in zip(drawn, drawn[1:], strict=False))
+
+
+def test_a_terminal_that_is_gone_ends_nobody(clock):
+    class Gone(Terminal):
+        def update(self, table):
+            raise OSError(5, "Input/output error")
+
+    display = Display(Plan(1, ((0, 1),), ((0,),), (1,)), 10, live=False)
+    display._live = Gone()
+    display._table = lambda: ""
+    display.heartbeat(HeartbeatReport(0, {"step": 1.0}))
+    display.close()
+    assert display._live is None

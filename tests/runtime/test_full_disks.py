@@ -1,0 +1,148 @@
+"""A disk that refuses a file for people costs that file, and neither the process nor the run."""
+
+import errno
+import os
+import sys
+import threading
+
+import pytest
+
+from jaxdt.protocol.events import Checkpoint, CheckpointFailed, MarkCheckpoint, Started, Stop, WriteCheckpoint
+from jaxdt.protocol.reports import RefusedReport, WriteFailedReport
+from jaxdt.protocol.trace import Trace, read
+from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.reporting import metrics as metrics_module
+from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.reporting.metrics import Metrics
+from jaxdt.runtime.storage import durable
+from jaxdt.runtime.storage.checkpointer import Checkpointer
+from jaxdt.runtime.storage.durable import LateFile
+
+needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is full")
+
+
+class FullDisk:
+    """Stands in for `append_whole`: while `is_full`, it writes half of the content and fails."""
+
+    def __init__(self):
+        self.is_full = False
+
+    def __call__(self, file, content):
+        if self.is_full:
+            file.write(content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        file.write(content)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    found = FullDisk()
+    for module in (durable, metrics_module):
+        monkeypatch.setattr(module, "append_whole", found)
+    return found
+
+
+class OneEvent:
+    """A machine that does `actions` and stops."""
+
+    def __init__(self, *actions):
+        self.actions = actions
+
+    def handle(self, now_s, event):
+        return [*self.actions, Stop(0, "done")] if isinstance(event, Started) else []
+
+
+class NoTransport:
+    def close(self, flush_s):
+        pass
+
+
+def run(machine, trace=lambda line: None, **options):
+    """How a loop with this machine ends, and what it has reported."""
+    found = []
+    loop = Loop(-1, machine, Trace(trace), found.append, **options)
+    loop.transport = NoTransport()
+    return loop.run(""), found
+
+
+@needs_dev_full
+def test_a_trace_on_a_full_disk_ends_nobody(tmp_path):
+    (tmp_path / "coordinator.jsonl").symlink_to("/dev/full")
+    problems = []
+    trace = LateFile(tmp_path / "coordinator.jsonl", problems.append, by_line=True)
+    stop, found = run(OneEvent(RefusedReport("a"), RefusedReport("b")), trace.write)
+    assert stop == Stop(0, "done") and found == [RefusedReport("a"), RefusedReport("b")]
+    assert problems == [f"{tmp_path / 'coordinator.jsonl'}: No space left on device"]
+    trace.close()
+
+
+def test_a_trace_has_no_half_line_and_goes_on_when_there_is_room_again(tmp_path, disk):
+    problems = []
+    path = tmp_path / "trace.jsonl"
+    file = LateFile(path, problems.append, by_line=True)
+    trace = Trace(file.write)
+    for number in range(6):
+        disk.is_full = number in (1, 2, 4)
+        trace.report(0, float(number), RefusedReport(str(number)))
+    file.close()
+    assert [record["t"] for record in read(path.read_text().splitlines())] == [0.0, 3.0, 5.0]
+    assert problems == [f"{path}: No space left on device"] * 2
+
+
+def test_metrics_that_find_no_room_wait_for_it(tmp_path, disk):
+    problems = []
+    steps = [{"step": k, "loss": 1.5} for k in range(6)]
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path, 0, problems.append) as metrics:
+        for step in steps[:5]:
+            disk.is_full = step["step"] >= 2
+            metrics.add(step)
+        assert list(metrics) == steps[:5] and len(path.read_text().splitlines()) == 2
+        metrics.cut(4)
+        disk.is_full = False
+        for step in steps[4:]:
+            metrics.add(step)
+        assert list(metrics) == steps
+    assert len(path.read_text().splitlines()) == 6 and problems == [f"{path}: No space left on device"]
+
+
+@needs_dev_full
+def test_a_log_on_a_full_disk_ends_nobody(monkeypatch):
+    with open("/dev/full", "w") as full:
+        with pytest.raises(OSError):
+            print("x", file=full, flush=True)
+        monkeypatch.setattr(sys, "stdout", full)
+        for _ in range(3):
+            print_line("x" * 5000)
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # so that it can be closed
+
+
+def test_a_checkpoint_that_cannot_be_marked_complete_ends_nobody():
+    class Writer:
+        disk = ""
+
+        def mark_complete(self, checkpoint):
+            raise OSError(errno.ENOSPC, "No space left on device", "complete.json")
+
+    stop, found = run(OneEvent(MarkCheckpoint(Checkpoint(2))), checkpointer=Writer())
+    assert stop == Stop(0, "done")
+    assert found == [WriteFailedReport("checkpoint of 2 steps: complete.json: No space left on device")]
+
+
+def test_a_checkpoint_for_which_there_is_no_thread_fails_alone(tmp_path, monkeypatch):
+    class Store:
+        class parameter_versions:
+            state = ({}, ())
+
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    outcomes = []
+    writer = Checkpointer(tmp_path, "r", {}, 1, (1, 0))
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    for version in (2, 4):
+        writer.save(WriteCheckpoint(version), Store(), outcomes.append)
+        writer.wait()
+    assert [type(outcome) for outcome in outcomes] == [CheckpointFailed] * 2
+    assert outcomes[0].reason.endswith("can't start new thread")

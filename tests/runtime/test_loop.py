@@ -1,0 +1,75 @@
+"""The loop alone, without sockets: which tensors it stores."""
+
+import numpy as np
+import pytest
+
+from jaxdt.membership.member import Membership, PeerIdentity
+from jaxdt.membership.peer import Peer
+from jaxdt.protocol.events import COORDINATOR, Boundary, Header, Key, Member, Received, State, StateKey, Stop, View
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.loop import Loop
+from jaxdt.spec.errors import BadInput
+
+ACT = Boundary(Key("act", 0, 1, 0))
+GENERATION = 2
+VIEW = View(7, 1, GENERATION, (Member(0, 0, 1, "127.0.0.1:1"), Member(1, 1, 1, "127.0.0.1:2")), (7, 7), 0)
+
+
+class Kept:
+    """The tensors of a peer, as far as they are received."""
+
+    def __init__(self):
+        self.by_key = {}
+
+    def put(self, body, src, tensor):
+        self.by_key[body.key] = tensor
+
+
+class Nowhere:
+    """A transport that connects nobody."""
+
+    def connect(self, *arguments):
+        return None
+
+    def stats(self):
+        return {}
+
+    def queued_bytes(self):
+        return 0
+
+    def pack(self, head):
+        return [head]
+
+    def send(self, *arguments, **options):
+        return True
+
+    def close(self, flush_s):
+        return None
+
+
+def tensors_after(*messages):
+    """What peer 1 of the view holds after these messages of peer 0, each (header, array)."""
+    identity = PeerIdentity("r", "f", 1, 1, 0, GENERATION, 4, 0, 0.5, 4.0)
+    loop = Loop(1, Peer(Membership(identity)), Trace(lambda line: None, 0), lambda report: None)
+    loop.tensors, loop.transport = Kept(), Nowhere()
+    loop._machine.handle(0.0, Received(Header("r", GENERATION, 7, COORDINATOR), VIEW))
+    for header, array in messages:
+        loop.on_message(0, Received(header, ACT), [array])
+    loop.post(Stop(0, "enough"))
+    loop.run("127.0.0.1:2")
+    return loop.tensors.by_key
+
+
+def test_a_message_of_an_old_generation_does_not_overwrite_what_waits():
+    """It comes late, after a rollback, and names the same step and microbatch."""
+    due, late = np.ones(2), np.zeros(2)
+    now, before = Header("r", GENERATION, 7, 0), Header("r", GENERATION - 1, 6, 0)
+    assert tensors_after((now, due), (before, late)) == {ACT.key: due}
+    assert tensors_after((before, late)) == {}
+
+
+def test_a_damaged_slice_of_state_is_its_senders_fault():
+    """The thread that receives it looks, so the loop does not."""
+    loop = Loop(0, None, Trace(lambda line: None, 0), lambda report: None)
+    with pytest.raises(BadInput, match="checksum [0-9]+, expected 3, which came with it"):
+        loop.on_message(1, Received(Header("r", 0, 1, 1), State(StateKey(4, 0, 2))), [np.array([1, 2, 3], np.int32)])

@@ -1,0 +1,73 @@
+"""The loop: what goes to many is encoded once, and how long it is busy at a time."""
+
+from jaxdt.protocol.events import Ended, Header, HeartbeatAck, Interrupted, Send, Started, Stop, WakeAt, Woke
+from jaxdt.protocol.trace import Trace
+from jaxdt.runtime import loop as loop_module
+from jaxdt.runtime.loop import Loop
+
+HEADER = Header("r", 0, 1, -1)
+
+
+class Transport:
+    def __init__(self):
+        self.sent = []
+
+    def pack(self, head):
+        return [head]  # a new object for each call
+
+    def send(self, dst, head, leaves, priority):
+        self.sent.append((dst, head))
+
+    def close(self, flush_s):
+        pass
+
+
+class Sends:
+    def __init__(self, actions):
+        self.actions = actions
+
+    def handle(self, now_s, event):
+        return [*self.actions, Stop(0, "done")] if isinstance(event, Started) else []
+
+
+def sent(*actions):
+    loop = Loop(-1, Sends(actions), Trace(lambda line: None), lambda report: None)
+    loop.transport = Transport()
+    loop.run("")
+    return loop.transport.sent
+
+
+def test_a_message_to_many_is_encoded_once():
+    ended = Ended(0, "done")
+    heads = [head for _, head in sent(*(Send(peer, ended, header=Header("r", 0, 1, -1)) for peer in range(256)))]
+    assert len(heads) == 256 and all(head is heads[0] for head in heads)
+
+
+def test_each_message_is_encoded_under_its_own_header():
+    ended = Ended(0, "done")
+    later = Header("r", 0, 2, -1)
+    (_, first), (_, second), (_, third) = sent(
+        Send(0, ended, header=HEADER), Send(1, ended, header=later), Send(2, HeartbeatAck(1, 0.0), header=later)
+    )
+    assert [head[0]["head"]["view"] for head in (first, second, third)] == [1, 2, 2]
+    assert third[0]["kind"] == "HeartbeatAck"
+
+
+def test_the_longest_time_without_a_pause_is_known(monkeypatch):
+    """Three events that wait take 2 s each; then the loop has to wait, and a timer takes 1 s."""
+    now_s = [0.0]
+    monkeypatch.setattr(loop_module.time, "monotonic", lambda: now_s[0])
+
+    class Slow:
+        def handle(self, at_s, event):
+            if isinstance(event, Started):
+                return [WakeAt(0.0, "end")]
+            now_s[0] += {Interrupted: 2.0, Woke: 1.0}.get(type(event), 0.0)
+            return [Stop(0, "done")] if isinstance(event, Woke) else []
+
+    loop = Loop(-1, Slow(), Trace(lambda line: None), lambda report: None)
+    loop.transport = Transport()
+    for _ in range(3):
+        loop.post(Interrupted())
+    loop.run("")
+    assert loop.busy_s_max == 6.0

@@ -1,0 +1,97 @@
+"""The prediction of the step time is made beside the coordinator, never by its loop."""
+
+import math
+import queue
+from types import SimpleNamespace
+
+import pytest
+
+from jaxdt.build import RunStart, build_coordinator
+from jaxdt.protocol.reports import EndedReport, PredictionReport, ViewReport
+from jaxdt.runtime.reporting import journal as journal_module
+from jaxdt.runtime.reporting import prediction
+from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, predict
+from jaxdt.sim.fuzz.cases import draw_case
+
+CASE = draw_case(0)
+SECONDS = {peer: dict(seconds) for peer, seconds in CASE.seconds.items()}
+
+
+def request(**changes):
+    fields = dict(
+        config=CASE.config,
+        plan=CASE.plan,
+        network=None,
+        seconds=SECONDS,
+        host_of={peer: f"host{peer}" for peer in CASE.plan.peers},
+        cores={f"host{peer}": math.inf for peer in CASE.plan.peers},
+        persist_s=0.0,
+    )
+    return PredictionRequest(**fields | changes)
+
+
+def test_the_child_process_predicts_what_this_one_would():
+    reports = queue.Queue()
+    asked = Prediction()
+    asked.start(request(), reports.put)
+    found = reports.get(timeout=60)
+    assert found == predict(request()) and found.step_s and found.problem is None
+    assert asked.end(60) == found
+
+
+def test_a_prediction_that_fails_says_why():
+    reports = queue.Queue()
+    asked = Prediction()
+    asked.start(request(seconds={}), reports.put)
+    found = reports.get(timeout=60)
+    assert found.step_s is None and "Error" in found.problem
+    asked.end(60)
+
+
+def test_a_prediction_that_is_given_up_reports_nothing():
+    reports = queue.Queue()
+    asked = Prediction()
+    asked.start(request(), reports.put)
+    assert asked.end(0.0) is None
+    asked._thread.join(60)
+    assert not asked._thread.is_alive() and reports.empty()
+
+
+def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
+    """What the loop does at the first view is to start it; a run that ends first has a summary without it."""
+
+    class Started(Prediction):
+        def start(self, request, post):
+            requests.append(request)
+
+    def long(*arguments):
+        raise AssertionError("a prediction on the coordinator's loop")
+
+    requests = []
+    monkeypatch.setattr(prediction, "predict_step_s", long)
+    monkeypatch.setattr(journal_module, "Prediction", Started)
+    start = RunStart("r")
+    machine = build_coordinator(CASE.config, CASE.plan, start)
+    machine.profiles.update(SECONDS)
+    machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
+    members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
+    machine.roster.view = machine.roster.first_view(1, 0, 0)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)
+    journal = Journal(job, machine, SimpleNamespace(put_s=0.01), live=False)
+    journal.post = journal.report
+    with journal:
+        journal.report(ViewReport(1, members, []))
+        assert [asked.seconds for asked in requests] == [SECONDS]
+        journal.report(EndedReport(130, "interrupted"))
+        journal.finish(0.25)
+    summary = (tmp_path / "summary.json").read_text()
+    assert '"step_s_predicted": null' in summary and '"loop_busy_s_max": 0.25' in summary
+
+
+@pytest.mark.parametrize("report", [PredictionReport(1.5, 2.0), PredictionReport(problem="killed")])
+def test_a_prediction_is_shown(report, tmp_path, capsys):
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)
+    Journal(job, SimpleNamespace(n_committed=0), SimpleNamespace(), live=False).report(report)
+    shown = capsys.readouterr().out
+    assert shown == ("predicted step time 1.500 s\n" if report.step_s else "prediction: problem killed\n")

@@ -1,0 +1,88 @@
+"""A device that hangs or becomes very slow while its heartbeats go on: others do its Work, and each step is bounded."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxdt.protocol.events import COORDINATOR, Stop
+from jaxdt.protocol.reports import LostReport, OverdueReport, StepReport
+from jaxdt.sim.faults import SLOW, Fault
+from jaxdt.sim.fuzz.cases import NEVER_DONE, draw_case, play
+from jaxdt.spec.config import default_plan
+
+N_STEPS = 20
+FOR_EVER_S = 1e5
+# A step may take the deadline of the Work under way, which is its floor here; then some heartbeats and messages until
+# the view is there, and the step's lost Work once more.
+FLOOR_S, SEEN_S, AGAIN_STEPS = 4.0, 2.0, 2.0
+
+
+def case(wiring, pipelines=3, faults=(), delay=0):
+    """Two stages; a forward takes 0.1 s and a backward 0.2 s."""
+    drawn = draw_case(0, wiring)
+    config = replace(
+        drawn.config,
+        plan=replace(drawn.config.plan, stages=2, pipelines=pipelines, microbatches=2 * pipelines),
+        train=replace(drawn.config.train, steps=N_STEPS, on_nonfinite="stop", checkpoint_every_steps=0),
+        sync=replace(drawn.config.sync, delay=delay, delay_after_steps=0),
+        wiring=replace(drawn.config.wiring, on_stage_lost="wait", window=0, retain_bytes=1 << 30),
+    )
+    plan = default_plan(config)
+    seconds = {peer: {"F": 0.1, "B": 0.2, "E": 0.1, "G": 0.01, "U": 0.01} for peer in plan.peers}
+    link = next(iter(drawn.links.values()))
+    ends = [COORDINATOR, *plan.peers]
+    links = {(src, dst): replace(link, latency_s=0.01, bandwidth_gbps=1.0) for src in ends for dst in ends}
+    return replace(
+        drawn,
+        config=config,
+        plan=plan,
+        seconds=seconds,
+        links=links,
+        faults=tuple(faults),
+        nonfinite_step=None,
+        random_moves_s=0.0,
+    )
+
+
+def steps_s(outcome):
+    return [report.step_s for report in outcome.of(StepReport)]
+
+
+@pytest.mark.parametrize("wiring", ["swarm", "fixed"])
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("factor", [NEVER_DONE, 200.0])
+def test_a_step_takes_a_deadline_longer_and_the_next_ones_as_long_as_ever(wiring, delay, factor):
+    """Without a deadline a hang is for ever, and a device that is 200 times slower makes a step 60 times longer."""
+    calm = max(steps_s(play(case(wiring, delay=delay))[0])[1:])
+    fault = Fault(4.0, SLOW, 2, FOR_EVER_S, factor=factor)
+    outcome, _ = play(case(wiring, faults=[fault], delay=delay))
+    assert outcome.stopped[COORDINATOR] == Stop(0, f"done: {N_STEPS} steps")
+    assert {report.peer for report in outcome.of(OverdueReport)} == {2}
+    measured_s = steps_s(outcome)
+    bound_s = FLOOR_S + SEEN_S + AGAIN_STEPS * calm
+    assert max(measured_s[1:]) < bound_s
+    n_long = sum(step_s > 2 * calm for step_s in measured_s[1:])
+    assert n_long <= (1 + delay if factor == NEVER_DONE else 4)  # a device that is never done does not come back
+
+
+def test_a_peer_that_is_overdue_again_and_again_is_put_out():
+    fault = Fault(4.0, SLOW, 2, FOR_EVER_S, factor=60.0)
+    outcome, _ = play(case("swarm", faults=[fault]))
+    lost = [report.reason for report in outcome.of(LostReport) if report.peer == 2]
+    assert len(lost) == 3 and lost[-1].endswith("; its Work was overdue 3 times of late")
+    assert outcome.stopped[2].code == 2 and "has run for" in outcome.stopped[2].reason
+    assert outcome.stopped[COORDINATOR].code == 0
+
+
+def test_the_last_replica_of_a_stage_is_waited_for_and_the_run_says_so():
+    fault = Fault(4.0, SLOW, 1, 5.0, factor=200.0)
+    outcome, _ = play(case("fixed", pipelines=1, faults=[fault]))
+    assert outcome.stopped[COORDINATOR].code == 0 and not outcome.of(LostReport)
+    overdue = outcome.of(OverdueReport)
+    assert {report.peer for report in overdue} == {1} and len(overdue) <= 8  # told again each time it has doubled
+
+
+def test_a_device_that_is_a_little_slower_is_left_alone():
+    fault = Fault(4.0, SLOW, 2, FOR_EVER_S, factor=7.0)
+    outcome, _ = play(case("swarm", faults=[fault]))
+    assert not outcome.of(OverdueReport) and outcome.stopped[COORDINATOR].code == 0

@@ -1,0 +1,226 @@
+"""A replica's own state: its digest goes with `Prepared`, and a state that is wrong is replaced before the step."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Accumulated,
+    Committed,
+    Digested,
+    DigestState,
+    Drained,
+    Evicted,
+    Fetch,
+    Header,
+    Holds,
+    Install,
+    Installed,
+    Joined,
+    LinkChanged,
+    Member,
+    Prepared,
+    Ran,
+    Ready,
+    Received,
+    Record,
+    Repair,
+    Repairing,
+    Round,
+    Run,
+    Send,
+    State,
+    StateDigest,
+    StateKey,
+    StateName,
+    Sum,
+    Summed,
+    Updated,
+    View,
+    ViewChanged,
+)
+from jaxdt.protocol.reports import DownloadReport
+from jaxdt.spec.delay import NO_DELAY, Delay
+from jaxdt.spec.sizes import Group
+from jaxdt.spec.work import Work
+from jaxdt.sync.allreduce import AllReduce
+from jaxdt.sync.rounds import Rounds
+from jaxdt.sync.state_transfer import StateTransfer
+
+ALONE = View(1, 1, 0, (Member(0, 0, 1),), (1,), 0)
+SUMS = (1.0,)
+
+
+class Replica:
+    """The only member of its stage: it is prepared as soon as it has computed."""
+
+    def __init__(self, every_steps, delay=NO_DELAY):
+        rounds = Rounds(0, (Group("stage0", (0,), 4),), 1, 1 << 10)
+        self.machine = AllReduce(0, 0, rounds, 0.0, delay, every_steps)
+        self.tell(ViewChanged(ALONE))
+
+    def tell(self, event):
+        """What it does beside its Work and its sums, which are done at once."""
+        others = []
+        for action in self.machine.handle(0.0, event):
+            if isinstance(action, Run) and action.work.kind == "G":
+                others += self.tell(Ran(action.work, 0.0, 0.0))
+            elif isinstance(action, Sum):
+                others += self.tell(Summed(action.key, 5, 1.0))
+            else:
+                others.append(action)
+        return others
+
+    def hear(self, body):
+        return self.tell(Received(Header("r", 0, 1, COORDINATOR), body))
+
+    def compute(self, step):
+        self.tell(Accumulated(step, 0, 0, 1, None))
+        return self.tell(Drained(step))
+
+    def apply(self, step):
+        self.hear(Committed(Record(step, (Round(step, "stage0", 1),), 1.0, 1, "apply")))
+        return self.tell(Ran(Work(0, "U", None, 0, step), 0.0, 0.0))
+
+
+def digested(version, digest=9, generation=0):
+    return Digested(version, generation, digest, 2.0, SUMS)
+
+
+def votes(actions):
+    return [action.body.state for action in actions if isinstance(action, Send) and isinstance(action.body, Prepared)]
+
+
+def test_every_nth_vote_waits_for_the_digest_of_the_state():
+    replica = Replica(every_steps=2)
+    actions = replica.compute(0)
+    assert DigestState(0, 0) in actions and not votes(actions)
+    assert votes(replica.tell(digested(0))) == [StateDigest(0, 0, 9, 2.0, SUMS)]
+    replica.apply(0)
+    actions = replica.compute(1)
+    assert votes(actions) == [None] and DigestState(1, 0) not in actions
+    replica.apply(1)
+    assert DigestState(2, 0) in replica.compute(2)
+
+
+def test_zero_asks_never():
+    assert votes(Replica(every_steps=0).compute(0)) == [None]
+
+
+def test_a_digest_of_another_state_does_not_count():
+    replica = Replica(every_steps=1)
+    replica.compute(0)
+    assert replica.tell(digested(1)) == [] and replica.tell(digested(0, generation=1)) == []
+    assert votes(replica.tell(digested(0)))
+
+
+def test_a_vote_that_is_said_again_has_the_same_digest():
+    replica = Replica(every_steps=1)
+    replica.compute(0)
+    replica.tell(digested(0))
+    assert votes(replica.tell(LinkChanged(COORDINATOR, True))) == [StateDigest(0, 0, 9, 2.0, SUMS)]
+
+
+def test_with_a_delay_the_vote_waits_for_the_version_of_its_step():
+    """Step 1 is computed with version 0, and its result is here before the update of step 0 is done."""
+    replica = Replica(every_steps=1, delay=Delay(1, 0))
+    replica.compute(0)
+    replica.tell(digested(0))
+    assert not votes(replica.compute(1))
+    actions = replica.apply(0)
+    assert DigestState(1, 0) in actions and not votes(actions)
+    assert votes(replica.tell(digested(1))) == [StateDigest(0, 1, 9, 2.0, SUMS)]
+
+
+def test_a_wrong_state_is_replaced_before_the_replica_votes_again():
+    replica = Replica(every_steps=1)
+    replica.compute(0)
+    replica.tell(digested(0, digest=9))
+    repair = Repair(0, 9, donor=4)
+    assert replica.hear(repair) == [Repairing(0, 4)]
+    assert replica.hear(repair) == []  # it came twice
+    assert not votes(replica.tell(LinkChanged(COORDINATOR, True)))
+    assert replica.tell(Joined(0)) == [DigestState(0, 0), Holds(StateName(0, 0))]
+    assert votes(replica.tell(digested(0, digest=8))) == [StateDigest(0, 0, 8, 2.0, SUMS)]
+    assert replica.hear(repair) == []  # it came late
+
+
+def test_a_donor_makes_its_digest_again_and_keeps_its_state():
+    replica = Replica(every_steps=1)
+    replica.compute(0)
+    replica.tell(digested(0, digest=9))
+    assert replica.hear(Repair(0, 9, donor=0)) == [DigestState(0, 0)]
+    assert votes(replica.tell(digested(0, digest=10))) == [StateDigest(0, 0, 10, 2.0, SUMS)]
+
+
+# ------------------------------------------------------------------------------------------------- where it comes from
+
+
+THREE = View(2, 1, 0, tuple(Member(peer, 0, 1) for peer in (0, 1, 2)), (1,), 0)
+N_WORDS, SLICE_WORDS = 10, 4
+
+
+def transfer(peer):
+    machine = StateTransfer(peer, 0, 4 * SLICE_WORDS)
+    machine.handle(0.0, Ready({}, N_WORDS))
+    machine.handle(0.0, ViewChanged(THREE))
+    return machine
+
+
+def asked(actions):
+    return [(action.dst, action.body.key) for action in actions if isinstance(action, Send)]
+
+
+def test_a_repair_asks_one_donor_alone():
+    machine = transfer(2)
+    keys = asked(machine.handle(0.0, Repairing(0, 1)))
+    actions = []
+    while keys:
+        donor, key = keys.pop(0)
+        assert donor == 1
+        actions = machine.handle(1.0, Received(Header("r", 0, 2, donor), State(key)))
+        keys += asked(actions)
+    assert Install(0, 0) in actions
+    assert machine.handle(2.0, Installed(0)) == [DownloadReport(0, 4 * N_WORDS, 2.0, [1]), Joined(0)]
+
+
+def test_a_donor_gives_its_state_to_any_replica_of_its_stage_but_to_nobody_else():
+    donor = transfer(1)
+    ask = lambda src: donor.handle(0.0, Received(Header("r", 0, 2, src), Fetch(StateKey(0, 0, SLICE_WORDS))))  # noqa: E731
+    (send,) = ask(2)
+    assert send.dst == 2 and isinstance(send.body, State)
+    assert ask(7) == []
+
+
+def test_a_view_ends_a_repair_so_that_the_coordinator_decides_again():
+    """The donor may have gone with it."""
+    machine = transfer(2)
+    machine.handle(0.0, Repairing(0, 1))
+    without = replace(THREE, number=3, members=tuple(Member(peer, 0, 1) for peer in (0, 2)))
+    assert machine.handle(1.0, ViewChanged(without)) == [Joined(0)]
+    assert machine.handle(2.0, Received(Header("r", 0, 2, 1), State(StateKey(0, 0, SLICE_WORDS)))) == []
+
+
+def test_who_has_joined_gives_its_state_in_the_same_step():
+    """What was committed before it came is no update of its own that is about to begin."""
+    back = transfer(2)
+    record = Record(0, (Round(0, "stage0", 1),), 1.0, 1, "apply")
+    back.handle(0.0, Evicted(replace(THREE, number=3, members=THREE.members[:2])))
+    joined = replace(THREE, number=4, n_committed=1, joining=(2,), records=(record,))
+    keys = asked(back.handle(0.0, ViewChanged(joined)))
+    while keys:
+        donor, key = keys.pop(0)
+        keys += asked(back.handle(0.0, Received(Header("r", 0, 4, donor), State(key))))
+    back.handle(0.0, Installed(1))
+    (send,) = back.handle(0.0, Received(Header("r", 0, 4, 1), Fetch(StateKey(1, 0, SLICE_WORDS))))
+    assert isinstance(send.body, State)
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_the_state_of_any_committed_version_may_be_asked_for(version):
+    """A view may be many steps old."""
+    donor = transfer(1)
+    donor.handle(0.0, Updated(0, version))
+    (send,) = donor.handle(0.0, Received(Header("r", 0, 2, 2), Fetch(StateKey(version, 0, SLICE_WORDS))))
+    assert isinstance(send.body, State)
