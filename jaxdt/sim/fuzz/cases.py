@@ -159,7 +159,8 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     case = _with_perturbations(case, run_s)
     case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
     case = _with_own_disks(random.Random(f"disks {seed}"), case)
-    return _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
+    case = _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
+    return _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
 
 
 def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -262,6 +263,15 @@ def _with_vacant_stage(rng: random.Random, case: Case, run_s: float) -> Case:
         faults.append(Fault(0.0, LATE, peers[0], at_s + grace_s, peers[1:], peers))
     wiring = replace(case.config.wiring, on_stage_lost="wait", stage_grace_s=grace_s)
     return replace(case, config=replace(case.config, wiring=wiring), faults=_in_order([*case.faults, *faults]))
+
+
+def _with_lost_stage(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In an eighth of the cases that stop when a stage is lost, all replicas of one stage end at once."""
+    if case.config.wiring.on_stage_lost == "wait" or rng.random() >= 1 / 8:
+        return case
+    at_s = rng.uniform(0.2, 0.8) * run_s
+    faults = [Fault(at_s, rng.choice(ENDS), peer) for peer in rng.choice(case.plan.placement)]
+    return replace(case, faults=_in_order([*case.faults, *faults]))
 
 
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:
