@@ -375,7 +375,7 @@ MUTANTS = {
         unchanged,
         second_process_replaces_the_first,
         {LIVING, SPARED},
-        range(28, 31),
+        (37, 60, 72),
     ),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }
