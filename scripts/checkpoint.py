@@ -16,7 +16,7 @@ from absl import flags
 
 from jaxdt.cli import environment, run_flags
 from jaxdt.model.gpt import stage_entries
-from jaxdt.runtime.storage import checkpoint
+from jaxdt.runtime.storage import checkpoint, entries
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import GPTConfig
@@ -63,11 +63,11 @@ def problem_of(folder: Path) -> str:
     """Why a complete checkpoint cannot be used, '' if it can."""
     try:
         model = model_of(folder)
-        entries = checkpoint.load_entries(folder, stage_entries(model, 0, model.n_layers))
+        state = entries.load_entries(folder, stage_entries(model, 0, model.n_layers))
     except BadInput as error:
         return f"cannot be read: {error}"
-    for name, entry in entries.items():
-        for leaf in checkpoint.leaves(entry):
+    for name, entry in state.items():
+        for leaf in entries.leaves(entry):
             if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
                 return f"{name} holds numbers that are not finite"
     return ""

@@ -14,7 +14,8 @@ from absl import flags
 from jaxdt.cli import environment, run_flags
 from jaxdt.model.sample import assemble, generate
 from jaxdt.model.tokenizer import load_tokenizer
-from jaxdt.runtime.storage.checkpoint import load_entries, newest
+from jaxdt.runtime.storage.checkpoint import newest
+from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
 

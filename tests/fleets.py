@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxdt.runtime.run_dir import new_token
-from jaxdt.runtime.storage.checkpoint import load_entries
+from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.parts import step_folder
 
 ROOT = Path(__file__).resolve().parents[1]

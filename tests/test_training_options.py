@@ -18,7 +18,7 @@ from jaxdt.model.gpt import init_stage
 from jaxdt.model.optim import optimizer
 from jaxdt.protocol.events import Boundary, Key
 from jaxdt.runtime.calibrate.stage_times import compile_step
-from jaxdt.runtime.storage.checkpoint import split_entries
+from jaxdt.runtime.storage.entries import split_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.spec import config as run_config

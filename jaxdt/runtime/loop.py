@@ -76,7 +76,7 @@ from jaxdt.runtime.net.handshake import name_of
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore, refusal
-from jaxdt.runtime.storage.state_vector import WORD, check_slice
+from jaxdt.runtime.storage.words import WORD, check_slice
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
 from jaxdt.spec.work import UPDATE, Work

@@ -9,7 +9,7 @@ from jaxdt.model.data import TokenFile
 from jaxdt.protocol.events import Checkpoint, Part
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.identity.credential import load as load_credential_file
-from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, load_parts
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.parts import part_folders
 from jaxdt.spec.config import RunConfig
@@ -67,6 +67,8 @@ class RunJob:
 
     def load_entries(self, version: int, parts: tuple[Part, ...], names: list[str]) -> dict[str, dict]:
         """Entries of these parts of the checkpoint of `version`: this run's own, or those that it resumed from."""
+        from jaxdt.runtime.storage.entries import load_parts  # loads JAX, which only peers need
+
         return load_parts(parts, part_folders(self.run_dir, version, self.resume), names)
 
     def work_s_min(self, stage: int) -> dict[str, float]:

@@ -19,15 +19,9 @@ from jaxdt.model.layers import Receiver, Sender
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.protocol.events import Checkpoint, Part, WriteCheckpoint
-from jaxdt.runtime.storage.checkpoint import (
-    about_run,
-    check_resumable,
-    join_entries,
-    load_entries,
-    mark_complete,
-    newest,
-)
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, mark_complete, newest
 from jaxdt.runtime.storage.checkpointer import Checkpointer
+from jaxdt.runtime.storage.entries import join_entries, load_entries
 from jaxdt.runtime.storage.parts import step_folder
 from jaxdt.spec import config as run_config
 from jaxdt.spec.errors import BadInput

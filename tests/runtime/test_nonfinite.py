@@ -7,7 +7,7 @@ from report_fields import report_fields
 
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.model.data import write_tokens
-from jaxdt.runtime.storage.checkpoint import split_entries
+from jaxdt.runtime.storage.entries import split_entries
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer

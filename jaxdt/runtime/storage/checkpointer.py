@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jaxdt.protocol.events import (
     Checkpoint,
@@ -24,7 +22,7 @@ from jaxdt.protocol.events import (
     WroteCheckpoint,
 )
 from jaxdt.runtime.storage import fetched_parts
-from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, split_entries, sweep
+from jaxdt.runtime.storage.checkpoint import COMPLETE, complete_record, mark_complete, prune, sweep
 from jaxdt.runtime.storage.durable import disk_id
 from jaxdt.runtime.storage.fetched_parts import slices_here
 from jaxdt.runtime.storage.parts import (
@@ -40,7 +38,7 @@ from jaxdt.runtime.storage.parts import (
     temporary_part,
     whole_manifest,
 )
-from jaxdt.runtime.storage.state_vector import check_slice, with_checksum
+from jaxdt.runtime.storage.words import check_slice, with_checksum
 from jaxdt.spec.errors import BadInput
 
 
@@ -104,6 +102,9 @@ class Checkpointer:
     ) -> None:
         """Write the store's state, on a thread that calls `post` with the outcome. An exception must end the process.
         The state's arrays must not change until `wait` has returned."""
+        # Only peers save, so the process of a coordinator loads neither JAX nor Orbax.
+        from jaxdt.runtime.storage.entries import copy_of, split_entries
+
         state = [split_entries(store.parameter_versions.state)]
         earlier = self._threads[-2:]
         copying = Copying()
@@ -112,7 +113,7 @@ class Checkpointer:
             for thread in earlier[:-1]:
                 thread.join()
             try:
-                parts = jax.tree.map(np.array, state.pop())  # the list gives up the last reference to the state
+                parts = copy_of(state.pop())  # the list gives up the last reference to the state
                 copying.end()
                 for thread in earlier[-1:]:
                     thread.join()
@@ -135,6 +136,8 @@ class Checkpointer:
     def _write(
         self, write_checkpoint: WriteCheckpoint, entries: dict[str, dict], copying: Copying
     ) -> WroteCheckpoint | CheckpointFailed:
+        from jaxdt.runtime.storage.entries import write_entries
+
         assert self._stage is not None, "the coordinator has no state"
         version, generation = write_checkpoint.version, write_checkpoint.generation
         of_stage = (version, self._stage, self._n_stages, self._about, {})
@@ -142,8 +145,7 @@ class Checkpointer:
         folder = step_folder(self._run_dir, version)
         temporary = temporary_part(self._run_dir, version)
         try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                checkpointer.save(temporary.absolute(), entries)
+            write_entries(temporary, entries)
             manifest = seal(temporary, about)
             part = put_in_place(temporary, self._run_dir, manifest)
         except (OSError, ValueError) as error:  # Orbax and tensorstore raise these for a disk that refuses

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdt.protocol.events import Part, StateKey
 from jaxdt.runtime.storage.parts import put_in_place, temporary_part, unpack
-from jaxdt.runtime.storage.state_vector import WORD
+from jaxdt.runtime.storage.words import WORD
 
 FOLDER = "fetching"
 

@@ -61,7 +61,7 @@ class GradientSlices:
 
     def result(self, round: Round) -> np.ndarray:
         """The whole sum, joined from its slices in a new buffer, which jax may keep."""
-        keys = sorted(key for key in self._slices if key.src is None and key.round == round)
+        keys = sorted(key for key in list(self._slices) if key.src is None and key.round == round)
         out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
         return np.concatenate([self._slices[key] for key in keys], out=out)
 
@@ -71,7 +71,7 @@ class GradientSlices:
         if len(self._aborted) > ABORTED_MAX:
             del self._aborted[next(iter(self._aborted))]
         self._own.pop(round, None)
-        for key in [key for key in self._slices if key.round == round]:
+        for key in [key for key in list(self._slices) if key.round == round]:
             del self._slices[key]
 
     def free(self, rounds: Iterable[Round]) -> None:
@@ -84,7 +84,7 @@ class GradientSlices:
         for by_round in (self._aborted, self._own):
             for round in [round for round in by_round if is_over(round)]:
                 del by_round[round]
-        for key in [key for key in self._slices if is_over(key.round)]:
+        for key in [key for key in list(self._slices) if is_over(key.round)]:
             del self._slices[key]
 
     def _own_part(self, key: SliceKey) -> np.ndarray:

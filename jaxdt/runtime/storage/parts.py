@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxdt.runtime.storage.durable import canonical, fsync, fsync_tree, read_json, write_json
-from jaxdt.runtime.storage.state_vector import WORD
+from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 

@@ -5,15 +5,13 @@ import functools
 import hashlib
 import itertools
 import math
-import zlib
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.runtime.storage.words import WORD, sealed
 
-WORD = np.dtype(np.int32)
 DIGEST_BYTES = 8  # a message holds integers of 64 bits
 N_SUMS = 64  # the norm of a difference is estimated from so many, with a standard error of a tenth or so
 CHUNK_NUMBERS = N_SUMS << 14  # are converted to float64 at a time
@@ -43,7 +41,7 @@ class StateVector:
                 words = np.asarray(leaf).reshape(-1).view(WORD)
                 out[leaf_lo - lo : leaf_hi - lo] = words[leaf_lo - start : leaf_hi - start]
             start = end
-        return _sealed(out)
+        return sealed(out)
 
     def tree(self, words: np.ndarray) -> Any:
         """The tree whose vector this is. Its leaves are views of `words`."""
@@ -53,24 +51,6 @@ class StateVector:
             for (shape, dtype), start, end in zip(self._leaves, starts, self._ends, strict=True)
         ]
         return jax.tree.unflatten(self._structure, leaves)
-
-
-def with_checksum(words: np.ndarray) -> np.ndarray:
-    """Words, followed by one word with their CRC-32."""
-    return _sealed(np.append(words, WORD.type(0)))
-
-
-def _sealed(words: np.ndarray) -> np.ndarray:
-    words[-1:].view(np.uint32)[0] = zlib.crc32(words[:-1].data)
-    return words
-
-
-def check_slice(words: np.ndarray, what: object) -> None:
-    """BadInput, which names `what`, if the last word of a slice is not the checksum of the others."""
-    checksum = zlib.crc32(words[:-1].data)
-    expected = int(words[-1:].view(np.uint32)[0])
-    if checksum != expected:
-        raise BadInput(f"{what}: checksum {checksum}, expected {expected}, which came with it")
 
 
 def digest(tree: Any) -> int:

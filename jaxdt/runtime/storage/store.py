@@ -20,10 +20,11 @@ from jaxdt.protocol.events import Boundary, Install, Key, Message, Part, Restore
 from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
-from jaxdt.runtime.storage.checkpoint import join_entries
+from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
-from jaxdt.runtime.storage.state_vector import WORD, StateVector, digest, norm_and_sums
+from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
+from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan

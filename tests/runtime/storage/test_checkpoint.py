@@ -34,16 +34,14 @@ from jaxdt.runtime.storage import checkpointer as checkpointer_module
 from jaxdt.runtime.storage.checkpoint import (
     check_resumable,
     complete_checkpoints,
-    join_entries,
-    load_entries,
     mark_complete,
     newest,
     newest_whole,
     prune,
-    split_entries,
 )
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.durable import read_json, write_json
+from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.parts import step_folder
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput

@@ -1,0 +1,116 @@
+"""The arrays of checkpoints: a stage's state by layer, and the folders that Orbax writes and reads."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxdt.protocol.events import Part
+from jaxdt.runtime.storage.checkpoint import complete_record
+from jaxdt.runtime.storage.parts import find_part, whole_manifest
+from jaxdt.spec.errors import BadInput
+
+
+def split_entries(state: tuple[Any, ...]) -> dict[str, dict]:
+    """Split a state of ParameterVersions into {entry: {"params": tree, "optimizer": leaves}}, with delayed updates also
+    "before": tree. Every subtree of the optimizer's state that mirrors the parameters is split like them. Scalars such
+    as step counts go into every entry."""
+    params, opt_state, *before = state
+
+    def mirrors(tree: Any) -> bool:
+        return isinstance(tree, dict) and set(tree) == set(params)
+
+    def optimizer_leaves(name: str) -> list:
+        own = jax.tree.map(lambda tree: tree[name] if mirrors(tree) else tree, opt_state, is_leaf=mirrors)
+        return jax.tree.leaves(own)
+
+    entries = {name: {"params": params[name], "optimizer": optimizer_leaves(name)} for name in params}
+    for tree in before:
+        for name, entry in entries.items():
+            entry["before"] = tree[name]
+    return entries
+
+
+def join_entries(entries: dict[str, dict], like: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inverse of split_entries, for the structure of `like`. A run with delayed updates can use a checkpoint of a
+    run without them: both of its versions are then the same."""
+    params, opt_state, *before = like
+
+    def mirrors(tree: Any) -> bool:
+        return isinstance(tree, dict) and set(tree) == set(params)
+
+    nodes, structure = jax.tree.flatten(opt_state, is_leaf=mirrors)
+    iterators = {name: iter(entries[name]["optimizer"]) for name in params}
+    joined = []
+    for node in nodes:
+        if mirrors(node):
+            joined.append({name: _rebuilt(node[name], iterators[name]) for name in params})
+        else:
+            joined.append([next(iterator) for iterator in iterators.values()][0])
+    joined_params = {name: entries[name]["params"] for name in params}
+    joined_before = tuple(
+        {name: entries[name].get("before", entries[name]["params"]) for name in params} for _ in before
+    )
+    return joined_params, jax.tree.unflatten(structure, joined), *joined_before
+
+
+def _rebuilt(like: Any, leaves) -> Any:
+    return jax.tree.map(lambda _: next(leaves), like)
+
+
+def leaves(entry: dict) -> list[np.ndarray]:
+    """All arrays of an entry."""
+    return jax.tree.leaves(entry)
+
+
+def copy_of(entries: dict[str, dict]) -> dict[str, dict]:
+    """The entries in arrays of their own, in this host's memory."""
+    return jax.tree.map(np.array, entries)
+
+
+def write_entries(path: Path, entries: dict[str, dict]) -> None:
+    """Write entries as arrays to a folder that does not exist yet. OSError or ValueError from a disk that refuses."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path.absolute(), entries)
+
+
+def load_entries(folder: Path, names: list[str] | None = None) -> dict[str, dict]:
+    """Entries of a complete checkpoint as numpy arrays: all, or those in `names`."""
+    return load_parts(complete_record(folder).checkpoint.parts, [folder], names)
+
+
+def load_parts(parts: Collection[Part], folders: list[Path], names: list[str] | None = None) -> dict[str, dict]:
+    """Entries of these parts, as far as they are in one of the folders: all, or those in `names`."""
+    entries: dict[str, dict] = {}
+    for part in parts:
+        path = find_part(folders, part.digest)
+        if path:
+            entries |= _load_part(path, part.digest, names, entries)
+    required = names or []
+    missing = sorted(set(required) - set(entries))
+    if missing:
+        raise BadInput(f"{folders[-1]}: holds no {missing[0]}, expected all of {', '.join(required)}")
+    return entries
+
+
+def _load_part(part: Path, digest: str, names: list[str] | None, known: Collection[str]) -> dict[str, dict]:
+    """Entries of one stage's part: those in `names`, or all, without those in `known`. Orbax and tensorstore read only
+    files that are as they were written."""
+    whole_manifest(part, digest)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            about = checkpointer.metadata(part.absolute()).item_metadata
+            if about is None:
+                raise BadInput(f"{part}: its metadata cannot be read")
+            wanted = {n: leaf for n, leaf in about.tree.items() if n not in known and (names is None or n in names)}
+            if not wanted:
+                return {}
+            item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+            arguments = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True)
+            return checkpointer.restore(part.absolute(), args=arguments)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{part}: cannot be read ({str(error).splitlines()[0]})") from None
