@@ -27,6 +27,8 @@ from jaxdt.spec.work import Work
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.routed import RoutedWiring
 
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
 
 def delayed(config, after_steps=0):
     return replace(config, sync=replace(config.sync, delay=1, delay_after_steps=after_steps))

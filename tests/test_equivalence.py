@@ -34,6 +34,8 @@ from jaxdt.spec.optim import OptimConfig
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
 START = RunStart("r")
 
 N_STEPS = 20

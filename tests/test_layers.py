@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
 # Declared in pyproject.toml, from the top down: a package may import those below it; packages of one line may not
 # import each other. A package of a later table is a part of an earlier one, with an order of its own.
 ORDER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["jaxdt"]["import_order"]
@@ -130,7 +131,9 @@ def test_modules_beside_the_layers(module):
 )
 def test_importing_it_leaves_jax_out(module):
     code = f"import sys, {module}; print(sorted(set(sys.modules) & {{'jax', 'jaxlib', 'numpy'}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "scripts", check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "scripts", check=True
+    )
     assert "jax" not in done.stdout
     if module == "jaxdt.sim.predict":
         assert done.stdout.strip() == "[]"

@@ -26,6 +26,8 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.optim import OptimConfig
 from jaxdt.spec.seq_lengths import SeqLengths
 
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
 LAMB = OptimConfig("lamb", lr=1e-2, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
 GROWTH = run_config.DataConfig(seq_start=8, seq_growth_steps=12)
 SHARED = dict(n_shared_blocks=2)

@@ -36,7 +36,7 @@ def churning(tmp_path):
     yield start
     for fleet in fleets:
         fleet.process.kill()
-        fleet.process.wait()
+        fleet.process.communicate()
         if fleet.newcomer:
             fleet.newcomer.kill()
             fleet.newcomer.wait()

@@ -38,7 +38,7 @@ def fleet(tmp_path, slow_links):
     started = Cut(tmp_path, *ENDLESS, *SWARM, slow_links)
     yield started
     started.process.kill()
-    started.process.wait()
+    started.process.communicate()
 
 
 def test_links_that_break_and_heal(fleet, alone):

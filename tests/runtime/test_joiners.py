@@ -26,6 +26,7 @@ from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import job_flags, new_token, peer_credential
+from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
@@ -47,7 +48,7 @@ def come(*words: str, code: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout.strip().splitlines()[-1]
 
 
-def come_with_another_shape(address: str, token: Path) -> Stop:
+def come_with_another_shape(address: str, token: Path, run_dir: Path) -> Stop:
     """A newcomer whose libraries make another optimizer state of the same config: 1000 words."""
     credential = credential_for(token, parse_address("coordinator", address))
     welcome = ask_to_join(parse_address("coordinator", address), credential)
@@ -56,7 +57,8 @@ def come_with_another_shape(address: str, token: Path) -> Stop:
     machine = build_newcomer(config, plan, welcome.peer, welcome.stage, RunStart(welcome.run))
     fitting = dataclasses.replace(machine.membership.identity, fingerprint=welcome.fingerprint)
     machine.membership.identity = fitting
-    loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None)
+    checkpointer = Checkpointer(run_dir, welcome.run, {}, 1, (plan.n_stages, welcome.stage))
+    loop = Loop(welcome.peer, machine, Trace(lambda line: None, 0), lambda report: None, checkpointer)
     callbacks = TransportCallbacks(loop.on_message, loop.on_link, loop.expect, read=from_plain)
     name = f"{welcome.run}, {welcome.fingerprint}"
     loop.transport = Transport(welcome.peer, name, ("127.0.0.1", 0), load_credential(credential), callbacks)
@@ -83,15 +85,19 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     assert code == 2 and "protocol version: got " in said and "expected 9" in said, said
     flags = [*job_flags(fleet.run_dir), peer_credential(fleet.run_dir, 1), f"--coordinator={address}", elsewhere]
     code, said = come("--peer=1", *flags, "--config.model.d_ff=128")
-    assert (
-        code == 2 and said.startswith("coordinator: run: peer ") and " is of run '" in said and ", config " in said
-    ), said
-    stop = come_with_another_shape(address, Path(new_token(fleet.run_dir, "other").removeprefix("--token=")))
+    assert code == 2 and said.startswith("coordinator: run: a process that asks to be a peer is of run '"), said
+    other = Path(new_token(fleet.run_dir, "other").removeprefix("--token="))
+    stop = come_with_another_shape(address, other, tmp_path / "newcomer")
     assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop
     fleet.wait_for_step(len(fleet.losses()) + 2)  # steps wait for a joining peer, so it has been put out by then
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended() == 130, fleet.output
-    reasons = ["unknown ca", "protocol version: got 9", "run: peer 1 is of run", "asks for words 0..1000"]
+    reasons = [
+        "unknown ca",
+        "protocol version: got 9",
+        "run: a process that asks to be a peer is of run",
+        "asks for words 0..1000",
+    ]
     for reason in reasons:
         assert reason in fleet.output.lower(), fleet.output
     assert_equal(fleet, alone)

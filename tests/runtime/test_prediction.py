@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdt.build import RunStart, build_coordinator
+from jaxdt.protocol.events import Checkpoint
 from jaxdt.protocol.reports import EndedReport, PredictionReport, ViewReport
 from jaxdt.runtime.reporting import journal as journal_module
 from jaxdt.runtime.reporting import prediction
@@ -76,7 +77,7 @@ def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
     machine.profiles.update(SECONDS)
     machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
     members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
-    machine.roster.view = machine.roster.first_view(1, 0, 0)
+    machine.roster.view = machine.roster.first_view(1, Checkpoint())
     job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)
     journal = Journal(job, machine, SimpleNamespace(put_s=0.01), live=False)
     journal.post = journal.report

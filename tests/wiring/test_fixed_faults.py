@@ -13,6 +13,8 @@ from jaxdt.spec import config as run_config
 from jaxdt.spec.plan import Plan
 from jaxdt.wiring.pipeline_assignment import PlannedRoutes, pipeline_assignment
 
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
 # ------------------------------------------------------------------------------------------------------------- places
 
 # Two stages; pipelines 0, 1; 2, 3; and 4, 5, with microbatches 0..2, 3..5 and 6..7.

@@ -118,6 +118,8 @@ def name_of(peer: int) -> str:
     """The name of a peer in messages to people."""
     if peer >= OPERATOR_IDS:
         return "an operator"
+    if peer >= TEMPORARY_IDS:
+        return "a process that asks to be a peer"
     return "coordinator" if peer == COORDINATOR else f"peer {peer}"
 
 

@@ -20,6 +20,8 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.sizes import boundary_bytes
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, Work
 
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
 ACT = Key("act", 0, 1, 0)
 
 
