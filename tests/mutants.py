@@ -95,12 +95,12 @@ class PublishesEarly(Mutant):
     """A record is announced while it is still being made durable."""
 
     def handle(self, now_s, event):
-        if event == Persisted("records"):
+        if event == Persisted("steps"):
             return []
         actions = list(self.machine.handle(now_s, event))
         for action in actions:  # the loop appends to the list
-            if isinstance(action, Persist) and action.name == "records":
-                actions += self.machine.handle(now_s, Persisted("records"))
+            if isinstance(action, Persist) and action.name == "steps":
+                actions += self.machine.handle(now_s, Persisted("steps"))
         return actions
 
 
@@ -287,7 +287,7 @@ def unchanged(peer, machine, tensors):
 
 
 def one_record() -> AbstractContextManager:
-    return mock.patch.object(commit, "KEPT_RECORDS", 1)
+    return mock.patch.object(commit, "KEPT_STEPS", 1)
 
 
 def silence_is_death() -> AbstractContextManager:
@@ -334,6 +334,11 @@ def judges_after_a_pause() -> AbstractContextManager:
     return mock.patch.object(Coordinator, "_on_pause", lambda self, now_s, paused_s: [])
 
 
+def starts_in_silence() -> AbstractContextManager:
+    """A step that was durable when the coordinator ended is never reported."""
+    return mock.patch.object(TwoPhaseCommit, "start", lambda commit, now_s: [])
+
+
 @contextmanager
 def second_process_replaces_the_first():
     """Every process that asks whether it may be a peer may be it."""
@@ -376,6 +381,12 @@ MUTANTS = {
         second_process_replaces_the_first,
         {LIVING, SPARED},
         (37, 60, 72),
+    ),
+    "a restarted coordinator says nothing of the last step": (
+        unchanged,
+        starts_in_silence,
+        {PROGRESS},
+        (421, 437, 468),
     ),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }

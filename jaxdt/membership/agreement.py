@@ -8,10 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxdt.protocol.events import Action, Message, Record, Repair, Round, View
+from jaxdt.protocol.events import Action, Message, Record, Repair, Round, Tally, View
 from jaxdt.protocol.reports import Report
 
 Results = tuple[tuple[Round, tuple[int, ...]], ...]  # rounds of steps under way, and who holds their whole result
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """A committed step, and what its members have measured in it."""
+
+    record: Record
+    tally: Tally
 
 
 @dataclass(frozen=True)
@@ -44,12 +52,13 @@ class Agreement(Protocol):
     READS: frozenset[type]  # messages of members that are for the agreement
     n_committed: int
 
-    def start(self, now_s: float) -> None:
-        """A coordinator goes on where an earlier one has died."""
+    def start(self, now_s: float) -> list[Action]:
+        """A coordinator goes on where an earlier one has died: reports of what that one may not have reported."""
         ...
 
-    def restore(self, records: Sequence[Record], n_committed: int) -> None:
-        """What an earlier coordinator made durable: its last records, and the steps committed before its last view."""
+    def restore(self, steps: Sequence[CommittedStep], n_committed: int) -> None:
+        """What an earlier coordinator made durable: its last steps, and how many were committed before its last
+        view."""
         ...
 
     def hear(self, src: int, message: Message, admissions: Mapping[int, int]) -> None:

@@ -7,14 +7,14 @@ makes the step's record durable and announces it, and every member applies it. S
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jaxdt.membership.agreement import Decision, EndRun, RepairReplicas, Results, RollBack
+from jaxdt.membership.agreement import CommittedStep, Decision, EndRun, RepairReplicas, Results, RollBack
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.state_check import UnequalBits, deviations
 from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Repair, Round, Tally, View
 from jaxdt.protocol.reports import StepReport
 from jaxdt.spec.seq_lengths import SeqLengths
 
-KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
+KEPT_STEPS = 2  # with a delay of one step a member may have missed two
 ROLLBACKS_MAX = 3  # without a complete checkpoint in between
 
 
@@ -32,16 +32,18 @@ class TwoPhaseCommit:
         self._config = config
         self._votes = Votes()
         self._unequal_bits = UnequalBits()
-        self._records: list[Record] = []
+        self._steps: tuple[CommittedStep, ...] = ()  # the last ones
         self._n_rollbacks = 0
         self._last_commit_s = 0.0
 
-    def start(self, now_s: float) -> None:
+    def start(self, now_s: float) -> list[Action]:
+        """The last step was durable, but the process may have ended before it said so; its time is not known."""
         self._last_commit_s = now_s
+        return [step_report(step, math.nan, self._config.tokens_per_sample) for step in self._steps[-1:]]
 
-    def restore(self, records: Sequence[Record], n_committed: int) -> None:
-        self._records = list(records)
-        self.n_committed = max([n_committed, *(record.step + 1 for record in self._records)])
+    def restore(self, steps: Sequence[CommittedStep], n_committed: int) -> None:
+        self._steps = tuple(steps)
+        self.n_committed = max([n_committed, *(record.step + 1 for record in self.records)])
 
     def hear(self, src: int, message: Message, admissions: Mapping[int, int]) -> None:
         """A vote on the first step that is not committed, or with a delay on one of the next."""
@@ -81,24 +83,25 @@ class TwoPhaseCommit:
             return EndRun(4, f"step {step}: the gradient is not finite")
         return RollBack()
 
-    def durable_form(self, record: Record) -> tuple[Record, ...]:
-        return (*self._records, record)[-KEPT_RECORDS:]
+    def durable_form(self, record: Record) -> tuple[CommittedStep, ...]:
+        step = CommittedStep(record, self._votes.tally(record.step))
+        return (*self._steps, step)[-KEPT_STEPS:]
 
     def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
+        self._steps = self.durable_form(record)
         votes = self._votes.pop(record.step)
-        self._records = list(self.durable_form(record))
         self.n_committed = record.step + 1
         step_s = now_s - self._last_commit_s
         self._last_commit_s = now_s
-        report = step_report(record, votes.values(), step_s, self._config.tokens_per_sample)
+        report = step_report(self._steps[-1], step_s, self._config.tokens_per_sample)
         return Committed(record), [*self._unequal_bits.reports(votes), report]
 
     @property
     def records(self) -> tuple[Record, ...]:
-        return tuple(self._records)
+        return tuple(step.record for step in self._steps)
 
     def missed(self) -> list[Message]:
-        return [Committed(record) for record in self._records]
+        return [Committed(record) for record in self.records]
 
     def leave_view(self, members: Collection[int]) -> Results:
         """Results that members hold stay good; who is prepared says so again in the new view."""
@@ -113,7 +116,7 @@ class TwoPhaseCommit:
 
     def roll_back(self) -> None:
         self._votes.clear()
-        self._records.clear()
+        self._steps = ()
 
     def checkpoint_complete(self) -> None:
         self._n_rollbacks = 0
@@ -143,6 +146,12 @@ class Votes:
                 for result in prepared.results if peer in members else ():
                     holders.setdefault(result.round, []).append(peer)
         return tuple((round, tuple(peers)) for round, peers in sorted(holders.items()))
+
+    def tally(self, step: int) -> Tally:
+        """What the members have measured in a step that all are prepared for."""
+        votes = self._by_step[step].values()
+        results = {result.round.group: result for vote in votes for result in vote.results}
+        return sum((result.tally for result in results.values()), Tally())
 
     def pop(self, step: int) -> Mapping[int, Prepared]:
         """The votes on a step that is committed."""
@@ -175,15 +184,16 @@ def agreed_record(step: int, votes: Mapping[int, Prepared], generation: int) -> 
     return Record(step, rounds, sq_norm, counts.pop(), "apply" if math.isfinite(sq_norm) else "skip", generation)
 
 
-def step_report(record: Record, votes: Iterable[Prepared], step_s: float, tokens_per_sample: SeqLengths) -> StepReport:
+def step_report(step: CommittedStep, step_s: float, tokens_per_sample: SeqLengths) -> StepReport:
     """A committed step as its members have measured it."""
-    results = {result.round.group: result for vote in votes for result in vote.results}
-    tally = sum((result.tally for result in results.values()), Tally())
+    record = step.record
+    tally = step.tally
+    n_tokens = record.n_samples * tokens_per_sample.at(record.step)
     return StepReport(
         step=record.step,
         loss=tally.loss_sum / tally.n_losses if tally.n_losses else math.nan,
         step_s=step_s,
-        tokens_per_s=record.n_samples * tokens_per_sample.at(record.step) / step_s if step_s > 0 else math.inf,
+        tokens_per_s=n_tokens / step_s if step_s else math.inf,
         gradient_norm=math.sqrt(record.sq_norm) / record.n_samples,
         verdict=record.verdict,
         eval_loss=tally.eval_sum / tally.n_evals if tally.n_evals else None,

@@ -107,7 +107,7 @@ from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 # Names under which state is made durable.
-TERM, VIEW, RECORDS, CHECKPOINT = "coordinator_term", "view", "records", "checkpoint"
+TERM, VIEW, STEPS, CHECKPOINT = "coordinator_term", "view", "steps", "checkpoint"
 OPERATOR = "operator"
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
@@ -211,7 +211,7 @@ class Coordinator:
 
     def _restore(self, durable_state: DurableState) -> None:
         view = replace(durable_state.view, coordinator_term=self.coordinator_term)
-        self._agreement.restore(durable_state.records, view.n_committed)
+        self._agreement.restore(durable_state.steps, view.n_committed)
         self.roster.recall(view, self.n_committed > view.n_committed)
         if durable_state.checkpoint:
             self._checkpoints.complete(durable_state.checkpoint)
@@ -224,7 +224,7 @@ class Coordinator:
         if self._operations.state.revoked:
             actions.append(Revoke(self._operations.state.revoked))
         if self.view:
-            self._agreement.start(now_s)
+            actions += self._agreement.start(now_s)
             self._patient_until_s = now_s + RESTART_GRACE_S
             for member in self.view.members:
                 self._leases.arrived(member.peer, now_s)
@@ -658,11 +658,11 @@ class Coordinator:
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
         is_held = self._operations.holds_steps
-        if self.view is None or is_held or self._being_persisted.keys() & {VIEW, RECORDS, CHECKPOINT}:
+        if self.view is None or is_held or self._being_persisted.keys() & {VIEW, STEPS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case Record() as record:
-                return [self._persist(RECORDS, self._operations.record(record))]
+                return [self._persist(STEPS, self._operations.record(record))]
             case EndRun(code, reason):
                 return self._end(code, reason)
             case RepairReplicas(repairs, reports):

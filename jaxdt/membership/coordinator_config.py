@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.protocol.events import Checkpoint, Hello, Part, Record, View, Welcome
+from jaxdt.membership.agreement import CommittedStep
+from jaxdt.protocol.events import Checkpoint, Hello, Part, View, Welcome
 from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
 
@@ -67,12 +68,12 @@ class OperatorState:
 
 @dataclass(frozen=True)
 class DurableState:
-    """What an earlier coordinator of the run made durable: its term, its last view and records, the newest complete
+    """What an earlier coordinator of the run made durable: its term, its last view and steps, the newest complete
     checkpoint (None before the first of its run), and what operators asked for."""
 
     coordinator_term: int
     view: View
-    records: tuple[Record, ...]
+    steps: tuple[CommittedStep, ...]
     checkpoint: Checkpoint | None = None
     operator: OperatorState = OperatorState()
 
@@ -83,15 +84,15 @@ def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
 
 
 def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view", "records", "checkpoint" and "operator", as
-    plain data. None if there was no view yet. A record of an earlier generation does not count any more. BadInput for
+    """From what was persisted under the names "coordinator_term", "view", "steps", "checkpoint" and "operator", as
+    plain data. None if there was no view yet. A step of an earlier generation does not count any more. BadInput for
     anything that a coordinator does not write."""
     if disk.get("view") is None:
         return None
     view = serialize.read(View, disk["view"], "view")
-    records = serialize.read(tuple[Record, ...], disk.get("records") or [], "records")
+    steps = serialize.read(tuple[CommittedStep, ...], disk.get("steps") or [], "steps")
     term = serialize.read(int, disk.get("coordinator_term"), "coordinator_term")
-    kept = tuple(record for record in records if record.generation == view.generation)
+    kept = tuple(step for step in steps if step.record.generation == view.generation)
     stored = disk.get("checkpoint")
     checkpoint = None if stored is None else serialize.read(Checkpoint, stored, "checkpoint")
     return DurableState(term, view, kept, checkpoint, load_operator_state(disk))

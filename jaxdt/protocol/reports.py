@@ -37,7 +37,8 @@ class Report:
 @dataclass(frozen=True)
 class StepReport(Report):
     """A committed step. `loss` is a mean over samples, NaN where none was measured; `gradient_norm` is the norm of the
-    mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss, in steps that measure it."""
+    mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss, in steps that measure it. A
+    coordinator that was started again reports the last step of the one before once more, with a `step_s` of NaN."""
 
     kind: ClassVar[str] = "step"
     step: int

@@ -437,13 +437,17 @@ class Simulation:
         self._queue.at(wake.at_s, self._wake, (peer, self._machines[peer], Woke(wake.tag)))
 
     def _persist(self, peer: int, persist: Persist) -> None:
-        durable_s = self.outcome.now_s + self._persist_s
-        self._queue.at(durable_s, self._persisted, (peer, persist, self._machines[peer]))
+        """The value is durable some time before the machine hears of it, so that a process may end in between."""
+        process = (peer, persist, self._machines[peer])
+        self._queue.at(self.outcome.now_s + self._persist_s / 2, self._make_durable, process)
+        self._queue.at(self.outcome.now_s + self._persist_s, self._persisted, process)
 
-    def _persisted(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
-        """The value is durable, unless the process ended before."""
+    def _make_durable(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
         if machine is self._machines[peer] and peer not in self.outcome.stopped:
             self._disk[persist.name] = persist.value
+
+    def _persisted(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
+        if machine is self._machines[peer] and peer not in self.outcome.stopped:
             self._handle_event(peer, Persisted(persist.name))
 
     def _write_checkpoint(self, peer: int, write: WriteCheckpoint) -> None:

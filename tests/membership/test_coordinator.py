@@ -120,7 +120,7 @@ class Driver:
 
     def commit(self, step, now_s=0.0):
         self.prepare(step, now_s=now_s)
-        return self.event(Persisted("records"), now_s)
+        return self.event(Persisted("steps"), now_s)
 
 
 def prepared(peer, step, digest=5, sq_norm=9.0, n_samples=4, losses=(2.0, 2), evals=(0.0, 0)):
@@ -247,10 +247,10 @@ def test_a_step_commits_when_every_member_is_prepared():
     run.begin()
     assert run.prepare(0, peers=(0, 1, 2)) == []
     (persist,) = run.prepare(0, peers=(3,))
-    assert persist.name == "records"
-    (record,) = persist.value
-    assert (record["step"], record["verdict"]) == (0, "apply")
-    assert (record["sq_norm"], record["n_samples"]) == (18.0, 4)
+    assert persist.name == "steps"
+    (step,) = persist.value
+    assert (step["record"]["step"], step["record"]["verdict"]) == (0, "apply")
+    assert (step["record"]["sq_norm"], step["record"]["n_samples"]) == (18.0, 4)
 
 
 def test_no_committed_before_the_record_is_durable():
@@ -258,7 +258,7 @@ def test_no_committed_before_the_record_is_durable():
     run.begin()
     run.prepare(0)
     assert not sent(run.actions, Committed) and run.machine.n_committed == 0
-    told = sent(run.event(Persisted("records")), Committed)
+    told = sent(run.event(Persisted("steps")), Committed)
     assert set(told) == set(STAGE_OF) and len(set(told.values())) == 1
     assert [r.group for r in told[0].record.rounds] == ["stage0", "stage1"]
     assert run.machine.n_committed == 1
@@ -293,7 +293,7 @@ def test_unequal_results_of_replicas_end_the_run():
     run.prepare(0, peers=(0, 1, 3))
     actions = run.prepare(0, peers=(2,), digest=6)
     assert_over(actions, 3, "step 0: peer 2 holds another result of group stage0")
-    assert run.event(Persisted("records")) == []
+    assert run.event(Persisted("steps")) == []
 
 
 def test_replicas_in_different_rounds_end_the_run():
@@ -326,7 +326,7 @@ def test_metrics_of_a_step():
         "verdict": "apply",
     }
     run.prepare(1, now_s=15.0, evals=(6.0, 3))
-    (fields,) = reports(run.event(Persisted("records"), 15.5), "step")
+    (fields,) = reports(run.event(Persisted("steps"), 15.5), "step")
     assert (fields["step"], fields["step_s"], fields["eval_loss"]) == (1, 3.5, 2.0)
 
 
@@ -343,7 +343,7 @@ def test_or_its_update_is_skipped(sq_norm):
     run = Driver(on_nonfinite="skip")
     run.begin()
     run.prepare(0, sq_norm=sq_norm)
-    told = sent(run.event(Persisted("records")), Committed)
+    told = sent(run.event(Persisted("steps")), Committed)
     assert set(told) == set(STAGE_OF) and told[0].record.verdict == "skip"
     assert sent(run.commit(1), Committed)[0].record.verdict == "apply"
 
@@ -643,7 +643,7 @@ def test_a_peer_lost_while_a_record_is_made_durable_leaves_after_it():
     run = elastic()
     run.prepare(0)
     assert not of(lose(run, 2), Persist)
-    actions = run.event(Persisted("records"))
+    actions = run.event(Persisted("steps"))
     assert len(sent(actions, Committed)) == 4 and [p.name for p in of(actions, Persist)] == ["view"]
     (view,) = set(sent(run.event(Persisted("view")), View).values())
     assert view.n_committed == 1 and [record.step for record in view.records] == [0]
@@ -680,7 +680,7 @@ def test_what_somebody_said_before_it_was_let_in_again_accuses_nobody():
     run.join(2)
     for peer in (0, 1, 3):
         run.message(peer, prepared(peer, 0), view=2)
-    run.event(Persisted("records"))
+    run.event(Persisted("steps"))
     run.event(Persisted("view"))
     assert run.machine.roster.admissions[2] == 3
     run.message(2, Suspect(1, "no link for 9.0 s"), now_s=2.0, view=1)

@@ -85,7 +85,7 @@ class Churned(Driver):
         for peer in sorted(roster.members):
             result = GroupResult(Round(step, f"stage{roster.stage_of[peer]}", 1), 5, 9.0, 4)
             self.say(peer, Prepared(step, roster.admissions[peer], (result,)))
-        assert sent(self.event(Persisted("records"), self.now_s), Committed)
+        assert sent(self.event(Persisted("steps"), self.now_s), Committed)
         self.durable()
 
     def durable(self):

@@ -78,7 +78,7 @@ def test_a_candidate_that_fails_is_no_candidate_any_more():
     run.message(peer, Profiled({"F": 1.0}, 0, process=1))
     run.message(peer, Failed("disk: full"))
     run.prepare(0)
-    assert [persist.name for persist in of(run.event(Persisted("records")), Persist)] == []
+    assert [persist.name for persist in of(run.event(Persisted("steps")), Persist)] == []
 
 
 def test_a_member_that_fails_leaves_with_its_reason_and_the_run_goes_on():

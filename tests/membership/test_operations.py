@@ -72,8 +72,8 @@ def test_a_pause_holds_back_the_step_that_all_are_prepared_for(run):
     assert [persist.value["paused"] for persist in of(actions, Persist)] == [True]
     assert not of(run.prepare(0), Persist)
     answer, actions = ask(run, "resume")
-    assert [persist.name for persist in of(actions, Persist)] == ["operator", "records"]
-    assert set(sent(run.event(Persisted("records")), Committed)) == set(STAGE_OF)
+    assert [persist.name for persist in of(actions, Persist)] == ["operator", "steps"]
+    assert set(sent(run.event(Persisted("steps")), Committed)) == set(STAGE_OF)
     assert [report["command"] for report in reports(run.actions, "operator")] == ["pause", "resume"]
 
 
@@ -87,7 +87,7 @@ def test_a_pause_outlives_the_coordinator(run):
     again.event(Started())
     again.event(Persisted("coordinator_term"))
     assert not of(again.prepare(0), Persist)
-    assert "records" in [persist.name for persist in of(ask(again, "resume")[1], Persist)]
+    assert "steps" in [persist.name for persist in of(ask(again, "resume")[1], Persist)]
 
 
 def test_the_next_record_asks_for_a_checkpoint_and_the_one_after_it_does_not(run):

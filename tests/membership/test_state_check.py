@@ -61,13 +61,13 @@ def test_a_difference_within_the_tolerance_is_told_once_and_holds_nobody_up():
     for peer in (0, 1, 3):
         vote(run, peer, 1)
     (persist,) = vote(run, 2, 1, digest=78, shift=0.5 * TOLERANCE * 100)
-    assert persist.name == "records"
-    (told,) = reports(run.event(Persisted("records")), "unequal_bits")
+    assert persist.name == "steps"
+    (told,) = reports(run.event(Persisted("steps")), "unequal_bits")
     assert (told["peer"], told["reference"], told["stage"], told["version"]) == (2, 0, 0, 1)
     assert told["difference"] == pytest.approx(0.5 * TOLERANCE)
     for peer in STAGE_OF:
         vote(run, peer, 2, digest=79 if peer == 2 else 77)
-    assert reports(run.event(Persisted("records")), "unequal_bits") == []
+    assert reports(run.event(Persisted("steps")), "unequal_bits") == []
 
 
 @pytest.mark.parametrize(("version", "shift"), [(1, 2 * TOLERANCE * 100), (1, math.nan), (0, 0.0)])

@@ -64,7 +64,7 @@ class Vacant(Driver):
         for peer, admission in sorted(roster.admissions.items()):
             vote = prepared(peer, step) if peer in STAGE_OF else prepared(1, step)
             self.say(peer, replace(vote, admission=admission))
-        return self.event(Persisted("records"), self.now_s)
+        return self.event(Persisted("steps"), self.now_s)
 
     def tick(self, seconds, *silent):
         """Time passes; all members but the silent ones are heard."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdt.membership.coordinator import CHECKPOINT, RECORDS, TERM, VIEW
+from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
 from jaxdt.protocol.events import Checkpoint, Member, View
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
 from jaxdt.runtime.storage.durable import FileStore
@@ -65,7 +65,7 @@ def test_the_state_of_an_earlier_run_is_not_that_of_a_resumed_one(tmp_path):
     beginning = load_beginning(resumed, store)
     assert beginning.durable_state is None and beginning.start.last_term == 1
     begin_run(resumed, store, beginning)
-    assert [store.get(name) for name in (VIEW, RECORDS, CHECKPOINT)] == [None] * 3
+    assert [store.get(name) for name in (VIEW, STEPS, CHECKPOINT)] == [None] * 3
     again = load_beginning(resumed, store)  # the coordinator died before its first view
     assert again.durable_state is None and again.start.checkpoint.version == 8
 

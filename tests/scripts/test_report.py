@@ -116,6 +116,17 @@ def test_metrics_of_an_interrupted_run_are_taken_up_to_the_checkpoint(tmp_path):
         assert list(metrics) == [] and metrics.n_resumed == 0
 
 
+def test_a_step_that_is_reported_again_has_one_line(tmp_path):
+    """A coordinator that was started again reports its last step, whether or not the one before had written it."""
+    steps = [{"step": k, "loss": 1.5} for k in range(4)]
+    with Metrics(tmp_path / "metrics.jsonl", 0) as metrics:
+        assert all(metrics.add(step) for step in steps[:2])
+    for last in (1, 2):
+        with Metrics(tmp_path / "metrics.jsonl", last + 1) as metrics:
+            assert metrics.add(steps[last]) == (last == 2)
+            assert list(metrics) == steps[: last + 1]
+
+
 def test_metrics_stay_on_the_disk(tmp_path):
     path = tmp_path / "metrics.jsonl"
     steps = [{"step": k, "loss": 1.5} for k in range(9)]

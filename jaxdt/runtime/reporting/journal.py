@@ -74,8 +74,8 @@ class Journal:
         """Record one report. Call this on the loop's thread."""
         match report:
             case StepReport():
-                self._metrics.add(report.fields)
-                self._display.step(report)
+                if self._metrics.add(report.fields):
+                    self._display.step(report)
             case ViewReport(view=1):
                 self._first_view(report)
             case ViewReport():

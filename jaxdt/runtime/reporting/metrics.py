@@ -52,10 +52,13 @@ class Metrics:
         with self._path.open("rb") as file:
             yield from map(json.loads, chain(file, self._waiting))
 
-    def add(self, step: dict) -> None:
-        """Append the next step."""
+    def add(self, step: dict) -> bool:
+        """Append the next step. False if an earlier process has written it."""
+        if step["step"] < len(self._ends) - 1 + len(self._waiting):
+            return False
         self._waiting.append((json.dumps(step) + "\n").encode())
         self._write_waiting()
+        return True
 
     def cut(self, n_steps: int) -> None:
         """Delete all but the first n_steps steps; durable on return."""

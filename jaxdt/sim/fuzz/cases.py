@@ -458,6 +458,8 @@ class _Processes:
     def make_coordinator(self, disk: Mapping | None) -> DrivenMachine:
         """The first coordinator, or with `disk` one that continues from it."""
         case = self._case
+        if disk is not None:
+            self._invariants.restart_coordinator(disk)
         durable_state = None if disk is None else load_durable_state(disk)
         start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
         balance = RandomMoves(case.seed, case.random_moves_s) if case.random_moves_s else None

@@ -31,8 +31,9 @@ Living peers that (5) does not count, although they hold the committed version, 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from jaxdt.membership.agreement import CommittedStep
 from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.liveness.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
@@ -73,7 +74,7 @@ LEFT = "left"  # in the reason of a peer's Stop
 Durable = View | Record | OperatorState | Checkpoint | int
 DURABLE = {
     "view": View,
-    "records": tuple[Record, ...],
+    "steps": tuple[CommittedStep, ...],
     "coordinator_term": int,
     "operator": OperatorState,
     "checkpoint": Checkpoint,
@@ -182,6 +183,14 @@ class Invariants:
             for fault in self._silences
         )
 
+    def restart_coordinator(self, disk: Mapping[str, Any]) -> None:
+        """A coordinator goes on from `disk`. What the one before was writing when it ended may be there."""
+        pending = self._pending
+        self._pending = {}
+        for name, value in pending.items():
+            if name in disk and self._durable_value(name, disk[name]) == value:
+                self._on_durable(value)
+
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
         raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
@@ -193,7 +202,6 @@ class Invariants:
         if fault.kind in ENDS:
             self._alive.discard(peer)
             if peer == COORDINATOR:
-                self._pending.clear()
                 self._served &= self._view.by_peer.keys() if self._view else set()
 
     def ended(self, stopped: Mapping[int, Stop], steps: list[int], n_steps: int) -> None:
@@ -243,8 +251,8 @@ class Invariants:
             self._disk_of[event.header.src] = event.body.disk
         for action in actions:
             if isinstance(action, Persist):
-                value = serialize.read(DURABLE[action.name], action.value, action.name)
-                self._pending[action.name] = value[-1] if isinstance(value, tuple) else value
+                value = self._durable_value(action.name, action.value)
+                self._pending[action.name] = value
                 if isinstance(value, View) and value.generation != self._generation and self._must_last:
                     self.broken(SPARED, COORDINATOR, f"rolls back to {value.n_committed} steps")
             elif isinstance(action, MoveReport):
@@ -258,6 +266,11 @@ class Invariants:
                     self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
             elif isinstance(action, Stop) and action.code and self._must_last:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
+
+    def _durable_value(self, name: str, plain: Any) -> Durable:
+        """What a coordinator makes durable; of the steps the last record."""
+        value = serialize.read(DURABLE[name], plain, name)
+        return value[-1].record if isinstance(value, tuple) else value
 
     def _check_copies(self, checkpoint: Checkpoint) -> None:
         """(10) for a checkpoint that is complete."""
