@@ -308,8 +308,9 @@ class Coordinator:
                 self.roster.balance.report(now_s, src, body)
             case SaveFailed(version, reason):
                 return self._on_save_failed(now_s, src, version, reason)
-            case Overdue(work, seconds, deadline_s) if src in self.roster.members:
-                return [OverdueReport(src, work, seconds, deadline_s), *self._on_overdue(now_s, src, body)]
+            case Overdue(work, seconds, deadline_s, blocks) if src in self.roster.members:
+                report = OverdueReport(src, work, seconds, deadline_s, blocks)
+                return [report, *self._on_overdue(now_s, src, body)]
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
@@ -554,16 +555,17 @@ class Coordinator:
         return [report, *self._put_out(now_s, src, reason)]
 
     def _on_overdue(self, now_s: float, src: int, overdue: Overdue) -> list[Action]:
-        """Have another replica do the Work of a peer that is stuck with it. The last one of a stage is waited for."""
+        """Go on without a peer for whose Work the run waits, or that is stuck again and again. The last one of a stage
+        is waited for."""
         next_view = self._being_persisted.get(VIEW)
         staying = next_view if isinstance(next_view, View) else self.roster.current_view
         if not (self.roster.live(self.roster.stage_of[src]) & staying.by_peer.keys()) - {src}:
             return []
         reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
-        n_times = self._failures.overdue(src, self.n_committed)
-        if n_times < OVERDUE_MAX:
-            return self._lost(now_s, src, reason, is_dead=False)
-        return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
+        n_times = self._failures.overdue(src, self.n_committed, overdue.work)
+        if n_times >= OVERDUE_MAX:
+            return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
+        return self._lost(now_s, src, reason, is_dead=False) if overdue.blocks else []
 
     def _put_out(self, now_s: float, peer: int, reason: str) -> list[Action]:
         """Go on without a member of a stage that has another, and have its process end."""

@@ -70,6 +70,7 @@ from jaxdt.protocol.events import (
     State,
     StateName,
     Status,
+    StepBlocked,
     Stop,
     Suspect,
     Updated,
@@ -77,6 +78,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
     WakeAt,
     Woke,
+    WorkOverdue,
     WriteCheckpoint,
     WroteCheckpoint,
 )
@@ -131,7 +133,7 @@ class Membership:
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
         | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
-        | {Committed, Drain, Revoked, HoldsPart}
+        | {Committed, Drain, Revoked, HoldsPart, StepBlocked}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -235,6 +237,8 @@ class Membership:
             case Holds(state):
                 self._state, self._knows_state = state, True
                 return [] if self._is_leaving else self._offer()
+            case StepBlocked() if overdue := self._work_watch.blocked():
+                return [Send(COORDINATOR, overdue)]
             case HoldsPart(part):
                 return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
             case Updated(_, version):
@@ -379,7 +383,9 @@ class Membership:
 
     def _watch_work(self, now_s: float) -> list[Action | Event]:
         overdue = self._work_watch.tick(now_s, self._running)
-        return [Send(COORDINATOR, overdue)] if overdue and self.view else []
+        if not self.view or not self._work_watch.is_overdue:
+            return []
+        return [*([Send(COORDINATOR, overdue)] if overdue else []), WorkOverdue()]
 
     def _ran(self, work: Work, seconds: float) -> list[Action | Event]:
         if work == self._running:

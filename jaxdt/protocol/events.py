@@ -309,6 +309,17 @@ class Resend:
 
 
 @frozen_dataclass
+class Reroute:
+    """Peer -> the microbatch's router: its forward waits here, in or behind Work that is overdue. Have another replica
+    of `stage` do it too; the result that comes first is used. The input came along `route`."""
+
+    step: int
+    stage: int
+    microbatch: int
+    route: tuple[int, ...]
+
+
+@frozen_dataclass
 class Inventory:
     """Member -> all, after a view in mid-step: what it counted of the step (kind and microbatch), and the microbatches
     whose output and input gradient it still keeps."""
@@ -515,11 +526,12 @@ class SaveFailed:
 @frozen_dataclass
 class Overdue:
     """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
-    `deadline_s`."""
+    `deadline_s`. `blocks`: the run waits for this Work, or it has taken twice as long as when it was told first."""
 
     work: str
     seconds: float
     deadline_s: float
+    blocks: bool = False
 
 
 @frozen_dataclass
@@ -603,6 +615,7 @@ Message = (
     | HeartbeatAck
     | Grant
     | Resend
+    | Reroute
     | Inventory
     | FetchResult
     | Progress
@@ -916,6 +929,18 @@ class Repairing:
 
 
 @frozen_dataclass
+class WorkOverdue:
+    """membership -> wiring, sync, every heartbeat: the Work that runs on this peer's device takes far too long, and all
+    other Work of this peer waits for it."""
+
+
+@frozen_dataclass
+class StepBlocked:
+    """wiring, sync -> membership, the answer to WorkOverdue: others can do nothing more for a step under way until this
+    peer's device is free."""
+
+
+@frozen_dataclass
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -948,6 +973,8 @@ INTERNAL = (
     Joined,
     Holds,
     Repairing,
+    WorkOverdue,
+    StepBlocked,
     Updated,
     GoBack,
     HoldsPart,
@@ -1187,6 +1214,8 @@ Event = (
     | Joined
     | Holds
     | Repairing
+    | WorkOverdue
+    | StepBlocked
     | Updated
     | GoBack
     | HoldsPart
