@@ -129,7 +129,6 @@ class Simulation:
         self._trace = trace
         self._observer = observer
         self._paused: dict[int, list[Event]] = {}
-        self._n_running: Counter[int] = Counter()  # Work under way
         self._running: dict[int, list[Work]] = {}  # the Work under way, the oldest first
         self._waiting_for_work: dict[int, list[tuple]] = {}  # arguments of _handle_own_event
         self._queue = EventQueue()
@@ -308,7 +307,8 @@ class Simulation:
         self._links.set_host(peer, sim_peer.host)
         if sim_peer.host not in self._hosts:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
-        self._running.pop(peer, None)
+        self._running.pop(peer, None)  # what an earlier process has begun does not hold up this one
+        self._waiting_for_work.pop(peer, None)
         self._n_starts[peer] += 1
         self.disks.ended(peer)
         self._handle_event(peer, Started(process=self._n_starts[peer], disk=sim_peer.disk))
@@ -353,7 +353,7 @@ class Simulation:
     def _handle_after_work(self, peer: int, event: Event) -> None:
         """Handle an event when the Work under way has ended: in the runtime one thread does all of it in order."""
         own_event = (peer, self._machines[peer], event)
-        if self._n_running[peer]:
+        if self._running.get(peer):
             self._waiting_for_work.setdefault(peer, []).append(own_event)
         else:
             self._queue.at(self.outcome.now_s, self._handle_own_event, own_event)
@@ -412,7 +412,6 @@ class Simulation:
         seconds = sim_peer.seconds[BACKWARD if work.kind == REGENERATE else work.kind]
         if self._active_faults:
             seconds *= self._active_faults.slow_factor(peer)
-        self._n_running[peer] += 1
         self._running.setdefault(peer, []).append(work)
         host = self._hosts[sim_peer.host]
         host.start(now_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
@@ -424,10 +423,9 @@ class Simulation:
         if sim_peer.machine is self._machines[peer]:
             self._running[peer].remove(work)
             self._handle_event(peer, Ran(work, start_s, seconds, values))
-        self._n_running[peer] -= 1
-        if self._n_running[peer] == 0:
-            for own_event in self._waiting_for_work.pop(peer, ()):
-                self._handle_own_event(*own_event)
+            if not self._running[peer]:
+                for own_event in self._waiting_for_work.pop(peer, ()):
+                    self._handle_own_event(*own_event)
 
     def _sum(self, peer: int, action: Sum) -> None:
         digest, sq_norm = self._peers[peer].tensors.sum(action.key, action.members)

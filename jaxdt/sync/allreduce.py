@@ -139,8 +139,8 @@ class AllReduce:
             case Restored(version) if version == self._version:  # else another rollback is on its way
                 self._state = self._state or StateName(self._generation, version)
                 return [Updated(self._stage, version), *([] if self._view else [Holds(self._state)])]
-            case WorkOverdue() if self._n_gathers:
-                return [StepBlocked()]  # others wait for this peer's part of the gradient
+            case WorkOverdue() if self._n_gathers or self._own_state.is_awaited:
+                return [StepBlocked()]  # others wait for this peer's part of the gradient, or for its vote
             case Digested():
                 self._own_state.arrived(event)
                 return self._prepared(self._version) if self._view else []
