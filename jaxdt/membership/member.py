@@ -297,12 +297,12 @@ class Membership:
 
     @property
     def _is_candidate(self) -> bool:
-        """Whether the coordinator has to know that this peer is ready, and what it holds. An evicted peer whose device
-        is still busy with overdue Work is not ready."""
-        if self._profile is None or not self._knows_state:
+        """Whether the coordinator has to know that this peer is ready, and what it holds. A peer whose device is still
+        busy with overdue Work is not ready, also if it does not know yet that it was evicted for that."""
+        if self._profile is None or not self._knows_state or self._work_watch.is_overdue:
             return False
         if self.view is None:
-            return not self._work_watch.is_overdue
+            return True
         return self.identity.peer in self.view.joining and self._state is not None
 
     def _confirmed(self, body: Message) -> Send:

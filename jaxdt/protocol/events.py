@@ -526,7 +526,7 @@ class SaveFailed:
 @frozen_dataclass
 class Overdue:
     """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
-    `deadline_s`. `blocks`: the run waits for this Work, or it has taken twice as long as when it was told first."""
+    `deadline_s`. `blocks`: the run waits for this Work, or it has taken several deadlines."""
 
     work: str
     seconds: float

@@ -3,7 +3,7 @@
 A peer knows best what runs on its device and for how long, so it watches itself. Past the deadline its wiring has other
 replicas do what can be done twice: forwards, of which the first result is used (jaxdt.wiring.routed). A gradient cannot
 be taken out of a sum (step protocol, Sec. 3.3), so nobody else may do what this peer alone can add to its accumulator.
-Once the step waits for that alone, or the Work has taken twice as long, the peer tells the coordinator that it blocks
+Once the step waits for that alone, or the Work has taken several deadlines, the peer tells the coordinator that it blocks
 the run. The coordinator goes on without the peer and its accumulator if the stage has another replica, and the other
 replicas do the lost Work. So each microbatch is counted once.
 """
@@ -17,6 +17,7 @@ from jaxdt.spec.work import GATHER, REGENERATE, UPDATE, Work
 
 FACTOR = 8.0  # Work may take so many times the median of its kind: replicas of one host compete for its cores
 PROFILE_FACTOR = 20.0  # the same for the first Work of a kind, of the time that it took alone
+PATIENCE = 3.0  # deadlines after which overdue Work counts as blocking the run, whatever is known of the others
 UNKNOWN_S = 300.0  # Work of a kind that was never timed may have to be compiled
 
 
@@ -62,7 +63,8 @@ class WorkWatch:
         self._ticked_s = now_s
         if self._age_s <= self._next_report_s:
             return None
-        self._blocks = self._blocks or self.is_overdue or running.kind in (GATHER, UPDATE)
+        is_far_over = self._age_s > PATIENCE * self._deadline_s
+        self._blocks = self._blocks or is_far_over or running.kind in (GATHER, UPDATE)
         self.is_overdue = True
         self._next_report_s = 2 * self._age_s
         return self._overdue(running)
