@@ -48,6 +48,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.reports import LateResultReport
 from jaxdt.sim.fuzz.invariants import (
     APPLICABLE,
     COPIES,
@@ -191,6 +192,31 @@ class CountsAgain(Mutant):
         if isinstance(event, Received) and isinstance(event.body, Grant | Boundary | Resend):
             event = replace(event, body=replace(event.body, regenerate=()))
         return self.machine.handle(now_s, event)
+
+
+class UsesBothResults(Mutant):
+    """A forward that two replicas have done gets its gradient back at both."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.gradients = {}
+        self.late = {}
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        again = []
+        for action in actions:
+            if isinstance(action, LateResultReport):
+                self.late[action.step, action.microbatch] = action.peer, action.stage
+            if isinstance(action, Send) and isinstance(action.body, Boundary) and action.body.key.kind == "grad":
+                self.gradients[action.body.key.step, action.body.key.microbatch] = action
+        for name in self.late.keys() & self.gradients.keys():
+            peer, stage = self.late.pop(name)
+            gradient = self.gradients[name]
+            route = list(gradient.body.route)
+            route[stage] = peer
+            again.append(replace(gradient, dst=peer, body=replace(gradient.body, route=tuple(route))))
+        return actions + again
 
 
 class JoinsWithoutState(Mutant):

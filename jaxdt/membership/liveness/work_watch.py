@@ -3,9 +3,9 @@
 A peer knows best what runs on its device and for how long, so it watches itself. Past the deadline its wiring has other
 replicas do what can be done twice: forwards, of which the first result is used (jaxdt.wiring.routed). A gradient cannot
 be taken out of a sum (step protocol, Sec. 3.3), so nobody else may do what this peer alone can add to its accumulator.
-Once the step waits for that alone, or the Work has taken several deadlines, the peer tells the coordinator that it blocks
-the run. The coordinator goes on without the peer and its accumulator if the stage has another replica, and the other
-replicas do the lost Work. So each microbatch is counted once.
+Once the step waits for that alone, or the Work has taken several deadlines, the peer tells the coordinator that it
+blocks the run. The coordinator goes on without the peer and its accumulator if the stage has another replica, and the
+other replicas do the lost Work. So each microbatch is counted once.
 """
 
 from collections import defaultdict, deque

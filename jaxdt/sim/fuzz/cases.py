@@ -160,7 +160,8 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
     case = _with_own_disks(random.Random(f"disks {seed}"), case)
     case = _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
-    return _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
+    case = _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
+    return _with_straggler(random.Random(f"straggler {seed}"), case, run_s)
 
 
 def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -272,6 +273,17 @@ def _with_lost_stage(rng: random.Random, case: Case, run_s: float) -> Case:
     at_s = rng.uniform(0.2, 0.8) * run_s
     faults = [Fault(at_s, rng.choice(ENDS), peer) for peer in rng.choice(case.plan.placement)]
     return replace(case, faults=_in_order([*case.faults, *faults]))
+
+
+def _with_straggler(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a quarter of the cases a peer's Work of a moment takes very long, and ends, if its stage can do without it."""
+    if rng.random() >= 1 / 4 or case.config.wiring.on_stage_lost == "wait":
+        return case
+    at_s, factor = rng.uniform(0.0, run_s), rng.choice((25.0, 50.0, 200.0))
+    fault = Fault(at_s, SLOW, rng.choice(sorted(case.plan.peers)), rng.uniform(0.0, 1.0), factor=factor)
+    if not spares_every_stage([*case.faults, fault], case.plan.placement):
+        return case
+    return replace(case, faults=_in_order([*case.faults, fault]))
 
 
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:
