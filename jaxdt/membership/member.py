@@ -142,6 +142,8 @@ class Membership:
         self.generation: int = identity.start_generation
         self.header = Header(identity.run, 0, 0, identity.peer)
         self._last_view_number: int = 0  # also of views without this peer
+        self._last_view_term = 0  # of the coordinator that sent it
+        self._void_admission = 0  # under which this peer has given up what it had
         self._members: Collection[int] = ()
         self._started = Started()
         self._started_s = 0.0
@@ -398,9 +400,10 @@ class Membership:
     # ------------------------------------------------------------------------------------------------------- views
 
     def _adopt(self, view: View) -> list[Action | Event]:
-        if view.number <= self._last_view_number:
-            return []
         own, before = self.identity.peer, self.view
+        if view.number <= self._last_view_number:
+            is_unknown = view.number < self._last_view_number and view.coordinator_term > self._last_view_term
+            return self._put_out(view) if before and is_unknown else []
         members = view.by_peer
         old_members: Mapping[int, Member] = before.by_peer if before else {}
         # The connections of a process whose place another one has taken are ended too.
@@ -408,6 +411,10 @@ class Membership:
         actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:
             return actions + self._evicted(view) if before else []
+        if members[own].admission <= self._void_admission:
+            return []  # the coordinator has not heard yet that this peer has nothing more of the step
+        if before and members[own].admission == old_members[own].admission and not view.continues(before.number):
+            return actions + self._put_out(view)
         if before and members[own].admission != old_members[own].admission:
             actions.append(Evicted(view))  # put out and taken in again at once: what is under way here is void
             before = None
@@ -425,6 +432,7 @@ class Membership:
         self.generation = view.generation
         self.header = replace(self.header, generation=view.generation, view=view.number)
         self._last_view_number = view.number
+        self._last_view_term = view.coordinator_term
         self._members = members
         if view.rolled_back:  # what this peer has done and saved since that checkpoint is void
             kept = [(about, body) for about, body in self._unconfirmed.items() if not isinstance(body, Done | Saved)]
@@ -437,13 +445,26 @@ class Membership:
             actions.append(self._write(self._version))  # the member that should have written it is gone
         return actions
 
+    def _put_out(self, view: View) -> list[Action | Event]:
+        """This peer is in a view of a coordinator that was superseded, and its successor, of this view, knows nothing
+        of that. What this peer has done since is not what the others have done, so it is void. The header still says
+        which view it was: that tells the coordinator that this peer has to be admitted anew."""
+        header = self.header
+        actions = self._evicted(view)
+        self.header = replace(self.header, view=header.view)
+        return actions
+
     def _evicted(self, view: View) -> list[Action | Event]:
         """The run goes on without this peer: become a candidate again, as soon as it is known what this peer holds, or
         leave if that is what it asked for."""
+        assert self.view is not None
+        self._void_admission = self.view.by_peer[self.identity.peer].admission
+        self.header = replace(self.header, view=view.number)
         self.view = self._state = None
         self._knows_state = False  # an update may still run
         self._members = ()  # what they still send is dropped
         self._last_view_number = view.number
+        self._last_view_term = view.coordinator_term
         self._unconfirmed.clear()
         self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}
