@@ -79,6 +79,7 @@ from jaxdt.sim.faults import (
     POWER_OFF,
     STALE,
     STARTS,
+    TAKEOVER,
     Fault,
 )
 from jaxdt.sim.hosts import make_host
@@ -116,6 +117,7 @@ class Simulation:
         self.outcome = Outcome()
         self._processes = processes
         self._disk: dict[str, Any] = {}  # what the coordinator made durable, by name
+        self._disk_before_views: dict[str, Any] = {}  # the same, without the last views
         self.disks = Disks()
         self._stale_coordinator: StaleCoordinator | None = None
         self._n_starts: Counter[int] = Counter()
@@ -235,6 +237,9 @@ class Simulation:
         if fault.kind == LEAVE:
             self._handle_event(peer, Leave())
             return
+        if fault.kind == TAKEOVER:
+            self._take_over(fault)
+            return
         if fault.kind == STALE:
             stale = self._stale_coordinator
             if stale and stale.machine is not self._machines[COORDINATOR]:
@@ -284,6 +289,18 @@ class Simulation:
         self._handle_event(COORDINATOR, Started())
         for peer in self._peers:
             self._handle_event(peer, LinkChanged(COORDINATOR, True, "started again"))
+
+    def _take_over(self, fault: Fault) -> None:
+        """A second coordinator begins on another host, with an older copy of the first one's disk."""
+        now_s, first = self.outcome.now_s, self._machines[COORDINATOR]
+        self._disk = dict(self._disk_before_views)
+        for peer in self._peers:
+            self._handle_event(peer, LinkChanged(COORDINATOR, False, "taken over"))
+        self.outcome.stopped[COORDINATOR] = CRASH_STOP
+        self._paused.pop(COORDINATOR, None)
+        self._stale_coordinator = StaleCoordinator(first, now_s, self._queue.at, self._delivery.post)
+        self._restart_coordinator()
+        self._stale_coordinator.go_on(now_s, fault.until_s)
 
     def _restart_peer(self, peer: int) -> None:
         """A process may be this peer, since the one before it has ended or is taken for lost."""
@@ -442,6 +459,8 @@ class Simulation:
         """The value is durable, unless the process ended before."""
         if machine is self._machines[peer] and peer not in self.outcome.stopped:
             self._disk[persist.name] = persist.value
+            if persist.name != "view" or persist.value["rolled_back"] or "view" not in self._disk_before_views:
+                self._disk_before_views = dict(self._disk)
             self._handle_event(peer, Persisted(persist.name))
 
     def _write_checkpoint(self, peer: int, write: WriteCheckpoint) -> None:
