@@ -399,9 +399,7 @@ class Roster:
         self.admissions = {member.peer: member.admission for member in view.members}
         self._member_processes = {member.peer: member.process for member in view.members}
         self._joining = set(view.joining)
-        self.candidates -= self.members
         self._newcomers.became_members(self.members)
-        self._states = {p: s for p, s in self._states.items() if p in self._joining or p not in self.members}
         left = (self.leaving | set(self.moving)) - self.members - evicted
         for peer in left & set(self.moving) - self.leaving:
             self._send_to(peer, self.moving[peer])
@@ -411,6 +409,9 @@ class Roster:
                 self.lost.discard(peer)
                 self.missing.discard(peer)
                 self.leaving -= {peer} - staying  # a stand-in still wants to leave
+        full_members = self.members - self.lost - self.missing  # others may have said already that they are ready
+        self.candidates -= full_members
+        self._states = {p: s for p, s in self._states.items() if p in self._joining or p not in full_members}
         return left
 
 

@@ -194,7 +194,10 @@ class Invariants:
             self._outgoing.add(peer)
         if fault.kind == TAKEOVER:
             self._pending.clear()
-            self._view = self._view_of_successor
+            known = self._view_of_successor
+            gone = known.by_peer.keys() - self._view.by_peer.keys() if known and self._view else set[int]()
+            self._expendable |= gone  # they have left already, and the successor does not know it
+            self._view = known
             self._served &= self._view.by_peer.keys() if self._view else set()
         if fault.kind in ENDS:
             self._alive.discard(peer)
