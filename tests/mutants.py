@@ -356,6 +356,11 @@ def obeys_every_term() -> AbstractContextManager:
     return mock.patch.object(Membership, "_obeys", lambda self, coordinator_term: True)
 
 
+def adopts_every_later_view() -> AbstractContextManager:
+    """A peer goes on from its own view to any later one, whether its coordinator knew of the own one or not."""
+    return mock.patch.object(View, "continues", lambda view, number: True)
+
+
 def judges_after_a_pause() -> AbstractContextManager:
     return mock.patch.object(Coordinator, "_on_pause", lambda self, now_s, paused_s: [])
 
@@ -402,6 +407,12 @@ MUTANTS = {
         second_process_replaces_the_first,
         {LIVING, SPARED},
         (37, 60, 72),
+    ),
+    "unknown views are continued": (
+        unchanged,
+        adopts_every_later_view,
+        {DISJOINT, PROGRESS, SPARED, COVER, APPLICABLE},
+        (8, 15, 65, 133),
     ),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }
