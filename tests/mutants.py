@@ -48,6 +48,7 @@ from jaxdt.protocol.events import (
     View,
 )
 from jaxdt.protocol.message import tensor_key
+from jaxdt.protocol.reports import LateResultReport
 from jaxdt.sim.fuzz.invariants import (
     APPLICABLE,
     COPIES,
@@ -193,6 +194,31 @@ class CountsAgain(Mutant):
         return self.machine.handle(now_s, event)
 
 
+class UsesBothResults(Mutant):
+    """A forward that two replicas have done gets its gradient back at both."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.gradients = {}
+        self.late = {}
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        again = []
+        for action in actions:
+            if isinstance(action, LateResultReport):
+                self.late[action.step, action.microbatch] = action.peer, action.stage
+            if isinstance(action, Send) and isinstance(action.body, Boundary) and action.body.key.kind == "grad":
+                self.gradients[action.body.key.step, action.body.key.microbatch] = action
+        for name in self.late.keys() & self.gradients.keys():
+            peer, stage = self.late.pop(name)
+            gradient = self.gradients[name]
+            route = list(gradient.body.route)
+            route[stage] = peer
+            again.append(replace(gradient, dst=peer, body=replace(gradient.body, route=tuple(route))))
+        return actions + again
+
+
 class JoinsWithoutState(Mutant):
     """A newcomer takes part before it has the state of its stage."""
 
@@ -330,6 +356,11 @@ def obeys_every_term() -> AbstractContextManager:
     return mock.patch.object(Membership, "_obeys", lambda self, coordinator_term: True)
 
 
+def adopts_every_later_view() -> AbstractContextManager:
+    """A peer goes on from its own view to any later one, whether its coordinator knew of the own one or not."""
+    return mock.patch.object(View, "continues", lambda view, number: True)
+
+
 def judges_after_a_pause() -> AbstractContextManager:
     return mock.patch.object(Coordinator, "_on_pause", lambda self, now_s, paused_s: [])
 
@@ -387,6 +418,12 @@ MUTANTS = {
         starts_in_silence,
         {PROGRESS},
         (421, 437, 468),
+    ),
+    "unknown views are continued": (
+        unchanged,
+        adopts_every_later_view,
+        {DISJOINT, PROGRESS, SPARED, COVER, APPLICABLE},
+        (8, 15, 65, 133),
     ),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }

@@ -111,6 +111,7 @@ TERM, VIEW, STEPS, CHECKPOINT = "coordinator_term", "view", "steps", "checkpoint
 OPERATOR = "operator"
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
+UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted anew"
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
 
 
@@ -281,20 +282,33 @@ class Coordinator:
             del self._refused[src]  # another process, perhaps with another address
         if src in self._refused:
             return [self.roster.reach(src), self._send(src, Ended(2, self._refused[src][1]))]
+        is_astray = self._is_astray(header)
+        if is_astray and src not in self.roster.lost | self.roster.missing and not isinstance(body, Failed):
+            lost = self._lost(now_s, src, UNKNOWN_VIEW, is_dead=False)
+            return [*lost, *([] if self._ended else self._from_peer(now_s, header, body))]
         if isinstance(body, Hello):
-            return self._on_hello(now_s, src, body)
+            return self._on_hello(now_s, src, body, is_astray)
         if isinstance(body, Failed):
             return self._on_failed(now_s, src, body.reason)
         if isinstance(body, Saved):  # a fact, also from a peer that has left meanwhile
             if body.stage == self.roster.stage_of[src]:  # not a copy of another stage's part
                 self._failures.saved(src)
-            return self._on_saved(src, body) if self.view and header.generation == self.view.generation else []
-        if src in self.roster.missing and src not in self._leases:
+            is_of_run = self.view and header.generation == self.view.generation and not is_astray
+            return self._on_saved(src, body) if is_of_run else []
+        if src in self.roster.missing and src not in self._leases and not is_astray:
             return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
             return [self.roster.reach(src), self._send(src, self.view)] if self.view else []
         self._leases.arrived(src, now_s)
         return self._from_leased_peer(now_s, header, body)
+
+    def _is_astray(self, header: Header) -> bool:
+        """Whether a member is in a view that this coordinator did not make and does not know: one of a coordinator that
+        was superseded. What the member has done in it does not fit to what the others do."""
+        admission = self.roster.admissions.get(header.src)
+        if self.view is None or admission is None:
+            return False
+        return header.view >= admission and not self.view.continues(header.view)
 
     def _from_leased_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
@@ -308,8 +322,9 @@ class Coordinator:
                 self.roster.balance.report(now_s, src, body)
             case SaveFailed(version, reason):
                 return self._on_save_failed(now_s, src, version, reason)
-            case Overdue(work, seconds, deadline_s) if src in self.roster.members:
-                return [OverdueReport(src, work, seconds, deadline_s), *self._on_overdue(now_s, src, body)]
+            case Overdue(work, seconds, deadline_s, blocks) if src in self.roster.members:
+                report = OverdueReport(src, work, seconds, deadline_s, blocks)
+                return [report, *self._on_overdue(now_s, src, body)]
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
@@ -379,7 +394,7 @@ class Coordinator:
             actions += [RefusedReport(reason), self._send(claim.temporary_id, Ended(2, reason))]
         return actions
 
-    def _on_hello(self, now_s: float, src: int, hello: Hello) -> list[Action]:
+    def _on_hello(self, now_s: float, src: int, hello: Hello, is_astray: bool = False) -> list[Action]:
         stage = self.roster.stage_of[src]
         if reason := self.config.refusal(src, hello.stage if self.view else stage, hello):
             return [RefusedReport(reason), self._send(src, Ended(2, reason))]
@@ -391,7 +406,7 @@ class Coordinator:
         actions = self._lost(now_s, src, "its process was started anew", is_dead=True) if is_new_process else []
         if self._ended:
             return actions
-        if src in self.roster.missing and not is_new_process:
+        if src in self.roster.missing and not is_new_process and not is_astray:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
         actions += [Connect(src, hello.address), ConnectedReport(src, hello.stage)]
@@ -554,16 +569,17 @@ class Coordinator:
         return [report, *self._put_out(now_s, src, reason)]
 
     def _on_overdue(self, now_s: float, src: int, overdue: Overdue) -> list[Action]:
-        """Have another replica do the Work of a peer that is stuck with it. The last one of a stage is waited for."""
+        """Go on without a peer for whose Work the run waits, or that is stuck again and again. The last one of a stage
+        is waited for."""
         next_view = self._being_persisted.get(VIEW)
         staying = next_view if isinstance(next_view, View) else self.roster.current_view
         if not (self.roster.live(self.roster.stage_of[src]) & staying.by_peer.keys()) - {src}:
             return []
         reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
-        n_times = self._failures.overdue(src, self.n_committed)
-        if n_times < OVERDUE_MAX:
-            return self._lost(now_s, src, reason, is_dead=False)
-        return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
+        n_times = self._failures.overdue(src, self.n_committed, overdue.work)
+        if n_times >= OVERDUE_MAX:
+            return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
+        return self._lost(now_s, src, reason, is_dead=False) if overdue.blocks else []
 
     def _put_out(self, now_s: float, peer: int, reason: str) -> list[Action]:
         """Go on without a member of a stage that has another, and have its process end."""

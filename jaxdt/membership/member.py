@@ -70,6 +70,7 @@ from jaxdt.protocol.events import (
     State,
     StateName,
     Status,
+    StepBlocked,
     Stop,
     Suspect,
     Updated,
@@ -77,6 +78,7 @@ from jaxdt.protocol.events import (
     ViewChanged,
     WakeAt,
     Woke,
+    WorkOverdue,
     WriteCheckpoint,
     WroteCheckpoint,
 )
@@ -131,7 +133,7 @@ class Membership:
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
         | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
-        | {Committed, Drain, Revoked, HoldsPart}
+        | {Committed, Drain, Revoked, HoldsPart, StepBlocked}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -140,6 +142,8 @@ class Membership:
         self.generation: int = identity.start_generation
         self.header = Header(identity.run, 0, 0, identity.peer)
         self._last_view_number: int = 0  # also of views without this peer
+        self._last_view_term = 0  # of the coordinator that sent it
+        self._void_admission = 0  # under which this peer has given up what it had
         self._members: Collection[int] = ()
         self._started = Started()
         self._started_s = 0.0
@@ -235,6 +239,8 @@ class Membership:
             case Holds(state):
                 self._state, self._knows_state = state, True
                 return [] if self._is_leaving else self._offer()
+            case StepBlocked() if overdue := self._work_watch.blocked():
+                return [Send(COORDINATOR, overdue)]
             case HoldsPart(part):
                 return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
             case Updated(_, version):
@@ -293,12 +299,12 @@ class Membership:
 
     @property
     def _is_candidate(self) -> bool:
-        """Whether the coordinator has to know that this peer is ready, and what it holds. An evicted peer whose device
-        is still busy with overdue Work is not ready."""
-        if self._profile is None or not self._knows_state:
+        """Whether the coordinator has to know that this peer is ready, and what it holds. A peer whose device is still
+        busy with overdue Work is not ready, also if it does not know yet that it was evicted for that."""
+        if self._profile is None or not self._knows_state or self._work_watch.is_overdue:
             return False
         if self.view is None:
-            return not self._work_watch.is_overdue
+            return True
         return self.identity.peer in self.view.joining and self._state is not None
 
     def _confirmed(self, body: Message) -> Send:
@@ -379,7 +385,9 @@ class Membership:
 
     def _watch_work(self, now_s: float) -> list[Action | Event]:
         overdue = self._work_watch.tick(now_s, self._running)
-        return [Send(COORDINATOR, overdue)] if overdue and self.view else []
+        if not self.view or not self._work_watch.is_overdue:
+            return []
+        return [*([Send(COORDINATOR, overdue)] if overdue else []), WorkOverdue()]
 
     def _ran(self, work: Work, seconds: float) -> list[Action | Event]:
         if work == self._running:
@@ -392,9 +400,10 @@ class Membership:
     # ------------------------------------------------------------------------------------------------------- views
 
     def _adopt(self, view: View) -> list[Action | Event]:
-        if view.number <= self._last_view_number:
-            return []
         own, before = self.identity.peer, self.view
+        if view.number <= self._last_view_number:
+            is_unknown = view.number < self._last_view_number and view.coordinator_term > self._last_view_term
+            return self._put_out(view) if before and is_unknown else []
         members = view.by_peer
         old_members: Mapping[int, Member] = before.by_peer if before else {}
         # The connections of a process whose place another one has taken are ended too.
@@ -402,6 +411,10 @@ class Membership:
         actions: list[Action | Event] = [Disconnect(peer) for peer in gone]
         if own not in members or members[own].process != self._started.process:
             return actions + self._evicted(view) if before else []
+        if members[own].admission <= self._void_admission:
+            return []  # the coordinator has not heard yet that this peer has nothing more of the step
+        if before and members[own].admission == old_members[own].admission and not view.continues(before.number):
+            return actions + self._put_out(view)
         if before and members[own].admission != old_members[own].admission:
             actions.append(Evicted(view))  # put out and taken in again at once: what is under way here is void
             before = None
@@ -419,6 +432,7 @@ class Membership:
         self.generation = view.generation
         self.header = replace(self.header, generation=view.generation, view=view.number)
         self._last_view_number = view.number
+        self._last_view_term = view.coordinator_term
         self._members = members
         if view.rolled_back:  # what this peer has done and saved since that checkpoint is void
             kept = [(about, body) for about, body in self._unconfirmed.items() if not isinstance(body, Done | Saved)]
@@ -431,13 +445,26 @@ class Membership:
             actions.append(self._write(self._version))  # the member that should have written it is gone
         return actions
 
+    def _put_out(self, view: View) -> list[Action | Event]:
+        """This peer is in a view of a coordinator that was superseded, and its successor, of this view, knows nothing
+        of that. What this peer has done since is not what the others have done, so it is void. The header still says
+        which view it was: that tells the coordinator that this peer has to be admitted anew."""
+        header = self.header
+        actions = self._evicted(view)
+        self.header = replace(self.header, view=header.view)
+        return actions
+
     def _evicted(self, view: View) -> list[Action | Event]:
         """The run goes on without this peer: become a candidate again, as soon as it is known what this peer holds, or
         leave if that is what it asked for."""
+        assert self.view is not None
+        self._void_admission = self.view.by_peer[self.identity.peer].admission
+        self.header = replace(self.header, view=view.number)
         self.view = self._state = None
         self._knows_state = False  # an update may still run
         self._members = ()  # what they still send is dropped
         self._last_view_number = view.number
+        self._last_view_term = view.coordinator_term
         self._unconfirmed.clear()
         self._fetching.clear()
         self._down_since_s = {p: since_s for p, since_s in self._down_since_s.items() if p == COORDINATOR}

@@ -57,6 +57,7 @@ class Roster:
         self._newcomers = Newcomers(max(stage_of) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
         self._evictions = EvictionHistory()
         self._n_stages = n_stages
+        self._coordinator_term = coordinator_term
         self._planned = sorted(stage_of)
 
     # ------------------------------------------------------------------------------------------------- who is there
@@ -286,7 +287,7 @@ class Roster:
         joining -= stand_ins
         if not leaving and not joining and not stand_ins:
             return None
-        number = self.current_view.number + 1
+        number, continued = self.current_view.next_number(self._coordinator_term)
         changed = {self.stage_of[peer] for peer in leaving - self._joining} | filled
         staying = self._staying(leaving | stand_ins, n_committed, changed)
         first_step = n_committed + 1 + self._delay_steps  # the first that is not under way yet
@@ -295,6 +296,7 @@ class Roster:
         return replace(
             self.current_view,
             number=number,
+            continued=continued,
             members=_in_order([*staying, *new]),
             stage_views=tuple(number if s in changed else v for s, v in enumerate(self.current_view.stage_views)),
             n_committed=n_committed,
@@ -354,7 +356,7 @@ class Roster:
     def roll_back(self, checkpoint: Checkpoint) -> View:
         """A new generation, at the last complete checkpoint, of all peers that are there. A missing member stays if its
         stage would have nobody without it."""
-        number = self.current_view.number + 1
+        number, continued = self.current_view.next_number(self._coordinator_term)
         present = [peer for peer in self.members - self.lost - self.missing] + list(self.candidates)
         has_others = {self.stage_of[peer] for peer in present}
         missing = {peer for peer in self.missing if self.stage_of[peer] in has_others}
@@ -363,6 +365,7 @@ class Roster:
         return replace(
             self.current_view,
             number=number,
+            continued=continued,
             generation=self.current_view.generation + 1,
             members=tuple(replace(member, first_step=0) for member in _in_order([*staying, *joining])),
             stage_views=(number,) * self._n_stages,
@@ -396,9 +399,7 @@ class Roster:
         self.admissions = {member.peer: member.admission for member in view.members}
         self._member_processes = {member.peer: member.process for member in view.members}
         self._joining = set(view.joining)
-        self.candidates -= self.members
         self._newcomers.became_members(self.members)
-        self._states = {p: s for p, s in self._states.items() if p in self._joining or p not in self.members}
         left = (self.leaving | set(self.moving)) - self.members - evicted
         for peer in left & set(self.moving) - self.leaving:
             self._send_to(peer, self.moving[peer])
@@ -408,6 +409,9 @@ class Roster:
                 self.lost.discard(peer)
                 self.missing.discard(peer)
                 self.leaving -= {peer} - staying  # a stand-in still wants to leave
+        full_members = self.members - self.lost - self.missing  # others may have said already that they are ready
+        self.candidates -= full_members
+        self._states = {p: s for p, s in self._states.items() if p in self._joining or p not in full_members}
         return left
 
 

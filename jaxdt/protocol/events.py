@@ -22,6 +22,7 @@ COORDINATOR = -1
 NOBODY = -2  # in a route
 TEMPORARY_IDS = 1 << 40  # from here on: ids under which newcomers ask to join
 PEER_IDS = 1 << 32  # peer ids are below; a temporary id modulo this is the id of the peer that asks, if it has one
+VIEWS_PER_TERM = 1_000_000  # the views of each coordinator have numbers of their own, so many apart
 OPERATOR_IDS = 1 << 60  # from here on: ids under which operators ask for something
 
 # Priorities on a link: lower goes first, and overtakes between two chunks.
@@ -174,6 +175,8 @@ class View:
                  other members of their stage
     parts        of the checkpoint with which this generation began
     n_reseeds    how often the run has gone on with other samples, since a gradient was not finite
+    continued    the last view of each earlier coordinator that this one goes on from, where it made one. A coordinator
+                 that was superseded may have made more, of which its successor knows nothing
     """
 
     number: int
@@ -188,6 +191,20 @@ class View:
     joining: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     n_reseeds: int = 0
+    continued: tuple[int, ...] = ()
+
+    def continues(self, number: int) -> bool:
+        """Whether the view of this number is among those that this one goes on from."""
+        lasts = (*self.continued, self.number)
+        return any(number <= last and _term_of(number) == _term_of(last) for last in lasts)
+
+    def next_number(self, coordinator_term: int) -> tuple[int, tuple[int, ...]]:
+        """The number of the next view, made in this term, and what it says that it continues. Numbers of different
+        coordinators are different, also if one of them was superseded and does not know it."""
+        first = (coordinator_term - 1) * VIEWS_PER_TERM + 1
+        if self.number >= first:
+            return self.number + 1, self.continued
+        return first, (*self.continued, self.number)
 
     @functools.cached_property
     def by_peer(self) -> Mapping[int, Member]:
@@ -212,6 +229,10 @@ class View:
     def working(self, stage: int, step: int) -> tuple[int, ...]:
         """The members of a stage that compute and average in this step: those that still join do not."""
         return tuple([member.peer for member in self._by_stage[stage] if member.first_step <= step])
+
+
+def _term_of(view_number: int) -> int:
+    return (view_number - 1) // VIEWS_PER_TERM
 
 
 @frozen_dataclass
@@ -306,6 +327,17 @@ class Resend:
     key: Key
     route: tuple[int, ...]
     regenerate: tuple[int, ...] = ()
+
+
+@frozen_dataclass
+class Reroute:
+    """Peer -> the microbatch's router: its forward waits here, in or behind Work that is overdue. Have another replica
+    of `stage` do it too; the result that comes first is used. The input came along `route`."""
+
+    step: int
+    stage: int
+    microbatch: int
+    route: tuple[int, ...]
 
 
 @frozen_dataclass
@@ -515,11 +547,12 @@ class SaveFailed:
 @frozen_dataclass
 class Overdue:
     """Member -> coordinator: `work` has run on its device for `seconds`, and Work of its kind takes at most
-    `deadline_s`."""
+    `deadline_s`. `blocks`: the run waits for this Work, or it has taken several deadlines."""
 
     work: str
     seconds: float
     deadline_s: float
+    blocks: bool = False
 
 
 @frozen_dataclass
@@ -603,6 +636,7 @@ Message = (
     | HeartbeatAck
     | Grant
     | Resend
+    | Reroute
     | Inventory
     | FetchResult
     | Progress
@@ -916,6 +950,18 @@ class Repairing:
 
 
 @frozen_dataclass
+class WorkOverdue:
+    """membership -> wiring, sync, every heartbeat: the Work that runs on this peer's device takes far too long, and all
+    other Work of this peer waits for it."""
+
+
+@frozen_dataclass
+class StepBlocked:
+    """wiring, sync -> membership, the answer to WorkOverdue: others can do nothing more for a step under way until this
+    peer's device is free."""
+
+
+@frozen_dataclass
 class Updated:
     """sync -> wiring, membership: the parameters of `stage` have seen `version` updates."""
 
@@ -948,6 +994,8 @@ INTERNAL = (
     Joined,
     Holds,
     Repairing,
+    WorkOverdue,
+    StepBlocked,
     Updated,
     GoBack,
     HoldsPart,
@@ -1187,6 +1235,8 @@ Event = (
     | Joined
     | Holds
     | Repairing
+    | WorkOverdue
+    | StepBlocked
     | Updated
     | GoBack
     | HoldsPart

@@ -205,13 +205,15 @@ class FailedReport(Report):
 
 @dataclass(frozen=True)
 class OverdueReport(Report):
-    """A Work takes far longer than its like. The run goes on without the peer if its stage has another."""
+    """A Work takes far longer than its like. If it `blocks` the run, the run goes on without the peer, provided that
+    its stage has another."""
 
     kind: ClassVar[str] = "overdue"
     peer: int
     work: str
     seconds: float
     deadline_s: float
+    blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -406,6 +408,29 @@ class RefusedReport(Report):
 
     kind: ClassVar[str] = "refused"
     reason: str
+
+
+@dataclass(frozen=True)
+class ReroutedReport(Report):
+    """A router has another replica do a forward too, which waits at peer `src` in or behind Work that is overdue."""
+
+    kind: ClassVar[str] = "rerouted"
+    step: int
+    stage: int
+    microbatch: int
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True)
+class LateResultReport(Report):
+    """Two peers of `stage` have done the same forward, and that of `peer` came second: it is not used."""
+
+    kind: ClassVar[str] = "late_result"
+    step: int
+    stage: int
+    microbatch: int
+    peer: int
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ from jaxdt.sim.faults import (
     POWER_OFF,
     STALE,
     STARTS,
+    TAKEOVER,
     Fault,
 )
 from jaxdt.sim.hosts import make_host
@@ -116,6 +117,7 @@ class Simulation:
         self.outcome = Outcome()
         self._processes = processes
         self._disk: dict[str, Any] = {}  # what the coordinator made durable, by name
+        self._disk_before_views: dict[str, Any] = {}  # the same, without the last views
         self.disks = Disks()
         self._stale_coordinator: StaleCoordinator | None = None
         self._n_starts: Counter[int] = Counter()
@@ -129,7 +131,6 @@ class Simulation:
         self._trace = trace
         self._observer = observer
         self._paused: dict[int, list[Event]] = {}
-        self._n_running: Counter[int] = Counter()  # Work under way
         self._running: dict[int, list[Work]] = {}  # the Work under way, the oldest first
         self._waiting_for_work: dict[int, list[tuple]] = {}  # arguments of _handle_own_event
         self._queue = EventQueue()
@@ -236,6 +237,9 @@ class Simulation:
         if fault.kind == LEAVE:
             self._handle_event(peer, Leave())
             return
+        if fault.kind == TAKEOVER:
+            self._take_over(fault)
+            return
         if fault.kind == STALE:
             stale = self._stale_coordinator
             if stale and stale.machine is not self._machines[COORDINATOR]:
@@ -286,6 +290,18 @@ class Simulation:
         for peer in self._peers:
             self._handle_event(peer, LinkChanged(COORDINATOR, True, "started again"))
 
+    def _take_over(self, fault: Fault) -> None:
+        """A second coordinator begins on another host, with an older copy of the first one's disk."""
+        now_s, first = self.outcome.now_s, self._machines[COORDINATOR]
+        self._disk = dict(self._disk_before_views)
+        for peer in self._peers:
+            self._handle_event(peer, LinkChanged(COORDINATOR, False, "taken over"))
+        self.outcome.stopped[COORDINATOR] = CRASH_STOP
+        self._paused.pop(COORDINATOR, None)
+        self._stale_coordinator = StaleCoordinator(first, now_s, self._queue.at, self._delivery.post)
+        self._restart_coordinator()
+        self._stale_coordinator.go_on(now_s, fault.until_s)
+
     def _restart_peer(self, peer: int) -> None:
         """A process may be this peer, since the one before it has ended or is taken for lost."""
         if self.outcome.stopped.get(peer, CRASH_STOP) != CRASH_STOP:
@@ -308,7 +324,8 @@ class Simulation:
         self._links.set_host(peer, sim_peer.host)
         if sim_peer.host not in self._hosts:
             self._hosts[sim_peer.host] = make_host(1, 1, self._queue.at)
-        self._running.pop(peer, None)
+        self._running.pop(peer, None)  # what an earlier process has begun does not hold up this one
+        self._waiting_for_work.pop(peer, None)
         self._n_starts[peer] += 1
         self.disks.ended(peer)
         self._handle_event(peer, Started(process=self._n_starts[peer], disk=sim_peer.disk))
@@ -353,7 +370,7 @@ class Simulation:
     def _handle_after_work(self, peer: int, event: Event) -> None:
         """Handle an event when the Work under way has ended: in the runtime one thread does all of it in order."""
         own_event = (peer, self._machines[peer], event)
-        if self._n_running[peer]:
+        if self._running.get(peer):
             self._waiting_for_work.setdefault(peer, []).append(own_event)
         else:
             self._queue.at(self.outcome.now_s, self._handle_own_event, own_event)
@@ -412,7 +429,6 @@ class Simulation:
         seconds = sim_peer.seconds[BACKWARD if work.kind == REGENERATE else work.kind]
         if self._active_faults:
             seconds *= self._active_faults.slow_factor(peer)
-        self._n_running[peer] += 1
         self._running.setdefault(peer, []).append(work)
         host = self._hosts[sim_peer.host]
         host.start(now_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
@@ -424,10 +440,9 @@ class Simulation:
         if sim_peer.machine is self._machines[peer]:
             self._running[peer].remove(work)
             self._handle_event(peer, Ran(work, start_s, seconds, values))
-        self._n_running[peer] -= 1
-        if self._n_running[peer] == 0:
-            for own_event in self._waiting_for_work.pop(peer, ()):
-                self._handle_own_event(*own_event)
+            if not self._running[peer]:
+                for own_event in self._waiting_for_work.pop(peer, ()):
+                    self._handle_own_event(*own_event)
 
     def _sum(self, peer: int, action: Sum) -> None:
         digest, sq_norm = self._peers[peer].tensors.sum(action.key, action.members)
@@ -445,6 +460,8 @@ class Simulation:
     def _make_durable(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
         if machine is self._machines[peer] and peer not in self.outcome.stopped:
             self._disk[persist.name] = persist.value
+            if persist.name != "view" or persist.value["rolled_back"] or "view" not in self._disk_before_views:
+                self._disk_before_views = dict(self._disk)
 
     def _persisted(self, peer: int, persist: Persist, machine: DrivenMachine) -> None:
         if machine is self._machines[peer] and peer not in self.outcome.stopped:

@@ -27,6 +27,7 @@ RESTART = "restart"
 LEAVE = "leave"
 TWICE = "twice"
 STALE = "stale"
+TAKEOVER = "takeover"
 PERTURB = "perturb"
 ENDS = (CRASH, POWER_OFF, FAIL)  # kinds that end a process
 STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
@@ -60,6 +61,8 @@ class Fault:
     leave      `peer` is asked to leave
     twice      another process is started as `peer`, which runs
     stale      the coordinator that crashed did not: it goes on beside its successor, until a person ends it
+    takeover   another coordinator begins with what this one had made durable before its last views; this one goes on,
+               until a person ends it
     perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
 
     A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.

@@ -57,6 +57,7 @@ from jaxdt.protocol.events import (
     Shard,
     SliceKey,
     StateName,
+    StepBlocked,
     Sum,
     Summed,
     Suspect,
@@ -64,6 +65,7 @@ from jaxdt.protocol.events import (
     Updated,
     View,
     ViewChanged,
+    WorkOverdue,
 )
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
 from jaxdt.spec.config import RunConfig
@@ -83,7 +85,7 @@ class AllReduce:
 
     READS = frozenset(
         {ViewChanged, Evicted, Restored, Accumulated, Evaluated, Drained, Ran, Shard, Summed, Reduced, FetchResult}
-        | {Committed, Joined, LinkChanged, Digested, Repair}
+        | {Committed, Joined, LinkChanged, Digested, Repair, WorkOverdue}
     )
 
     def __init__(
@@ -137,6 +139,8 @@ class AllReduce:
             case Restored(version) if version == self._version:  # else another rollback is on its way
                 self._state = self._state or StateName(self._generation, version)
                 return [Updated(self._stage, version), *([] if self._view else [Holds(self._state)])]
+            case WorkOverdue() if self._n_gathers or self._own_state.is_awaited:
+                return [StepBlocked()]  # others wait for this peer's part of the gradient, or for its vote
             case Digested():
                 self._own_state.arrived(event)
                 return self._prepared(self._version) if self._view else []

@@ -17,6 +17,11 @@ class OwnState:
         self._asked_for: DigestState | None = None
         self.digest: StateDigest | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the digest was asked for and is still to come."""
+        return self._asked_for is not None and self.digest is None
+
     def is_compared(self, version: int) -> bool:
         return self._every_steps > 0 and version % self._every_steps == 0
 

@@ -8,7 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.protocol.events import Action, Committed, Event, Evicted, Ran, Received, Run, Updated, View, ViewChanged
+from jaxdt.protocol.events import (
+    Action,
+    Committed,
+    Event,
+    Evicted,
+    Ran,
+    Received,
+    Run,
+    Updated,
+    View,
+    ViewChanged,
+    WorkOverdue,
+)
 from jaxdt.spec.delay import Delay
 from jaxdt.wiring.base import COMPUTING, Wiring
 
@@ -18,7 +30,9 @@ class DelayedUpdate:
     with, unless the peer takes no part in it; it may yet have to, when other peers are lost."""
 
     def __init__(self, peer: int, stage: int, wirings: Sequence[Wiring], delay: Delay):
-        self.READS = frozenset({ViewChanged, Evicted, Updated, Committed, Ran}).union(*(w.READS for w in wirings))
+        self.READS = frozenset({ViewChanged, Evicted, Updated, Committed, Ran, WorkOverdue}).union(
+            *(w.READS for w in wirings)
+        )
         self._peer = peer
         self._stage = stage
         self._wirings = tuple(wirings)
@@ -37,6 +51,8 @@ class DelayedUpdate:
             case Evicted():
                 self._stop()
                 self._view = None
+                actions = [action for wiring in self._wirings for action in wiring.handle(now_s, event)]
+            case WorkOverdue():
                 actions = [action for wiring in self._wirings for action in wiring.handle(now_s, event)]
             case Updated(_, version):
                 self._version = version

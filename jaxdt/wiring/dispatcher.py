@@ -53,7 +53,21 @@ class Dispatcher:
         first = next(alike, None)
         return list(first[1]) if first else []
 
-    def progress(self, now_s: float, done: Progress) -> None:
+    def reroute(self, now_s: float, microbatch: int, stage: int, peer: int) -> tuple[Task, int] | None:
+        """A forward is stuck at this peer: its task, and another peer of the stage. None if there is no other, or if
+        somebody else has got it already."""
+        under_way = self._under_way.get((FORWARD, microbatch))
+        if under_way is None or under_way.route[stage] != peer or stage >= under_way.task.hi:
+            return None
+        other = self._routes.reroute(stage, peer)
+        if other is None:
+            return None
+        route = under_way.route
+        under_way.route = (*route[:stage], other, *route[stage + 1 :])
+        under_way.since_s = now_s
+        return under_way.task, other
+
+    def progress(self, now_s: float, peer: int, done: Progress) -> None:
         """A Work of one of the tasks is done. It measures the peer, and the last Work of a task makes room for another.
 
         A Work's time starts with its input, or with the end of the peer's last Work if that was later. So a queue at
@@ -65,8 +79,9 @@ class Dispatcher:
             return
         is_backward = kind in (BACKWARD, REGENERATE)
         if kind != EVALUATE:
-            seconds = max(0.0, min(now_s - under_way.since_s, done.gap_s))
-            self._routes.measured(stage, under_way.route[stage], BACKWARD if is_backward else FORWARD, seconds)
+            is_rerouted = peer != under_way.route[stage]  # then its input came longer ago
+            seconds = done.gap_s if is_rerouted else max(0.0, min(now_s - under_way.since_s, done.gap_s))
+            self._routes.measured(stage, peer, BACKWARD if is_backward else FORWARD, seconds)
         under_way.since_s = now_s
         is_last = stage == under_way.task.lo if is_backward else kind == EVALUATE and stage == under_way.task.hi
         if is_last:

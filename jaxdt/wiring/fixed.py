@@ -24,9 +24,11 @@ from jaxdt.protocol.events import (
     Ran,
     Received,
     Send,
+    StepBlocked,
     Updated,
     View,
     ViewChanged,
+    WorkOverdue,
 )
 from jaxdt.protocol.schedule import Order, stage_order
 from jaxdt.spec.config import RunConfig
@@ -86,6 +88,8 @@ class FixedWiring:
                 return self._begin(event.version)
         elif type(event) is ViewChanged:
             return self._adopt(now_s, event.view)
+        elif type(event) is WorkOverdue:
+            return [StepBlocked()]  # nobody else does what the plan gives to this peer
         elif type(event) is Evicted:
             self._stop()
         return self._routed.handle(now_s, event) + self._next()

@@ -89,6 +89,9 @@ class PlannedRoutes:
     def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
         """The plan knows no speeds."""
 
+    def reroute(self, stage: int, peer: int) -> None:
+        """The plan has one peer for each microbatch."""
+
     def _place(self, kind: str, microbatch: int) -> tuple[int, int]:
         """A microbatch's pipeline, and its number in it."""
         pipeline = self._plan.pipeline_of(microbatch, held_out=kind == EVALUATE)

@@ -41,6 +41,10 @@ class Recovery:
         """A Work of the step is done and its result is kept; what is let go for it."""
         return self._retention.made(work)
 
+    def keeps_output(self, microbatch: int) -> bool:
+        """Whether what this peer made of the microbatch in the step can be sent again."""
+        return self._retention.keeps_output(microbatch)
+
     def count(self, kind: str, microbatch: int) -> None:
         """A Work is counted at this peer: no other replica of its stage need do it."""
         self._counted.add((kind, microbatch))

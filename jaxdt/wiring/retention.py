@@ -57,6 +57,10 @@ class Retention:
             discards.append(Discard(Key("grad", step, self._stage, oldest)))
         return discards
 
+    def keeps_output(self, microbatch: int) -> bool:
+        """Whether the output of this microbatch can be sent again."""
+        return microbatch in self._outputs or microbatch in self._both
+
     def promise(self) -> tuple[int, ...]:
         """The microbatches whose tensors are here; from now on they stay until the step is over."""
         self._is_promised = True

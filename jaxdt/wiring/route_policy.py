@@ -40,3 +40,8 @@ class RoutePolicy(Protocol):
 
     def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
         """A peer has done a Work (FORWARD or BACKWARD) in so many seconds."""
+
+    def reroute(self, stage: int, peer: int) -> int | None:
+        """Another peer for a forward that is stuck at this one, which is chosen again only once it has done a Work, or
+        if there is no other. None if there is no other now."""
+        ...

@@ -7,6 +7,12 @@ input has arrived: a backward goes before a forward, then the oldest goes first,
 the network are slow. The replicas of a stage tell one another which microbatches they counted, and a stage's step is
 over when all are counted.
 
+Work may take far longer than its like while the peer's machine goes on as ever. Then the router has another replica do
+the forwards too that are stuck at this peer. Both send their results to the same peer of the next stage, which uses the
+one that comes first and sends the gradient back along the route of that one. So no gradient is computed twice, and one
+place decides. A forward whose result nobody waits for at the next stage stays where it is, and so does a backward: they
+are done elsewhere only in a view without their peer.
+
 A view in mid-step makes all routes void, since messages of old views are dropped. Then Recovery says what has to be
 done again. A peer that joins computes from the next step on.
 """
@@ -32,12 +38,16 @@ from jaxdt.protocol.events import (
     Progress,
     Ran,
     Received,
+    Reroute,
     Resend,
     Send,
+    StepBlocked,
     Updated,
     View,
     ViewChanged,
+    WorkOverdue,
 )
+from jaxdt.protocol.reports import LateResultReport, ReroutedReport
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, REGENERATE, Work
 from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
@@ -54,7 +64,9 @@ NO_STEP = -1
 class RoutedWiring:
     """One peer's side. A wiring that does some steps by itself shares its `recovery` and `slot` with this one."""
 
-    READS = frozenset({ViewChanged, Evicted, Updated, Grant, Resend, Inventory, Progress, Boundary, Ran})
+    READS = frozenset(
+        {ViewChanged, Evicted, Updated, Grant, Resend, Reroute, Inventory, Progress, Boundary, Ran, WorkOverdue}
+    )
 
     def __init__(
         self,
@@ -83,6 +95,7 @@ class RoutedWiring:
         self._of_later_steps: list[Grant | Boundary] = []
         self._inputs: dict[Counted, Grant | Boundary] = {}  # which carry the routes
         self._forwarded: set[int] = set()
+        self._rerouted: set[int] = set()  # microbatches whose forward may have come first at another replica
         self._early_gradients: set[int] = set()  # whose forward is made again, and not done yet
         self._counted: dict[int, set[Counted]] = {}  # step -> what the replicas of this stage have counted
 
@@ -101,6 +114,8 @@ class RoutedWiring:
                 self._slot.free()
                 self._gap_s = self._service_time.gap_s(started_s + seconds)
                 return self._finished(now_s, work, values) + self._next() + self._tell_inventory(now_s)
+            case WorkOverdue() if self._view:
+                return self._on_overdue(now_s)
         return []
 
     @property
@@ -119,14 +134,15 @@ class RoutedWiring:
     def _received(self, now_s: float, src: int, body: Message) -> list[Action | Event]:
         match body:
             case Grant() | Boundary():
-                self._accept(body)
-                return self._next()
-            case Resend(key, route, regenerate):
+                return self._accept(body) + self._next()
+            case Resend(key, route, regenerate) if self._recovery.keeps_output(key.microbatch):
                 return [self._send(Boundary(key, route, regenerate))]
+            case Reroute():
+                return self._reroute(now_s, src, body)
             case Inventory():
                 return self._on_inventory(now_s, src, body)
             case Progress():
-                return self._on_progress(now_s, body)
+                return self._on_progress(now_s, src, body)
         return []
 
     # -------------------------------------------------------------------------------------------------------- steps
@@ -146,6 +162,7 @@ class RoutedWiring:
         self._ready.clear()
         self._inputs.clear()
         self._forwarded.clear()
+        self._rerouted.clear()
         self._early_gradients.clear()
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
@@ -170,14 +187,13 @@ class RoutedWiring:
         if step >= self._shape.n_steps:
             return []
         of_this_step, self._of_later_steps = self._of_later_steps, []
-        for given in of_this_step:
-            self._accept(given)
+        actions = [action for given in of_this_step for action in self._accept(given)]
         if self._recovery.is_active:
-            return self._tell_inventory(now_s)
+            return actions + self._tell_inventory(now_s)
         self._routes.begin_step(self._current_view)
         tasks = whole_step(self._shape.n_stages, self._shape.n_microbatches, self._shape.n_held_out(step))
         self._dispatcher.begin([task for task in tasks if self._owns(task.kind, task.microbatch)])
-        return self._begin_tasks(now_s) + self._next() + self._drained()
+        return actions + self._begin_tasks(now_s) + self._next() + self._drained()
 
     def enter_without_tasks(self, step: int) -> None:
         """The wiring that owns this one does the step by itself, unless a view in mid-step asks for recovery."""
@@ -199,23 +215,35 @@ class RoutedWiring:
 
     # --------------------------------------------------------------------------------------------------------- work
 
-    def _accept(self, given: Grant | Boundary) -> None:
+    def _accept(self, given: Grant | Boundary) -> list[Action | Event]:
         """Queue the Work that a grant or a boundary tensor makes possible; of a later step, keep it."""
         names = given if isinstance(given, Grant) else given.key
         if names.step > self._step:
             self._of_later_steps.append(given)
-            return
-        if names.step < self._step:
-            return
+        if names.step != self._step:
+            return []
         kind, m = WORK_OF.get(names.kind, names.kind), names.microbatch
-        if kind == BACKWARD and m not in self._forwarded:
-            self._early_gradients.add(m)
-            return
-        if kind != BACKWARD:
+        if kind == BACKWARD:
+            self._rerouted.discard(m)
+            if m not in self._forwarded:
+                self._early_gradients.add(m)
+                return []
+        elif (kind, m) in self._inputs:
+            return self._late(self._inputs[kind, m], given)
+        else:
             self._inputs[kind, m] = given
         if kind == FORWARD and self._is_last:
             kind = BACKWARD  # which computes forward, loss and backward in one
         self._enqueue(kind, m)
+        return []
+
+    def _late(self, first: Grant | Boundary, second: Grant | Boundary) -> list[Action | Event]:
+        """Two peers have made the input of a Work. The first is used, and its route."""
+        before = self._stage - 1
+        if before < 0 or first.route[before] == second.route[before]:
+            return []
+        m = (second if isinstance(second, Grant) else second.key).microbatch
+        return [LateResultReport(self._step, before, m, second.route[before])]
 
     def _enqueue(self, kind: str, m: int) -> None:
         if kind == BACKWARD and self._stage in self._inputs[FORWARD, m].regenerate:
@@ -225,9 +253,19 @@ class RoutedWiring:
         heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._n_queued, work))
 
     def _next(self) -> list[Action | Event]:
-        if self._slot.is_busy or not self._ready:
-            return []
-        return [self._slot.start(heapq.heappop(self._ready)[2])]
+        while self._ready and not self._slot.is_busy:
+            work = heapq.heappop(self._ready)[2]
+            if not self._is_needless(work):
+                return [self._slot.start(work)]
+        return []
+
+    def _is_needless(self, work: Work) -> bool:
+        """Whether this is a forward that was done elsewhere too, where its backward is counted by now."""
+        m = work.microbatch
+        counted = self._counted.get(self._step, ())
+        if work.kind != FORWARD or m not in self._rerouted or (BACKWARD, m) not in counted:
+            return False
+        return self._stage not in self._inputs[FORWARD, m].regenerate  # that is counted, and yet has to be done
 
     def _finished(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
         step = self._step
@@ -286,14 +324,14 @@ class RoutedWiring:
         receivers = {self._routes.owning_router(task_kind(kind), m)}
         if self._counts(kind):
             receivers.update(self._replicas)
-        own = self._on_progress(now_s, progress)
+        own = self._on_progress(now_s, self._peer, progress)
         return [Send(peer, progress) for peer in sorted(receivers - {self._peer})] + own
 
-    def _on_progress(self, now_s: float, progress: Progress) -> list[Action | Event]:
+    def _on_progress(self, now_s: float, src: int, progress: Progress) -> list[Action | Event]:
         step, kind, m = progress.step, progress.kind, progress.microbatch
         actions: list[Action | Event] = []
         if step == self._step and self._owns(task_kind(kind), m):
-            self._dispatcher.progress(now_s, progress)
+            self._dispatcher.progress(now_s, src, progress)
             actions += self._begin_tasks(now_s)
         if progress.stage == self._stage and self._counts(kind):
             self._counted.setdefault(step, set()).add((kind, m))
@@ -305,8 +343,13 @@ class RoutedWiring:
         replicas = set(self._replicas) & set(self._members)
         if self._recovery.is_active and not self._recovery.has_inventories_of(replicas):
             return []
+        return [Drained(self._step)] if self._n_uncounted == 0 else []
+
+    @property
+    def _n_uncounted(self) -> int:
+        """How much of the step is still to be counted at this stage, as far as is known here."""
         n_expected = self._shape.n_microbatches + (self._shape.n_held_out(self._step) if self._is_last else 0)
-        return [Drained(self._step)] if len(self._counted.get(self._step, ())) == n_expected else []
+        return n_expected - len(self._counted.get(self._step, ()))
 
     def _begin_tasks(self, now_s: float) -> list[Action | Event]:
         """Begin tasks: at the first stage with a grant, at others with the tensors that their neighbours keep."""
@@ -326,6 +369,51 @@ class RoutedWiring:
     def _post(self, dst: int, body: Grant | Resend) -> list[Action | Event]:
         """To another peer, or to this one at once."""
         return [Send(dst, body)] if dst != self._peer else self._received(0.0, self._peer, body)
+
+    # ------------------------------------------------------------------------------------------------ overdue Work
+
+    def _on_overdue(self, now_s: float) -> list[Action | Event]:
+        """This peer's device is stuck. Have others do the forwards that wait here, and say if the rest of the stage's
+        step can only be done here."""
+        actions: list[Action | Event] = []
+        for (kind, m), given in list(self._inputs.items()):
+            is_waiting = kind == FORWARD and m not in self._forwarded and m not in self._rerouted
+            if is_waiting and not self._is_last and given.route[self._stage + 1] != NOBODY:
+                self._rerouted.add(m)
+                reroute = Reroute(self._step, self._stage, m, given.route)
+                router = self._routes.owning_router(FORWARD, m)
+                sends: list[Action | Event] = [Send(router, reroute)]
+                actions += self._reroute(now_s, self._peer, reroute) if router == self._peer else sends
+        return actions + ([StepBlocked()] if self._blocks_step() else [])
+
+    def _blocks_step(self) -> bool:
+        """Whether all that is still to be counted at this stage is here, or others wait for this peer's inventory."""
+        if self._recovery.owes_inventory:
+            return True
+        counted = self._counted.get(self._step, ())
+        kinds = (FORWARD, EVALUATE) if self._is_last else (FORWARD,)
+        here = [
+            (kind, m)
+            for kind, m in self._inputs
+            if kind in kinds
+            and m not in self._rerouted
+            and (EVALUATE if kind == EVALUATE else BACKWARD, m) not in counted
+        ]
+        return 0 < self._n_uncounted <= len(here)
+
+    def _reroute(self, now_s: float, src: int, reroute: Reroute) -> list[Action | Event]:
+        """Send the input of a forward that is stuck at a peer to another replica, too."""
+        step, stage, m = reroute.step, reroute.stage, reroute.microbatch
+        found = self._dispatcher.reroute(now_s, m, stage, src) if step == self._step else None
+        if found is None:
+            return []
+        task, other = found
+        route = (*reroute.route[:stage], other, *reroute.route[stage + 1 :])  # to the same peer of the next stage
+        report = ReroutedReport(step, stage, m, src, other)
+        if stage == 0:
+            return [report, *self._post(route[0], Grant(step, FORWARD, m, route, task.regenerate))]
+        keeper = route[stage - 1] if stage > task.lo else self._recovery.keepers(m)[stage - 1]
+        return [report, *self._post(keeper, Resend(Key("act", step, stage, m), route, task.regenerate))]
 
     # ------------------------------------------------------------------------------------- after a view in mid-step
 

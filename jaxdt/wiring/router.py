@@ -60,6 +60,7 @@ class StageQueue:
         self._last_choice: dict[int, float] = {}
         self._priority: dict[int, float] = {}
         self._estimates: dict[int, ServiceEstimate] = {}
+        self._stuck: set[int] = set()
 
     def add(self, peer: int) -> None:
         """A newcomer enters at the least priority of those that are there, so that it is not flooded."""
@@ -70,22 +71,36 @@ class StageQueue:
 
     def ban(self, peer: int) -> None:
         """The peer is not chosen until it is added again. Its measurements stay, those of the last BANNED_MAX."""
+        self._stuck.discard(peer)
         if self._priority.pop(peer, None) is not None:
             self._priority[peer] = BANNED
         banned = [one for one, priority in self._priority.items() if priority == BANNED]
         for one in banned[:-BANNED_MAX]:
             del self._priority[one], self._estimates[one], self._last_choice[one]
 
+    def forget_stuck(self) -> None:
+        """All that were stuck may be chosen again."""
+        self._stuck.clear()
+
     def measured(self, peer: int, kind: str, seconds: float) -> None:
         """A Work of this kind was done there."""
+        self._stuck.discard(peer)
         if peer in self._estimates:
             self._estimates[peer].add(kind, seconds)
 
+    def choose_other(self, peer: int) -> int | None:
+        """The next peer instead of one that is stuck, which is not chosen before it has done a Work, unless all are
+        stuck. None if all are."""
+        self._stuck.add(peer)
+        return None if self._stuck.issuperset(self.open) else self.choose()
+
     def choose(self) -> int | None:
         """The next peer; None if all are banned or there is none."""
-        if not self.open:
+        open_peers = self.open
+        if not open_peers:
             return None
-        peer = min(self._priority, key=lambda peer: (self._priority[peer], self._last_choice[peer]))
+        free = [peer for peer in open_peers if peer not in self._stuck] or open_peers
+        peer = min(free, key=lambda peer: (self._priority[peer], self._last_choice[peer]))
         self._n_choices += 1
         self._last_choice[peer] = self._n_choices
         self._priority[peer] += self._microbatch_s(peer)

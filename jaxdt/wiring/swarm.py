@@ -53,6 +53,7 @@ class MeasuredRoutes:
 
     def _open(self, view: View, members: set[int]) -> None:
         for stage, queue in enumerate(self._router.stages):
+            queue.forget_stuck()
             computing, open_peers = set(view.stage_peers(stage)) & members, set(queue.open)
             for peer in sorted(computing - open_peers):
                 queue.add(peer)
@@ -73,6 +74,9 @@ class MeasuredRoutes:
 
     def measured(self, stage: int, peer: int, kind: str, seconds: float) -> None:
         self._router.stages[stage].measured(peer, kind, seconds)
+
+    def reroute(self, stage: int, peer: int) -> int | None:
+        return self._router.stages[stage].choose_other(peer)
 
 
 # ------------------------------------------------------------------------------------------------------ table entry

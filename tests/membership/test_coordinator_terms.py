@@ -22,10 +22,12 @@ from jaxdt.protocol.events import (
     Paused,
     Persist,
     Persisted,
+    Profiled,
     Received,
     Refused,
     Send,
     Started,
+    StateName,
     Stop,
     Terminated,
     View,
@@ -165,3 +167,79 @@ def test_a_peer_without_a_view_ends_if_its_coordinator_refuses_it_and_not_if_it_
     peer, _ = membership(view=None)
     assert not of(peer.handle(1.0, Refused(None, "1.2.3.4: run: coordinator is of run 'older'")), Stop)
     assert of(peer.handle(1.0, Refused(COORDINATOR, "run: ...")), Stop) == [Stop(2, "coordinator: run: ...")]
+
+
+# ------------------------------------------------------------------ views that a superseded coordinator made since then
+
+
+def successor():
+    """A coordinator of term 2 that knows of view 1 alone, and what it has done."""
+    run = Driver()
+    run.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), DurableState(1, VIEW, ()))
+    run.event(Started())
+    run.event(Persisted("coordinator_term"))
+    return run
+
+
+def test_views_of_different_coordinators_have_different_numbers_and_say_what_they_continue():
+    assert VIEW.next_number(1) == (2, ())
+    number, continued = replace(VIEW, number=7).next_number(3)
+    third = replace(VIEW, number=number, continued=continued)
+    assert (number, continued) == (2_000_001, (7,)) and third.next_number(3) == (2_000_002, (7,))
+    assert third.continues(7) and third.continues(1) and third.continues(2_000_001)
+    assert not third.continues(8) and not third.continues(1_000_001) and not third.continues(2_000_002)
+
+
+@pytest.mark.parametrize("body", [Heartbeat(1, {}), Hello(2, 0, "f", "h2:1")])
+def test_a_member_in_a_view_that_its_coordinator_does_not_know_is_admitted_anew(body):
+    run = successor()
+    assert reports(run.message(2, body, 1.0, view=3), "lost")
+    assert reports(run.event(Persisted("view"), 1.0), "view")[0]["members"] == {0: 0, 1: 1, 3: 1}
+    run.message(2, Hello(2, 0, "f", "h2:1"), 1.1, view=3)
+    run.message(2, Profiled({"F": 1.0}, 0, state=StateName(0, 0)), 1.1, view=3)
+    assert 2 in run.machine.roster.candidates
+
+
+def test_a_member_that_lags_behind_is_not_evicted_for_it():
+    run = successor()
+    assert not reports(run.message(2, Heartbeat(1, {}), 1.0, view=1), "lost")
+
+
+def test_the_last_of_a_stage_takes_its_place_again_with_the_state_that_it_has():
+    run = successor()
+    for peer in (0, 2):
+        run.message(peer, Hello(peer, 0, "f", f"h{peer}:1"), 1.0, view=3)
+        run.message(peer, Profiled({"F": 1.0}, 0, state=StateName(0, 0)), 1.0, view=3)
+    run.event(Persisted("view"), 1.0)
+    run.event(Persisted("view"), 1.0)
+    members = run.machine.view.by_peer
+    assert {peer: member.admission for peer, member in members.items()} == {0: 1_000_002, 1: 1, 2: 1_000_002, 3: 1}
+    assert not of(run.actions, Stop)
+
+
+LATER = replace(VIEW, number=1_000_001, coordinator_term=2, continued=(1,))
+
+
+def hear(peer, view, now_s=1.0):
+    return peer.handle(now_s, Received(Header("r", 0, view.number, COORDINATOR, view.coordinator_term), view))
+
+
+@pytest.mark.parametrize("later", [replace(VIEW, coordinator_term=2), LATER])
+def test_a_peer_whose_view_the_next_coordinator_does_not_know_gives_up_what_it_has_done_and_says_so(later):
+    peer, machine = membership()
+    hear(peer, replace(VIEW, number=3))
+    actions = hear(peer, later)
+    assert reports(actions, "evicted") and machine.view is None
+    (hello,) = sent(actions, Hello).values()
+    assert machine.header.view == 3 and hello.peer == 0  # the coordinator sees which view it was in
+    assert not reports(hear(peer, replace(LATER, number=1_000_002)), "adopted")  # not under the old admission
+    members = (replace(VIEW.members[0], admission=1_000_003), *VIEW.members[1:])
+    assert reports(hear(peer, replace(LATER, number=1_000_003, members=members)), "adopted")
+    assert machine.header.view == 1_000_003
+
+
+def test_a_peer_whose_view_is_continued_goes_on():
+    peer, machine = membership()
+    assert hear(peer, replace(VIEW, coordinator_term=2)) == []
+    assert reports(hear(peer, LATER), "adopted") and not reports(hear(peer, VIEW), "evicted")
+    assert machine.header.view == 1_000_001

@@ -1,5 +1,7 @@
 """One peer's failure is that peer's: who is put out for it, and when nobody is left to go on."""
 
+from dataclasses import replace
+
 from test_coordinator import (
     STAGE_OF,
     Driver,
@@ -184,15 +186,21 @@ def test_if_there_is_no_other_the_run_ends_with_code_2():
 
 # ------------------------------------------------------------------------------------------------- Work is overdue
 
-WORK = Overdue("3:0B1@p2", 4.5, 4.0)
+WORK = Overdue("3:0B1@p2", 4.5, 4.0, blocks=True)
 WHY = "3:0B1@p2 has run for 4.5 s, expected at most 4.0 s"
 
 
-def test_a_peer_whose_work_is_overdue_leaves_if_its_stage_has_another():
+def test_a_peer_whose_work_is_overdue_stays_as_long_as_nobody_waits_for_it():
+    run = begun()
+    told = run.message(2, Overdue("3:0F1@p2", 4.5, 4.0))
+    assert [type(action) for action in told] == [OverdueReport] and not told[0].blocks
+
+
+def test_a_peer_whose_overdue_work_blocks_the_run_leaves_if_its_stage_has_another():
     run = begun()
     assert_lost(run.message(2, WORK), 2, f"peer 2 (stage 0): lost, {WHY}")
     assert reports(run.actions, "overdue") == [
-        {"peer": 2, "work": "3:0B1@p2", "seconds": 4.5, "deadline_s": 4.0},
+        {"peer": 2, "work": "3:0B1@p2", "seconds": 4.5, "deadline_s": 4.0, "blocks": True},
     ]
     run.event(Persisted("view"))
     assert type(run.message(2, Heartbeat(9, {}))[-1].body) is View  # it learns of it, and may come back
@@ -209,7 +217,7 @@ def test_the_last_of_a_stage_is_waited_for():
 def test_the_third_time_a_peer_is_put_out():
     run = begun()
     for n in range(OVERDUE_MAX):
-        run.message(2, WORK)
+        run.message(2, replace(WORK, work=f"{n}:0B1@p2"))
         run.event(Persisted("view"))
         told = run.message(2, Heartbeat(9, {}))[-1].body
         if n + 1 < OVERDUE_MAX:
@@ -217,4 +225,14 @@ def test_the_third_time_a_peer_is_put_out():
             run.machine.roster.admissions[2] = n + 2  # admitted again
             run.machine._leases.arrived(2, 1.0)
             run.machine.roster.view = run.machine.roster.first_view(1, Checkpoint())
-    assert told == Ended(2, f"peer 2 (stage 0): {WHY}; its Work was overdue 3 times of late")
+    why = WHY.replace("3:", f"{OVERDUE_MAX - 1}:")
+    assert told == Ended(2, f"peer 2 (stage 0): {why}; its Work was overdue 3 times of late")
+
+
+def test_also_if_nobody_ever_waited_for_it_and_the_same_work_counts_once():
+    run = begun()
+    for n in range(OVERDUE_MAX):
+        assert not reports(run.actions, "lost")
+        for _ in range(3):
+            run.message(2, Overdue(f"{n}:0F1@p2", 4.5, 4.0))
+    assert reports(run.actions, "lost")[0]["reason"].endswith("its Work was overdue 3 times of late")

@@ -29,6 +29,20 @@ def test_a_work_that_takes_many_times_the_median_of_its_kind_is_overdue():
 def test_it_is_told_again_each_time_it_has_doubled():
     told = overdue(watch(), FORWARD, 100.0)
     assert [one.seconds for one in told] == [8.5, 17.5, 35.5, 71.5]
+    assert [one.blocks for one in told] == [False, False, True, True]  # nobody waits for ever
+
+
+def test_that_the_run_waits_for_it_is_told_once():
+    machine = watch()
+    assert machine.blocked() is None
+    overdue(machine, FORWARD, FACTOR + 1)
+    assert machine.blocked() == Overdue("7:0F3@p1", FACTOR + 1, FACTOR, blocks=True) and machine.blocked() is None
+    machine.done(FORWARD, 40.0)
+    assert machine.blocked() is None
+
+
+def test_nobody_but_this_peer_can_lay_out_its_gradient():
+    assert overdue(watch("G"), Work(0, "G", None, 1, 7), FACTOR + 1)[0].blocks
 
 
 def test_the_deadline_has_a_floor_and_leaves_room_for_durations_that_vary():

@@ -1,13 +1,16 @@
 """A device that hangs or becomes very slow while its heartbeats go on: others do its Work, and each step is bounded."""
 
+import re
 from dataclasses import replace
 
 import pytest
+from mutants import UsesBothResults, of_peers
 
 from jaxdt.protocol.events import COORDINATOR, Stop
-from jaxdt.protocol.reports import LostReport, OverdueReport, StepReport
+from jaxdt.protocol.reports import LateResultReport, LostReport, OverdueReport, ReroutedReport, StepReport
 from jaxdt.sim.faults import SLOW, Fault
-from jaxdt.sim.fuzz.cases import NEVER_DONE, draw_case, play
+from jaxdt.sim.fuzz.cases import NEVER_DONE, draw_case, finding, play
+from jaxdt.sim.fuzz.invariants import COVER, DISJOINT
 from jaxdt.spec.config import default_plan
 
 N_STEPS = 20
@@ -63,6 +66,34 @@ def test_a_step_takes_a_deadline_longer_and_the_next_ones_as_long_as_ever(wiring
     assert max(measured_s[1:]) < bound_s
     n_long = sum(step_s > 2 * calm for step_s in measured_s[1:])
     assert n_long <= (1 + delay if factor == NEVER_DONE else 4)  # a device that is never done does not come back
+
+
+def long_case(delay):
+    """A step of 12.6 s, in which a few forwards of peer 2 take 6 s each, one after another until its Work is over."""
+    drawn = case("swarm", faults=[Fault(2.35, SLOW, 2, 0.11, factor=60.0)], delay=delay)
+    config = replace(
+        drawn.config,
+        plan=replace(drawn.config.plan, microbatches=120),
+        train=replace(drawn.config.train, steps=2 + delay),
+    )
+    return replace(drawn, config=config, plan=default_plan(config))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_peer_that_is_free_again_before_the_step_waits_for_it_stays_and_what_came_second_is_not_used(delay):
+    """The invariants see to it that each microbatch is counted once."""
+    outcome, _ = play(long_case(delay))
+    assert outcome.stopped[COORDINATOR].code == 0 and not outcome.of(LostReport)
+    assert [report.blocks for report in outcome.of(OverdueReport)] == [False]
+    rerouted = {(report.step, report.microbatch) for report in outcome.of(ReroutedReport) if report.src == 2}
+    late = [(report.step, report.microbatch) for report in outcome.of(LateResultReport) if report.peer == 2]
+    assert late and len(late) == len(set(late)) and set(late) <= rerouted
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_if_both_results_are_used_a_microbatch_counts_twice_and_the_invariants_see_it(delay):
+    broken = finding(long_case(delay), of_peers(UsesBothResults))
+    assert re.search(rf" s: \(({DISJOINT}|{COVER})\) ", broken), broken
 
 
 def test_a_peer_that_is_overdue_again_and_again_is_put_out():

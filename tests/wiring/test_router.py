@@ -116,6 +116,9 @@ class Recorded:
     def measured(self, stage, peer, kind, seconds):
         self.seconds.append(seconds)
 
+    def reroute(self, stage, peer):
+        return 8
+
 
 def test_a_queue_at_the_peer_is_counted_once_whoever_filled_it():
     """A peer that takes 1 s for a backward gets one from us, one from another router and two from us, all at once: each
@@ -128,8 +131,32 @@ def test_a_queue_at_the_peer_is_counted_once_whoever_filled_it():
     for ended_s, m in ((11.0, 0), (12.0, None), (13.0, 1), (14.0, 2)):
         gap_s = service_time.gap_s(ended_s)
         if m is not None:
-            dispatcher.progress(ended_s, Progress(0, "B", 0, m, gap_s))
+            dispatcher.progress(ended_s, 7, Progress(0, "B", 0, m, gap_s))
     assert routes.seconds == [1.0, 1.0, 1.0]
+
+
+def test_a_stuck_forward_gets_another_peer_once_and_both_are_measured_by_their_own_time():
+    routes = Recorded()
+    routes.routes = lambda kind, microbatches, lo, hi: [(7, 9)]
+    dispatcher = Dispatcher(routes)
+    dispatcher.begin([Task("F", 0, 0, 1)])
+    dispatcher.next(10.0)
+    assert dispatcher.reroute(20.0, 0, 1, 9) is None  # nobody chooses between two results of the last stage
+    assert dispatcher.reroute(20.0, 0, 0, 7) == (Task("F", 0, 0, 1), 8)
+    assert dispatcher.reroute(20.0, 0, 0, 7) is None
+    dispatcher.progress(21.0, 8, Progress(0, "F", 0, 0, 30.0))
+    dispatcher.progress(40.0, 7, Progress(0, "F", 0, 0, 30.0))
+    assert routes.seconds == [1.0, 30.0]
+
+
+def test_a_stuck_peer_is_chosen_again_once_it_has_done_a_work_or_if_there_is_no_other():
+    queue = queue_of([1.0, 1.0, 1.0])
+    assert {queue.choose_other(0) for _ in range(4)} == {1, 2}
+    assert 0 not in {queue.choose() for _ in range(4)}
+    assert queue.choose_other(1) == 2 and queue.choose_other(2) is None
+    assert {queue.choose() for _ in range(9)} == {0, 1, 2}
+    queue.measured(0, "F", 1.0)
+    assert {queue.choose() for _ in range(4)} == {0}
 
 
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))

@@ -21,7 +21,7 @@ class Failures:
         self._failed: set[int] = set()  # whose processes have ended
         self._last: dict[int, tuple[str, int]] = {}  # stage -> the last reason, and how often in a row
         self._n_saves_failed: Counter[int] = Counter()
-        self._overdue: dict[int, list[int]] = {}  # peer -> the steps in which its Work was overdue
+        self._overdue: dict[int, dict[str, int]] = {}  # peer -> its Work that was overdue, and in which step
 
     def failed(self, peer: int, stage: int, reason: str) -> None:
         """A peer cannot go on, and its process ends."""
@@ -50,10 +50,11 @@ class Failures:
     def saved(self, peer: int) -> None:
         del self._n_saves_failed[peer]
 
-    def overdue(self, peer: int, step: int) -> int:
-        """A peer's Work is overdue in this step; how often that was so of late."""
-        recent = [before for before in self._overdue.get(peer, []) if step - FORGIVEN_STEPS < before <= step]
-        self._overdue[peer] = [*recent, step]
+    def overdue(self, peer: int, step: int, work: str) -> int:
+        """A peer's Work is overdue in this step; how much of its Work was so of late. The same Work counts once."""
+        known = self._overdue.get(peer, {})
+        recent = {one: at for one, at in known.items() if step - FORGIVEN_STEPS < at <= step}
+        self._overdue[peer] = recent | {work: step}
         return len(self._overdue[peer])
 
     def put_out(self, peer: int) -> None:

@@ -1,9 +1,11 @@
 """Work that takes far longer than its like: found by the peer that does it, while its heartbeats go on as ever.
 
-A peer knows best what runs on its device and for how long, so it watches itself. Work that is under way cannot be taken
-back, because its gradient may already be in the accumulator (step protocol, Sec. 3.3). So past its deadline the peer
-tells the coordinator, which goes on without the peer and its accumulator if the stage has another replica. The other
-replicas do the lost Work, and each microbatch is counted once.
+A peer knows best what runs on its device and for how long, so it watches itself. Past the deadline its wiring has other
+replicas do what can be done twice: forwards, of which the first result is used (jaxdt.wiring.routed). A gradient cannot
+be taken out of a sum (step protocol, Sec. 3.3), so nobody else may do what this peer alone can add to its accumulator.
+Once the step waits for that alone, or the Work has taken several deadlines, the peer tells the coordinator that it
+blocks the run. The coordinator goes on without the peer and its accumulator if the stage has another replica, and the
+other replicas do the lost Work. So each microbatch is counted once.
 """
 
 from collections import defaultdict, deque
@@ -11,10 +13,11 @@ from collections.abc import Mapping
 
 from jaxdt.protocol.deadline import WINDOW, spread_s
 from jaxdt.protocol.events import Overdue
-from jaxdt.spec.work import REGENERATE, Work
+from jaxdt.spec.work import GATHER, REGENERATE, UPDATE, Work
 
 FACTOR = 8.0  # Work may take so many times the median of its kind: replicas of one host compete for its cores
 PROFILE_FACTOR = 20.0  # the same for the first Work of a kind, of the time that it took alone
+PATIENCE = 3.0  # deadlines after which overdue Work counts as blocking the run, whatever is known of the others
 UNKNOWN_S = 300.0  # Work of a kind that was never timed may have to be compiled
 
 
@@ -32,6 +35,7 @@ class WorkWatch:
         self._deadline_s = 0.0
         self._next_report_s = 0.0
         self.is_overdue = False
+        self._blocks = False
 
     def profiled(self, seconds: Mapping[str, float]) -> None:
         """How long each kind of Work took before the peer joined."""
@@ -59,14 +63,27 @@ class WorkWatch:
         self._ticked_s = now_s
         if self._age_s <= self._next_report_s:
             return None
+        is_far_over = self._age_s > PATIENCE * self._deadline_s
+        self._blocks = self._blocks or is_far_over or running.kind in (GATHER, UPDATE)
         self.is_overdue = True
         self._next_report_s = 2 * self._age_s
-        return Overdue(str(running), self._age_s, self._deadline_s)
+        return self._overdue(running)
+
+    def blocked(self) -> Overdue | None:
+        """The run waits for the Work that is overdue; what the coordinator has to know, unless it has been told."""
+        if self._work is None or not self.is_overdue or self._blocks:
+            return None
+        self._blocks = True
+        return self._overdue(self._work)
+
+    def _overdue(self, work: Work) -> Overdue:
+        return Overdue(str(work), self._age_s, self._deadline_s, self._blocks)
 
     def _forget(self) -> None:
         self._work = None
         self._age_s = 0.0
         self.is_overdue = False
+        self._blocks = False
 
     def _deadline_of(self, work: Work) -> float:
         """Backwards that regenerate are too rare to be known: another length of samples compiles them anew."""

@@ -35,6 +35,7 @@ from jaxdt.sim.faults import (
     RESTART,
     SLOW,
     STALE,
+    TAKEOVER,
     TWICE,
     Fault,
     broken_link,
@@ -160,7 +161,9 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     case = _with_moves(random.Random(f"moves {seed}"), case, run_s / N_STEPS)
     case = _with_own_disks(random.Random(f"disks {seed}"), case)
     case = _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
-    return _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
+    case = _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
+    case = _with_straggler(random.Random(f"straggler {seed}"), case, run_s)
+    return _with_takeover(random.Random(f"takeover {seed}"), case, run_s)
 
 
 def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -272,6 +275,28 @@ def _with_lost_stage(rng: random.Random, case: Case, run_s: float) -> Case:
     at_s = rng.uniform(0.2, 0.8) * run_s
     faults = [Fault(at_s, rng.choice(ENDS), peer) for peer in rng.choice(case.plan.placement)]
     return replace(case, faults=_in_order([*case.faults, *faults]))
+
+
+def _with_straggler(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a quarter of the cases a peer's Work of a moment takes very long, and ends, if its stage can do without it."""
+    if rng.random() >= 1 / 4 or case.config.wiring.on_stage_lost == "wait":
+        return case
+    at_s, factor = rng.uniform(0.0, run_s), rng.choice((25.0, 50.0, 200.0))
+    fault = Fault(at_s, SLOW, rng.choice(sorted(case.plan.peers)), rng.uniform(0.0, 1.0), factor=factor)
+    if not spares_every_stage([*case.faults, fault], case.plan.placement):
+        return case
+    return replace(case, faults=_in_order([*case.faults, fault]))
+
+
+def _with_takeover(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a sixth of the cases whose coordinator does not die another one takes over, often while peers are evicted."""
+    dies = any(fault.peer == COORDINATOR and fault.kind in (*ENDS, RESTART) for fault in case.faults)
+    if dies or rng.random() >= 1 / 6:
+        return case
+    begins_s = [fault.at_s for fault in case.faults if fault.may_lose] or [0.0]
+    at_s = rng.choice(begins_s) + rng.choice((rng.uniform(0.0, 10.0), rng.uniform(0.0, run_s)))
+    fault = Fault(max(1.0, at_s), TAKEOVER, COORDINATOR, rng.uniform(0.0, 12.0))
+    return replace(case, faults=_in_order([*case.faults, fault]))
 
 
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:

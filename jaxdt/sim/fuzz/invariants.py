@@ -34,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from jaxdt.membership.agreement import CommittedStep
+from jaxdt.membership.coordinator import UNKNOWN_VIEW
 from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.liveness.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
@@ -63,7 +64,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import LostReport, MoveReport
 from jaxdt.sim.disks import Disks
-from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, PAUSE, Fault
+from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, PAUSE, TAKEOVER, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
@@ -111,6 +112,7 @@ class Invariants:
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
         self._pending: dict[str, Durable] = {}  # values on their way to the coordinator's disk, by name
         self._view: View | None = None
+        self._view_of_successor: View | None = None  # which a coordinator would know that takes over now
         self._generation = 0
         self._n_durable = 0
         self._records: dict[tuple[int, int], Record] = {}  # by (generation, step)
@@ -199,6 +201,13 @@ class Invariants:
         self._touched |= {peer, *fault.others}
         if fault.kind == LEAVE:
             self._outgoing.add(peer)
+        if fault.kind == TAKEOVER:
+            self._pending.clear()
+            known = self._view_of_successor
+            gone = known.by_peer.keys() - self._view.by_peer.keys() if known and self._view else set[int]()
+            self._expendable |= gone  # they have left already, and the successor does not know it
+            self._view = known
+            self._served &= self._view.by_peer.keys() if self._view else set()
         if fault.kind in ENDS:
             self._alive.discard(peer)
             if peer == COORDINATOR:
@@ -262,7 +271,7 @@ class Invariants:
             elif isinstance(action, MarkCheckpoint):
                 self._check_copies(action.checkpoint)
             elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
-                if SAID_BY not in action.reason:
+                if SAID_BY not in action.reason and UNKNOWN_VIEW not in action.reason:
                     self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
             elif isinstance(action, Stop) and action.code and self._must_last:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
@@ -296,6 +305,8 @@ class Invariants:
             self._checkpoint = value
         if isinstance(value, View):
             self._on_view(value)
+        if not isinstance(value, View) or value.rolled_back or self._view_of_successor is None:
+            self._view_of_successor = self._view
         if not isinstance(value, Record):
             return
         step = value.step

@@ -1,0 +1,165 @@
+"""A forward that is stuck at one peer is done by another replica too, and only the result that comes first is used.
+
+Three stages: peer 0, peers 1 and 2, peer 3. Peer 0 is the router.
+"""
+
+import pytest
+
+from jaxdt.protocol.events import (
+    Boundary,
+    Grant,
+    Header,
+    Key,
+    Member,
+    Progress,
+    Ran,
+    Received,
+    Reroute,
+    Resend,
+    Run,
+    StepBlocked,
+    Updated,
+    View,
+    ViewChanged,
+    WorkOverdue,
+)
+from jaxdt.protocol.reports import LateResultReport, ReroutedReport
+from jaxdt.spec.work import Work
+from jaxdt.wiring.base import StepShape
+from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.recovery import Recovery
+from jaxdt.wiring.routed import RoutedWiring
+from jaxdt.wiring.service_time import ServiceTime
+from jaxdt.wiring.swarm import MeasuredRoutes
+
+STAGE_OF = {0: 0, 1: 1, 2: 1, 3: 2}
+VIEW = View(1, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in STAGE_OF.items()), (1, 1, 1), 0)
+N_MICROBATCHES = 3
+
+
+class Driver:
+    """The wiring of one peer in step 0."""
+
+    def __init__(self, peer, retain_bytes=1 << 20):
+        stage = STAGE_OF[peer]
+        shape = StepShape(peer, stage, 3, N_MICROBATCHES, 3, ((8, 8),), retain_bytes=retain_bytes)
+        routes = MeasuredRoutes(3, 1, 4, N_MICROBATCHES, "seed")
+        self.wiring = RoutedWiring(shape, routes, Recovery(shape), ComputeSlot(), ServiceTime())
+        self.peer, self.stage = peer, stage
+        self.wiring.handle(0.0, ViewChanged(VIEW))
+        self.begun = self.wiring.handle(0.0, Updated(stage, 0))
+
+    def hear(self, src, body):
+        return self.wiring.handle(1.0, Received(Header("r", 0, 1, src), body))
+
+    def ran(self, kind, m):
+        return self.wiring.handle(2.0, Ran(Work(self.stage, kind, m, self.peer, 0), 1.0, 1.0, {"n_samples": 1}))
+
+    def overdue(self):
+        return self.wiring.handle(3.0, WorkOverdue())
+
+
+def act(stage, m, route):
+    return Boundary(Key("act", 0, stage, m), route)
+
+
+def grad(stage, m, route):
+    return Boundary(Key("grad", 0, stage, m), route)
+
+
+def of(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def sent(actions, kind):
+    return [(action.dst, action.body) for action in actions if isinstance(getattr(action, "body", None), kind)]
+
+
+def counted(src, m):
+    return src, Progress(0, "B", 1, m, 1.0)
+
+
+def test_a_stuck_peer_has_the_forwards_done_elsewhere_that_run_or_wait_here_and_says_so_once():
+    run = Driver(1)
+    for m in range(2):
+        run.hear(0, act(1, m, (0, 1, 3)))
+    assert sent(run.overdue(), Reroute) == [(0, Reroute(0, 1, m, (0, 1, 3))) for m in range(2)]
+    assert run.overdue() == []
+    run.hear(0, act(1, 2, (0, 1, 3)))
+    assert sent(run.overdue(), Reroute) == [(0, Reroute(0, 1, 2, (0, 1, 3)))]  # what comes after, too
+
+
+def test_what_is_done_elsewhere_meanwhile_is_not_done_here():
+    run = Driver(1)
+    for m in range(3):
+        run.hear(0, act(1, m, (0, 1, 3)))
+    run.overdue()
+    run.hear(*counted(2, 1))
+    assert of(run.ran("F", 0), Run) == [Run(Work(1, "F", 2, 1, 0))]
+
+
+def test_a_backward_stays_where_its_forward_was_and_blocks_the_step_once_all_else_is_counted():
+    run = Driver(1)
+    run.hear(0, act(1, 0, (0, 1, 3)))
+    run.ran("F", 0)
+    run.hear(3, grad(2, 0, (0, 1, 3)))
+    assert run.overdue() == []
+    run.hear(*counted(2, 1))
+    assert run.overdue() == []
+    run.hear(*counted(2, 2))
+    assert run.overdue() == [StepBlocked()]
+
+
+def test_nothing_that_others_may_do_as_well_blocks_the_step():
+    run = Driver(1)
+    run.hear(0, act(1, 0, (0, 1, 3)))
+    for m in (1, 2):
+        run.hear(*counted(2, m))
+    assert not of(run.overdue(), StepBlocked) and not of(run.overdue(), StepBlocked)
+    run.ran("F", 0)
+    run.hear(3, grad(2, 0, (0, 1, 3)))  # it came first after all
+    assert of(run.overdue(), StepBlocked)
+
+
+def test_a_forward_whose_result_nobody_waits_for_stays():
+    """Of two that nobody chooses between, both would be counted."""
+    run = Driver(1)
+    run.hear(0, act(1, 0, (0, 1, -2)))
+    assert not sent(run.overdue(), Reroute)
+
+
+@pytest.mark.parametrize("src", [1, 2])
+def test_the_router_sends_the_input_to_another_replica_and_the_same_peer_of_the_next_stage(src):
+    run = Driver(0)
+    sends = [send for m in range(N_MICROBATCHES) for send in sent(run.ran("F", m), Boundary)]
+    m = next(boundary.key.microbatch for dst, boundary in sends if dst == src)
+    other = 3 - src
+    actions = run.hear(src, Reroute(0, 1, m, (0, src, 3)))
+    assert of(actions, ReroutedReport) == [ReroutedReport(0, 1, m, src, other)]
+    assert sent(actions, Boundary) == [(other, act(1, m, (0, other, 3)))]
+    assert run.hear(src, Reroute(0, 1, m, (0, src, 3))) == []  # once
+    assert run.hear(other, Reroute(0, 1, m, (0, other, 3))) == []  # there is no third replica
+
+
+def test_an_output_that_was_not_kept_cannot_be_sent_again():
+    run = Driver(0, retain_bytes=0)
+    run.ran("F", 0)
+    assert run.hear(0, Resend(Key("act", 0, 1, 0), (0, 2, 3))) == []
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_the_result_that_comes_first_is_used_and_the_gradient_goes_back_to_its_peer_alone(first, second):
+    run = Driver(3)
+    begun = run.hear(first, act(2, 0, (0, first, 3)))
+    assert of(begun, Run) == [Run(Work(2, "B", 0, 3, 0))]
+    assert run.hear(second, act(2, 0, (0, second, 3))) == [LateResultReport(0, 1, 0, second)]
+    actions = run.wiring.handle(2.0, Ran(Work(2, "B", 0, 3, 0), 1.0, 1.0, {"n_samples": 1, "loss_sum": 1.0}))
+    assert [dst for dst, _ in sent(actions, Boundary)] == [first] and not of(actions, Run)
+    assert run.hear(second, act(2, 0, (0, second, 3))) == [LateResultReport(0, 1, 0, second)]  # also later on
+
+
+def test_a_peer_that_has_a_microbatch_already_does_not_begin_it_again():
+    run = Driver(0)
+    assert of(run.hear(0, Grant(0, "F", 0, (0, 1, 3))), Run) == []
+    works = [run.ran("F", 0), run.ran("F", 1), run.ran("F", 2)]
+    assert [work.microbatch for actions in works for work in [action.work for action in of(actions, Run)]] == [1, 2]
