@@ -513,7 +513,10 @@ class Coordinator:
     def _watch_vacancies(self, now_s: float) -> list[Action]:
         checkpoint = self._checkpoints.checkpoint.version
         at_stake = range(checkpoint, self.n_committed)
-        return self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
+        actions = self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
+        # A transport dials only when it has something to send, and whether a process lives shows in the dialling.
+        dialled = [action.peer for action in actions if isinstance(action, Connect)]
+        return [*actions, *(self._send(peer, self.roster.current_view) for peer in dialled)]
 
     def _dead(self, now_s: float, peer: int) -> list[Action]:
         """A silent peer's process has ended: nobody waits for it any more."""
