@@ -33,7 +33,7 @@ The kinds:
   full_disk           a peer cannot write any file for 20 to 60 s
   lost_stage          kill -9 of all replicas of a stage, for good; newcomers with empty folders fill it
   drain               SIGTERM of a peer, which is started again
-  operator            fleet.py pause and resume, drain, evict, checkpoint or status
+  operator            fleet.py status, pause and resume, drain, checkpoint, evict, one after another
 """
 
 import heapq
@@ -104,18 +104,20 @@ END_S = 60.0
 POLL_S = 0.1
 FIRST_STEPS = 3  # before the first failure
 FORGOTTEN = "is not known any more, and may join again as a newcomer"
+OPERATOR_COMMANDS = ("status", "pause", "drain", "checkpoint", "evict")
 REFUSED, LEFT, PUT_OUT, KILLED = 2, 0, 3, -signal.SIGKILL
 
 
 @dataclass
 class Process:
-    """One process. `expected`: exit codes that are no surprise now. `ended_s`: when it ended, or was replaced."""
+    """One process. `expected`: exit codes that are no surprise now. `life`: what is known of it if it is a peer's."""
 
     name: str
     log: Path
     popen: subprocess.Popen
+    life: rollback_proof.Life
     expected: set[int] = field(default_factory=set)
-    ended_s: float = math.inf
+    read_bytes: int = 0  # of its log
     is_watched: bool = True  # until its end has been seen
     is_paused: bool = False
 
@@ -127,7 +129,17 @@ class Process:
         self.expected.add(KILLED)
         self.popen.kill()
         self.popen.wait()
-        self.ended_s = min(self.ended_s, time.monotonic())
+        self.ends()
+
+    def ends(self) -> None:
+        """It ends now, or is taken for dead, unless it was before."""
+        self.life.ended_s = min(self.life.ended_s, time.monotonic())
+
+    def read_log(self) -> None:
+        """Take in what has been written since the last time."""
+        lines, self.read_bytes = new_lines(self.log, self.read_bytes)
+        for line in lines:
+            self.life.note(line, time.monotonic())
 
     def pause(self) -> None:
         self.popen.send_signal(signal.SIGSTOP)
@@ -170,7 +182,8 @@ class Host:
         one_thread = f"{os.environ.get('XLA_FLAGS', '')} {local_run.ONE_THREAD}".strip()
         variables = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": one_thread, "PYTHONUNBUFFERED": "1"}
         script, *words = [*self.words, f"--run_dir={self.folder}", *more_words]
-        return Process(self.name, log, local_run.start(log, script, words, variables))
+        popen = local_run.start(log, script, words, variables)
+        return Process(self.name, log, popen, rollback_proof.Life(self.peer))
 
     def start(self, *more_words: str) -> None:
         self.processes.append(self.spawn(*more_words))
@@ -244,9 +257,7 @@ class Fleet:
         """Whether a host's newest process is in the run."""
         if not host.processes or not host.process.runs or host.process.is_paused or self.stage_of(host) is None:
             return False
-        assert host.peer is not None
-        views = rollback_proof.read_life(host.peer, host.process.log, math.inf).views
-        return bool(views) and host.peer not in self.joining
+        return bool(host.process.life.views) and host.peer not in self.joining
 
     def is_whole(self) -> bool:
         runs = self.coordinator.process.runs and not self.coordinator.process.is_paused
@@ -256,17 +267,18 @@ class Fleet:
         """Read what the coordinator has reported, and see who has ended."""
         self._read_trace()
         for host in [self.coordinator, *self.hosts, *self.retired]:
-            if host.peer is None and host is not self.coordinator and host.processes:
-                host.peer = _newcomers_id(host.process.log)
             for process in host.processes:
-                self._watch(process)
+                if process.is_watched:
+                    process.read_log()
+                    self._watch(process)
+                host.peer = process.life.peer
 
     def _watch(self, process: Process) -> None:
         code = process.popen.poll()
-        if code is None or not process.is_watched:
+        if code is None:
             return
         process.is_watched = False
-        process.ended_s = min(process.ended_s, time.monotonic())
+        process.ends()
         if code == REFUSED and FORGOTTEN in process.last_line():
             self.say(f"{process.name}: a killed coordinator had let it in; asks again")
         elif code not in process.expected:
@@ -275,12 +287,8 @@ class Fleet:
     def _read_trace(self) -> None:
         if not self._trace.exists():
             return
-        with self._trace.open("rb") as file:
-            file.seek(self._read_bytes)
-            content = file.read()
-        content = content[: content.rfind(b"\n") + 1]
-        self._read_bytes += len(content)
-        for record in trace.read(content.decode().splitlines(), str(self._trace)):
+        lines, self._read_bytes = new_lines(self._trace, self._read_bytes)
+        for record in trace.read(lines, str(self._trace)):
             if record["what"] == "report":
                 self.records.append(record)
                 self._note(record["kind"], record["fields"])
@@ -308,10 +316,13 @@ class Fleet:
                     process.kill()
 
 
-def _newcomers_id(log: Path) -> int | None:
-    """Its peer id, once the coordinator has given it one."""
-    words = log.read_text(errors="replace").split(" ", 2)
-    return int(words[1].rstrip(":")) if words[0] == "peer" and words[2].startswith("joins") else None
+def new_lines(path: Path, read_bytes: int) -> tuple[list[str], int]:
+    """The whole lines of a file after its first read_bytes, and where they end."""
+    with path.open("rb") as file:
+        file.seek(read_bytes)
+        content = file.read()
+    content = content[: content.rfind(b"\n") + 1]
+    return content.decode(errors="replace").splitlines(), read_bytes + len(content)
 
 
 class Failures:
@@ -323,6 +334,7 @@ class Failures:
         self._rng = rng
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self._commands = itertools.cycle(OPERATOR_COMMANDS)
         self._awaited: list[tuple[Callable[[], bool], float, Callable[[bool], None]]] = []
         self.counts: Counter[str] = Counter()
 
@@ -402,7 +414,7 @@ class Failures:
             return None
         first = host.process
         first.pause()
-        first.ended_s = time.monotonic()  # its owner takes it for dead
+        first.ends()  # its owner takes it for dead
         first.expected |= {KILLED, REFUSED, PUT_OUT}
         host.is_busy = True
         host.start("--listen=127.0.0.1:0")
@@ -461,7 +473,7 @@ class Failures:
         host = self._any()
         if coordinator.is_busy or not host or not self._has_others(host):
             return None
-        command = self._rng.choice(("pause", "drain", "evict", "checkpoint", "status"))
+        command = next(self._commands)
         coordinator.is_busy = True
         if command in ("drain", "evict"):
             assert host.peer is not None
@@ -570,7 +582,8 @@ def ask_operator(fleet: Fleet, command: str, *words: str) -> Process:
     """Start fleet.py for one request."""
     log = fleet.logs / f"operator_{command}.{time.monotonic_ns()}.log"
     arguments = [command, *words, f"--run_dir={fleet.folder / 'job'}", f"--coordinator={fleet.address}"]
-    return Process(f"fleet.py {command}", log, local_run.start(log, "fleet.py", arguments))
+    popen = local_run.start(log, "fleet.py", arguments)
+    return Process(f"fleet.py {command}", log, popen, rollback_proof.Life(None))
 
 
 def run_script(script: str, *words: str) -> None:
@@ -659,12 +672,7 @@ def differences(fleet: Fleet, alone: Path) -> list[float]:
 def result(fleet: Fleet, failures: Failures, differences: list[float]) -> dict:
     """What the run has shown."""
     hosts = [*fleet.hosts, *fleet.retired]
-    lives = [
-        rollback_proof.read_life(host.peer, process.log, process.ended_s)
-        for host in hosts
-        if host.peer is not None
-        for process in host.processes
-    ]
+    lives = [process.life for host in hosts for process in host.processes]
     rollbacks = rollback_proof.rollbacks(fleet.records, lives, N_STAGES)
     difference = max(differences, default=math.inf)
     bad = list(fleet.problems)

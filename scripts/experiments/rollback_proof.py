@@ -6,28 +6,36 @@ each of them ended. A rollback that loses steps was needed if no living process 
 last.
 """
 
+import math
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-ADOPTED = re.compile(r"^\S+ adopted view=(\d+) members=\[(.*)\]$")
-DOWNLOAD = re.compile(r"^(\d\d):(\d\d):(\d\d) download version=(\d+) ")
-DAY_S = 86400.0
-HEARD_S = 2.0  # a log has whole seconds, and the coordinator has to hear of a download
+ADOPTED = re.compile(r" adopted view=(\d+) members=\[(.*)\]$")
+DOWNLOAD = re.compile(r" download version=(\d+) ")
+JOINS = re.compile(r"^peer (\d+): joins ")
+HEARD_S = 1.0  # the coordinator has to hear of a download before it can count on it
 
 
-@dataclass(frozen=True)
+@dataclass
 class Life:
-    """One process of a peer. `ended_s`: when it ended, or was replaced by its owner. `views`: the numbers of those
-    views with the peer that it has adopted. `downloads`: (when, version) of states that it fetched. Times are of this
-    machine's monotonic clock."""
+    """One process of a peer. `peer`: None for a newcomer that has no id yet. `ended_s`: when it ended, or was replaced
+    by its owner. `views`: the numbers of those views with the peer that it has adopted. `downloads`: (when, version) of
+    states that it fetched."""
 
-    peer: int
-    ended_s: float
-    views: tuple[int, ...]
-    downloads: tuple[tuple[float, int], ...]
+    peer: int | None
+    ended_s: float = math.inf
+    views: list[int] = field(default_factory=list)
+    downloads: list[tuple[float, int]] = field(default_factory=list)
+
+    def note(self, line: str, now_s: float) -> None:
+        """Take in a line of the log of the process."""
+        if found := JOINS.search(line):
+            self.peer = int(found[1])
+        if (found := ADOPTED.search(line)) and str(self.peer) in found[2].split(", "):
+            self.views.append(int(found[1]))
+        if found := DOWNLOAD.search(line):
+            self.downloads.append((now_s, int(found[1])))
 
     def view_until(self, number: int) -> int:
         """The last view that it adopted, of those up to `number`; 0 if there is none."""
@@ -57,26 +65,6 @@ class _Committed:
     n_committed: int = 0
     view: int = 0
     members: Mapping[int, int] = field(default_factory=dict)
-
-
-def read_life(peer: int, log: Path, ended_s: float) -> Life:
-    """What the log of a peer's process says."""
-    views: list[int] = []
-    downloads: list[tuple[float, int]] = []
-    for line in log.read_text(errors="replace").splitlines():
-        if (found := ADOPTED.match(line)) and str(peer) in found[2].split(", "):
-            views.append(int(found[1]))
-        if found := DOWNLOAD.match(line):
-            *at, version = map(int, found.groups())
-            downloads.append((_monotonic_s(*at), version))
-    return Life(peer, ended_s, tuple(views), tuple(downloads))
-
-
-def _monotonic_s(hours: int, minutes: int, seconds: int) -> float:
-    """A time of the last 24 hours on this machine's monotonic clock."""
-    now = time.localtime()
-    ago_s = 3600 * (now.tm_hour - hours) + 60 * (now.tm_min - minutes) + now.tm_sec - seconds
-    return time.monotonic() - ago_s % DAY_S
 
 
 def rollbacks(records: Iterable[Mapping], lives: Sequence[Life], n_stages: int) -> list[Rollback]:
