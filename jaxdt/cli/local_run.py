@@ -90,3 +90,17 @@ def objects(path: Path) -> list[dict]:
     """The complete lines of a file of JSON lines. The file may still be written to, or not exist yet."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def losses(run_dir: Path) -> list[float]:
+    """The losses of the committed steps of a run."""
+    return [step["loss"] for step in objects(run_dir / "metrics.jsonl")]
+
+
+def losses_alone(run_dir: Path, config: Sequence[str], n_steps: int) -> list[float]:
+    """The losses of the same training in one process, undisturbed. `config`: the flags --config and --config.FIELD."""
+    fields = {"plan.stages": 1, "plan.pipelines": 1, "train.steps": n_steps}
+    fields |= {"wiring.kind": "fixed", "wiring.rebalance_s": 0}
+    words = [*config, *(f"--config.{name}={value}" for name, value in fields.items())]
+    start(run_dir.with_suffix(".log"), "launch.py", [*words, f"--run_dir={run_dir}", "--report=false"]).wait()
+    return losses(run_dir)

@@ -16,7 +16,7 @@ from typing import Any
 from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
-from jaxdt.membership.liveness.claims import Claims
+from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS, Claims
 from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, Failures
 from jaxdt.membership.liveness.leases import Leases
 from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
@@ -343,9 +343,13 @@ class Coordinator:
         return []
 
     def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
-        """Two members have no way to each other: one of them is put out, and told so when it speaks again."""
+        """Two members have no way to each other: one of them is put out, and told so when it speaks again. While the
+        other one is silent here, too, its lease decides: it may be paused, or cut off for a while."""
         if peer not in self.roster.members - self.roster.lost - self.roster.missing:
             return []
+        silent_s = now_s - self._leases.heard_s(peer, now_s)
+        if now_s < self._patient_until_s or silent_s > HEARD_HEARTBEATS * self.config.heartbeat_s:
+            return []  # it is said again
         out = self._link_suspicion.preferred(src, peer, self.roster)
         reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
         self._refused[out] = self.roster.processes.get(out, 0), reason
@@ -528,7 +532,10 @@ class Coordinator:
     def _watch_vacancies(self, now_s: float) -> list[Action]:
         checkpoint = self._checkpoints.checkpoint.version
         at_stake = range(checkpoint, self.n_committed)
-        return self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
+        actions = self._vacancies.watch(now_s, self.roster, self._leases, checkpoint, at_stake)
+        # A transport dials only when it has something to send, and whether a process lives shows in the dialling.
+        dialled = [action.peer for action in actions if isinstance(action, Connect)]
+        return [*actions, *(self._send(peer, self.roster.current_view) for peer in dialled)]
 
     def _dead(self, now_s: float, peer: int) -> list[Action]:
         """A silent peer's process has ended: nobody waits for it any more."""

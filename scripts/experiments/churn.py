@@ -87,7 +87,7 @@ class ChurnRun:
             victim = rng.choice(sorted(mortal))
             os.kill(mortal[victim], signal.SIGKILL)
             at_s = time.monotonic() - self.began_s
-            print(f"{at_s:.0f} s: killed {victim}, {len(losses(self.run_dir))} steps", flush=True)
+            print(f"{at_s:.0f} s: killed {victim}, {len(local_run.losses(self.run_dir))} steps", flush=True)
         self.n_kills += 1
         log = self.run_dir / "logs" / f"newcomer_{self.n_kills}.log"
         self.newcomers[self.n_kills] = local_run.join(self.run_dir, log)
@@ -96,24 +96,19 @@ class ChurnRun:
         local_run.end(self.launcher, self.newcomers.values())
 
 
-def losses(run_dir: Path) -> list[float]:
-    return [step["loss"] for step in local_run.objects(run_dir / "metrics.jsonl")]
-
-
-def launch(run_dir: Path, more_arguments: list[str]) -> subprocess.Popen:
-    """Start a fleet with the config of this command line."""
-    config = [word for word in sys.argv[1:] if word.startswith("--config")]
-    arguments = [*config, f"--run_dir={run_dir}", "--report=false", *more_arguments]
-    return local_run.start(run_dir.with_suffix(".log"), "launch.py", arguments)
+def config_flags() -> list[str]:
+    """The config of this command line."""
+    return [word for word in sys.argv[1:] if word.startswith("--config")]
 
 
 def churn(run_dir: Path, immortal: set[str], network: Path) -> ChurnRun:
     """Run a fleet, kill and join until the time is over, and end the fleet."""
     rng = random.Random(SEED.value)
-    launcher = launch(run_dir, [f"--emulate={network}", "--config.train.steps=100000000"])
+    arguments = [f"--emulate={network}", "--config.train.steps=100000000", f"--run_dir={run_dir}", "--report=false"]
+    launcher = local_run.start(run_dir.with_suffix(".log"), "launch.py", [*config_flags(), *arguments])
     run = ChurnRun(launcher, run_dir, time.monotonic())
     try:
-        while not losses(run_dir):
+        while not local_run.losses(run_dir):
             if launcher.poll() is not None:
                 raise BadInput(f"run_dir: {run_dir}: the fleet ended, {run_dir.with_suffix('.log')} says why")
             time.sleep(0.2)
@@ -133,19 +128,10 @@ def churn(run_dir: Path, immortal: set[str], network: Path) -> ChurnRun:
     return run
 
 
-def losses_alone(run_dir: Path, n_steps: int) -> list[float]:
-    """The losses of the same training in one process."""
-    fields = {"plan.stages": 1, "plan.pipelines": 1, "train.steps": n_steps}
-    fields |= {"wiring.kind": "fixed", "wiring.rebalance_s": 0}
-    launch(run_dir, [f"--config.{name}={value}" for name, value in fields.items()]).wait()
-    return losses(run_dir)
-
-
 def evaluate(run: ChurnRun, expected: list[float], n_compared: int) -> dict:
     """The result of a run. `expected`: losses of one process in the compared steps."""
-    difference = max(
-        (abs(a - b) / abs(b) for a, b in zip(losses(run.run_dir), expected, strict=False)), default=float("inf")
-    )
+    losses = local_run.losses(run.run_dir)
+    difference = max((abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=False)), default=float("inf"))
     grown = {name: growth(samples, PERIOD_S.value) for name, samples in sorted(run.samples.items())}
     bad = [
         f"{name}: {figure} grows by {100 * by:.1f} %"
@@ -164,7 +150,7 @@ def evaluate(run: ChurnRun, expected: list[float], n_compared: int) -> dict:
     return {
         "minutes": run.samples["coordinator"][-1][0] / 60,
         "kills": run.n_kills,
-        "steps": len(losses(run.run_dir)),
+        "steps": len(losses),
         "growth": grown,
         "means": means,
         "loss_difference": difference,
@@ -186,8 +172,8 @@ def main() -> int:
     network.write_text(json.dumps(networks.to_json(networks.uniform(max(plan.peers) + 1, LATENCY_MS.value / 1e3, 1.0))))
     immortal = {"coordinator", *(f"peer {row[0]}" for row in plan.placement)}
     run = churn(run_dir, immortal, network)
-    n_compared = min(len(losses(run_dir)), STEPS_COMPARED)
-    result = evaluate(run, losses_alone(alone_dir, n_compared), n_compared)
+    n_compared = min(len(local_run.losses(run_dir)), STEPS_COMPARED)
+    result = evaluate(run, local_run.losses_alone(alone_dir, config_flags(), n_compared), n_compared)
     (run_dir / "churn.json").write_text(json.dumps(result | {"samples": run.samples}))
     print(json.dumps(result))
     return 1 if result["bad"] else 0

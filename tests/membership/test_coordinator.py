@@ -30,6 +30,7 @@ from jaxdt.protocol.events import (
     LinkChanged,
     MarkCheckpoint,
     Part,
+    Paused,
     Persist,
     Persisted,
     Prepared,
@@ -460,6 +461,19 @@ def test_a_pair_without_a_way_is_refused_in_one_line():
     again = run.message(2, Hello(2, 0, "f", "h2:2", process=7))
     assert not [send for send in of(again, Send) if isinstance(send.body, Ended)]
     assert reports(again, "connected")
+
+
+def test_a_silent_peer_is_not_said_to_be_out_of_reach():
+    """It may be paused, or cut off for a while: whether it is lost, its lease says. A coordinator that has just been
+    started again has not heard it yet."""
+    run = elastic()
+    accusation = CannotReach(2, "cannot dial h2:1: no answer")
+    run.message(2, Heartbeat(1, {}), 10.0)
+    assert reports(run.message(0, accusation, 10.0 + 3 * TERMS.heartbeat_s), "lost") == []
+    restarted = elastic()
+    restarted.event(Paused(5.0), 20.0)
+    restarted.message(2, Heartbeat(1, {}), 20.0)
+    assert reports(restarted.message(0, accusation, 20.0), "lost") == []
 
 
 def test_interrupted_is_130_for_all():

@@ -109,6 +109,7 @@ def test_a_silent_peer_is_dialled_and_its_connections_are_ended_when_it_is_given
     actions = run.cut(1)
     ends, dials = (actions.index(action) for action in (Disconnect(1), Connect(1, "h1:1")))
     assert ends < dials
+    assert list(sent(actions, View)) == [1], "a transport dials only when it has something to send"
     assert run.event(LinkChanged(1, False, "no answer"), run.now_s) == []
     given_up = run.tick(GRACE_S, 1)
     assert Disconnect(1) in given_up

@@ -34,10 +34,13 @@ class Dialer:
         self._random = random.Random()
         self._connection: Connection | None = None
         self.failure = ""  # of the last attempt that failed
+        self.is_unanswered = False  # the peer's host accepted the last connection, and no process answered in time
 
     def attempt(self, address: Address, hello: HandshakeHello) -> tuple[Connection, HandshakeHello] | None:
         """Dial once; returns the connection and the peer's answer, or None after a failure and its pause."""
         now_s = time.monotonic()
+        self._connection = None
+        self.is_unanswered = False
         try:
             sock = connect(address, now_s + self._limits.connect_s, self._self_pipe)
             self._connection = Connection(sock, self._limits)
@@ -53,6 +56,7 @@ class Dialer:
         except ConnectionRefusedError as error:
             self._fail(self._link_state.gone, f"{format_address(address)}: {error}", self._pause_s)
         except OSError as error:
+            self.is_unanswered = self._connection is not None and isinstance(error, TimeoutError)
             self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
         return None
 

@@ -166,6 +166,8 @@ class OutboundChannel:
             self._failing_since_s = None
             if found[1].dial_back:
                 self._way_back.give()
+        elif self._dialer.is_unanswered:
+            self._failing_since_s = None
         elif time.monotonic() - self._failing_since_s >= self._limits.undialable_s:
             self._failing_since_s = time.monotonic()
             self._n_rounds += 1

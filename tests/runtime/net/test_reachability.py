@@ -79,3 +79,16 @@ def test_a_link_that_was_up_is_only_down(start, monkeypatch):
     eventually(lambda: channel._n_rounds > 3)
     a.link(1, "gone")
     assert a.links.empty()
+
+
+def test_a_process_that_does_not_answer_is_within_reach(start):
+    """Its host has accepted the connection, so the process is paused or busy, and no port has to be forwarded to it."""
+    a = start(0, limits=dataclasses.replace(SOON, handshake_s=0.05))
+    with socket.create_server(LOOPBACK) as paused:
+        a.transport.connect(1, paused.getsockname())
+        a.transport.send(1, {})
+        dialled = [paused.accept()[0] for _ in range(4)]
+        a.link(1, "down")
+        assert a.links.empty()
+    for sock in dialled:
+        sock.close()
