@@ -21,11 +21,50 @@ FORMAT = "jaxdt-plan-1"
 SCHEDULES = ("1f1b", "gpipe")
 # A solver's results stand in plan.json beside the plan's own fields if they have one of these names, else under FOUND.
 FOUND = "found"
-SOLVER_FIELDS = frozenset(
-    ["network", "network_file", "left_out", "left_out_why", "c_dp_bytes", "c_pp_bytes", "problem_digest", "cost"]
-    + ["bound_s", "gap", "proved", "objective", "solver", "seed", "profile", "step_s", "step_s_with_all"]
-    + ["evaluations", "time_s"]
-)
+
+
+@dataclass(frozen=True)
+class CostTerms:
+    """Seconds by DT-FM's Eq. 1-4: COMM-COST and its two terms. Infinite where a link does not exist."""
+
+    total_s: float
+    datap_s: float
+    pipelinep_s: float
+
+
+@dataclass(frozen=True)
+class SolverResult:
+    """What a solver says of its plan; every field may be missing.
+
+    `network`, `network_file`: for which network it was made; `left_out`, `left_out_why`: devices that it does not use;
+    `c_dp_bytes`, `c_pp_bytes`: gradients of one stage, and what one pipeline sends over a boundary in a step;
+    `problem_digest`: of the network and these sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
+    the bound; `objective`: comm_cost or step_time; `step_s`, `step_s_with_all`: simulated seconds of a step, and of the
+    best one that uses every device; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`,
+    `time_s`: how it was found."""
+
+    network: str = ""
+    network_file: str = ""
+    left_out: tuple[str, ...] = ()
+    left_out_why: tuple[str, ...] = ()
+    c_dp_bytes: float = 0.0
+    c_pp_bytes: float = 0.0
+    problem_digest: str = ""
+    cost: CostTerms | None = None
+    bound_s: float = 0.0
+    gap: float | None = None
+    proved: bool = False
+    objective: str = ""
+    solver: str = ""
+    seed: int = 0
+    profile: str = ""
+    step_s: float | None = None
+    step_s_with_all: float | None = None
+    evaluations: int = 0
+    time_s: float = 0.0
+
+
+SOLVER_FIELDS = frozenset(SolverResult.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -193,6 +232,7 @@ def parse(text: str, source: str) -> Plan:
             raise BadInput(f"{source}: {name}: unknown field{nearest(name, known)}; a solver's own go under {FOUND!r}")
     try:
         found = serialize.read(dict[str, Any], data.pop(FOUND, {}), FOUND)
+        serialize.read(SolverResult, solver, "")
         fields = data | {"codec": data.get("codec") or (), FOUND: found | solver}
         plan = serialize.read(Plan, fields, "plan")
     except BadInput as error:

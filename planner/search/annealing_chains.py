@@ -157,7 +157,7 @@ class ChainSequence:
                     if best_s < chain.best_s:
                         chain.best = best
                         chain.best_s = best_s
-                        self.incumbent.offer(best, best_s, self.index)
+                        self.incumbent.offer(best, best_s, self.index, "annealing")
                 self.n_moves += cooling.n_moves
                 self.incumbent.count(cooling.n_moves)
                 chain.advance(self._spent_frac)
