@@ -18,6 +18,7 @@ from jaxdt.spec import codec, serialize
 from jaxdt.spec.errors import BadInput, nearest, require_one_of
 
 FORMAT = "jaxdt-plan-1"
+SCHEMA = "urn:jaxdt:schema:plan:1"
 SCHEDULES = ("1f1b", "gpipe")
 # A solver's results stand in plan.json beside the plan's own fields if they have one of these names, else under FOUND.
 FOUND = "found"
@@ -38,7 +39,7 @@ class SolverResult:
 
     `network`, `network_file`: for which network it was made; `left_out`, `left_out_why`: devices that it does not use;
     `c_dp_bytes`, `c_pp_bytes`: gradients of one stage, and what one pipeline sends over a boundary in a step;
-    `problem_digest`: of the network and these sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
+    `problem_digest`: of the network and sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
     the bound; `objective`: comm_cost or step_time; `step_s`, `step_s_with_all`: simulated seconds of a step, and of the
     best one that uses every device; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`,
     `time_s`: how it was found."""
@@ -217,7 +218,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     fields: dict[str, Any] = serialize.write(plan)
     found: dict[str, Any] = fields.pop(FOUND)
     solver = {name: found.pop(name) for name in list(found) if name in SOLVER_FIELDS}
-    data = {**solver, "format": FORMAT, **fields, "microbatches": plan.n_microbatches}
+    data = {serialize.SCHEMA_KEY: SCHEMA, **solver, "format": FORMAT, **fields, "microbatches": plan.n_microbatches}
     return data | ({FOUND: found} if found else {})
 
 
