@@ -30,19 +30,24 @@ if TYPE_CHECKING:
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
     from planner.api.verify import verify
+    from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
     from planner.report.plan_file import save_plan
 
 # Name -> (module, name there)
 _PLACES = {
     "BadInput": ("jaxdt.spec.errors", "BadInput"),
     "ByteSizes": ("planner.api.job", "ByteSizes"),
+    "Constraints": ("planner.model.constraints", "Constraints"),
     "Job": ("planner.api.job", "Job"),
     "Progress": ("planner.api.result", "Progress"),
+    "RegionLimit": ("planner.model.constraints", "RegionLimit"),
     "Result": ("planner.api.result", "Result"),
+    "SeatRule": ("planner.model.constraints", "SeatRule"),
     "Statistics": ("planner.api.result", "Statistics"),
     "StepOptions": ("planner.api.job", "StepOptions"),
     "Stop": ("planner.api.result", "Stop"),
     "explain": ("planner.api.explain", "explain"),
+    "load_constraints": ("planner.model.constraints", "load_constraints"),
     "load_network": ("jaxdt.spec.network", "load"),
     "load_plan": ("jaxdt.spec.plan", "load"),
     "load_profile": ("jaxdt.spec.profile", "load"),
@@ -56,13 +61,17 @@ _PLACES = {
 __all__ = [
     "BadInput",
     "ByteSizes",
+    "Constraints",
     "Job",
     "Progress",
+    "RegionLimit",
     "Result",
+    "SeatRule",
     "Statistics",
     "StepOptions",
     "Stop",
     "explain",
+    "load_constraints",
     "load_network",
     "load_plan",
     "load_profile",

@@ -51,6 +51,7 @@ def _solve(solve: argparse.ArgumentParser):
     solve.add_argument("--solver", choices=SOLVERS, default="auto")
     solve.add_argument("--time_limit_s", type=float, help="default 30, or none with --evaluations")
     solve.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
+    solve.add_argument("--constraints", help="a constraints.json: who may sit where")
     solve.add_argument("--seed", type=int, default=0)
     solve.add_argument("--out", help="where to write plan.json")
 

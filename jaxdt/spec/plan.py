@@ -42,7 +42,7 @@ class SolverResult:
     `problem_digest`: of the network and sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
     the bound; `objective`: comm_cost or step_time; `step_s`, `step_s_with_all`: simulated seconds of a step, and of the
     best one that uses every device; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`,
-    `time_s`: how it was found."""
+    `time_s`: how it was found; `constraints`: which ones it honours."""
 
     network: str = ""
     network_file: str = ""
@@ -61,6 +61,7 @@ class SolverResult:
     profile: str = ""
     step_s: float | None = None
     step_s_with_all: float | None = None
+    constraints: dict[str, Any] = field(default_factory=dict[str, Any])
     evaluations: int = 0
     time_s: float = 0.0
 

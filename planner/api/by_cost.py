@@ -8,14 +8,16 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.profile import from_flops
 from planner.api.job import COMM_COST, DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job
-from planner.api.result import OnProgress, Result, Stop
-from planner.api.search_run import running, statistics_of
+from planner.api.result import OnProgress, Result
+from planner.api.search_run import Search, running, statistics_of
 from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
+from planner.model.constraints import Constraints, Rules, rules_of
 from planner.model.problem import problem_of
 from planner.model.result import Solution
 from planner.report.plan_file import plan_of
+from planner.search.constrained import solve_constrained
 from planner.search.solve import solve
 from planner.step_time.tune import shallow_depths
 from planner.step_time.workload import StepWorkload, refuse_memory, refuse_too_small
@@ -24,9 +26,10 @@ STATES_PER_GRADIENT = 4
 
 
 def solve_by_cost(
-    network: Network, job: Job, stop: Stop, seed: int, solver: str, on_progress: OnProgress | None
+    network: Network, job: Job, search: Search, constraints: Constraints, on_progress: OnProgress | None
 ) -> Result:
     """See planner.api.solve."""
+    stop, solver, seed = search.stop, search.solver, search.seed
     workload = workload_of(job)
     n_stages, n_pipelines = len(workload.stages), len(workload.shares)
     problem = problem_of(network, n_stages, n_pipelines, workload.c_dp_bytes, workload.c_pp_bytes)
@@ -34,13 +37,16 @@ def solve_by_cost(
     if workload.model is None:
         refuse_small_devices(network, workload)
     with running(stop, on_progress) as incumbent:
-        solution = solve(problem, incumbent, solver, seed)
+        if constraints.empty:
+            solution = solve(problem, incumbent, solver, seed)
+        else:
+            solution = solve_constrained(problem, network, constraints, incumbent, solver, seed)
     refuse_missing_links(network, solution.cost_s, (n_stages, n_pipelines), math.isinf(solution.bound_s))
     in_flight = None
     if memory is not None:
-        fitted = fit_memory(memory, workload, solution)
+        fitted = fit_memory(memory, workload, solution, rules_of(constraints, network, n_stages, n_pipelines))
         solution, workload, in_flight = fitted.solution, fitted.workload, fitted.in_flight
-    facts = {"objective": COMM_COST, "solver": solver, "seed": seed}
+    facts = search.facts(COMM_COST, constraints)
     plan = replace(plan_of(network, workload, solution, facts), in_flight=in_flight)
     if isinstance(job.work, RunConfig):
         schedule = job.work.plan.schedule
@@ -120,14 +126,16 @@ class FittedSolution:
     in_flight: tuple[int, ...]
 
 
-def fit_memory(memory: StepWorkload, workload: CommWorkload, solution: Solution) -> FittedSolution:
-    """Cut the layers for the memory of every stage's smallest device, with the stages in this order or reversed (which
-    costs the same), and with fewer forwards in flight if need be. A smaller c_dp lowers every cost by at most its own
-    factor, and so the bound."""
+def fit_memory(memory: StepWorkload, workload: CommWorkload, solution: Solution, rules: Rules) -> FittedSolution:
+    """Cut the layers for the memory of every stage's smallest device, with the stages in this order or, if it is
+    allowed, reversed (which costs the same), and with fewer forwards in flight if need be. A smaller c_dp lowers every
+    cost by at most its own factor, and so the bound."""
+    both = (solution.placement, solution.placement[::-1])
+    directions = [placement for placement in both if not rules.violated(placement.tolist())]
     n_stages = len(solution.placement)
     usual = tuple(n_stages - s for s in range(n_stages))
     for depth in (usual, *shallow_depths(n_stages, workload.shares[0])):
-        for placement in (solution.placement, solution.placement[::-1]):
+        for placement in directions:
             stages = memory.split(placement, depth)
             if stages is not None:
                 recut = comm_workload.recut(workload, stages)

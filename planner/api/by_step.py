@@ -4,18 +4,21 @@ import math
 from dataclasses import replace
 
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from planner.api.by_cost import refuse_missing_links
 from planner.api.job import STEP_TIME, Job
-from planner.api.result import OnProgress, Result, ScoredStep, Stop
-from planner.api.search_run import running, statistics_of
+from planner.api.result import OnProgress, Result, ScoredStep
+from planner.api.search_run import Search, running, statistics_of
 from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
+from planner.model.constraints import Constraints
 from planner.model.problem import problem_of
 from planner.report.plan_file import plan_of
 from planner.search.incumbent import Incumbent
+from planner.step_time.constrained import search_step_constrained
 from planner.step_time.search import Finalist, StepSolution, search_step
 from planner.step_time.shapes import reasons, search_shapes, step_s_with_all
 from planner.step_time.simulate import plan_of_layout
@@ -23,20 +26,24 @@ from planner.step_time.workload import MISSING_S, StepWorkload, refuse_too_small
 
 
 def solve_by_step(
-    network: Network, job: Job, stop: Stop, seed: int, solver: str, on_progress: OnProgress | None
+    network: Network, job: Job, search: Search, constraints: Constraints, on_progress: OnProgress | None
 ) -> Result:
     """See planner.api.solve."""
+    stop, solver, seed = search.stop, search.solver, search.seed
     workload = workload_of(job, network)
     n_stages, n_pipelines = job.n_stages, job.n_pipelines
     if n_stages and n_pipelines:
         check_shape(workload, n_stages, n_pipelines)
     with running(stop, on_progress, MISSING_S) as incumbent:
-        if n_stages and n_pipelines:
+        if n_stages and n_pipelines and not constraints.empty:
+            solution = search_step_constrained(workload, n_stages, constraints, incumbent, solver, seed)
+        elif n_stages and n_pipelines:
             solution = search_step(workload, n_stages, incumbent, solver, seed)
+        elif not constraints.empty:
+            raise BadInput("constraints: expected numbers of --stages and --pipelines with them, not auto")
         else:
             solution = search_shapes(workload, n_stages, n_pipelines, incumbent, solver, seed)
-    facts = {"objective": STEP_TIME, "solver": solver, "seed": seed}
-    plan = plan_of_step(workload, solution, incumbent, facts)
+    plan = plan_of_step(workload, solution, incumbent, search.facts(STEP_TIME, constraints))
     finalists = tuple(scored(workload, finalist) for finalist in solution.finalists)
     best = finalists[0]
     none_exists = math.isinf(plan.found["bound_s"]) and None not in (n_stages, n_pipelines)

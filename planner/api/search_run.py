@@ -3,13 +3,33 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from jaxdt.spec import serialize
 from planner.api.result import OnProgress, Progress, Statistics, Stop
+from planner.model.constraints import Constraints
 from planner.search.incumbent import Budget, Incumbent
 
 PROGRESS_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """How a job is searched: until when, by which solver, from which seed."""
+
+    stop: Stop
+    solver: str
+    seed: int
+
+    def facts(self, objective: str, constraints: Constraints) -> dict[str, Any]:
+        """What a plan says of its search."""
+        facts: dict[str, Any] = {"objective": objective, "solver": self.solver, "seed": self.seed}
+        if not constraints.empty:
+            facts["constraints"] = serialize.write(constraints)
+        return facts
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from planner.api.result import Result, Stop
 from planner.api.solve import solve
 from planner.commands.common import check_out, interruptible, read_network, write
 from planner.commands.flags_job import job_of
+from planner.model.constraints import load_constraints
 from planner.model.problem import problem_of
 from planner.report.plan_file import cost_plan
 from planner.report.tables import ProgressLine, cost_table, step_table
@@ -19,9 +20,10 @@ def run(flags: Namespace) -> int:
     stop = Stop(flags.time_limit_s, flags.evaluations)
     network = read_network(flags.network)
     job = job_of(flags, network)
+    constraints = load_constraints(flags.constraints) if flags.constraints else None
     line = ProgressLine()
     with interruptible(stop):
-        result = solve(network, job, stop, flags.seed, flags.solver, line.show)
+        result = solve(network, job, stop, flags.seed, flags.solver, line.show, constraints)
     line.close()
     print(table(result))
     facts = {} if result.plan.found.get("profile") or not flags.profile else {"profile": flags.profile}

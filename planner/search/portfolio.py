@@ -111,4 +111,4 @@ def _prove(
         prove_with_efforts(problem, types, incumbent, seed, affordable(incumbent, EFFORTS), proof_left_s)
 
 
-ENTRY = SolverEntry(run_portfolio, starts_from_layouts=True)
+ENTRY = SolverEntry(run_portfolio, starts_from_layouts=True, honours_constraints=True)
