@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from jaxdt.spec.profile import load as load_profile
     from planner.api.explain import explain
     from planner.api.job import ByteSizes, Job, StepOptions, profile_of_flops, run_of_model, run_of_profile
+    from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
     from planner.api.verify import verify
+    from planner.model.change import Change
     from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
     from planner.report.plan_file import save_plan
 
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
 _PLACES = {
     "BadInput": ("jaxdt.spec.errors", "BadInput"),
     "ByteSizes": ("planner.api.job", "ByteSizes"),
+    "Change": ("planner.model.change", "Change"),
     "Constraints": ("planner.model.constraints", "Constraints"),
     "Job": ("planner.api.job", "Job"),
     "Progress": ("planner.api.result", "Progress"),
     "RegionLimit": ("planner.model.constraints", "RegionLimit"),
+    "Replan": ("planner.api.replan", "Replan"),
     "Result": ("planner.api.result", "Result"),
     "SeatRule": ("planner.model.constraints", "SeatRule"),
     "Statistics": ("planner.api.result", "Statistics"),
@@ -52,6 +56,7 @@ _PLACES = {
     "load_plan": ("jaxdt.spec.plan", "load"),
     "load_profile": ("jaxdt.spec.profile", "load"),
     "profile_of_flops": ("planner.api.job", "profile_of_flops"),
+    "replan": ("planner.api.replan", "replan"),
     "run_of_model": ("planner.api.job", "run_of_model"),
     "run_of_profile": ("planner.api.job", "run_of_profile"),
     "save_plan": ("planner.report.plan_file", "save_plan"),
@@ -61,10 +66,12 @@ _PLACES = {
 __all__ = [
     "BadInput",
     "ByteSizes",
+    "Change",
     "Constraints",
     "Job",
     "Progress",
     "RegionLimit",
+    "Replan",
     "Result",
     "SeatRule",
     "Statistics",
@@ -76,6 +83,7 @@ __all__ = [
     "load_plan",
     "load_profile",
     "profile_of_flops",
+    "replan",
     "run_of_model",
     "run_of_profile",
     "save_plan",

@@ -1,4 +1,4 @@
-"""Command line of the planner: solve, explain, plot, compare, verify, network, bench.
+"""Command line of the planner: solve, replan, explain, plot, compare, verify, network, bench.
 `python -m planner COMMAND --help`.
 
 The flags are here, so that --help imports little; the module of a command is imported when the command runs.
@@ -15,6 +15,7 @@ OBJECTIVES = ("comm_cost", "step_time")
 # module with run(flags)
 COMMANDS = {
     "solve": "planner.commands.solve",
+    "replan": "planner.commands.replan",
     "explain": "planner.report.explain",
     "plot": "planner.report.plot",
     "compare": "planner.report.compare",
@@ -28,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m planner", description="Decide which device holds which stage.")
     commands = top.add_subparsers(dest="command", required=True)
     _solve(commands.add_parser("solve", help="find a plan and say how far from the best possible it is"))
+    _replan(commands.add_parser("replan", help="a plan for a network that has changed, near the plan that runs"))
     explain = commands.add_parser("explain", help="say in words what a plan's cost comes from and what would help")
     explain.add_argument("plan")
     plot = commands.add_parser("plot", help="draw a plan: devices by stage, pipelines as paths, costs as bars")
@@ -54,6 +56,24 @@ def _solve(solve: argparse.ArgumentParser):
     solve.add_argument("--constraints", help="a constraints.json: who may sit where")
     solve.add_argument("--seed", type=int, default=0)
     solve.add_argument("--out", help="where to write plan.json")
+
+
+def _replan(replan: argparse.ArgumentParser):
+    replan.add_argument("--from", dest="plan", required=True, help="plan.json of the plan that runs")
+    replan.add_argument("--network", help="its network, where it is not the one that the plan names")
+    replan.add_argument("--without", help="names of the devices that left, separated by commas")
+    replan.add_argument("--with", dest="added", help="network.json with the devices that came, and their links")
+    replan.add_argument(
+        "--horizon_steps", type=float, default=1000.0, help="steps over which the seconds of moving are to pay off"
+    )
+    replan.add_argument("--config", help="a configs/*.py file of the run; needed, or --model, for plans by step time")
+    _sizes(replan)
+    _step(replan)
+    replan.add_argument("--time_limit_s", type=float, help="default 1.5, or none with --evaluations")
+    replan.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
+    replan.add_argument("--constraints", help="a constraints.json: who may sit where")
+    replan.add_argument("--out", help="where to write plan.json")
+    replan.add_argument("--out_network", help="where to write the changed network.json, with --out")
 
 
 def _job(command: argparse.ArgumentParser):

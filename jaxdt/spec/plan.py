@@ -42,7 +42,8 @@ class SolverResult:
     `problem_digest`: of the network and sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
     the bound; `objective`: comm_cost or step_time; `step_s`, `step_s_with_all`: simulated seconds of a step, and of the
     best one that uses every device; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`,
-    `time_s`: how it was found; `constraints`: which ones it honours."""
+    `time_s`: how it was found; `constraints`: which ones it honours; `replan`: what its moves from an
+    earlier plan take (planner.api.replan)."""
 
     network: str = ""
     network_file: str = ""
@@ -62,6 +63,7 @@ class SolverResult:
     step_s: float | None = None
     step_s_with_all: float | None = None
     constraints: dict[str, Any] = field(default_factory=dict[str, Any])
+    replan: dict[str, Any] = field(default_factory=dict[str, Any])
     evaluations: int = 0
     time_s: float = 0.0
 

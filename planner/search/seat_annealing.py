@@ -11,7 +11,8 @@ Elsewhere every hop has its best matching.
 S stages, P pipelines, N devices, N - S * P of them spare.
 """
 
-from collections.abc import Callable
+import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,15 +20,17 @@ import numpy as np
 from planner.cost.communication import matching_scratch, sum_exchanges
 from planner.cost.compiled import below, compiled, copy_row, copy_rows, generator, unit
 from planner.model.constraints import Rules
-from planner.model.problem import Problem
+from planner.model.problem import Problem, placement_s
 from planner.search.anneal import (
     ALL_SLOTS,
     UNCHANGED,
     Cooling,
     Devices,
     MoveShares,
+    Softness,
     Walk,
     _copy_changed,
+    anneal_softened,
     cost_scale_s,
     evaluate,
     new_state,
@@ -38,11 +41,14 @@ from planner.search.annealing_chains import in_threads, n_cores
 from planner.search.incumbent import Incumbent
 
 SLICE_MOVES, SHORTEST_SLICE = 650_000, 2000  # over the number of devices, but not below the second
-HEATS = (0.004, 0.03, 0.012, 0.15)  # hottest temperatures of a thread's chains in turn, as parts of the cost
+HEATS = (0.01, 0.03, 0.15)  # hottest temperatures of a thread's chains in turn, as parts of the cost
 COLD = 3e-4
-CHAIN_FRAC = 0.2  # of the time or the evaluations, for one chain
+CHAIN_FRAC = 0.45  # of the time or the evaluations, for one chain
+SOFTENED_FRAC = 0.25  # of the same, for the softened cost
+SOFTENED_HEATS = (0.004, 0.0004)  # its temperatures, first and last
 VIOLATION = 0.03  # of the cost, for each constraint that a plan on the way violates
-MEAN_WEIGHT = 0.1  # of the mean of the devices' moves beside the longest one: a maximum alone hides progress
+MEAN_WEIGHT = 0.3  # of the mean of the devices' moves beside the longest one: a maximum alone hides progress
+SETTLE_HOT, SETTLE_COLD, SETTLE_MOVES = 1e-6, 1e-8, 60_000
 N_THREADS_REPRODUCIBLE = 2
 
 
@@ -271,58 +277,110 @@ def new_walk(place: np.ndarray, n_devices: int, extra: Extra) -> SeatWalk:
     )
 
 
-def anneal_seats(problem: Problem, incumbent: Incumbent, extra: Extra, seed: int, start: np.ndarray):
+def anneal_seats(
+    problem: Problem, incumbent: Incumbent, extra: Extra, seed: int, start: np.ndarray, softened: bool = False
+):
     """Anneal from an allowed placement [S, P] on all cores until the incumbent is done, and offer what is found, at its
-    cost with what its moves are charged."""
+    cost with what its moves are charged. `softened`: there are no constraints, so every second thread may begin with
+    the softened cost, which gets further from its start."""
     limit = incumbent.budget.evaluations
     n_threads = n_cores() if limit is None else N_THREADS_REPRODUCIBLE
     most = None if limit is None else max(1, limit // n_threads)
-    calls = [_chains(problem, incumbent, extra, start, seed, thread, most) for thread in range(n_threads)]
+    search = SeatSearch(problem, incumbent, extra, start, softened)
+    calls = [functools.partial(search.run, seed, thread, most) for thread in range(n_threads)]
     with in_threads(calls[1:]):
         calls[0]()
 
 
-def _chains(
-    problem: Problem, incumbent: Incumbent, extra: Extra, start: np.ndarray, seed: int, thread: int, most: int | None
-) -> Callable[[], None]:
-    """The work of one thread: chains from the best placement that it knows, each from hot to cold. `most` moves, or
-    None where the incumbent's clock counts."""
-    rng = generator(seed * 1009 + thread)
-    devices = Devices(problem.dp_s, problem.pp_s, np.arange(problem.n_devices))
-    slice_moves = max(SHORTEST_SLICE, SLICE_MOVES // problem.n_devices)
-    shares = MoveShares(reorder=0.3 if problem.n_pipelines <= 2 else 0.02, runs=0.3)
+def settle(problem: Problem, extra: Extra, place: np.ndarray, seed: int) -> np.ndarray:
+    """An allowed placement that costs no more than `place` [S, P], with fewer and shorter moves: annealing at
+    temperatures at which moves count and costs do not rise."""
+    scale_s = cost_scale_s(problem, placement_s(problem, place))
+    cooling = Cooling(scale_s * SETTLE_HOT, scale_s * SETTLE_COLD, SETTLE_MOVES)
+    walk = new_walk(place, problem.n_devices, extra)
+    shares = MoveShares(reorder=0.02, runs=0.1)
+    best_s, _ = _anneal_seats(devices_apart(problem), walk, extra, generator(seed), cooling, shares)
+    return walk.walk.best if np.isfinite(best_s) else place
 
-    def spent(n_moves: int) -> float:
-        if most is not None:
-            return n_moves / most
-        return incumbent.elapsed_s / incumbent.time_limit_s
 
-    def run():
-        best, best_s = start, np.inf
+@dataclass(eq=False)
+class SeatSearch:
+    """Annealing of seats in several threads, from the placement `start`."""
+
+    problem: Problem
+    incumbent: Incumbent
+    extra: Extra
+    start: np.ndarray
+    softened: bool
+
+    def run(self, seed: int, thread: int, most: int | None):
+        """The work of one thread: chains from the best placement that it knows, each from hot to cold. `most` moves, or
+        None where the incumbent's clock counts."""
+        problem, incumbent = self.problem, self.incumbent
+        rng = generator(seed * 1009 + thread)
+        best, best_s = self.start, np.inf
         n_moves = 0
         chain = thread
-        step_frac = 0.01
-        while not incumbent.done and spent(n_moves) < 1.0:
+        while not incumbent.done and self._spent(n_moves, most) < 1.0:
             scale_s = cost_scale_s(problem, min(best_s, incumbent.best_s))
             hot, cold = HEATS[chain % len(HEATS)] * scale_s, COLD * scale_s
             if most is None and chain > thread and incumbent.best is not None:
                 best = incumbent.best  # of any thread
             place = best
-            began = now = spent(n_moves)
+            began = now = self._spent(n_moves, most)
+            if self.softened and chain == thread and thread % 2:
+                place, moves = self._soften(rng, place, scale_s, began, most)
+                n_moves += moves
+                now = self._spent(n_moves, most)
+            step_frac = 0.01
             while now < min(1.0, began + CHAIN_FRAC) and not incumbent.done:
                 first = (now - began) / CHAIN_FRAC
                 last = min(1.0, first + step_frac / CHAIN_FRAC)
-                cooling = Cooling(hot * (cold / hot) ** first, hot * (cold / hot) ** last, slice_moves)
-                walk = new_walk(place, problem.n_devices, extra)
-                found_s, _ = _anneal_seats(devices, walk, extra, rng, cooling, shares)
+                cooling = Cooling(hot * (cold / hot) ** first, hot * (cold / hot) ** last, self._slice_moves)
+                walk = new_walk(place, problem.n_devices, self.extra)
+                found_s, _ = _anneal_seats(devices_apart(problem), walk, self.extra, rng, cooling, self._shares)
                 place = walk.walk.state.place
                 if found_s < best_s:
                     best, best_s = walk.walk.best.copy(), found_s
                     incumbent.offer(best, best_s, thread, "seats")
-                n_moves += slice_moves
-                incumbent.count(slice_moves)
-                step_frac = spent(n_moves) - now
+                n_moves += self._slice_moves
+                incumbent.count(self._slice_moves)
+                step_frac = self._spent(n_moves, most) - now
                 now += step_frac
             chain += 1
 
-    return run
+    def _soften(
+        self, rng: np.ndarray, place: np.ndarray, scale_s: float, began: float, most: int | None
+    ) -> tuple[np.ndarray, int]:
+        """A placement from annealing on the softened cost for a part of a chain, and the moves that took."""
+        place = np.ascontiguousarray(place).copy()
+        hot, cold = (heat * scale_s for heat in SOFTENED_HEATS)
+        n_moves = 0
+        done = step = 0.0
+        while done < 1.0 and not self.incumbent.done:
+            last = min(1.0, done + max(step, 0.02))
+            cooling = Cooling(hot * (cold / hot) ** done, hot * (cold / hot) ** last, 2 * self._slice_moves)
+            softness = Softness(1.0 - done, 1.0 - last)
+            anneal_softened(devices_apart(self.problem), place, rng, cooling, softness, self._shares.runs)
+            n_moves += cooling.n_moves
+            self.incumbent.count(cooling.n_moves)
+            spent = (self._spent(n_moves, most) - (0.0 if most is not None else began)) / SOFTENED_FRAC
+            step, done = spent - done, spent
+        return place, n_moves
+
+    def _spent(self, n_moves: int, most: int | None) -> float:
+        """The part of the budget that is spent."""
+        return self.incumbent.elapsed_s / self.incumbent.time_limit_s if most is None else n_moves / most
+
+    @property
+    def _slice_moves(self) -> int:
+        return max(SHORTEST_SLICE, SLICE_MOVES // self.problem.n_devices)
+
+    @property
+    def _shares(self) -> MoveShares:
+        return MoveShares(reorder=0.3 if self.problem.n_pipelines <= 2 else 0.02, runs=0.3)
+
+
+def devices_apart(problem: Problem) -> Devices:
+    """The devices for annealing, none interchangeable with another: constraints and moves tell them apart."""
+    return Devices(problem.dp_s, problem.pp_s, np.arange(problem.n_devices))

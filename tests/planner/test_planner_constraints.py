@@ -100,8 +100,9 @@ def test_a_plan_under_constraints_is_the_best_that_honours_them(small, case):
     costs_s = list(allowed_costs(network, shape, constraints))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constrained, "SMALL", small)
+        patch.setattr(constrained, "RELAXED_FRAC", 0.05)
         try:
-            result = planner.solve(network, job, planner.Stop(time_s=0.3), constraints=constraints)
+            result = planner.solve(network, job, planner.Stop(time_s=0.5), constraints=constraints)
         except BadInput as error:
             line = str(error)
             assert "cannot hold" in line if not costs_s else "zero bandwidth" in line and math.isinf(min(costs_s))
@@ -134,9 +135,7 @@ def test_more_devices_and_a_spread_over_regions():
     network = generate("multi_dc", 24, 0)
     name = network.devices[3].name
     constraints = planner.Constraints(pin=(planner.SeatRule(name, 5, 1),), at_most=(planner.RegionLimit("*", 2),))
-    result = planner.solve(
-        network, planner.Job(BYTES, 6, 4), planner.Stop(evaluations=30_000), constraints=constraints
-    )
+    result = planner.solve(network, planner.Job(BYTES, 6, 4), planner.Stop(evaluations=30_000), constraints=constraints)
     assert honours(result.plan.placement, network, constraints)
     free = planner.solve(network, planner.Job(BYTES, 6, 4), planner.Stop(evaluations=30_000))
     assert result.cost.total_s > free.cost.total_s >= result.bound_s
