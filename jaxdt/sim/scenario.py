@@ -108,10 +108,10 @@ def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int)
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
-    """Ordered pairs of peers that exchange tensors: neighbours in a pipeline, replicas of a stage."""
+    """Ordered pairs of peers that exchange tensors: those of a hop, replicas of a stage."""
     found = [pair for row in plan.placement for pair in ((a, b) for a in row for b in row if a != b)]
-    for left, right in zip(plan.placement, plan.placement[1:], strict=False):
-        found += [pair for a, b in zip(left, right, strict=True) for pair in ((a, b), (b, a))]
+    for boundary in range(plan.n_stages - 1):
+        found += [pair for a, b, _ in plan.hop(boundary) for pair in ((a, b), (b, a))]
     return found
 
 

@@ -1,8 +1,11 @@
 """A plan: which peer holds which layers, the shares of microbatches, the schedule. All peers of a run read one plan.
 
 placement[stage][pipeline] is a device index of the network, and that index is the peer_id. The microbatches of a step
-are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them. codec[boundary] says how
-tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline (jaxdt.spec.codec).
+are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them. Where stages have unequal
+numbers of replicas there are no pipelines: placement[stage] are the replicas in any order, any of them may get any
+microbatch (so the wiring must choose routes), and shares has one entry, the microbatches of a step. codec[boundary]
+says how tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline
+(jaxdt.spec.codec).
 """
 
 import bisect
@@ -89,14 +92,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_stages(self.stages, self.n_layers)
-        n_pipelines = len(self.placement[0]) if self.placement else 0
-        if len(self.placement) != self.n_stages or any(len(row) != n_pipelines for row in self.placement):
-            raise BadInput(f"plan.placement: expected {self.n_stages} rows of equal length, one per stage")
+        if len(self.placement) != self.n_stages or not all(self.placement):
+            raise BadInput(f"plan.placement: expected {self.n_stages} rows of at least one device, one per stage")
+        n_pipelines = len(self.placement[0]) if self.is_even else 1
         peers = self.peers
         if not peers or len(set(peers)) != len(peers) or min(peers) < 0:
             raise BadInput("plan.placement: expected every device index once and none negative")
         if len(self.shares) != n_pipelines or any(share < 1 for share in self.shares):
-            raise BadInput(f"plan.shares: got {list(self.shares)}, expected {n_pipelines} integers >= 1")
+            why = "" if self.is_even else ": without pipelines, that is the microbatches of a step"
+            expected = f"{n_pipelines} integers" if n_pipelines > 1 else "one integer"
+            raise BadInput(f"plan.shares: got {list(self.shares)}, expected {expected} >= 1{why}")
         require_one_of("plan.schedule", self.schedule, SCHEDULES)
         self._check_in_flight()
         if self.codec and len(self.codec) != self.n_stages - 1:
@@ -128,7 +133,25 @@ class Plan:
 
     @property
     def n_pipelines(self) -> int:
-        return len(self.placement[0])
+        """1 where stages have unequal numbers of replicas."""
+        return len(self.shares)
+
+    @property
+    def n_replicas(self) -> tuple[int, ...]:
+        """Replicas of each stage."""
+        return tuple(len(row) for row in self.placement)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have equally many replicas, which then form pipelines."""
+        return len(set(self.n_replicas)) == 1
+
+    @property
+    def shape(self) -> str:
+        """The shape in words."""
+        if self.is_even:
+            return f"{self.n_stages} stages x {self.n_pipelines} pipelines"
+        return f"{self.n_stages} stages of {', '.join(map(str, self.n_replicas))} replicas"
 
     @property
     def n_microbatches(self) -> int:
@@ -139,10 +162,10 @@ class Plan:
         return [peer for row in self.placement for peer in row]
 
     def seat(self, peer: int) -> tuple[int, int]:
-        """(stage, pipeline) of a peer."""
+        """(stage, pipeline) of a peer; pipeline 0 where there are none."""
         for stage, row in enumerate(self.placement):
             if peer in row:
-                return stage, row.index(peer)
+                return stage, row.index(peer) if self.is_even else 0
         raise BadInput(f"peer: got {peer}, expected one of the plan's peers {sorted(self.peers)}")
 
     def microbatches(self, pipeline: int) -> range:
@@ -162,12 +185,20 @@ class Plan:
         """The codec of a pipeline's activations (forward) or gradients over a boundary."""
         return codec.of_link(self.codec[boundary], pipeline, forward) if self.codec else codec.NONE
 
+    def hop(self, boundary: int) -> list[tuple[int, int, int]]:
+        """(peer before, peer after, pipeline) of each pair between which the plan sends over a boundary: neighbours in
+        a pipeline, or any two where there are no pipelines."""
+        before, after = self.placement[boundary], self.placement[boundary + 1]
+        if self.is_even:
+            return [(src, dst, pipeline) for pipeline, (src, dst) in enumerate(zip(before, after, strict=True))]
+        return [(src, dst, 0) for src in before for dst in after]
+
     @property
     def codec_of_links(self) -> dict[tuple[int, int], str]:
         """The codec of every (src, dst) over which boundary tensors go."""
         codecs: dict[tuple[int, int], str] = {}
-        for boundary, (senders, receivers) in enumerate(zip(self.placement[:-1], self.placement[1:], strict=True)):
-            for pipeline, (src, dst) in enumerate(zip(senders, receivers, strict=True)):
+        for boundary in range(self.n_stages - 1):
+            for src, dst, pipeline in self.hop(boundary):
                 codecs[src, dst] = self.codec_of(boundary, pipeline, forward=True)
                 codecs[dst, src] = self.codec_of(boundary, pipeline, forward=False)
         return codecs

@@ -102,8 +102,9 @@ def _check(config: RunConfig, plan: Plan) -> str:
 
 def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
     """All microbatches on their way may wait for this stage's backward, evenly spread over its peers."""
-    share = -(-plan.n_microbatches // plan.n_pipelines)
-    return PeerLoad(min(share, -(-in_flight(config, plan) // plan.n_pipelines)), share)
+    n_replicas = plan.n_replicas[stage]
+    share = -(-plan.n_microbatches // n_replicas)
+    return PeerLoad(min(share, -(-in_flight(config, plan) // n_replicas)), share)
 
 
 ENTRY = WiringEntry(_build, _check, _peer_load, follows_plan=False, may_change_stages=True)
