@@ -1,7 +1,7 @@
-"""Writes docs/reference/config.md from the dataclasses that hold a run's configuration.
+"""Writes docs/reference/config.md and the JSON Schemas of docs/reference/schemas, all from dataclasses.
 
-    python docs/generate.py            writes the page
-    python docs/generate.py --check    writes nothing; exit code 1 if the page differs from what would be written
+    python docs/generate.py            writes the files
+    python docs/generate.py --check    writes nothing; exit code 1 if a file differs from what would be written
 
 Names, defaults and descriptions come from the dataclasses. What a field accepts comes from the table that it names an
 entry of, else from the error message that the config gives for a value that no field accepts. Needs no jax.
@@ -19,10 +19,12 @@ from jaxdt.ablation.grid import AblationConfig
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import PRESETS, GPTConfig
+from jaxdt.spec.schema import schemas
 from jaxdt.sync.base import SYNCS
 from jaxdt.wiring.base import WIRINGS
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
+SCHEMAS = PAGE.parent / "schemas"
 TABLES = {"wiring.kind": WIRINGS, "sync.kind": SYNCS}  # fields that name an entry of a table
 NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field accepts
 SIZE = re.compile(r"((?:model\.)?(?:n_layers|d_model|seq_len)) \d+")  # a size of the config that was tried
@@ -43,14 +45,17 @@ ABLATION = "Only in the config of `scripts/ablate.py`."
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    files = {PAGE: page()} | {SCHEMAS / name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas().items()}
     if not parser.parse_args().check:
-        PAGE.write_text(page())
-        print(f"wrote {PAGE}")
+        SCHEMAS.mkdir(exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text)
+            print(f"wrote {path}")
         return 0
-    if PAGE.read_text() == page():
-        return 0
-    print(f"{PAGE}: differs from the dataclasses, expected what `python docs/generate.py` writes", file=sys.stderr)
-    return 1
+    wrong = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    for path in wrong:
+        print(f"{path}: differs from the dataclasses, expected what `python docs/generate.py` writes", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def page() -> str:

@@ -1,6 +1,103 @@
-"""The planner decides which device of a network holds which stage of a model. `python -m planner` is its command line.
+"""The planner decides which device of a network holds which stage of a model.
+
+    import planner
+
+    network = planner.load_network("network.json")
+    job = planner.Job(planner.ByteSizes(c_dp_bytes=65e7, c_pp_bytes=47e7), n_stages=8, n_pipelines=8)
+    result = planner.solve(network, job, planner.Stop(time_s=10))
+    print(planner.explain(result.plan, network))
+    planner.save_plan(result.plan, "plan.json")
+
+The names of __all__ are its interface. Each is imported when it is first used, so that `import planner` and reading a
+plan need no solver. `python -m planner` is the command line over it.
 
 Folders, from the bottom up: model (data), cost (Eq. 1-4), search (plans by cost), step_time (plans by simulated step),
-report (what is printed and drawn), commands (what `solve` and `network` run). A folder may import those before it, and
-all may import jaxdt.spec; step_time also imports jaxdt.sim. Nothing here imports jax or the runtime.
+report (what is shown of a plan), api (the functions of this interface), commands (the command line). A folder may
+import those before it, and all may import jaxdt.spec; step_time also imports jaxdt.sim. Nothing here imports jax or the
+runtime.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxdt.spec.errors import BadInput
+    from jaxdt.spec.network import load as load_network
+    from jaxdt.spec.plan import load as load_plan
+    from jaxdt.spec.profile import load as load_profile
+    from planner.api.explain import explain
+    from planner.api.job import ByteSizes, Job, StepOptions, profile_of_flops, run_of_model, run_of_profile
+    from planner.api.replan import Replan, replan
+    from planner.api.result import Progress, Result, Statistics, Stop
+    from planner.api.solve import solve
+    from planner.api.verify import verify
+    from planner.model.change import Change
+    from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
+    from planner.report.plan_file import save_plan
+
+# Name -> (module, name there)
+_PLACES = {
+    "BadInput": ("jaxdt.spec.errors", "BadInput"),
+    "ByteSizes": ("planner.api.job", "ByteSizes"),
+    "Change": ("planner.model.change", "Change"),
+    "Constraints": ("planner.model.constraints", "Constraints"),
+    "Job": ("planner.api.job", "Job"),
+    "Progress": ("planner.api.result", "Progress"),
+    "RegionLimit": ("planner.model.constraints", "RegionLimit"),
+    "Replan": ("planner.api.replan", "Replan"),
+    "Result": ("planner.api.result", "Result"),
+    "SeatRule": ("planner.model.constraints", "SeatRule"),
+    "Statistics": ("planner.api.result", "Statistics"),
+    "StepOptions": ("planner.api.job", "StepOptions"),
+    "Stop": ("planner.api.result", "Stop"),
+    "explain": ("planner.api.explain", "explain"),
+    "load_constraints": ("planner.model.constraints", "load_constraints"),
+    "load_network": ("jaxdt.spec.network", "load"),
+    "load_plan": ("jaxdt.spec.plan", "load"),
+    "load_profile": ("jaxdt.spec.profile", "load"),
+    "profile_of_flops": ("planner.api.job", "profile_of_flops"),
+    "replan": ("planner.api.replan", "replan"),
+    "run_of_model": ("planner.api.job", "run_of_model"),
+    "run_of_profile": ("planner.api.job", "run_of_profile"),
+    "save_plan": ("planner.report.plan_file", "save_plan"),
+    "solve": ("planner.api.solve", "solve"),
+    "verify": ("planner.api.verify", "verify"),
+}
+__all__ = [
+    "BadInput",
+    "ByteSizes",
+    "Change",
+    "Constraints",
+    "Job",
+    "Progress",
+    "RegionLimit",
+    "Replan",
+    "Result",
+    "SeatRule",
+    "Statistics",
+    "StepOptions",
+    "Stop",
+    "explain",
+    "load_constraints",
+    "load_network",
+    "load_plan",
+    "load_profile",
+    "profile_of_flops",
+    "replan",
+    "run_of_model",
+    "run_of_profile",
+    "save_plan",
+    "solve",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    module, there = _PLACES[name]
+    return getattr(importlib.import_module(module), there)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__all__"]

@@ -1,4 +1,4 @@
-"""Command line of the planner: solve, explain, plot, compare, verify, network, bench.
+"""Command line of the planner: solve, replan, explain, plot, compare, verify, network, bench.
 `python -m planner COMMAND --help`.
 
 The flags are here, so that --help imports little; the module of a command is imported when the command runs.
@@ -11,12 +11,11 @@ import sys
 from jaxdt.spec.errors import BadInput
 from planner.search.base import SOLVERS
 
+OBJECTIVES = ("comm_cost", "step_time")
 # module with run(flags)
-OBJECTIVES = {
-    "comm_cost": "planner.commands.solve_cost",
-    "step_time": "planner.commands.solve_step",
-}
 COMMANDS = {
+    "solve": "planner.commands.solve",
+    "replan": "planner.commands.replan",
     "explain": "planner.report.explain",
     "plot": "planner.report.plot",
     "compare": "planner.report.compare",
@@ -30,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m planner", description="Decide which device holds which stage.")
     commands = top.add_subparsers(dest="command", required=True)
     _solve(commands.add_parser("solve", help="find a plan and say how far from the best possible it is"))
+    _replan(commands.add_parser("replan", help="a plan for a network that has changed, near the plan that runs"))
     explain = commands.add_parser("explain", help="say in words what a plan's cost comes from and what would help")
     explain.add_argument("plan")
     plot = commands.add_parser("plot", help="draw a plan: devices by stage, pipelines as paths, costs as bars")
@@ -49,15 +49,40 @@ def parser() -> argparse.ArgumentParser:
 
 def _solve(solve: argparse.ArgumentParser):
     solve.add_argument("--network", required=True, help="network.json")
-    solve.add_argument("--stages", type=_count, required=True, help="a number, or auto (decided by step time)")
-    solve.add_argument("--pipelines", type=_count, default=None, help="a number, or auto; default with --stages auto")
-    _sizes(solve)
-    _step(solve)
+    _job(solve)
     solve.add_argument("--solver", choices=SOLVERS, default="auto")
     solve.add_argument("--time_limit_s", type=float, help="default 30, or none with --evaluations")
     solve.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
+    solve.add_argument("--constraints", help="a constraints.json: who may sit where")
     solve.add_argument("--seed", type=int, default=0)
     solve.add_argument("--out", help="where to write plan.json")
+
+
+def _replan(replan: argparse.ArgumentParser):
+    replan.add_argument("--from", dest="plan", required=True, help="plan.json of the plan that runs")
+    replan.add_argument("--network", help="its network, where it is not the one that the plan names")
+    replan.add_argument("--without", help="names of the devices that left, separated by commas")
+    replan.add_argument("--with", dest="added", help="network.json with the devices that came, and their links")
+    replan.add_argument(
+        "--horizon_steps", type=float, default=1000.0, help="steps over which the seconds of moving are to pay off"
+    )
+    replan.add_argument("--config", help="a configs/*.py file of the run; needed, or --model, for plans by step time")
+    _sizes(replan)
+    _step(replan)
+    replan.add_argument("--time_limit_s", type=float, help="default 1.5, or none with --evaluations")
+    replan.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
+    replan.add_argument("--constraints", help="a constraints.json: who may sit where")
+    replan.add_argument("--out", help="where to write plan.json")
+    replan.add_argument("--out_network", help="where to write the changed network.json, with --out")
+
+
+def _job(command: argparse.ArgumentParser):
+    """The flags of a job (planner.commands.flags_job)."""
+    command.add_argument("--config", help="a configs/*.py file, which gives sizes, memory and options of its run")
+    command.add_argument("--stages", type=_count, help="a number, or auto (by step time); default: the config's")
+    command.add_argument("--pipelines", type=_count, help="a number, or auto, the default with --stages auto")
+    _sizes(command)
+    _step(command)
 
 
 def _sizes(command: argparse.ArgumentParser):
@@ -70,7 +95,7 @@ def _sizes(command: argparse.ArgumentParser):
         "--microbatches", type=int, help="microbatches of a step when sizes are given in bytes (default: 8 a pipeline)"
     )
     command.add_argument("--model", help="a preset such as gpt3_1p3b, instead of byte counts")
-    command.add_argument("--global_batch", type=int, default=1024, help="sequences of a step")
+    command.add_argument("--global_batch", type=int, help="sequences of a step (default: 1024)")
     command.add_argument("--sequence", type=int, help="tokens of a sequence (default: the preset's)")
     command.add_argument("--microbatch_size", type=int, help="sequences of a microbatch (default: the profile's, or 1)")
     command.add_argument("--dtype", help="of the computation: bfloat16 or float32 (default: the profile's or bfloat16)")
@@ -84,8 +109,8 @@ def _step(solve: argparse.ArgumentParser):
     solve.add_argument("--profile", help="profile.json with the seconds of each kind of device")
     solve.add_argument("--flops", help="without a profile: peak FLOP/s, as 125e12 or V100=125e12,T4=65e12")
     solve.add_argument("--efficiency", type=float, default=0.35, help="share of --flops that the maths reaches")
-    solve.add_argument("--codec", default="none", help="what crosses a boundary: none, bf16, int8, ...")
-    solve.add_argument("--schedule", choices=("1f1b", "gpipe"), default="1f1b")
+    solve.add_argument("--codec", help="what crosses a boundary: none (default), bf16, int8, ...")
+    solve.add_argument("--schedule", choices=("1f1b", "gpipe"), help="default: 1f1b")
 
 
 def _count(text: str) -> int | str:
@@ -119,21 +144,12 @@ def _bench(bench: argparse.ArgumentParser):
     bench.add_argument("--out", required=True, help="folder for bench.md and bench.png")
 
 
-def module_of(flags: argparse.Namespace) -> str:
-    """The module that runs a command. `solve` goes by its objective; only step_time compares shapes."""
-    if flags.command != "solve":
-        return COMMANDS[flags.command]
-    if "auto" in (flags.stages, flags.pipelines):
-        return OBJECTIVES["step_time"]
-    return OBJECTIVES[flags.objective or "comm_cost"]
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run one command, and return its exit code. Bad input gives one line and code 2. An interrupted search ends with
     its best plan and code 0; any other interrupted command ends with 130."""
     flags = parser().parse_args(arguments)
     try:
-        return importlib.import_module(module_of(flags)).run(flags)
+        return importlib.import_module(COMMANDS[flags.command]).run(flags)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

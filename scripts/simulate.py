@@ -223,7 +223,7 @@ def table(scenario: Scenario, result: TimeBreakdown) -> str:
     plan, memory = scenario.plan, memory_bytes(scenario)
     tokens = plan.n_microbatches * scenario.config.train.microbatch_size * scenario.config.model.seq_len
     lines = [
-        f"{plan.n_stages} stages x {plan.n_pipelines} pipelines, {plan.n_microbatches} microbatches, {plan.schedule}",
+        f"{plan.shape}, {plan.n_microbatches} microbatches, {plan.schedule}",
         f"step         {result.step_s:12.4f} s   {tokens / result.step_s:,.0f} tokens/s",
     ]
     for name, seconds in asdict(result.parts).items():

@@ -315,6 +315,25 @@ def test_stochastic_wiring_trains_as_one_process_does(stages, pipelines, routers
     assert_same_training(replace(config, wiring=wiring), functions_of, one_process)
 
 
+UNEQUAL = {
+    2: Plan(4, ((0, 3), (3, 4)), ((0, 3, 1), (2,)), (N_MICROBATCHES,)),
+    3: Plan(4, ((0, 1), (1, 3), (3, 4)), ((4,), (0, 2, 5), (1, 3)), (N_MICROBATCHES,)),
+}
+
+
+@pytest.mark.parametrize(("stages", "routers", "head"), [(2, 1, "untied"), (3, 2, "tied"), (3, 6, "tied")])
+def test_unequal_numbers_of_replicas_train_as_one_process_does(stages, routers, head, functions_of, one_process):
+    config = make_config(stages, 1, head=head, eval_every_steps=8, eval_microbatches=5)
+    config = replace(config, wiring=run_config.WiringConfig("swarm", routers))
+    assert_same_training(config, functions_of, one_process, UNEQUAL[stages])
+
+
+def test_a_lost_replica_of_unequal_ones_changes_nothing(functions_of, one_process):
+    config = elastic(3, 1)
+    faults = [Fault(60.0, CRASH, 2), Fault(90.0, RESTART, 2), Fault(120.0, JOIN, 0)]
+    assert_same_training(config, functions_of, one_process, UNEQUAL[3], faults=faults)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("head", ["tied", "untied"])
 def test_peers_that_are_lost_change_nothing(seed, head, functions_of, one_process):

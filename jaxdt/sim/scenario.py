@@ -10,11 +10,10 @@ from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import MemoryOptions, stage_memory_bytes
+from jaxdt.spec.memory import MemoryOptions, most_retained, stage_memory_bytes
 from jaxdt.spec.network import Link, Network
 from jaxdt.spec.plan import Plan, even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
-from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD
 
 # Heartbeats cost simulation time, and without faults they change no step.
@@ -102,18 +101,17 @@ def memory_bytes(scenario: Scenario) -> dict[int, int]:
 
 def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> tuple[int, int]:
     """Microbatches between forward and backward at a peer, and those whose tensors are retained until the commit."""
-    numbers = config.model.boundary_numbers(config.train.microbatch_size)
-    a_microbatch_bytes = max(1, (stage > 0) + (stage < plan.n_stages - 1)) * numbers * DTYPE_BYTES[config.dtype]
-    most_retained = config.wiring.retain_bytes // a_microbatch_bytes
+    lo, hi = plan.stages[stage]
+    most = most_retained(config.model, lo, hi, config.train.microbatch_size, config.dtype, config.wiring.retain_bytes)
     load = peer_load(config, plan, stage, pipeline)
-    return load.n_in_flight, min(load.n_microbatches, most_retained)
+    return load.n_in_flight, min(load.n_microbatches, most)
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
-    """Ordered pairs of peers that exchange tensors: neighbours in a pipeline, replicas of a stage."""
+    """Ordered pairs of peers that exchange tensors: those of a hop, replicas of a stage."""
     found = [pair for row in plan.placement for pair in ((a, b) for a in row for b in row if a != b)]
-    for left, right in zip(plan.placement, plan.placement[1:], strict=False):
-        found += [pair for a, b in zip(left, right, strict=True) for pair in ((a, b), (b, a))]
+    for boundary in range(plan.n_stages - 1):
+        found += [pair for a, b, _ in plan.hop(boundary) for pair in ((a, b), (b, a))]
     return found
 
 

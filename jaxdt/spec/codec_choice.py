@@ -100,8 +100,9 @@ class _Chooser:
     def choice(self, boundary: int, pipelines: tuple[int, ...], forward: bool) -> CodecChoice:
         """For pipelines of which each peer may send to each of the next stage."""
         senders, receivers = (boundary, boundary + 1) if forward else (boundary + 1, boundary)
-        sources = [self.plan.placement[senders][p] for p in pipelines]
-        targets = [self.plan.placement[receivers][p] for p in pipelines]
+        sources, targets = self.plan.placement[senders], self.plan.placement[receivers]
+        if self.plan.is_even:
+            sources, targets = ([row[p] for p in pipelines] for row in (sources, targets))
         links = tuple(itertools.product(sources, targets))
         layer = self.plan.stages[boundary][1]
 

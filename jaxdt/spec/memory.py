@@ -74,6 +74,12 @@ def working_bytes(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dt
     return round(numbers * DTYPE_BYTES[dtype]) + logits * FLOAT_BYTES
 
 
+def most_retained(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dtype: str, retain_bytes: int) -> int:
+    """Microbatches whose output and input gradient fit into `wiring.retain_bytes`, for layers lo..hi-1."""
+    n_boundaries = max(1, (lo > 0) + (hi < model.n_layers))
+    return retain_bytes // max(1, n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype])
+
+
 def stage_memory_bytes(
     model: ModelConfig,
     lo: int,

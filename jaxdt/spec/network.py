@@ -14,9 +14,10 @@ from typing import Any
 
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
-from jaxdt.spec.serialize import is_list, is_object
+from jaxdt.spec.serialize import SCHEMA_KEY, is_list, is_object
 
 UNLIMITED_GBPS = math.inf
+SCHEMA = "urn:jaxdt:schema:network:1"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def to_json(network: Network) -> dict[str, Any]:
         raise BadInput("network: bandwidth_gbps: got a link without a limit, which a file cannot hold")
     devices = [{k: v for k, v in vars(device).items() if v not in ("", None)} for device in network.devices]
     return {
+        SCHEMA_KEY: SCHEMA,
         "name": network.name,
         "devices": devices,
         "latency_ms": [[s * 1e3 for s in row] for row in network.latency_s],

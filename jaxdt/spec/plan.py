@@ -1,8 +1,11 @@
 """A plan: which peer holds which layers, the shares of microbatches, the schedule. All peers of a run read one plan.
 
 placement[stage][pipeline] is a device index of the network, and that index is the peer_id. The microbatches of a step
-are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them. codec[boundary] says how
-tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline (jaxdt.spec.codec).
+are numbered over all pipelines; pipeline p takes a contiguous range of shares[p] of them. Where stages have unequal
+numbers of replicas there are no pipelines: placement[stage] are the replicas in any order, any of them may get any
+microbatch (so the wiring must choose routes), and shares has one entry, the microbatches of a step. codec[boundary]
+says how tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline
+(jaxdt.spec.codec).
 """
 
 import bisect
@@ -18,14 +21,57 @@ from jaxdt.spec import codec, serialize
 from jaxdt.spec.errors import BadInput, nearest, require_one_of
 
 FORMAT = "jaxdt-plan-1"
+SCHEMA = "urn:jaxdt:schema:plan:1"
 SCHEDULES = ("1f1b", "gpipe")
 # A solver's results stand in plan.json beside the plan's own fields if they have one of these names, else under FOUND.
 FOUND = "found"
-SOLVER_FIELDS = frozenset(
-    ["network", "network_file", "left_out", "left_out_why", "c_dp_bytes", "c_pp_bytes", "problem_digest", "cost"]
-    + ["bound_s", "gap", "proved", "objective", "solver", "seed", "profile", "step_s", "step_s_with_all"]
-    + ["evaluations", "time_s"]
-)
+
+
+@dataclass(frozen=True)
+class CostTerms:
+    """Seconds by DT-FM's Eq. 1-4: COMM-COST and its two terms. Infinite where a link does not exist."""
+
+    total_s: float
+    datap_s: float
+    pipelinep_s: float
+
+
+@dataclass(frozen=True)
+class SolverResult:
+    """What a solver says of its plan; every field may be missing.
+
+    `network`, `network_file`: for which network it was made; `left_out`, `left_out_why`: devices that it does not use;
+    `c_dp_bytes`, `c_pp_bytes`: gradients of one stage, and what one pipeline sends over a boundary in a step;
+    `problem_digest`: of the network and sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
+    the bound; `objective`: comm_cost or step_time; `step_s`, `step_s_with_all`: simulated seconds of a step, and of the
+    best one that uses every device; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`,
+    `time_s`: how it was found; `constraints`: which ones it honours; `replan`: what its moves from an
+    earlier plan take (planner.api.replan)."""
+
+    network: str = ""
+    network_file: str = ""
+    left_out: tuple[str, ...] = ()
+    left_out_why: tuple[str, ...] = ()
+    c_dp_bytes: float = 0.0
+    c_pp_bytes: float = 0.0
+    problem_digest: str = ""
+    cost: CostTerms | None = None
+    bound_s: float = 0.0
+    gap: float | None = None
+    proved: bool = False
+    objective: str = ""
+    solver: str = ""
+    seed: int = 0
+    profile: str = ""
+    step_s: float | None = None
+    step_s_with_all: float | None = None
+    constraints: dict[str, Any] = field(default_factory=dict[str, Any])
+    replan: dict[str, Any] = field(default_factory=dict[str, Any])
+    evaluations: int = 0
+    time_s: float = 0.0
+
+
+SOLVER_FIELDS = frozenset(SolverResult.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -46,14 +92,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_stages(self.stages, self.n_layers)
-        n_pipelines = len(self.placement[0]) if self.placement else 0
-        if len(self.placement) != self.n_stages or any(len(row) != n_pipelines for row in self.placement):
-            raise BadInput(f"plan.placement: expected {self.n_stages} rows of equal length, one per stage")
+        if len(self.placement) != self.n_stages or not all(self.placement):
+            raise BadInput(f"plan.placement: expected {self.n_stages} rows of at least one device, one per stage")
+        n_pipelines = len(self.placement[0]) if self.is_even else 1
         peers = self.peers
         if not peers or len(set(peers)) != len(peers) or min(peers) < 0:
             raise BadInput("plan.placement: expected every device index once and none negative")
         if len(self.shares) != n_pipelines or any(share < 1 for share in self.shares):
-            raise BadInput(f"plan.shares: got {list(self.shares)}, expected {n_pipelines} integers >= 1")
+            why = "" if self.is_even else ": without pipelines, that is the microbatches of a step"
+            expected = f"{n_pipelines} integers" if n_pipelines > 1 else "one integer"
+            raise BadInput(f"plan.shares: got {list(self.shares)}, expected {expected} >= 1{why}")
         require_one_of("plan.schedule", self.schedule, SCHEDULES)
         self._check_in_flight()
         if self.codec and len(self.codec) != self.n_stages - 1:
@@ -85,7 +133,25 @@ class Plan:
 
     @property
     def n_pipelines(self) -> int:
-        return len(self.placement[0])
+        """1 where stages have unequal numbers of replicas."""
+        return len(self.shares)
+
+    @property
+    def n_replicas(self) -> tuple[int, ...]:
+        """Replicas of each stage."""
+        return tuple(len(row) for row in self.placement)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have equally many replicas, which then form pipelines."""
+        return len(set(self.n_replicas)) == 1
+
+    @property
+    def shape(self) -> str:
+        """The shape in words."""
+        if self.is_even:
+            return f"{self.n_stages} stages x {self.n_pipelines} pipelines"
+        return f"{self.n_stages} stages of {', '.join(map(str, self.n_replicas))} replicas"
 
     @property
     def n_microbatches(self) -> int:
@@ -96,10 +162,10 @@ class Plan:
         return [peer for row in self.placement for peer in row]
 
     def seat(self, peer: int) -> tuple[int, int]:
-        """(stage, pipeline) of a peer."""
+        """(stage, pipeline) of a peer; pipeline 0 where there are none."""
         for stage, row in enumerate(self.placement):
             if peer in row:
-                return stage, row.index(peer)
+                return stage, row.index(peer) if self.is_even else 0
         raise BadInput(f"peer: got {peer}, expected one of the plan's peers {sorted(self.peers)}")
 
     def microbatches(self, pipeline: int) -> range:
@@ -119,12 +185,20 @@ class Plan:
         """The codec of a pipeline's activations (forward) or gradients over a boundary."""
         return codec.of_link(self.codec[boundary], pipeline, forward) if self.codec else codec.NONE
 
+    def hop(self, boundary: int) -> list[tuple[int, int, int]]:
+        """(peer before, peer after, pipeline) of each pair between which the plan sends over a boundary: neighbours in
+        a pipeline, or any two where there are no pipelines."""
+        before, after = self.placement[boundary], self.placement[boundary + 1]
+        if self.is_even:
+            return [(src, dst, pipeline) for pipeline, (src, dst) in enumerate(zip(before, after, strict=True))]
+        return [(src, dst, 0) for src in before for dst in after]
+
     @property
     def codec_of_links(self) -> dict[tuple[int, int], str]:
         """The codec of every (src, dst) over which boundary tensors go."""
         codecs: dict[tuple[int, int], str] = {}
-        for boundary, (senders, receivers) in enumerate(zip(self.placement[:-1], self.placement[1:], strict=True)):
-            for pipeline, (src, dst) in enumerate(zip(senders, receivers, strict=True)):
+        for boundary in range(self.n_stages - 1):
+            for src, dst, pipeline in self.hop(boundary):
                 codecs[src, dst] = self.codec_of(boundary, pipeline, forward=True)
                 codecs[dst, src] = self.codec_of(boundary, pipeline, forward=False)
         return codecs
@@ -178,7 +252,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     fields: dict[str, Any] = serialize.write(plan)
     found: dict[str, Any] = fields.pop(FOUND)
     solver = {name: found.pop(name) for name in list(found) if name in SOLVER_FIELDS}
-    data = {**solver, "format": FORMAT, **fields, "microbatches": plan.n_microbatches}
+    data = {serialize.SCHEMA_KEY: SCHEMA, **solver, "format": FORMAT, **fields, "microbatches": plan.n_microbatches}
     return data | ({FOUND: found} if found else {})
 
 
@@ -193,6 +267,7 @@ def parse(text: str, source: str) -> Plan:
             raise BadInput(f"{source}: {name}: unknown field{nearest(name, known)}; a solver's own go under {FOUND!r}")
     try:
         found = serialize.read(dict[str, Any], data.pop(FOUND, {}), FOUND)
+        serialize.read(SolverResult, solver, "")
         fields = data | {"codec": data.get("codec") or (), FOUND: found | solver}
         plan = serialize.read(Plan, fields, "plan")
     except BadInput as error:

@@ -20,6 +20,7 @@ from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
 
 FORMAT = "jaxdt-profile-1"
+SCHEMA = "urn:jaxdt:schema:profile:1"
 RECOMPUTE = {"recompute": 1.0, "dots": 0.0}
 UPDATE_BYTES_PER_NUMBER = 28  # Adam reads gradient, parameter and two moments, and writes the last three, fp32
 GATHER_BYTES_PER_NUMBER = 8
@@ -186,7 +187,7 @@ def _codecs_from_memory(n_numbers: int, dtype_bytes: int, bytes_per_s: float) ->
 
 def to_json(profile: Profile) -> dict[str, Any]:
     """The content of profile.json."""
-    return {"format": FORMAT, **serialize.write(profile)}
+    return {serialize.SCHEMA_KEY: SCHEMA, "format": FORMAT, **serialize.write(profile)}
 
 
 def parse(text: str, source: str) -> Profile:

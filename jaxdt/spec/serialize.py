@@ -18,6 +18,7 @@ from jaxdt.spec.errors import BadInput, nearest
 
 SCALARS: frozenset[type] = frozenset((int, float, str, bool, types.NoneType))
 SHORT_CHARACTERS = 60
+SCHEMA_KEY = "$schema"  # under which a file names the JSON Schema that it follows
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
@@ -83,13 +84,15 @@ def _read(kind: Any, data: Any, where: str, lenient: bool) -> Any:
 
 
 def json_object(text: str, source: str, file_format: str) -> dict[str, Any]:
-    """The object that a file of this format holds, without its field `format`; `source` names the file in errors."""
+    """The object that a file of this format holds, without its fields `format` and `$schema`; `source` names the file
+    in errors."""
     try:
         data: Any = json.loads(text)
     except ValueError as error:
         raise BadInput(f"{source}: not JSON ({error})") from None
     if not is_object(data) or data.pop("format", None) != file_format:
         raise BadInput(f'{source}: format: expected "{file_format}"')
+    data.pop(SCHEMA_KEY, None)
     return data
 
 

@@ -203,7 +203,12 @@ def _build(setup: PeerSetup, n_under_way: int) -> list[FixedWiring]:
 
 
 def _check(config: RunConfig, plan: Plan) -> str:
-    return ""
+    if plan.is_even:
+        return ""
+    return (
+        f"plan.placement: got {plan.shape}, expected equally many with wiring {config.wiring.kind}, whose microbatches "
+        "stay in a pipeline (wiring.kind=swarm takes unequal numbers)"
+    )
 
 
 def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:

@@ -91,13 +91,13 @@ def _wiring(setup: PeerSetup, service_time: ServiceTime) -> RoutedWiring:
     config, plan, shape = setup.config, setup.plan, step_shape(setup)
     n_routers = min(config.wiring.routers, len(plan.peers))
     seed = f"{config.train.seed} {setup.peer}"
-    routes = MeasuredRoutes(plan.n_stages, n_routers, in_flight(config, plan), plan.n_microbatches, seed)
+    routes = MeasuredRoutes(plan.n_stages, n_routers, in_flight(config, len(plan.peers)), plan.n_microbatches, seed)
     return RoutedWiring(shape, routes, Recovery(shape), ComputeSlot(), service_time)
 
 
-def in_flight(config: RunConfig, plan: Plan) -> int:
+def in_flight(config: RunConfig, n_peers: int) -> int:
     """Microbatches on their way in all."""
-    return config.wiring.window or IN_FLIGHT_A_PEER * len(plan.peers)
+    return config.wiring.window or IN_FLIGHT_A_PEER * n_peers
 
 
 def _check(config: RunConfig, plan: Plan) -> str:
@@ -105,9 +105,14 @@ def _check(config: RunConfig, plan: Plan) -> str:
 
 
 def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
-    """All microbatches on their way may wait for this stage's backward, evenly spread over its peers."""
-    share = -(-plan.n_microbatches // plan.n_pipelines)
-    return PeerLoad(min(share, -(-in_flight(config, plan) // plan.n_pipelines)), share)
+    return load_of(config, len(plan.peers), plan.n_replicas[stage], plan.n_microbatches)
+
+
+def load_of(config: RunConfig, n_peers: int, n_replicas: int, n_microbatches: int) -> PeerLoad:
+    """Load of one of so many replicas of a stage, in a run of so many peers: all microbatches on their way may wait for
+    this stage's backward, evenly spread over its peers."""
+    share = -(-n_microbatches // n_replicas)
+    return PeerLoad(min(share, -(-in_flight(config, n_peers) // n_replicas)), share)
 
 
 ENTRY = WiringEntry(_build, _check, _peer_load, follows_plan=False, may_change_stages=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Device, Network, to_json
+from planner.commands.common import check_out
 from planner.model.generate import generate
 
 COLUMNS = ("src", "dst", "latency_ms", "bandwidth_gbps")
@@ -57,7 +58,11 @@ def _number(line: dict, column: str, path: str, number: int) -> float:
 
 
 def run(flags: Namespace) -> int:
+    check_out(flags.out)
     network = from_csv(flags.csv) if flags.source == "import" else generate(flags.kind, flags.devices, flags.seed)
-    Path(flags.out).write_text(json.dumps(to_json(network)) + "\n")
+    try:
+        Path(flags.out).write_text(json.dumps(to_json(network)) + "\n")
+    except OSError as error:
+        raise BadInput(f"--out: {flags.out} cannot be written ({error.strerror})") from None
     print(f"wrote {flags.out}: {network.n_devices} devices")
     return 0

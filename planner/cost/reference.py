@@ -34,16 +34,22 @@ def pair_s(network: Network, a: int, b: int, n_bytes: float) -> float:
 
 
 def cost_of(network: Network, placement: Sequence[Sequence[int]], c_dp_bytes: float, c_pp_bytes: float) -> Cost:
-    """Cost of placement[stage][pipeline] with its own stage order and its own pairs in each hop (Eq. 2-4)."""
-    shard_bytes = c_dp_bytes / len(placement[0])
+    """Cost of placement[stage][pipeline] with its own stage order and its own pairs in each hop (Eq. 2-4). Where stages
+    have unequal numbers of replicas, placement[stage] are these, c_pp_bytes is what one device of the largest stage
+    sends over a boundary, and each hop has its best pairs (docs/planner.md)."""
+    largest = max(len(row) for row in placement)
     loads = []
     for s, row in enumerate(placement):
+        shard_bytes = c_dp_bytes / len(row)
         loads += [(sum(pair_s(network, d, e, shard_bytes) for e in row if e != d), s, d) for d in row]
     datap_s, slowest_stage, slowest_device = max(loads, key=lambda load: load[0])
     hops = []
     for left, right in zip(placement, placement[1:], strict=False):
-        pairs = [(pair_s(network, a, b, c_pp_bytes), (a, b)) for a, b in zip(left, right, strict=True)]
-        hops.append(max(pairs, key=lambda pair: pair[0]))
+        if all(len(row) == largest for row in placement):
+            pairs = [(pair_s(network, a, b, c_pp_bytes), (a, b)) for a, b in zip(left, right, strict=True)]
+            hops.append(max(pairs, key=lambda pair: pair[0]))
+        else:
+            hops.append(_slowest_of_best_pairs(network, left, right, c_pp_bytes * largest / max(len(left), len(right))))
     pipelinep_s = sum(hop[0] for hop in hops)
     return Cost(
         total_s=datap_s + pipelinep_s,
@@ -54,3 +60,41 @@ def cost_of(network: Network, placement: Sequence[Sequence[int]], c_dp_bytes: fl
         hop_s=tuple(hop[0] for hop in hops),
         slowest_pair=tuple(hop[1] for hop in hops),
     )
+
+
+def _slowest_of_best_pairs(
+    network: Network, left: Sequence[int], right: Sequence[int], n_bytes: float
+) -> tuple[float, tuple[int, int]]:
+    """(seconds, pair) of the slowest pair, where each device of the larger stage has one partner in the other one, none
+    there has more than its even share of them, rounded up, and the slowest pair is as fast as possible."""
+    is_left = len(left) >= len(right)
+    many, few = (left, right) if is_left else (right, left)
+    most = -(-len(many) // len(few))
+    pairs = sorted((pair_s(network, a, b, n_bytes), a, b) for a in many for b in few)
+    for limit_s, a, b in pairs:
+        partners = {e: [d for cost_s, d, other in pairs if other == e and cost_s <= limit_s] for e in few}
+        if _all_assigned(many, partners, most):
+            return limit_s, (a, b) if is_left else (b, a)
+    raise AssertionError("with every pair allowed, all have a partner")
+
+
+def _all_assigned(many: Sequence[int], partners: dict[int, list[int]], most: int) -> bool:
+    """Whether each of `many` can have a partner that allows it, and no partner more than `most` of them."""
+    assigned: dict[int, list[int]] = {e: [] for e in partners}
+
+    def assign(d: int, seen: set[int]) -> bool:
+        for e, allowed in partners.items():
+            if d not in allowed or e in seen:
+                continue
+            seen.add(e)
+            if len(assigned[e]) < most:
+                assigned[e].append(d)
+                return True
+            for other in assigned[e]:
+                if assign(other, seen):
+                    assigned[e].remove(other)
+                    assigned[e].append(d)
+                    return True
+        return False
+
+    return all(assign(d, set()) for d in many)

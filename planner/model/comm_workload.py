@@ -5,9 +5,11 @@ Source of the equations: DT-FM (arXiv 2206.01288), Sec. 3.
 
 from dataclasses import dataclass, replace
 
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec import codec as codecs
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
 from jaxdt.spec.memory import FLOAT_BYTES
-from jaxdt.spec.model import GPTConfig, gpt_config
+from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.plan import even_shares, ranges
 from jaxdt.spec.sizes import DTYPE_BYTES
 from planner.model import layer_cuts
@@ -35,17 +37,16 @@ def from_bytes(
     return CommWorkload(n_layers, ranges(even_shares(n_layers, n_stages)), c_dp_bytes, c_pp_bytes, shares)
 
 
-def from_model(
-    n_stages: int, n_pipelines: int, model: GPTConfig, global_batch: int, dtype: str, microbatch_size: int
-) -> CommWorkload:
-    """The workload of a model with fp32 gradients and boundaries of the given dtype."""
-    check_choice("dtype", dtype, tuple(DTYPE_BYTES))
-    shares = microbatch_shares(n_microbatches(global_batch, microbatch_size), n_pipelines)
+def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
+    """The workload of a run: fp32 gradients, and boundaries in its dtype and codec."""
+    model, size = run.model, run.train.microbatch_size
+    shares = microbatch_shares(run.plan.microbatches, n_pipelines)
     cuts = layer_cuts.cut_points(model)
     layer_cuts.check_count(len(cuts) - 1, n_stages)
     stages = layer_cuts.split(cuts, n_stages, layer_cuts.parameter_load(model), lambda stage, lo, hi: True)
     assert stages is not None  # there are enough cuts, and every range fits
-    c_pp_bytes = DTYPE_BYTES[dtype] * shares[0] * model.boundary_numbers(microbatch_size)
+    spec = codecs.parse(run.codec)
+    c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.boundary_numbers(size), DTYPE_BYTES[run.dtype])
     return CommWorkload(model.n_layers, stages, largest_gradient_bytes(model, stages), c_pp_bytes, shares, model)
 
 
@@ -58,22 +59,6 @@ def recut(workload: CommWorkload, stages: layer_cuts.Ranges) -> CommWorkload:
     """The workload with other layer ranges; the largest stage sets c_dp."""
     assert workload.model is not None  # only layers of a model have sizes
     return replace(workload, stages=stages, c_dp_bytes=largest_gradient_bytes(workload.model, stages))
-
-
-def model_of(preset: str, sequence: int | None) -> GPTConfig:
-    return gpt_config(preset, **({"seq_len": sequence} if sequence else {}))
-
-
-def check_choice(flag: str, value: str, choices: tuple[str, ...]):
-    if value not in choices:
-        raise BadInput(f"--{flag}: got {value!r}, expected one of {', '.join(choices)}{nearest(value, choices)}")
-
-
-def n_microbatches(global_batch: int, microbatch_size: int) -> int:
-    """Microbatches of one step, over all pipelines."""
-    if microbatch_size < 1 or global_batch < 1 or global_batch % microbatch_size:
-        raise BadInput(f"--microbatch_size: got {microbatch_size}, expected a divisor of --global_batch {global_batch}")
-    return global_batch // microbatch_size
 
 
 def microbatch_shares(n_microbatches: int, n_pipelines: int) -> tuple[int, ...]:

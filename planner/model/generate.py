@@ -5,6 +5,7 @@ which are the data of the DT-FM paper's cases.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -137,6 +138,25 @@ def gaming(n: int, rng: np.random.Generator) -> Network:
     return _network("gaming", [f"town{k}" for k in town], link)
 
 
+MIXED = (("A100", "Virginia", 6, 40e9), ("V100", "Ohio", 3, 16e9), ("T4", "Oregon", 2, 16e9))
+
+
+def mixed(n: int, rng: np.random.Generator) -> Network:
+    """Three kinds of accelerators in three regions: a sixth A100 (40 GB) in Virginia, a third V100 (16 GB) in Ohio, the
+    others T4 (16 GB) in Oregon; measured links."""
+    del rng
+    counts = [n // part for _, _, part, _ in MIXED[:2]]
+    counts.append(n - sum(counts))
+    labels = [entry for entry, count in zip(MIXED, counts, strict=True) for _ in range(count)]
+    regions = [region for _, region, _, _ in labels]
+    network = _network("mixed", regions, lambda i, j: region_link(regions[i], regions[j]))
+    devices = tuple(
+        replace(device, kind=kind, memory_bytes=round(memory_bytes))
+        for device, (kind, _, _, memory_bytes) in zip(network.devices, labels, strict=True)
+    )
+    return replace(network, devices=devices)
+
+
 GENERATORS = {
     "homogeneous": homogeneous,
     "datacenter": datacenter,
@@ -147,6 +167,7 @@ GENERATORS = {
     "random": random_regions,
     "jitter": jitter,
     "gaming": gaming,
+    "mixed": mixed,
 }
 
 

@@ -56,17 +56,25 @@ def exchange_s(alpha_s: np.ndarray, beta: np.ndarray, n_bytes: float) -> np.ndar
 
 def problem_of(network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: float, c_pp_bytes: float) -> Problem:
     """The instance of a network whose devices are all used; BadInput for sizes that cannot be planned."""
+    if n_stages > 0 and n_pipelines > 0 and n_stages * n_pipelines != network.n_devices:
+        raise BadInput(
+            f"--stages x --pipelines: got {n_stages} x {n_pipelines} = {n_stages * n_pipelines}, "
+            f"expected the {network.n_devices} devices of {network.name or 'the network'}"
+        )
+    return problem_with_spares(network, n_stages, n_pipelines, c_dp_bytes, c_pp_bytes)
+
+
+def problem_with_spares(
+    network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: float, c_pp_bytes: float
+) -> Problem:
+    """The instance of a network that may have more devices than a plan uses. Only searches that know of spare devices
+    may have it: bounds of planner.cost.bounds hold for problem_of alone."""
     for name, value in (("stages", n_stages), ("pipelines", n_pipelines)):
         if value < 1:
             raise BadInput(f"--{name}: got {value}, expected an integer >= 1")
     for name, value in (("c_dp_bytes", c_dp_bytes), ("c_pp_bytes", c_pp_bytes)):
         if not 0 <= value < np.inf:
             raise BadInput(f"--{name}: got {value}, expected a finite number >= 0")
-    if n_stages * n_pipelines != network.n_devices:
-        raise BadInput(
-            f"--stages x --pipelines: got {n_stages} x {n_pipelines} = {n_stages * n_pipelines}, "
-            f"expected the {network.n_devices} devices of {network.name or 'the network'}"
-        )
     alpha_s, beta = mean_links(network)
     dp_s = exchange_s(alpha_s, beta, c_dp_bytes / n_pipelines)
     pp_s = exchange_s(alpha_s, beta, c_pp_bytes)

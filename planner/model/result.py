@@ -8,8 +8,8 @@ import numpy as np
 @dataclass(frozen=True, eq=False)
 class Solution:
     """A placement [S, P], its cost, and the bound that was proved for every placement; history holds (seconds, cost)
-    of every improvement. An infinite cost_s says that no plan without missing links was found, an infinite bound_s
-    that there is none."""
+    of every improvement, by_solver those of each solver's own. An infinite cost_s says that no plan without missing
+    links was found, an infinite bound_s that there is none."""
 
     placement: np.ndarray
     cost_s: float
@@ -18,3 +18,4 @@ class Solution:
     evaluations: int
     time_s: float
     history: list[tuple[float, float]]
+    by_solver: dict[str, list[tuple[float, float]]]

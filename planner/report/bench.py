@@ -1,5 +1,6 @@
 """`python -m planner bench`: solvers over networks, as a markdown table and cost against time (the paper's Fig. 4)."""
 
+import math
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from jaxdt.spec.errors import BadInput
 from planner.cost.reference import cost_of
 from planner.model.problem import placement_s, problem_of
 from planner.model.result import Solution
+from planner.report.tables import NONE
 from planner.search import layouts
 from planner.search.base import check_solver
 from planner.search.incumbent import Budget, Incumbent
@@ -36,6 +38,7 @@ def measure(path: str, solver: str, flags: Namespace) -> BenchRow | None:
     solution = solve(problem, Incumbent(Budget(flags.time_limit_s)), solver, flags.seed)
     total_s = cost_of(network, solution.placement.tolist(), flags.c_dp_bytes, flags.c_pp_bytes).total_s
     block_s = placement_s(problem, layouts.block(problem))
+    block_s = block_s if block_s < problem.missing_s else math.inf
     return BenchRow(network.name or Path(path).stem, solver, total_s, block_s, solution)
 
 
@@ -50,13 +53,19 @@ def markdown(rows: list[BenchRow], flags: Namespace) -> str:
     for row in rows:
         solution = row.solution
         bound_s = solution.bound_s
-        gap = "proved" if solution.proved else f"{row.total_s / bound_s - 1:.1%}" if bound_s > 0 else "-"
+        bounded = 0 < bound_s < math.inf and row.total_s < math.inf
+        gap = "proved" if solution.proved else f"{row.total_s / bound_s - 1:.1%}" if bounded else NONE
         last_s = solution.history[-1][0] if solution.history else 0.0
         lines.append(
-            f"| {row.network} | {row.block_s:.3f} | {row.solver} | {row.total_s:.3f} | {bound_s:.3f} | {gap} | "
+            f"| {row.network} | {_seconds(row.block_s)} | {row.solver} | {_seconds(row.total_s)} | {_seconds(bound_s)} "
+            f"| {gap} | "
             f"{last_s:.1f} | {solution.time_s:.1f} | {solution.evaluations:,} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s:.3f}" if math.isfinite(value_s) else NONE
 
 
 def draw(rows: list[BenchRow], limit_s: float, out: Path):
@@ -74,13 +83,18 @@ def draw(rows: list[BenchRow], limit_s: float, out: Path):
     )
     for name, axes in zip(names, panels.flat, strict=False):
         for row in (row for row in rows if row.network == name):
+            if not math.isfinite(row.total_s):
+                continue
             times_s, costs_s = (
                 zip(*row.solution.history, strict=True) if row.solution.history else ((0.0,), (row.total_s,))
             )
             axes.step([*times_s, limit_s], [*costs_s, row.total_s], where="post", label=row.solver)
-        axes.axhline(max(row.solution.bound_s for row in rows if row.network == name), color="black", linestyle=":")
+        bound_s = max(row.solution.bound_s for row in rows if row.network == name)
+        if math.isfinite(bound_s):
+            axes.axhline(bound_s, color="black", linestyle=":")
         axes.set(title=name, xscale="symlog", xlim=(0, limit_s), xlabel="seconds", ylabel="best cost, s")
-        axes.legend(fontsize=7)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
     for axes in panels.flat[len(names) :]:
         axes.set_visible(False)
     figure.savefig(out, dpi=80)
@@ -92,15 +106,17 @@ def run(flags: Namespace) -> int:
     for solver in solvers:
         check_solver("solvers", solver)
     rows = []
+    out = Path(flags.out)
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out: {out} is not a folder, expected one, or a name for a new one")
     for path in flags.networks:
         for solver in solvers:
             row = measure(path, solver, flags)
             if row is not None:
                 rows.append(row)
-                print(f"{row.network} {solver}: {row.total_s:.3f} s", file=sys.stderr, flush=True)
+                print(f"{row.network} {solver}: {_seconds(row.total_s)} s", file=sys.stderr, flush=True)
     if not rows:
         raise BadInput(f"networks: none has {flags.stages} x {flags.pipelines} devices")
-    out = Path(flags.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench.md").write_text(markdown(rows, flags))
     draw(rows, flags.time_limit_s, out / "bench.png")

@@ -20,11 +20,22 @@ def moved_devices(a: Plan, b: Plan) -> list[str]:
     return [b.devices[d] for d in min(moved, key=len)]
 
 
+def shape_of(plan: Plan) -> str:
+    return f"{plan.n_stages} stages x {plan.n_pipelines} pipelines"
+
+
 def run(flags: Namespace) -> int:
     b = read(flags.b, flags.network)
     plan_a = plans.load(flags.a)
     if plan_a.devices != b.plan.devices:
         raise BadInput(f"{flags.a}: devices: expected those of {flags.b}")
+    if shape_of(plan_a) != shape_of(b.plan):
+        raise BadInput(f"{flags.a}: has {shape_of(plan_a)}, expected the {shape_of(b.plan)} of {flags.b}")
+    for name in ("c_dp_bytes", "c_pp_bytes"):
+        if plan_a.found.get(name, b.plan.found[name]) != b.plan.found[name]:
+            raise BadInput(
+                f"{flags.a}: {name}: got {plan_a.found[name]:g}, expected the {b.plan.found[name]:g} of {flags.b}"
+            )
     a = cost_plan(plan_a, b.network, b.c_dp_bytes, b.c_pp_bytes)
     print(HEADER)
     print(row("a", a.cost.total_s, a.cost.datap_s, a.cost.pipelinep_s))

@@ -4,7 +4,7 @@ from argparse import Namespace
 from dataclasses import dataclass, replace
 
 from jaxdt.spec.network import Network
-from planner.cost.reference import pair_s
+from planner.cost.reference import Cost, pair_s
 from planner.report.plan_file import CostedPlan, cost_plan, read
 
 N_CHANGES = 3
@@ -51,7 +51,21 @@ def link_changes(costed: CostedPlan) -> list[LinkChange]:
     return sorted(changes, key=lambda change: -change.saved_s)
 
 
-def explanation(costed: CostedPlan) -> str:
+@dataclass(frozen=True)
+class Explanation:
+    """Where a plan's cost comes from: the cost and its terms, links that would lower it if they were faster, and the
+    same in words, which is also the text of str()."""
+
+    cost: Cost
+    changes: tuple[LinkChange, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def explanation(costed: CostedPlan) -> Explanation:
+    """The explanation of a plan."""
     plan = costed.plan
     cost = costed.cost
     found = plan.found
@@ -66,7 +80,8 @@ def explanation(costed: CostedPlan) -> str:
         lines.append(_slowest_group(costed))
     if plan.n_stages > 1:
         lines.append(_slowest_hop(costed))
-    lines += _help_lines(link_changes(costed))
+    changes = link_changes(costed)
+    lines += _help_lines(changes)
     bound_s = costed.bound_s
     if costed.proved:
         lines.append("No other placement costs less (proved), so only a better network or smaller sizes help.")
@@ -78,7 +93,7 @@ def explanation(costed: CostedPlan) -> str:
         lines.append("The plan's bound is for another network or other sizes, and says nothing here.")
     if found.get("left_out"):
         lines.append(f"Left out: {'; '.join(found.get('left_out_why') or found['left_out'])}.")
-    return "\n".join(lines)
+    return Explanation(cost, tuple(changes), "\n".join(lines))
 
 
 def _slowest_group(costed: CostedPlan) -> str:

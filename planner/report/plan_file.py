@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +60,7 @@ def cost_plan(plan: Plan, network: Network, c_dp_bytes: float, c_pp_bytes: float
     return CostedPlan(plan, network, c_dp_bytes, c_pp_bytes, cost)
 
 
-def plan_of(
-    network: Network, network_file: str, workload: CommWorkload, solution: Solution, facts: dict[str, Any]
-) -> Plan:
+def plan_of(network: Network, workload: CommWorkload, solution: Solution, facts: dict[str, Any]) -> Plan:
     """The plan of a solution, with its costs computed again from the network; BoundError for a bound above them.
     `facts` are written beside them: the solver, the seed, and more by objective."""
     placement = tuple(tuple(int(d) for d in row) for row in solution.placement)
@@ -71,7 +69,6 @@ def plan_of(
     used = {d for row in placement for d in row}
     found = {
         "network": network.name,
-        "network_file": network_file,
         "left_out": [device.name for d, device in enumerate(network.devices) if d not in used],
         "c_dp_bytes": workload.c_dp_bytes,
         "c_pp_bytes": workload.c_pp_bytes,
@@ -104,18 +101,39 @@ def _gap(total_s: float, bound_s: float) -> float | None:
     return 0.0 if total_s == 0 else None
 
 
+def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan:
+    """A plan with its network and the sizes that it says; BadInput for a plan of no solver, or of other devices.
+    `source` names the plan in errors."""
+    for name in ("c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap", "proved"):
+        if name not in plan.found:
+            raise BadInput(f"{source}: {name}: missing, expected a plan written by `python -m planner solve`")
+    if tuple(device.name for device in network.devices) != plan.devices:
+        raise BadInput(
+            f"{source}: devices: differ from those of network {network.name!r}, expected the plan's own network"
+        )
+    return cost_plan(plan, network, float(plan.found["c_dp_bytes"]), float(plan.found["c_pp_bytes"]))
+
+
 def read(path: str, network_file: str | None = None) -> CostedPlan:
     """A plan.json with its network: the given file, or the one that the plan names."""
     plan = plans.load(path)
-    for name in ("network_file", "c_dp_bytes", "c_pp_bytes"):
-        if name not in plan.found:
-            raise BadInput(f"{path}: {name}: missing, expected a plan written by `python -m planner solve`")
-    network = networks.load(_find(path, network_file or str(plan.found["network_file"])))
-    if tuple(device.name for device in network.devices) != plan.devices:
-        raise BadInput(
-            f"{path}: devices: differ from those of network {network.name!r}, expected the plan's own network"
-        )
-    return cost_plan(plan, network, float(plan.found["c_dp_bytes"]), float(plan.found["c_pp_bytes"]))
+    return costed(plan, networks.load(network_file or network_file_of(plan, path)), path)
+
+
+def network_file_of(plan: Plan, path: str) -> str:
+    """The network file that the plan of a file names; BadInput for none."""
+    if "network_file" not in plan.found:
+        raise BadInput(f"{path}: network_file: missing, expected --network")
+    return _find(path, str(plan.found["network_file"]))
+
+
+def save_plan(plan: Plan, path: str | Path, network_file: str = "") -> None:
+    """Write a plan.json, which names its network's file, if given, for those who read it. BadInput if that fails."""
+    found = plan.found | ({"network_file": network_file} if network_file else {})
+    try:
+        Path(path).write_text(json.dumps(plans.to_json(replace(plan, found=found)), indent=1) + "\n")
+    except OSError as error:
+        raise BadInput(f"--out: {path} cannot be written ({error.strerror})") from None
 
 
 def _find(path: str, network_file: str) -> str:

@@ -2,12 +2,40 @@
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Protocol
 
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
 from planner.report.plan_file import CostedPlan
-from planner.search.incumbent import Incumbent
+
+NONE = "-"  # in a table, for a cost over a link that does not exist
+
+
+class Shown(Protocol):
+    """What a progress line shows (planner.api.result.Progress)."""
+
+    @property
+    def elapsed_s(self) -> float: ...
+    @property
+    def best_s(self) -> float | None: ...
+    @property
+    def bound_s(self) -> float: ...
+    @property
+    def gap(self) -> float | None: ...
+    @property
+    def evaluations_per_s(self) -> float: ...
+
+
+class ScoredRow(Protocol):
+    """A simulated layout (planner.api.result.ScoredStep)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def cost(self) -> Cost: ...
 
 
 class ProgressLine:
@@ -19,21 +47,19 @@ class ProgressLine:
         self.interval_s = 0.2 if self.live else quiet_s
         self.last_s = -math.inf
 
-    def show(self, incumbent: Incumbent):
-        elapsed_s = incumbent.elapsed_s
-        shown = incumbent.inner or incumbent
-        if shown.best_s >= shown.missing_s or elapsed_s - self.last_s < self.interval_s:
+    def show(self, progress: Shown):
+        if progress.best_s is None or progress.elapsed_s - self.last_s < self.interval_s:
             return
-        self.last_s = elapsed_s
-        gap = (shown.best_s - shown.bound_s) / shown.bound_s if shown.bound_s > 0 else math.inf
+        self.last_s = progress.elapsed_s
+        gap = NONE if progress.gap is None else f"{progress.gap:.2%}"
         text = (
-            f"{elapsed_s:6.1f} s  best {shown.best_s:.3f} s  bound {shown.bound_s:.3f} s  gap {gap:7.2%}  "
-            f"{shown.evaluations / max(shown.elapsed_s, 1e-3):,.0f} plans/s"
+            f"{progress.elapsed_s:6.1f} s  best {progress.best_s:.3f} s  bound {progress.bound_s:.3f} s  "
+            f"gap {gap:>7}  {progress.evaluations_per_s:,.0f} plans/s"
         )
         print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def close(self):
-        if self.live:
+        if self.live and math.isfinite(self.last_s):
             print(file=sys.stderr)
 
 
@@ -41,7 +67,12 @@ HEADER = f"{'seconds, Eq. 1-4':<16}{'total':>12}{'data-parallel':>16}{'pipeline'
 
 
 def row(name: str, total_s: float, datap_s: float, pipelinep_s: float) -> str:
-    return f"{name:<16}{total_s:>12.4f}{datap_s:>16.4f}{pipelinep_s:>12.4f}"
+    return f"{name:<16}{seconds(total_s):>12}{seconds(datap_s):>16}{seconds(pipelinep_s):>12}"
+
+
+def seconds(value_s: float) -> str:
+    """Seconds in a table, or NONE where they are not finite."""
+    return f"{value_s:.4f}" if math.isfinite(value_s) else NONE
 
 
 def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float, float, float]) -> str:
@@ -69,16 +100,7 @@ WHY_COSTS_DIFFER = (
 )
 
 
-@dataclass(frozen=True)
-class StepRow:
-    """A simulated finalist: its step, and its cost by Eq. 1-4."""
-
-    name: str
-    step_s: float
-    cost: Cost
-
-
-def step_table(plan: Plan, rows: list[StepRow], time_s: float) -> str:
+def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
     """The simulated finalists, the first of which is the plan; the plan's settings; the devices that it leaves out."""
     found = plan.found
     lines = [f"{'seconds':<26}{'step (simulated)':>17}{'Eq. 1-4: total':>16}{'data-parallel':>16}{'pipeline':>12}"]
@@ -86,7 +108,8 @@ def step_table(plan: Plan, rows: list[StepRow], time_s: float) -> str:
         label = f"plan ({row.name})" if k == 0 else row.name
         cost = row.cost
         lines.append(
-            f"{label:<26.26}{row.step_s:>17.4f}{cost.total_s:>16.4f}{cost.datap_s:>16.4f}{cost.pipelinep_s:>12.4f}"
+            f"{label:<26.26}{seconds(row.step_s):>17}{seconds(cost.total_s):>16}{seconds(cost.datap_s):>16}"
+            f"{seconds(cost.pipelinep_s):>12}"
         )
     sizes = [hi - lo for lo, hi in plan.stages]
     lines += [

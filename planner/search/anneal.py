@@ -24,7 +24,7 @@ from planner.cost.communication import (
     matching_scratch,
     sum_exchanges,
 )
-from planner.cost.compiled import below, compiled, copy_row, copy_rows, unit
+from planner.cost.compiled import below, compiled, copy_row, copy_rows, generator, unit
 from planner.model.problem import Problem
 from planner.search.device_types import interchangeable
 
@@ -450,3 +450,24 @@ def _anneal_softened(devices, walk, rng, cooling, softness, run_share):
         else:
             _swap_runs(place, swap)
     return cost
+
+
+# ---------------------------------------------------------------------------------------------------------- compilation
+
+
+def compile_anneal():
+    """Compile `anneal`, or read it from the cache."""
+    anneal(_four_devices(), _two_by_two(), _two_by_two(), generator(0), Cooling(1.0, 1.0, 1), MoveShares(0.0, 0.0))
+
+
+def compile_anneal_softened():
+    """Compile `anneal_softened`, or read it from the cache."""
+    anneal_softened(_four_devices(), _two_by_two(), generator(0), Cooling(1.0, 1.0, 1), Softness(1.0, 0.0), 0.0)
+
+
+def _four_devices() -> Devices:
+    return Devices(np.zeros((4, 4)), np.zeros((4, 4)), np.arange(4))
+
+
+def _two_by_two() -> np.ndarray:
+    return np.arange(4).reshape(2, 2)

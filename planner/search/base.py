@@ -36,11 +36,14 @@ class SolverEntry:
     run                  run(problem, incumbent, seed) searches until the incumbent is done
     max_devices          the largest network that it is for, None for any
     starts_from_layouts  whether regular layouts (planner.search.layouts) are to be offered before it runs
+    honours_constraints  whether it may be asked for where there are constraints (planner.search.constrained); its run
+                         then gives bounds and starts without them
     """
 
     run: Callable[[Problem, Incumbent, int], None]
     max_devices: int | None = None
     starts_from_layouts: bool = False
+    honours_constraints: bool = False
 
 
 def check_solver(flag: str, name: str) -> None:

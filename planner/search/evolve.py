@@ -25,6 +25,7 @@ from planner.search.base import SolverEntry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Offspring, best_child, groups_of
 from planner.search.incumbent import Incumbent
 
+NAMES = {DTFM_GAIN: "evolve", KERNIGHAN_LIN_GAIN: "kl"}
 POPULATION = {DTFM_GAIN: 24, KERNIGHAN_LIN_GAIN: 64}
 STALE_LIMIT = {DTFM_GAIN: 80, KERNIGHAN_LIN_GAIN: 400}  # crossovers without a new member before a restart
 N_CHILDREN = 16
@@ -52,10 +53,11 @@ def relabelled(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
 class Population:
     """Labels [N] with the cost of their matched and routed placements, best first."""
 
-    def __init__(self, problem: Problem, incumbent: Incumbent, size: int):
+    def __init__(self, problem: Problem, incumbent: Incumbent, gain_rule: int):
         self.problem = problem
         self.incumbent = incumbent
-        self.size = size
+        self.size = POPULATION[gain_rule]
+        self.name = NAMES[gain_rule]
         self.members: list[tuple[float, np.ndarray]] = []
 
     @property
@@ -66,7 +68,7 @@ class Population:
         """Match and route a partition, and put it in place of the worst member; false if it is not better."""
         placement = placement_of(self.problem, groups)
         cost_s = placement_s(self.problem, placement)
-        self.incumbent.offer(placement, cost_s)
+        self.incumbent.offer(placement, cost_s, by=self.name)
         if not self.accepts(cost_s):
             return False
         label = np.empty(placement.size, np.int64)
@@ -126,7 +128,7 @@ def evolve(problem: Problem, incumbent: Incumbent, seed: int, gain_rule: int = D
     rng = np.random.default_rng(seed)
     bits = generator(seed)
     offspring = Offspring(problem.n_stages, N_CHILDREN, gain_rule)
-    population = Population(problem, incumbent, POPULATION[gain_rule])
+    population = Population(problem, incumbent, gain_rule)
     refinement = Refinement(problem, incumbent, bits) if gain_rule == DTFM_GAIN else None
     best_label = np.empty(problem.n_devices, np.int64)
     n_stale = 0

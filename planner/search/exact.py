@@ -58,7 +58,7 @@ def prove_by_enumeration(problem: Problem, incumbent: Incumbent):
     """Prove the optimum of up to MAX_DEVICES devices, from the incumbent's best plan."""
     assert incumbent.best is not None  # the layouts were offered before
     groups, cost_s = prove(problem, incumbent.best, incumbent.best_s)
-    incumbent.offer(groups, cost_s)
+    incumbent.offer(groups, cost_s, by="exact")
     incumbent.raise_bound(cost_s * (1 - ROUNDING))
 
 

@@ -29,7 +29,8 @@ class Incumbent:
 
     Of equal costs the plan from the lowest source wins, so that the result does not depend on which thread came first.
     `inner` is the incumbent of a search inside this one, while that runs. Plans of cost missing_s or more use a missing
-    link; a bound of missing_s says that all do."""
+    link; a bound of missing_s says that all do. `history` and by_solver hold (seconds, cost) of every improvement, of
+    all solvers together and of each by its name."""
 
     budget: Budget
     missing_s: float = np.inf
@@ -39,6 +40,7 @@ class Incumbent:
     bound_s: float = 0.0
     evaluations: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)
+    by_solver: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     inner: "Incumbent | None" = None
     _source: int = 0
     _local_optima: list[tuple[float, int, np.ndarray]] = field(default_factory=list)
@@ -104,9 +106,12 @@ class Incumbent:
         """Done, or the evaluations are used up."""
         return self.done or (self.budget.evaluations is not None and self.evaluations >= self.budget.evaluations)
 
-    def offer(self, groups: np.ndarray, cost_s: float, source: int = 0):
-        """Report a plan of the given cost."""
+    def offer(self, groups: np.ndarray, cost_s: float, source: int = 0, by: str = ""):
+        """Report a plan of the given cost, found by the solver of this name."""
         with self._lock:
+            own = self.by_solver.setdefault(by, [])
+            if not own or cost_s < own[-1][1]:
+                own.append((self.elapsed_s, cost_s))
             if (cost_s, source) < (self.best_s, self._source if self.best is not None else source + 1):
                 if cost_s < self.best_s:
                     self.history.append((self.elapsed_s, cost_s))

@@ -12,7 +12,8 @@ import numpy as np
 
 from planner.cost.communication import EXACT_PATH_STAGES
 from planner.model.problem import Problem
-from planner.search.annealing_chains import ChainSequence, chain_sequences, in_threads
+from planner.search.anneal import compile_anneal_softened
+from planner.search.annealing_chains import ChainSequence, anneal_while_compiling, chain_sequences, in_threads
 from planner.search.base import SolverEntry
 from planner.search.device_types import Types
 from planner.search.evolve import evolve
@@ -49,17 +50,24 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
         _prove_quickly(problem, types, incumbent, seed, QUICK_EFFORTS[:1])
         if incumbent.done:
             return
-    starts = incumbent.starts
     chains = chain_sequences(problem, incumbent, seed)
-    others = [functools.partial(chain.run, starts) for chain in chains[1:]]
     if not timed:
-        with in_threads(others):
-            chains[0].run(starts)
+        _run_chains(chains, [functools.partial(chain.run, incumbent.starts) for chain in chains[1:]])
         _prove(problem, types, incumbent, seed, lambda: np.inf, lambda: np.inf)
         return
-    if others and problem.n_stages <= EXACT_PATH_STAGES:
-        others[-1] = functools.partial(_evolve_then_anneal, chains[-1], seed)
-    with in_background(lambda: _prove_beside(problem, types, incumbent, seed), incumbent), in_threads(others):
+    compile_anneal_softened()  # before the proof begins, which would compete for the cores
+    with in_background(lambda: _prove_beside(problem, types, incumbent, seed), incumbent):
+        anneal_while_compiling(chains[0])
+        others = [functools.partial(chain.run, incumbent.starts) for chain in chains[1:]]
+        if others and problem.n_stages <= EXACT_PATH_STAGES:
+            others[-1] = functools.partial(_evolve_then_anneal, chains[-1], seed)
+        _run_chains(chains, others)
+
+
+def _run_chains(chains: list[ChainSequence], others: list[Callable[[], None]]):
+    """Run the first sequence of chains here, and the others in threads."""
+    starts = chains[0].incumbent.starts
+    with in_threads(others):
         chains[0].run(starts)
 
 
@@ -111,4 +119,4 @@ def _prove(
         prove_with_efforts(problem, types, incumbent, seed, affordable(incumbent, EFFORTS), proof_left_s)
 
 
-ENTRY = SolverEntry(run_portfolio, starts_from_layouts=True)
+ENTRY = SolverEntry(run_portfolio, starts_from_layouts=True, honours_constraints=True)

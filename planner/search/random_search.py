@@ -16,7 +16,7 @@ def random_search(problem: Problem, incumbent: Incumbent, seed: int):
         groups = rng.permutation(problem.n_devices).reshape(shape)
         if partition_s(problem.dp_s, problem.pp_s, groups) < incumbent.best_s:
             placement = placement_of(problem, groups)
-            incumbent.offer(placement, placement_s(problem, placement))
+            incumbent.offer(placement, placement_s(problem, placement), by="random")
         incumbent.count(1)
 
 

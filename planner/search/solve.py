@@ -26,7 +26,7 @@ def solve(problem: Problem, incumbent: Incumbent, solver: str, seed: int) -> Sol
     incumbent.raise_bound(floor_s(problem))
     if entry.starts_from_layouts:
         for layout in (layouts.block(problem), layouts.rows(problem)):
-            incumbent.offer(layout, placement_s(problem, layout))
+            incumbent.offer(layout, placement_s(problem, layout), by="layouts")
     entry.run(problem, incumbent, seed)
     return _emit(problem, incumbent)
 
@@ -47,4 +47,5 @@ def _emit(problem: Problem, incumbent: Incumbent) -> Solution:
         evaluations=incumbent.evaluations,
         time_s=incumbent.elapsed_s,
         history=list(incumbent.history),
+        by_solver=incumbent.by_solver,
     )

@@ -248,7 +248,7 @@ def groups_from(types: Types, counts: np.ndarray) -> np.ndarray:
 def offer_counts(problem: Problem, types: Types, incumbent: Incumbent, counts: np.ndarray):
     """Offer the placement of counts [K, S] at the cost of its devices."""
     placement = match_pipelines(problem, groups_from(types, counts))
-    incumbent.offer(placement, placement_s(problem, placement))
+    incumbent.offer(placement, placement_s(problem, placement), by="types")
 
 
 def prove_types(problem: Problem, types: Types, incumbent: Incumbent, solver: cp_model.CpSolver) -> bool:

@@ -151,7 +151,7 @@ def anneal_all(
             n_moves = slice_moves(candidate.layout)
             layout = improve(workload, candidate.layout, bits, HEATS[n_done % len(HEATS)], n_moves)
             incumbent.count(n_moves)
-            incumbent.offer(layout.placement, layout.step_s)
+            incumbent.offer(layout.placement, layout.step_s, by="annealing")
             annealed[k] = Candidate(candidate.name, layout)
         n_done += 1
     return sorted(annealed, key=lambda candidate: candidate.layout.step_s)

@@ -99,7 +99,7 @@ def screen(workload: StepWorkload, shapes: list[PlanShape], incumbent: Incumbent
             layout = candidates[0].layout
             screened.append((shape, candidates[0]))
             best_s = min(best_s, layout.step_s)
-            incumbent.offer(layout.placement, layout.step_s)
+            incumbent.offer(layout.placement, layout.step_s, by="layouts")
     return sorted(screened, key=lambda pair: pair[1].layout.step_s)
 
 

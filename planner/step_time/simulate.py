@@ -1,15 +1,17 @@
 """The step of a layout under the simulator: the machines of a run, in virtual time, on the network's directed links."""
 
 import math
+from dataclasses import replace
 
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
-from jaxdt.spec.config import NetConfig, RunConfig, SyncConfig, TrainConfig
+from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.plan import Plan, even_shares
 from planner.step_time.tune import Layout, estimate_s
 from planner.step_time.workload import MISSING_S, StepWorkload
 
 MAX_WORKS = 4096
 N_STEPS = 2
+DELAY_STEPS = 2  # more with delayed updates, whose steps overlap
 SLICES_PER_SHARD, MAX_SLICES = 8, 20_000
 NO_HEARTBEATS = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # they take time to simulate and change no step
 
@@ -37,8 +39,9 @@ def simulated_s(workload: StepWorkload, layout: Layout) -> float:
         return math.inf
     shares = fewer_microbatches(layout)
     plan = plan_of_layout(workload, layout, shares)
+    n_steps = N_STEPS + DELAY_STEPS * workload.config.sync.delay
     rest_s = 0.0 if shares == layout.shares else layout.step_s - estimate_s(workload, layout, shares)
-    return rest_s + predict_step_s(_config(workload, layout), plan, _conditions(workload, plan), N_STEPS)
+    return rest_s + predict_step_s(_config(workload, layout), plan, _conditions(workload, plan), n_steps)
 
 
 def fewer_microbatches(layout: Layout) -> tuple[int, ...]:
@@ -56,20 +59,14 @@ def fewer_microbatches(layout: Layout) -> tuple[int, ...]:
 def _config(workload: StepWorkload, layout: Layout) -> RunConfig:
     """The run's config, with slices as large as the exchange allows without changing its time much: each slice costs
     events."""
-    profile = workload.profile
     gradient_bytes, tied_bytes = workload.gradient_bytes(layout.stages)
     n_stages, n_pipelines = layout.shape
     shard_bytes = max(float(gradient_bytes.max()), tied_bytes) / n_pipelines
     n_slices = min(SLICES_PER_SHARD, max(1, MAX_SLICES // (2 * n_stages * n_pipelines**2)))
-    return RunConfig(
-        model=profile.model,
-        train=TrainConfig(microbatch_size=profile.microbatch_size),
-        sync=SyncConfig(slice_bytes=max(SyncConfig().slice_bytes, round(shard_bytes / n_slices))),
-        net=NO_HEARTBEATS,
-        codec=workload.codec,
-        dtype=profile.dtype,
-        remat=profile.remat,
-    )
+    config = workload.config
+    slice_bytes = max(config.sync.slice_bytes, round(shard_bytes / n_slices))
+    sync = replace(config.sync, slice_bytes=slice_bytes, delay_after_steps=0)
+    return replace(config, sync=sync, net=NO_HEARTBEATS)
 
 
 def _conditions(workload: StepWorkload, plan: Plan) -> Conditions:

@@ -90,7 +90,10 @@ def _balanced(workload: StepWorkload, layout: Layout) -> Layout:
     balance(data, layout.placement)
     balanced = replace(layout, shares=tuple(int(n) for n in data.shares))
     balanced = replace(balanced, step_s=estimate_s(workload, balanced))
-    return balanced if balanced.step_s < WORTH_IT * layout.step_s else layout
+    if balanced.step_s >= WORTH_IT * layout.step_s:
+        return layout
+    fits = workload.fits(balanced.placement, balanced.stages, balanced.depth, balanced.shares)
+    return balanced if fits else layout
 
 
 def step_data(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | None = None) -> StepData:
@@ -119,7 +122,8 @@ def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: floa
     """Anneal a layout by swaps of devices; its layers, shares and depth are chosen again at the end."""
     placement = Placement(layout.placement.copy(), layout.spare.copy())
     best = Placement(layout.placement.copy(), layout.spare.copy())
-    need = [workload.stage_bytes(lo, hi, d) for (lo, hi), d in zip(layout.stages, layout.depth, strict=True)]
+    loads = workload.loads(layout.depth, layout.shares)
+    need = [workload.stage_bytes(lo, hi, load) for (lo, hi), load in zip(layout.stages, loads, strict=True)]
     memory = Memory(np.array(workload.memory_bytes), np.array(need, dtype=float))
     anneal_step(step_data(workload, layout), memory, placement, best, bits, heat, n_moves)
     moved = replace(layout, placement=best.place, spare=best.spare)

@@ -9,16 +9,20 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from jaxdt.build import peer_load
 from jaxdt.spec import codec as codecs
+from jaxdt.spec.config import PlanConfig, RunConfig, TrainConfig
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES, MemoryOptions, stage_memory_bytes
+from jaxdt.spec.memory import FLOAT_BYTES, MemoryOptions, most_retained, stage_memory_bytes
 from jaxdt.spec.network import Network
-from jaxdt.spec.plan import even_shares
+from jaxdt.spec.plan import Plan, even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
+from jaxdt.wiring.base import PeerLoad
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
 
+LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
 MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
 
 
@@ -32,7 +36,8 @@ class CommBytes(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class StepWorkload:
     """A model, the devices that may train it, and how. `schedule` is 1f1b or gpipe; `n_microbatches` are those of one
-    step over all pipelines.
+    step over all pipelines. `run` says the rest: optimizer, delay, wiring and what a peer retains, which decide about
+    memory; by default it is a run with the profile's settings.
 
     Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, kind_of [N] indices
     into them; memory_bytes [N] of the devices; latency_s and s_per_byte [N, N] of directed links; boundary_bytes of one
@@ -43,7 +48,7 @@ class StepWorkload:
     n_microbatches: int
     codec: str = "none"
     schedule: str = "1f1b"
-    optimizer: str = "adamw"
+    run: RunConfig | None = None
     cuts: list[int] = field(init=False)
     kinds: list[str] = field(init=False)
     kind_of: np.ndarray = field(init=False)
@@ -54,6 +59,7 @@ class StepWorkload:
     _seconds: dict = field(init=False, default_factory=dict)
     _least_seconds: list[float] = field(init=False, default_factory=list)
     _bytes: dict = field(init=False, default_factory=dict)
+    _loads: dict = field(init=False, default_factory=dict)
 
     def __post_init__(self):
         devices = self.network.devices
@@ -72,6 +78,25 @@ class StepWorkload:
         n_numbers = self.profile.model.boundary_numbers(self.profile.microbatch_size)
         spec = codecs.parse(self.codec, "--codec")
         self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
+
+    @classmethod
+    def of_run(cls, network: Network, profile: Profile, run: RunConfig) -> "StepWorkload":
+        """The step of a run's config."""
+        return cls(network, profile, run.plan.microbatches, run.codec, run.plan.schedule, run)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config, for the simulator and the rule of its memory."""
+        if self.run is not None:
+            return self.run
+        return RunConfig(
+            model=self.profile.model,
+            plan=PlanConfig(microbatches=self.n_microbatches, schedule=self.schedule),
+            train=TrainConfig(microbatch_size=self.profile.microbatch_size),
+            codec=self.codec,
+            dtype=self.profile.dtype,
+            remat=self.profile.remat,
+        )
 
     def _derive(self, name: str, value):
         object.__setattr__(self, name, value)
@@ -97,19 +122,47 @@ class StepWorkload:
         """Seconds [N] of the whole model's backward for one microbatch on each device: how slow devices are."""
         return np.array([self.seconds(kind, 0, self.n_layers)[BACKWARD] for kind in self.kinds])[self.kind_of]
 
-    def stage_bytes(self, lo: int, hi: int, in_flight: int) -> int:
-        """Memory of layers lo..hi-1 with so many forwards in flight."""
-        key = (lo, hi, in_flight)
+    def loads(self, depth: tuple[int, ...], shares: tuple[int, ...]) -> list[PeerLoad]:
+        """What the busiest peer of each stage holds of a step, as the run's wiring says."""
+        key = (depth, shares)
+        if key not in self._loads:
+            n_stages, n_pipelines = len(depth), len(shares)
+            plan = Plan(
+                n_layers=n_stages,
+                stages=tuple((s, s + 1) for s in range(n_stages)),
+                placement=tuple(tuple(range(s * n_pipelines, (s + 1) * n_pipelines)) for s in range(n_stages)),
+                shares=shares,
+                schedule=self.schedule,
+                in_flight=depth if self.schedule == "1f1b" else None,
+            )
+            busiest = shares.index(max(shares))
+            self._loads[key] = [peer_load(self.config, plan, s, busiest) for s in range(n_stages)]
+        return self._loads[key]
+
+    def stage_bytes(self, lo: int, hi: int, load: PeerLoad) -> int:
+        """Memory of a peer with layers lo..hi-1 and this load, by the run's own rule: with optimizer and delay, and
+        with the tensors that it retains until the commit."""
+        key = (lo, hi, load)
         if key not in self._bytes:
-            profile = self.profile
-            options = MemoryOptions(profile.dtype, profile.remat, self.optimizer)
-            size = profile.microbatch_size
-            self._bytes[key] = stage_memory_bytes(profile.model, lo, hi, size, in_flight, options)
+            config = self.config
+            options = MemoryOptions(config.dtype, config.remat, config.optim.name, config.sync.delay)
+            size = config.train.microbatch_size
+            most = most_retained(config.model, lo, hi, size, config.dtype, config.wiring.retain_bytes)
+            retained = min(load.n_microbatches, most)
+            self._bytes[key] = stage_memory_bytes(config.model, lo, hi, size, load.n_in_flight, options, retained)
         return self._bytes[key]
+
+    def fits(self, placement: np.ndarray, stages: Ranges, depth: tuple[int, ...], shares: tuple[int, ...]) -> bool:
+        """Whether every device of a placement [S, P] can hold its stage."""
+        loads = self.loads(depth, shares)
+        needs = [self.stage_bytes(lo, hi, load) for (lo, hi), load in zip(stages, loads, strict=True)]
+        rooms = [min(self.memory_bytes[d] for d in row) for row in placement]
+        return all(need <= room for need, room in zip(needs, rooms, strict=True))
 
     def split(self, placement: np.ndarray, depth: tuple[int, ...]) -> Ranges | None:
         """The layer ranges whose slowest stage is fastest, where a stage is as fast as its slowest device and has as
-        much memory as its smallest; None if no ranges fit."""
+        much memory as its smallest; None if no ranges fit. Microbatches are shared evenly."""
+        loads = self.loads(depth, even_shares(self.n_microbatches, placement.shape[1]))
         kinds = [{self.kinds[k] for k in self.kind_of[row]} for row in placement]
         rooms = [min(self.memory_bytes[d] for d in row) for row in placement]
 
@@ -120,7 +173,7 @@ class StepWorkload:
         def fits(stage: int, lo: int, hi: int) -> bool:
             if rooms[stage] == math.inf:
                 return True
-            return self.stage_bytes(lo, hi, depth[stage]) <= rooms[stage]
+            return self.stage_bytes(lo, hi, loads[stage]) <= rooms[stage]
 
         return split(self.cuts, len(placement), load, fits)
 
@@ -198,7 +251,7 @@ def refuse_too_small(workload: StepWorkload, n_stages: int):
     even_split(workload, n_stages)
 
     def fits(stage: int, lo: int, hi: int) -> bool:
-        return room == math.inf or workload.stage_bytes(lo, hi, 1) <= room
+        return room == math.inf or workload.stage_bytes(lo, hi, LEAST_LOAD) <= room
 
     if split(workload.cuts, n_stages, parameter_load(workload.profile.model), fits) is None:
         refuse_memory(workload, n_stages)
@@ -207,7 +260,7 @@ def refuse_too_small(workload: StepWorkload, n_stages: int):
 def refuse_memory(workload: StepWorkload, n_stages: int) -> NoReturn:
     """Raise BadInput with what a stage would need at least, and what there is."""
     stages = even_split(workload, n_stages)
-    need = max(workload.stage_bytes(lo, hi, 1) for lo, hi in stages)
+    need = max(workload.stage_bytes(lo, hi, LEAST_LOAD) for lo, hi in stages)
     room = [limit for limit in workload.memory_bytes if limit < math.inf]
     raise BadInput(
         f"memory_bytes: found no split of {workload.n_layers} layers over {n_stages} stages that fits devices with "

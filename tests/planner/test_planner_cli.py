@@ -10,7 +10,8 @@ import pytest
 from planner_cases import NETWORKS, case
 
 from jaxdt.spec import plan as plans
-from jaxdt.spec.memory import MemoryOptions, stage_memory_bytes
+from jaxdt.spec.config import WiringConfig
+from jaxdt.spec.memory import MemoryOptions, most_retained, stage_memory_bytes
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import parse, to_json
 from planner.__main__ import main
@@ -189,7 +190,8 @@ def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     model = gpt_config("small")
 
     def needs(lo, hi, in_flight):
-        return stage_memory_bytes(model, lo, hi, 1, in_flight, MemoryOptions("bfloat16"))
+        retained = min(16, most_retained(model, lo, hi, 1, "bfloat16", WiringConfig().retain_bytes))
+        return stage_memory_bytes(model, lo, hi, 1, in_flight, MemoryOptions("bfloat16"), retained)
 
     room = needs(0, 3, 4)
 
@@ -261,3 +263,146 @@ def test_help_explain_and_reading_a_plan_need_neither_numba_nor_ortools(planned)
     assert "Slowest group: stage" in done.stdout
     assert "0 of 16 devices" in done.stdout
     assert "{auto,evolve,types,exact,kl,random}" in done.stdout
+
+
+# ----------------------------------------------------------------------------------------------- the config of a run
+
+CONFIG = """
+from jaxdt.config_file import base_config
+
+
+def get_config():
+    config = base_config("small")
+    config.plan.stages = 2
+    config.plan.pipelines = 2
+    config.plan.microbatches = 6
+    config.train.microbatch_size = 2
+    config.sync.delay = 1
+    config.dtype = "bfloat16"
+    config.codec = "int8"
+    return config
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_a_plan_takes_sizes_and_options_from_the_config_of_its_run(config_file, tmp_path):
+    out = tmp_path / "plan.json"
+    flags = ["--config", config_file, "--evaluations", "500", "--out", str(out)]
+    assert main(["solve", "--network", str(NETWORKS / "four_cities.json"), *flags]) == 0
+    plan = plans.load(out)
+    model = gpt_config("small", vocab_size=256)
+    assert (plan.n_stages, plan.n_pipelines, plan.n_microbatches) == (2, 2, 6)
+    assert plan.codec == ("int8",)
+    numbers = model.boundary_numbers(2)
+    assert 3 * numbers < plan.found["c_pp_bytes"] < 3 * 1.1 * numbers  # three microbatches of a byte a number
+    assert plan.found["c_dp_bytes"] == 4 * max(model.stage_params(lo, hi) for lo, hi in plan.stages)
+    step = ["--objective", "step_time", "--flops", "1e12"]
+    assert main(["solve", "--network", str(NETWORKS / "four_cities.json"), *flags, *step]) == 0
+    assert plans.load(out).found["step_s"] > 0
+
+
+def test_memory_of_a_delayed_run_is_what_its_plan_must_fit(config_file, tmp_path, capsys):
+    """Devices for the run without delay do not hold the run with it."""
+    model = gpt_config("small", vocab_size=256)
+
+    def need(delay):
+        retained = min(3, most_retained(model, 0, 4, 2, "bfloat16", WiringConfig().retain_bytes))
+        return stage_memory_bytes(model, 0, 4, 2, 2, MemoryOptions("bfloat16", delay=delay), retained)
+
+    def shrink(data):
+        for device in data["devices"]:
+            device["memory_bytes"] = need(0) + (need(1) - need(0)) // 8
+
+    flags = ["--config", config_file, "--evaluations", "500"]
+    assert main(["solve", "--network", str(changed(tmp_path, shrink)), *flags]) == 2
+    assert "memory_bytes" in capsys.readouterr().err
+    Path(config_file).write_text(CONFIG.replace("sync.delay = 1", "sync.delay = 0"))
+    assert main(["solve", "--network", str(changed(tmp_path, shrink)), *flags]) == 0
+
+
+WRONG_CONFIGS = {
+    "both": (CONFIG, ["--model", "small"], "--model"),
+    "batch": (CONFIG, ["--global_batch", "8"], "--global_batch"),
+    "bytes": (CONFIG, SIZES, "--config"),
+    "syntax": ("def", [], "config.py"),
+    "no function": ("x = 1", [], "get_config()"),
+    "field": (CONFIG.replace('config.codec = "int8"', "config.train.steps = 0"), [], "train.steps"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONFIGS)
+def test_a_wrong_config_is_one_line(name, config_file, capsys):
+    text, flags, expected = WRONG_CONFIGS[name]
+    Path(config_file).write_text(text)
+    network = str(NETWORKS / "four_cities.json")
+    assert main(["solve", "--network", network, "--config", config_file, *flags, "--evaluations", "9"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert expected in error
+    assert error.count("\n") == 0
+
+
+# --------------------------------------------------------------------------------------- files that cannot be written
+
+
+def test_out_is_checked_before_the_search(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("planner.commands.solve.solve", None)  # a search would fail
+    for out, expected in ((tmp_path, "is a folder"), (tmp_path / "none" / "plan.json", "does not exist")):
+        assert solve(NETWORKS / "four_cities.json", *SIZES, "--out", str(out), stages=2, pipelines=2) == 2
+        assert expected in capsys.readouterr().err
+
+
+def test_network_and_plot_end_in_one_line(planned, tmp_path, capsys):
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps({**json.loads(planned.read_text()), "cost": 3}))
+    generate_flags = ["network", "generate", "--kind", "spot", "--devices", "8", "--out"]
+    commands = [
+        [*generate_flags, str(tmp_path)],
+        [*generate_flags, str(tmp_path / "none" / "n.json")],
+        ["network", "import", "--csv", str(tmp_path / "none.csv"), "--out", str(tmp_path / "n.json")],
+        ["plot", str(planned), "--out", str(tmp_path / "plan.nosuchformat")],
+        ["plot", str(planned), "--out", str(tmp_path / "none" / "plan.png")],
+        ["plot", str(broken)],
+        ["explain", str(broken)],
+    ]
+    capsys.readouterr()
+    for command in commands:
+        assert main(command) == 2, command
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: "), command
+        assert error.count("\n") == 0
+
+
+def test_plans_of_different_sizes_are_not_compared(planned, tmp_path, capsys):
+    other = tmp_path / "other.json"
+    network = NETWORKS / "small_gaming16.json"
+    flags = ["--solver", "random", "--evaluations", "3", "--out", str(other)]
+    for sizes, stages, pipelines in ((SIZES, 2, 8), (["--c_dp_bytes", "1", "--c_pp_bytes", "1"], 4, 4)):
+        assert solve(network, *sizes, *flags, stages=stages, pipelines=pipelines) == 0
+        capsys.readouterr()
+        assert main(["compare", str(planned), str(other)]) == 2
+        assert "expected the" in capsys.readouterr().err
+
+
+def test_no_sentinel_reaches_a_table(tmp_path, capsys):
+    """Layouts without thought use a missing link; the plan does not."""
+
+    def cut(data):
+        for a, b in ((0, 1), (1, 0), (0, 2), (2, 0)):
+            data["bandwidth_gbps"][a][b] = 0
+
+    network = changed(tmp_path, cut)
+    assert solve(network, *SIZES, "--evaluations", "1000", stages=4, pipelines=1) == 0
+    for shape in ((4, 1), (1, 4)):  # four devices in one stage need the links that are missing
+        shape_flags = ["--stages", str(shape[0]), "--pipelines", str(shape[1])]
+        flags = [*SIZES, *shape_flags, "--solvers", "random", "--time_limit_s", "0.1", "--out", str(tmp_path)]
+        assert main(["bench", str(network), *flags]) == 0
+    words = capsys.readouterr().out.replace("|", " ").split()
+    assert words.count("-") > 4
+    assert "inf" not in words
+    assert max(float(word) for word in words if "." in word and word.replace(".", "").isdigit()) < 1e3

@@ -1,6 +1,7 @@
 """Search moves keep partitions whole, incremental costs are full costs, and equal limits give equal plans."""
 
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from planner.cost.communication import partition_s
 from planner.cost.compiled import generator
 from planner.cost.placement import match_pipelines
 from planner.model.problem import placement_s, problem_of
+from planner.search import annealing_chains
 from planner.search.anneal import Cooling, MoveShares, Softness, anneal, anneal_softened, devices_of
 from planner.search.base import SOLVERS, SolverEntry, solver_entry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, cross, groups_of, improve_pass, repair
@@ -181,6 +183,20 @@ def test_stopping_returns_the_best_so_far():
     incumbent.stop()
     solution = solve(problem, incumbent, "auto", 0)
     assert sorted(solution.placement.ravel()) == list(range(24))
+
+
+def test_plans_come_while_the_kernel_of_the_true_cost_is_compiled(monkeypatch):
+    problem = small(4, 6, 2, "jitter")
+    incumbent = Incumbent(Budget(5.0))
+    offered = threading.Event()
+    offer = incumbent.offer
+    monkeypatch.setattr(incumbent, "offer", lambda *plan: (offer(*plan), offered.set()))
+    monkeypatch.setattr(annealing_chains, "compile_anneal", offered.wait)
+    annealing_chains.anneal_while_compiling(annealing_chains.chain_sequences(problem, incumbent, 0)[0])
+    assert incumbent.best is not None
+    assert sorted(incumbent.best.ravel()) == list(range(24))
+    assert incumbent.best_s == placement_s(problem, incumbent.best)
+    assert not incumbent.interrupted  # it came back when the kernel was there, not when the time was up
 
 
 def test_local_optima_do_not_depend_on_which_thread_came_first():

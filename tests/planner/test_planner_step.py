@@ -17,6 +17,7 @@ from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import Device, Network
 from jaxdt.spec.profile import DeviceKind, PartTimes, Profile, from_flops
 from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.wiring.base import PeerLoad
 from planner.__main__ import main
 from planner.cost.compiled import generator
 from planner.model import layer_cuts
@@ -124,12 +125,12 @@ def test_slow_links_are_hidden_by_more_in_flight_and_memory_limits_that():
     layout = tune(free, column)
     assert layout.depth[0] > 4
     assert simulated_s(free, layout) < 0.7 * simulated_s(free, replace(layout, depth=(4, 3, 2, 1)))
-    room = max(free.stage_bytes(lo, hi, 32) for lo, hi in layout.stages)
+    room = max(free.stage_bytes(lo, hi, PeerLoad(32, 64)) for lo, hi in layout.stages)
     tight = step_workload(with_devices(network, memory_bytes=lambda i: room), 64, remat="dots")
     held = tune(tight, column)
     assert held.depth[0] < layout.depth[0]
     for (lo, hi), depth in zip(held.stages, held.depth, strict=True):
-        assert tight.stage_bytes(lo, hi, depth) <= room
+        assert tight.stage_bytes(lo, hi, PeerLoad(depth, 64)) <= room
     starved = step_workload(with_devices(network, memory_bytes=lambda i: 10_000), 64)
     assert tune(starved, column) is None
 

@@ -24,6 +24,19 @@ def test_seats_and_microbatches():
         PLAN.seat(6)
 
 
+def test_stages_of_unequal_numbers_of_replicas_have_no_pipelines():
+    plan = replace(PLAN, placement=((0,), (1, 3, 4), (2, 5)), shares=(7,))
+    assert (plan.is_even, plan.n_pipelines, plan.n_microbatches, plan.n_replicas) == (False, 1, 7, (1, 3, 2))
+    assert plan.shape == "3 stages of 1, 3, 2 replicas" and PLAN.shape == "3 stages x 2 pipelines"
+    assert [plan.seat(peer) for peer in plan.peers] == [(0, 0), (1, 0), (1, 0), (1, 0), (2, 0), (2, 0)]
+    assert {plan.pipeline_of(m) for m in range(7)} == {0}
+    assert plan.hop(0) == [(0, 1, 0), (0, 3, 0), (0, 4, 0)] and PLAN.hop(0) == [(0, 1, 0), (3, 4, 1)]
+    assert len(plan.codec_of_links) == 2 * (3 + 6)
+    assert parse(json.dumps(to_json(plan)), "p.json") == plan
+    with pytest.raises(BadInput, match=r"plan.codec\[0\]: got 2 names in 'int8,none', expected 1"):
+        replace(plan, codec=("int8,none", "none"))
+
+
 def test_depth_falls_by_one_per_stage_unless_the_plan_says_otherwise():
     assert [PLAN.depth(stage) for stage in range(3)] == [3, 2, 1]
     assert [replace(PLAN, in_flight=(5, 5, 2)).depth(stage) for stage in range(3)] == [5, 5, 2]
@@ -77,11 +90,15 @@ def test_the_fingerprint_is_of_what_runs():
         ({"stages": [[0, 2], [2, 3], [3, 4]]}, "plan.stages: cover 4 layers, expected 5, each exactly once"),
         ({"stages": [[0, 2], [2, 3], [3, 6]]}, "plan.stages: cover 6 layers, expected 5"),
         ({"stages": [[0, 2], [2, "3"], [3, 5]]}, r"p.json: plan.stages\[1\]\[1\]: got '3', expected int"),
-        ({"placement": [[0, 3], [1, 4]]}, "plan.placement: expected 3 rows of equal length"),
-        ({"placement": [[0, 3], [1, 4], [2]]}, "plan.placement: expected 3 rows of equal length"),
+        ({"placement": [[0, 3], [1, 4]]}, "plan.placement: expected 3 rows of at least one device"),
+        ({"placement": [[0, 3], [1, 4], []]}, "plan.placement: expected 3 rows of at least one device"),
+        (
+            {"placement": [[0, 3], [1, 4], [2]]},
+            r"plan.shares: got \[3, 2\], expected one integer >= 1",
+        ),
         ({"placement": [[0, 3], [1, 4], [2, 3]]}, "plan.placement: expected every device index once"),
         ({"placement": [[0, 3], [1, 4], [2, -1]]}, "plan.placement: expected every device index once and none neg"),
-        ({"placement": [[], [], []]}, "plan.placement: expected every device index once"),
+        ({"placement": [[], [], []]}, "plan.placement: expected 3 rows of at least one device"),
         ({"shares": [3, 2, 1], "microbatches": 6}, r"plan.shares: got \[3, 2, 1\], expected 2 integers >= 1"),
         ({"shares": [5, 0]}, r"plan.shares: got \[5, 0\], expected 2 integers >= 1"),
         ({"microbatches": 6}, "p.json: microbatches: got 6, expected the sum of shares 5"),

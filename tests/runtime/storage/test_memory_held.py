@@ -95,7 +95,7 @@ def test_a_store_holds_what_is_estimated(wiring, remat, shape):
         n_boundaries = (lo > 0) + (hi < model.n_layers)
         in_flight, retained = plan.depth(stage), SHARE
         if wiring == "swarm":
-            in_flight, retained = min(SHARE, -(-swarm.in_flight(config, plan) // plan.n_pipelines)), SHARE
+            in_flight, retained = min(SHARE, -(-swarm.in_flight(config, len(plan.peers)) // plan.n_pipelines)), SHARE
         residual = residual_bytes(model, lo, hi, MICROBATCH, "float32", remat)
         state, kept = state_bytes(model, lo, hi), retained * n_boundaries * boundary
         computing = state + kept + in_flight * (residual + n_boundaries * boundary)

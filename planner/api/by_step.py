@@ -1,0 +1,130 @@
+"""A job by step time: the workload, the search of one shape or of all, the plan of the best finalist."""
+
+import math
+from dataclasses import replace
+
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from planner.api.by_cost import refuse_missing_links
+from planner.api.job import STEP_TIME, Job
+from planner.api.result import OnProgress, Result, ScoredStep
+from planner.api.search_run import Search, running, statistics_of
+from planner.cost.reference import cost_of
+from planner.model import comm_workload
+from planner.model.comm_workload import CommWorkload
+from planner.model.constraints import Constraints
+from planner.model.problem import problem_of
+from planner.report.plan_file import plan_of
+from planner.search.incumbent import Incumbent
+from planner.step_time.constrained import search_step_constrained
+from planner.step_time.search import Finalist, StepSolution, search_step
+from planner.step_time.shapes import reasons, search_shapes, step_s_with_all
+from planner.step_time.simulate import plan_of_layout
+from planner.step_time.workload import MISSING_S, StepWorkload, refuse_too_small
+
+
+def solve_by_step(
+    network: Network, job: Job, search: Search, constraints: Constraints, on_progress: OnProgress | None
+) -> Result:
+    """See planner.api.solve."""
+    stop, solver, seed = search.stop, search.solver, search.seed
+    workload = workload_of(job, network)
+    n_stages, n_pipelines = job.n_stages, job.n_pipelines
+    if n_stages and n_pipelines:
+        check_shape(workload, n_stages, n_pipelines)
+    with running(stop, on_progress, MISSING_S) as incumbent:
+        if n_stages and n_pipelines and not constraints.empty:
+            solution = search_step_constrained(workload, n_stages, constraints, incumbent, solver, seed)
+        elif n_stages and n_pipelines:
+            solution = search_step(workload, n_stages, incumbent, solver, seed)
+        elif not constraints.empty:
+            raise BadInput("constraints: expected numbers of --stages and --pipelines with them, not auto")
+        else:
+            solution = search_shapes(workload, n_stages, n_pipelines, incumbent, solver, seed)
+    plan = plan_of_step(workload, solution, incumbent, search.facts(STEP_TIME, constraints))
+    finalists = tuple(scored(workload, finalist) for finalist in solution.finalists)
+    best = finalists[0]
+    none_exists = math.isinf(plan.found["bound_s"]) and None not in (n_stages, n_pipelines)
+    refuse_missing_links(network, best.cost.total_s + best.step_s, (plan.n_stages, plan.n_pipelines), none_exists)
+    return Result(
+        plan=plan,
+        network=network,
+        objective=STEP_TIME,
+        score_s=best.step_s,
+        cost=best.cost,
+        step_s=best.step_s,
+        bound_s=plan.found["bound_s"],
+        gap=plan.found["gap"],
+        proved=False,
+        statistics=statistics_of(incumbent, stop, solver, seed),
+        history=tuple(incumbent.history),
+        by_solver={name: tuple(history) for name, history in incumbent.by_solver.items()},
+        finalists=finalists,
+    )
+
+
+def workload_of(job: Job, network: Network) -> StepWorkload:
+    """The step of a job on a network; BadInput for a kind of device without seconds."""
+    assert job.profile is not None and isinstance(job.work, RunConfig)  # a job by step time has both
+    for device in network.devices:
+        job.profile.kind(device.kind)
+    return StepWorkload.of_run(network, job.profile, job.work)
+
+
+def check_shape(workload: StepWorkload, n_stages: int, n_pipelines: int):
+    """Raise BadInput for a shape that cannot be planned."""
+    comm_workload.microbatch_shares(workload.n_microbatches, n_pipelines)
+    sizes = workload.even_comm_bytes(n_stages, n_pipelines)
+    problem_of(workload.network, n_stages, n_pipelines, sizes.c_dp_bytes, sizes.c_pp_bytes)
+    refuse_too_small(workload, n_stages)
+
+
+def scored(workload: StepWorkload, finalist: Finalist) -> ScoredStep:
+    """A finalist beside its cost by Eq. 1-4, with the sizes of its own layers and shares."""
+    layout = finalist.layout
+    sizes = workload.comm_bytes(layout.stages, layout.shares)
+    cost = cost_of(workload.network, layout.placement.tolist(), sizes.c_dp_bytes, sizes.c_pp_bytes)
+    return ScoredStep(finalist.name, finalist.step_s, cost)
+
+
+def plan_of_step(workload: StepWorkload, solution: StepSolution, incumbent: Incumbent, facts: dict) -> Plan:
+    """The best finalist's plan. The bound of Eq. 1-4 holds for it only if it uses the devices that were searched, and
+    shrinks with its sizes."""
+    best = solution.finalists[0]
+    layout = best.layout
+    by_cost = solution.by_cost
+    sizes = workload.comm_bytes(layout.stages, layout.shares)
+    same_devices = sorted(layout.placement.ravel()) == sorted(by_cost.devices)
+    factor = 0.0
+    if same_devices and layout.shape == by_cost.solution.placement.shape:
+        searched = by_cost.sizes
+        factor = min(1.0, sizes.c_dp_bytes / searched.c_dp_bytes, sizes.c_pp_bytes / searched.c_pp_bytes)
+    emitted = replace(
+        by_cost.solution,
+        placement=layout.placement,
+        bound_s=by_cost.solution.bound_s * factor if factor else 0.0,
+        proved=False,
+        evaluations=incumbent.evaluations,
+        time_s=incumbent.elapsed_s,
+    )
+    with_all_s = step_s_with_all(solution, workload.network.n_devices)
+    facts = {
+        **facts,
+        "step_s": best.step_s,
+        "profile": workload.profile.source,
+        "left_out_why": reasons(workload, layout),
+        "step_s_with_all": with_all_s if len(layout.spare) else None,
+    }
+    comm = CommWorkload(
+        n_layers=workload.n_layers,
+        stages=layout.stages,
+        c_dp_bytes=sizes.c_dp_bytes,
+        c_pp_bytes=sizes.c_pp_bytes,
+        shares=layout.shares,
+        model=workload.profile.model,
+    )
+    plan = plan_of(workload.network, comm, emitted, facts)
+    step_plan = plan_of_layout(workload, layout)
+    return replace(plan, schedule=step_plan.schedule, in_flight=step_plan.in_flight, codec=step_plan.codec)

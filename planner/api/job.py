@@ -1,0 +1,141 @@
+"""What is planned: one training step, and in how many stages and pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from jaxdt.spec import codec as codecs
+from jaxdt.spec.config import DTYPES, REMATS, PlanConfig, RunConfig, TrainConfig
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.model import GPTConfig, gpt_config
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import SCHEDULES
+from jaxdt.spec.profile import Profile, from_flops
+
+COMM_COST, STEP_TIME = "comm_cost", "step_time"
+OBJECTIVES = (COMM_COST, STEP_TIME)
+DEFAULT_LAYERS = 24
+MICROBATCHES_PER_PIPELINE = 8
+DEFAULT_EFFICIENCY = 0.35
+
+
+@dataclass(frozen=True)
+class ByteSizes:
+    """What one step moves, where no model is known: `c_dp_bytes` of gradients of one stage, and `c_pp_bytes` that one
+    pipeline sends over one boundary (DT-FM, arXiv 2206.01288, Sec. 3). `n_layers` and `n_microbatches` of the step are
+    cut evenly; None means 24 layers, or as many as stages if those are more, and 8 microbatches a pipeline."""
+
+    c_dp_bytes: float
+    c_pp_bytes: float
+    n_layers: int | None = None
+    n_microbatches: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step to plan. `work` is the config of a run, or sizes alone. With a `profile` (seconds of each kind of device)
+    the plan is chosen by the simulated step time, without one by the communication cost of DT-FM's Eq. 1-4.
+
+    n_stages, n_pipelines: None lets the search choose, which only step times can decide."""
+
+    work: RunConfig | ByteSizes
+    n_stages: int | None
+    n_pipelines: int | None
+    profile: Profile | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n_stages", "n_pipelines"):
+            count = getattr(self, name)
+            flag = name.removeprefix("n_")
+            if count is not None and (type(count) is not int or count < 1):
+                raise BadInput(f"--{flag}: got {count}, expected an integer >= 1, or auto")
+            if count is None and self.profile is None:
+                raise BadInput(
+                    f"--{flag}: got auto, expected a number: Eq. 1-4 do not compare shapes, step times do, for which a "
+                    f"job needs a profile"
+                )
+        if self.profile is not None:
+            self._check_profile(self.profile)
+
+    def _check_profile(self, profile: Profile) -> None:
+        """BadInput where the run and its profile differ."""
+        if not isinstance(self.work, RunConfig):
+            raise BadInput(
+                "--c_dp_bytes, --c_pp_bytes: step_time derives the sizes, expected --model or --profile instead"
+            )
+        if self.work.model != profile.model:
+            raise BadInput("--model: differs from the profile's model, expected the profile's (or no --model)")
+        pairs = {
+            "microbatch_size": self.work.train.microbatch_size,
+            "dtype": self.work.dtype,
+            "remat": self.work.remat,
+        }
+        for name, value in pairs.items():
+            if value != getattr(profile, name):
+                raise BadInput(f"--{name}: got {value}, expected the profile's {getattr(profile, name)}")
+
+    @property
+    def objective(self) -> str:
+        """COMM_COST or STEP_TIME."""
+        return COMM_COST if self.profile is None else STEP_TIME
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step computes and sends, where no run's config says so: the fields of the same names of a config."""
+
+    global_batch: int = 1024
+    microbatch_size: int = 1
+    dtype: str = "bfloat16"
+    remat: str = "recompute"
+    codec: str = codecs.NONE
+    schedule: str = "1f1b"
+
+
+def run_of_model(model: str | GPTConfig, options: StepOptions | None = None) -> RunConfig:
+    """The config of a run of a model (or the preset of that name), as far as plans depend on it."""
+    options = options or StepOptions()
+    for name, choices in (("dtype", DTYPES), ("remat", REMATS), ("schedule", SCHEDULES)):
+        _check_choice(name, getattr(options, name), choices)
+    codecs.parse(options.codec, "--codec")
+    size, batch = options.microbatch_size, options.global_batch
+    if size < 1 or batch < 1 or batch % size:
+        raise BadInput(f"--microbatch_size: got {size}, expected a divisor of --global_batch {batch}")
+    return RunConfig(
+        model=gpt_config(model) if isinstance(model, str) else model,
+        plan=PlanConfig(microbatches=batch // size, schedule=options.schedule),
+        train=TrainConfig(microbatch_size=size),
+        codec=options.codec,
+        dtype=options.dtype,
+        remat=options.remat,
+    )
+
+
+def run_of_profile(profile: Profile, global_batch: int, codec: str = codecs.NONE, schedule: str = "1f1b") -> RunConfig:
+    """The config of a run for which a profile was measured."""
+    options = StepOptions(global_batch, profile.microbatch_size, profile.dtype, profile.remat, codec, schedule)
+    return run_of_model(profile.model, options)
+
+
+def profile_of_flops(
+    run: RunConfig, network: Network, flops: float | Mapping[str, float], efficiency: float = DEFAULT_EFFICIENCY
+) -> Profile:
+    """A profile without measurements: peak FLOP/s of all devices or by kind, of which the maths reaches a share."""
+    kinds = sorted({device.kind for device in network.devices})
+    speeds = flops if isinstance(flops, Mapping) else dict.fromkeys(kinds, flops)
+    missing = [kind for kind in kinds if kind not in speeds]
+    if missing:
+        raise BadInput(f"--flops: no FLOP/s for the kind {missing[0]!r}, expected one for each of {', '.join(kinds)}")
+    size = run.train.microbatch_size
+    return from_flops(run.model, size, speeds, efficiency, dtype=run.dtype, remat=run.remat)
+
+
+def reshaped(job: Job, n_stages: int | None, n_pipelines: int | None) -> Job:
+    """The job in another number of stages and pipelines."""
+    return replace(job, n_stages=n_stages, n_pipelines=n_pipelines)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise BadInput(f"--{name}: got {value!r}, expected one of {', '.join(choices)}{nearest(value, choices)}")

@@ -1,0 +1,122 @@
+"""`planner.replan`: a plan for a network that has changed, near the plan that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.memory import FLOAT_BYTES
+from jaxdt.spec.network import Network
+from jaxdt.spec.optim import OPTIMIZERS
+from jaxdt.spec.plan import Plan
+from planner.api.job import ByteSizes, Job
+from planner.api.result import Result, Stop
+from planner.model.change import Change, changed
+from planner.model.constraints import Constraints
+
+DEFAULT_TIME_S = 1.5  # of the search; reading, matching and (by step time) one simulation come to it
+HORIZON_STEPS = 1000.0
+STATES_PER_PARAMETER = 3  # parameters and two moments, where no optimizer is known
+
+
+@dataclass(frozen=True, eq=False)
+class Replan:
+    """A plan for the changed network, and how a run gets there.
+
+    result        the plan, as `solve` gives it; plan.found["replan"] holds the numbers below
+    score_s       what was minimised: result.score_s + move_s / horizon_steps
+    moves         what each device fetches before it goes on, the longest first (planner.model.moves.Move)
+    moved_bytes   of all of them
+    move_s        seconds until the last one is done; links are taken as independent
+    mended        the old plan with its gaps filled and nothing else changed, for comparison
+    """
+
+    result: Result
+    score_s: float
+    moves: tuple
+    moved_bytes: float
+    move_s: float
+    horizon_steps: float
+    mended: Mended
+
+
+@dataclass(frozen=True)
+class Mended:
+    """What the nearest plan would cost: seconds of what is minimised (infinite if it uses a link that does not exist or
+    does not fit its devices), bytes to move, seconds to move them."""
+
+    score_s: float
+    moved_bytes: float
+    move_s: float
+
+
+def replan(
+    plan: Plan,
+    network: Network,
+    change: Change,
+    job: Job | None = None,
+    stop: Stop | None = None,
+    horizon_steps: float = HORIZON_STEPS,
+    constraints: Constraints | None = None,
+) -> Replan:
+    """A plan for a network from which devices left or to which some came, found from the plan that runs.
+
+    plan           runs on `network`, the network before the change
+    job            the step, as for `solve`, with the shape that is wanted; None (for a plan by communication cost):
+                   the plan's own sizes. A shape of None keeps the plan's stages and takes as many pipelines as there
+                   are devices for; devices beyond that are left out
+    stop           None: after 1.5 s
+    horizon_steps  steps over which the seconds of moving have to pay off: the search minimises seconds of a step (or
+                   of communication, for a job without a profile) + seconds of moving / horizon_steps
+    constraints    as for `solve`; those about devices that left are dropped
+
+    Raises BadInput as `solve` does. Prints nothing; safe in a thread."""
+    if not 0 < horizon_steps < float("inf"):
+        raise BadInput(f"--horizon_steps: got {horizon_steps}, expected a positive number")
+    if tuple(device.name for device in network.devices) != plan.devices:
+        raise BadInput(f"plan.devices: differ from those of network {network.name!r}, expected the plan's own network")
+    after = changed(network, change)
+    job = _shaped(job or _job_of(plan), plan, after)
+    gone = set(plan.devices) - {device.name for device in after.devices}
+    constraints = (constraints or Constraints()).without(sorted(gone))
+    from planner.api.replan_search import replan_by_cost, replan_by_step
+    from planner.api.replan_start import start_of
+
+    stop = stop or Stop(time_s=DEFAULT_TIME_S)
+    start = start_of(plan, after, job, horizon_steps, constraints)
+    if job.profile is None:
+        return replan_by_cost(start, stop)
+    return replan_by_step(start, stop)
+
+
+def _job_of(plan: Plan) -> Job:
+    """The job of a plan by communication cost, in the plan's own sizes."""
+    if "step_s" in plan.found or "c_dp_bytes" not in plan.found:
+        raise BadInput("plan: was not made by communication cost, expected the job too: a model or config, and speeds")
+    work = ByteSizes(plan.found["c_dp_bytes"], plan.found["c_pp_bytes"], plan.n_layers, plan.n_microbatches)
+    return Job(work, plan.n_stages, plan.n_pipelines)
+
+
+def _shaped(job: Job, plan: Plan, network: Network) -> Job:
+    """The job with the plan's number of stages and as many pipelines as there are devices (and microbatches) for."""
+    n_stages = plan.n_stages
+    n_microbatches = job.work.plan.microbatches if isinstance(job.work, RunConfig) else job.work.n_microbatches
+    n_pipelines = min(network.n_devices // n_stages, n_microbatches or plan.n_microbatches)
+    if n_pipelines < 1:
+        raise BadInput(
+            f"--without: {network.n_devices} devices are left for {n_stages} stages, expected at least one for each; "
+            f"`solve` makes a plan of fewer stages"
+        )
+    return Job(job.work, n_stages, n_pipelines, job.profile)
+
+
+def state_bytes_of(job: Job, plan: Plan):
+    """The function from layers [lo, hi) to the bytes of their state: parameters and moments in fp32."""
+    if isinstance(job.work, RunConfig):
+        run = job.work
+        per_parameter = FLOAT_BYTES * (1 + OPTIMIZERS[run.optim.name].n_moments)
+        return lambda lo, hi: float(per_parameter * run.model.stage_params(lo, hi))
+    largest = max(hi - lo for lo, hi in plan.stages)
+    a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest
+    return lambda lo, hi: a_layer_bytes * (hi - lo)

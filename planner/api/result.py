@@ -1,0 +1,133 @@
+"""What `solve` gives back, and how a caller watches and ends a search."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxdt.spec.errors import BadInput
+
+if TYPE_CHECKING:
+    from jaxdt.spec.network import Network
+    from jaxdt.spec.plan import Plan
+    from planner.cost.reference import Cost
+
+DEFAULT_TIME_S = 30.0
+
+
+class Stop:
+    """When a search ends: after `time_s` seconds, after `evaluations` plans were scored, or when `interrupt` is called.
+    An optimal plan ends it as well. With evaluations alone the same seed gives the same plan on every machine; with
+    neither, time_s is 30.
+
+    `interrupt` may be called from any thread, before or during the search, which then ends with its best plan."""
+
+    def __init__(self, time_s: float | None = None, evaluations: int | None = None):
+        for name, value in (("time_limit_s", time_s), ("evaluations", evaluations)):
+            if value is not None and not 0 < value < float("inf"):
+                raise BadInput(f"--{name}: got {value}, expected a positive number")
+        self.time_s = DEFAULT_TIME_S if time_s is None and evaluations is None else time_s
+        self.evaluations = evaluations
+        self._interrupted = False
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody has asked the search to end."""
+        return self._interrupted
+
+    def interrupt(self) -> None:
+        """End the searches that have this Stop, soon."""
+        with self._lock:
+            self._interrupted = True
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
+
+    @contextlib.contextmanager
+    def on_interrupt(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Inside this context an interrupt calls callback(), at once if it came before."""
+        with self._lock:
+            self._callbacks.append(callback)
+            interrupted = self._interrupted
+        if interrupted:
+            callback()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is. best_s: what is minimised, in seconds of the best plan so far (None: no plan yet);
+    bound_s: no plan costs less; gap: (best - bound) / bound, None without a plan or a bound."""
+
+    elapsed_s: float
+    best_s: float | None
+    bound_s: float
+    gap: float | None
+    evaluations: int
+    evaluations_per_s: float
+
+
+OnProgress = Callable[[Progress], None]
+History = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a search took: plans scored, seconds, the solver asked for and its seed, and whether it was interrupted."""
+
+    evaluations: int
+    time_s: float
+    solver: str
+    seed: int
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class ScoredStep:
+    """A layout whose step was simulated: its source, its step's seconds, and its cost by Eq. 1-4."""
+
+    name: str
+    step_s: float
+    cost: Cost
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The best plan of a search, for either objective.
+
+    plan        ready to be written (jaxdt.spec.plan.to_json) and run; plan.found holds this result's numbers
+    objective   comm_cost or step_time
+    score_s     what was minimised: seconds of COMM-COST (Eq. 1), or of the simulated step
+    cost        COMM-COST and its terms by the reference evaluator, whatever was minimised
+    step_s      simulated seconds of a step; None by comm_cost
+    bound_s     no plan of this shape costs less by Eq. 1-4; 0 if nothing is known
+    gap         (cost.total_s - bound_s) / bound_s; None without a bound
+    proved      whether no plan of this shape costs less by Eq. 1-4, up to a millionth
+    statistics  what the search took
+    history     (seconds, score) of each improvement, of all solvers together
+    by_solver   the same of each solver that took part, by its name
+    finalists   by step_time: what was simulated, the plan first
+    """
+
+    plan: Plan
+    network: Network
+    objective: str
+    score_s: float
+    cost: Cost
+    step_s: float | None
+    bound_s: float
+    gap: float | None
+    proved: bool
+    statistics: Statistics
+    history: History
+    by_solver: dict[str, History]
+    finalists: tuple[ScoredStep, ...] = ()

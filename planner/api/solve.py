@@ -1,0 +1,45 @@
+"""`planner.solve`."""
+
+from jaxdt.spec.network import Network
+from planner.api.job import COMM_COST, Job
+from planner.api.result import OnProgress, Result, Stop
+from planner.model.constraints import Constraints
+from planner.search.base import check_solver
+
+
+def solve(
+    network: Network,
+    job: Job,
+    stop: Stop | None = None,
+    seed: int = 0,
+    solver: str = "auto",
+    on_progress: OnProgress | None = None,
+    constraints: Constraints | None = None,
+) -> Result:
+    """The best plan of a job on a network, and how far from the best possible it is.
+
+    network      devices, one-way latencies [s] and bandwidths [1e9 bit/s] of directed links; 0 is a missing link
+    job          the step to plan, its shape, and by its profile what is minimised: the communication cost of Eq. 1-4
+                 (DT-FM, arXiv 2206.01288, Sec. 3) or the simulated seconds of a step
+    stop         when the search ends; None: after 30 s
+    seed         equal seeds give equal plans where the stop counts evaluations alone
+    solver       a name of planner.search.base.SOLVERS
+    on_progress  called with a Progress about ten times a second, from a thread of its own
+    constraints  who may sit where; solvers other than auto do not honour them, and are refused with them
+
+    Raises BadInput, one line, for a job that the network cannot do, for constraints that contradict each other, and
+    where no plan was found; BoundError for a bound above the cost of a plan that exists, which is a defect of the
+    planner. It prints nothing, keeps no state, and may run in any thread, and in several at a time. Its own threads end
+    before it returns, but for an enumeration of at most 16 devices that was interrupted: that one ends by itself."""
+    check_solver("solver", solver)
+    from planner.api.search_run import Search
+
+    search = Search(stop or Stop(), solver, seed)
+    constraints = constraints or Constraints()
+    if job.objective == COMM_COST:
+        from planner.api.by_cost import solve_by_cost
+
+        return solve_by_cost(network, job, search, constraints, on_progress)
+    from planner.api.by_step import solve_by_step
+
+    return solve_by_step(network, job, search, constraints, on_progress)

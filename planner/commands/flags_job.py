@@ -1,0 +1,174 @@
+"""From the flags of `solve` and `replan` to a job: byte counts, a model, a profile, or the config of a run."""
+
+import runpy
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from jaxdt.spec import config as configs
+from jaxdt.spec import profile as profiles
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.model import gpt_config
+from jaxdt.spec.network import Network
+from jaxdt.spec.profile import Profile
+from planner.api.job import (
+    COMM_COST,
+    STEP_TIME,
+    ByteSizes,
+    Job,
+    StepOptions,
+    profile_of_flops,
+    run_of_model,
+    run_of_profile,
+)
+
+# What a run's config says as well.
+OF_THE_CONFIG = ("model", "global_batch", "sequence", "microbatch_size", "dtype", "remat", "codec", "schedule")
+BYTES = ("c_dp_bytes", "c_pp_bytes", "layers", "microbatches")
+CONFIG_FUNCTION = "get_config"
+
+
+def job_of(flags: Namespace, network: Network) -> Job:
+    """The job that the flags describe; BadInput where they contradict each other."""
+    objective = _objective(flags)
+    n_stages, n_pipelines = _shape(flags)
+    if objective == COMM_COST and None in (n_stages, n_pipelines):
+        raise BadInput("--objective: got comm_cost with auto, expected step_time: Eq. 1-4 do not compare shapes")
+    if objective == STEP_TIME:
+        work, profile = _step_work(flags, network)
+        return Job(work, n_stages, n_pipelines, profile)
+    return Job(_cost_work(flags), n_stages, n_pipelines)
+
+
+def _objective(flags: Namespace) -> str:
+    """The objective of the flags: by step time where the shape is to be chosen, unless the flags say otherwise."""
+    chosen = "auto" in (flags.stages, flags.pipelines)
+    return flags.objective or (STEP_TIME if chosen else COMM_COST)
+
+
+def _shape(flags: Namespace) -> tuple[int | None, int | None]:
+    """(stages, pipelines) of the flags or the config; None is auto."""
+    if flags.stages is None and flags.config:
+        plan = run_of_file(flags.config).plan
+        return plan.stages, plan.pipelines if flags.pipelines is None else _number_or_auto(flags.pipelines)
+    for name in ("stages", "pipelines"):
+        if getattr(flags, name) is None and (name == "stages" or flags.stages != "auto"):
+            raise BadInput(f"--{name}: missing, expected a number or auto")
+    return _number_or_auto(flags.stages), _number_or_auto(flags.pipelines)
+
+
+def _number_or_auto(count: int | str | None) -> int | None:
+    return None if count in (None, "auto") else int(count)
+
+
+def _cost_work(flags: Namespace) -> RunConfig | ByteSizes:
+    """What Eq. 1-4 need to know of a step."""
+    has_bytes = flags.c_dp_bytes is not None, flags.c_pp_bytes is not None
+    if any(has_bytes) and (flags.model or flags.config):
+        raise BadInput(f"--{'model' if flags.model else 'config'}: got one and byte counts, expected one of them")
+    if flags.config:
+        return _run_of_config(flags)
+    if flags.model:
+        return run_of_model(_model(flags), _options(flags))
+    if not all(has_bytes):
+        raise BadInput("sizes: expected --c_dp_bytes and --c_pp_bytes, --model, or --config")
+    return ByteSizes(flags.c_dp_bytes, flags.c_pp_bytes, flags.layers, flags.microbatches)
+
+
+def _step_work(flags: Namespace, network: Network) -> tuple[RunConfig, Profile]:
+    """The run whose step is simulated, and the seconds of its devices."""
+    if flags.c_dp_bytes is not None or flags.c_pp_bytes is not None:
+        raise BadInput("--c_dp_bytes, --c_pp_bytes: step_time derives the sizes, expected --model or --profile instead")
+    if flags.profile and flags.flops:
+        raise BadInput("--flops: got a profile and FLOP/s, expected one of them")
+    if flags.profile:
+        profile = profiles.load(flags.profile)
+        return _run_of_profile(flags, profile), profile
+    if not flags.model and not flags.config:
+        raise BadInput("--model: missing, step_time needs it to know what a stage computes and holds")
+    if not flags.flops:
+        raise BadInput("--profile: missing, step_time needs it or --flops to know how fast devices are")
+    run = _run_of_config(flags) if flags.config else run_of_model(_model(flags), _options(flags))
+    return run, profile_of_flops(run, network, _speeds(flags.flops), flags.efficiency)
+
+
+def _run_of_profile(flags: Namespace, profile: Profile) -> RunConfig:
+    """The run of the config, or one with the profile's settings; BadInput where flags differ from those."""
+    if flags.config:
+        run = _run_of_config(flags)
+        if run.model != profile.model:
+            raise BadInput(f"--config: its model differs from that of {flags.profile}")
+        return run
+    if flags.model and _model(flags) != profile.model:
+        raise BadInput(f"--model: differs from the model of {flags.profile}, expected the profile's (or no --model)")
+    for name in ("microbatch_size", "dtype", "remat"):
+        value = getattr(flags, name)
+        measured = getattr(profile, name)
+        if value is not None and value != measured:
+            raise BadInput(f"--{name}: got {value}, expected the {measured} of {flags.profile}")
+    defaults = StepOptions()
+    batch = flags.global_batch if flags.global_batch is not None else defaults.global_batch
+    return run_of_profile(profile, batch, flags.codec or defaults.codec, flags.schedule or defaults.schedule)
+
+
+def _model(flags: Namespace):
+    return gpt_config(flags.model, **({"seq_len": flags.sequence} if flags.sequence else {}))
+
+
+def _options(flags: Namespace) -> StepOptions:
+    """The options that flags name; the others have their defaults."""
+    names = StepOptions.__dataclass_fields__
+    return StepOptions(**{name: getattr(flags, name) for name in names if getattr(flags, name) is not None})
+
+
+def _speeds(text: str) -> float | dict[str, float]:
+    """FLOP/s of all devices, or KIND=FLOPS pairs."""
+    try:
+        if "=" not in text:
+            return float(text)
+        return {kind: float(value) for kind, _, value in (pair.partition("=") for pair in text.split(","))}
+    except ValueError:
+        raise BadInput(f"--flops: got {text!r}, expected a number, or KIND=NUMBER pairs separated by commas") from None
+
+
+# -------------------------------------------------------------------------------------------------------- config file
+
+
+def _run_of_config(flags: Namespace) -> RunConfig:
+    """The config of --config, which leaves no room for flags about the same."""
+    for name in (*OF_THE_CONFIG, *BYTES):
+        if getattr(flags, name) is not None:
+            raise BadInput(f"--{name}: got {getattr(flags, name)} with --config, expected the config to say that")
+    return run_of_file(flags.config)
+
+
+def run_of_file(path: str) -> RunConfig:
+    """The config that a configs/*.py file returns, checked as the run would."""
+    fields = _fields_of_file(path)
+    try:
+        return configs.parse(fields, _vocab_size(fields))
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _fields_of_file(path: str) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise BadInput(f"--config: {path} cannot be read, expected a configs/*.py file")
+    try:
+        returned = runpy.run_path(path)[CONFIG_FUNCTION]()
+        return returned.to_dict()
+    except (SyntaxError, KeyError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(f"--config: {path}: expected a {CONFIG_FUNCTION}() that returns a config ({reason})") from None
+
+
+def _vocab_size(fields: dict[str, Any]) -> int | None:
+    """The vocabulary of the run's tokens, where the config leaves it to them."""
+    if fields.get("model", {}).get("vocab_size") is not None:
+        return None
+    from jaxdt.model.data import open_data
+    from jaxdt.model.tokenizer import load_tokenizer
+
+    path = fields.get("data", {}).get("path", "")
+    return open_data(path).vocab_size if path else load_tokenizer("bytes").vocab_size

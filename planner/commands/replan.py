@@ -1,0 +1,88 @@
+"""`python -m planner replan`: a plan for a network that has changed, what moves where, and how long that takes."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+from jaxdt.spec import network as networks
+from jaxdt.spec import plan as plans
+from jaxdt.spec.errors import BadInput
+from planner.api.job import Job
+from planner.api.replan import DEFAULT_TIME_S, Replan, replan
+from planner.api.result import Stop
+from planner.commands.common import check_out, interruptible, write
+from planner.commands.flags_job import job_of
+from planner.model.change import Change
+from planner.model.constraints import load_constraints
+from planner.report.plan_file import network_file_of
+from planner.report.tables import NONE, seconds
+
+N_SHOWN = 12
+
+
+def run(flags: Namespace) -> int:
+    """Exit code 0, or BadInput."""
+    check_out(flags.out)
+    check_out(flags.out_network, "out_network")
+    if flags.out and not flags.out_network:
+        raise BadInput("--out_network: missing, expected a file for the changed network, which the plan of --out names")
+    plan = plans.load(flags.plan)
+    network = networks.load(flags.network or network_file_of(plan, flags.plan))
+    without = tuple(name for name in (flags.without or "").split(",") if name)
+    change = Change(without, networks.load(flags.added) if flags.added else None)
+    constraints = load_constraints(flags.constraints) if flags.constraints else None
+    time_s = DEFAULT_TIME_S if flags.time_limit_s is None and flags.evaluations is None else flags.time_limit_s
+    stop = Stop(time_s, flags.evaluations)
+    with interruptible(stop):
+        found = replan(plan, network, change, _job(flags, plan, network), stop, flags.horizon_steps, constraints)
+    print(table(found))
+    if flags.out:
+        _write_network(found, flags.out_network)
+        write(found.result.plan, flags.out, flags.out_network)
+    return 0
+
+
+def _job(flags: Namespace, plan: plans.Plan, network: networks.Network) -> Job | None:
+    """The job of the flags, in the plan's shape; None where no flag describes one."""
+    if not (flags.model or flags.config or flags.profile or flags.c_dp_bytes is not None):
+        return None
+    flags.stages, flags.pipelines = plan.n_stages, plan.n_pipelines
+    flags.objective = flags.objective or plan.found.get("objective")
+    return job_of(flags, network)
+
+
+def _write_network(found: Replan, path: str):
+    try:
+        Path(path).write_text(json.dumps(networks.to_json(found.result.network)) + "\n")
+    except OSError as error:
+        raise BadInput(f"--out_network: {path} cannot be written ({error.strerror})") from None
+    print(f"wrote {path}")
+
+
+def table(found: Replan) -> str:
+    """What is minimised, for the new plan and for the old one with its gaps filled; what moves where."""
+    result, mended = found.result, found.mended
+    plan = result.plan
+    what = "step" if result.step_s is not None else "cost"
+    lines = [
+        f"{plan.n_stages} stages x {plan.n_pipelines} pipelines on {result.network.name}, "
+        f"moves charged to {found.horizon_steps:g} steps",
+        f"{'seconds':<20}{what:>12}{'with moves':>14}{'to move':>12}{'GB to move':>14}",
+        f"{'plan':<20}{seconds(result.score_s):>12}{seconds(found.score_s):>14}{found.move_s:>12.2f}"
+        f"{found.moved_bytes / 1e9:>14.3f}",
+        f"{'old plan, mended':<20}{seconds(mended.score_s - mended.move_s / found.horizon_steps):>12}"
+        f"{seconds(mended.score_s):>14}{mended.move_s:>12.2f}{mended.moved_bytes / 1e9:>14.3f}",
+    ]
+    if plan.found["left_out"]:
+        lines.append(f"left out: {', '.join(plan.found['left_out'])}")
+    lines.append(f"{len(found.moves)} of {len(plan.peers)} devices fetch state" + (":" if found.moves else ""))
+    for move in found.moves[:N_SHOWN]:
+        before = NONE if move.from_stage is None else str(move.from_stage)
+        layers = ", ".join(f"{lo}..{hi - 1}" for lo, hi in move.layers)
+        lines.append(
+            f"  {move.device}: stage {before} -> {move.to_stage}, layers {layers}, {move.n_bytes / 1e9:.3f} GB from "
+            f"{', '.join(move.sources)}: {move.time_s:.2f} s"
+        )
+    if len(found.moves) > N_SHOWN:
+        lines.append(f"  and {len(found.moves) - N_SHOWN} more")
+    return "\n".join(lines)

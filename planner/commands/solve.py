@@ -1,0 +1,42 @@
+"""`python -m planner solve`: a job from the flags, `planner.solve`, tables, the file."""
+
+from argparse import Namespace
+
+from planner.api.job import COMM_COST
+from planner.api.result import Result, Stop
+from planner.api.solve import solve
+from planner.commands.common import check_out, interruptible, read_network, write
+from planner.commands.flags_job import job_of
+from planner.model.constraints import load_constraints
+from planner.model.problem import problem_of
+from planner.report.plan_file import cost_plan
+from planner.report.tables import ProgressLine, cost_table, step_table
+from planner.search import layouts
+
+
+def run(flags: Namespace) -> int:
+    """Exit code 0, or BadInput."""
+    check_out(flags.out)
+    stop = Stop(flags.time_limit_s, flags.evaluations)
+    network = read_network(flags.network)
+    job = job_of(flags, network)
+    constraints = load_constraints(flags.constraints) if flags.constraints else None
+    line = ProgressLine()
+    with interruptible(stop):
+        result = solve(network, job, stop, flags.seed, flags.solver, line.show, constraints)
+    line.close()
+    print(table(result))
+    facts = {} if result.plan.found.get("profile") or not flags.profile else {"profile": flags.profile}
+    write(result.plan, flags.out, flags.network, **facts)
+    return 0
+
+
+def table(result: Result) -> str:
+    """The plan's costs beside those of layouts without thought, or beside other simulated layouts."""
+    if result.objective != COMM_COST:
+        return step_table(result.plan, result.finalists, result.statistics.time_s)
+    plan = result.plan
+    c_dp_bytes, c_pp_bytes = plan.found["c_dp_bytes"], plan.found["c_pp_bytes"]
+    problem = problem_of(result.network, plan.n_stages, plan.n_pipelines, c_dp_bytes, c_pp_bytes)
+    costed = cost_plan(plan, result.network, c_dp_bytes, c_pp_bytes)
+    return cost_table(costed, layouts.block(problem).tolist(), layouts.mean_random(problem, result.statistics.seed))

@@ -1,0 +1,45 @@
+"""A network after some devices left and others came."""
+
+from dataclasses import dataclass
+
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.network import Link, Network
+
+NO_LINK = Link(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Devices that left, by name; and a network that has the devices that came, with their links to each other and to
+    devices that stay. Devices that it shares with the old network are taken from it, as newer measurements; a pair of
+    devices that neither network has is without a link."""
+
+    without: tuple[str, ...] = ()
+    added: Network | None = None
+
+
+def changed(network: Network, change: Change) -> Network:
+    """The network after a change; BadInput for devices that it does not have, and if nothing is left."""
+    index = {device.name: d for d, device in enumerate(network.devices)}
+    for name in change.without:
+        if name not in index:
+            raise BadInput(f"--without: no device {name!r}{nearest(name, index)}")
+    devices = {device.name: device for device in network.devices if device.name not in change.without}
+    newer = {} if change.added is None else {device.name: d for d, device in enumerate(change.added.devices)}
+    if change.added is not None:
+        devices |= {device.name: device for device in change.added.devices if device.name not in change.without}
+    if not devices:
+        raise BadInput("--without: no device is left")
+    names = list(devices)
+
+    def link(src: str, dst: str) -> Link:
+        if change.added is not None and src in newer and dst in newer:
+            return change.added.link(newer[src], newer[dst])
+        return network.link(index[src], index[dst]) if src in index and dst in index else NO_LINK
+
+    links = [[NO_LINK if a == b else link(a, b) for b in names] for a in names]
+    latency_s = tuple(tuple(one.latency_s for one in row) for row in links)
+    bandwidth_gbps = tuple(tuple(one.bandwidth_gbps for one in row) for row in links)
+    came = len(set(names) - set(index))
+    name = f"{network.name or 'network'} -{len(change.without)} +{came}"
+    return Network(tuple(devices.values()), latency_s, bandwidth_gbps, name)

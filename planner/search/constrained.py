@@ -1,0 +1,114 @@
+"""The search by COMM-COST under constraints, which the solver `auto` runs in place of its portfolio.
+
+Up to SMALL devices every placement is tried, which is a proof. Beyond, a part of the budget goes to the same problem
+without constraints: no plan with them costs less than its bound, and its plan, moved to the nearest seats that are
+allowed, is a start. The rest is annealing of seats (planner.search.seat_annealing).
+"""
+
+import itertools
+
+import numpy as np
+
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Network
+from planner.cost.bounds import floor_s
+from planner.cost.placement import match_pipelines
+from planner.model.constraints import Constraints, Rules, rules_of
+from planner.model.problem import Problem, placement_s
+from planner.model.proof import ROUNDING, checked_bound, is_optimal
+from planner.model.result import Solution
+from planner.search.base import solver_entry
+from planner.search.incumbent import Budget, Incumbent
+from planner.search.seat_annealing import VIOLATION, Extra, anneal_seats, seat_rules
+from planner.search.seating import seating
+from planner.search.solve import solve
+
+SMALL = 8
+RELAXED_FRAC = 0.3  # of the budget, for the problem without constraints
+
+
+def solve_constrained(
+    problem: Problem, network: Network, constraints: Constraints, incumbent: Incumbent, solver: str, seed: int
+) -> Solution:
+    """The best placement found that honours the constraints. BadInput names those that contradict each other."""
+    if not solver_entry(solver).honours_constraints:
+        raise BadInput(f"--solver: {solver} does not honour constraints, expected auto")
+    rules = rules_of(constraints, network, problem.n_stages, problem.n_pipelines)
+    start = seating(network, constraints, problem.n_stages, problem.n_pipelines)
+    incumbent.missing_s = problem.missing_s
+    incumbent.raise_bound(floor_s(problem))
+    if problem.n_devices <= SMALL:
+        _try_all(problem, rules, incumbent)
+        return _emit(problem, rules, incumbent)
+    start = _matched(problem, rules, start)
+    incumbent.offer(start, placement_s(problem, start), by="constraints")
+    relaxed = _solve_relaxed(problem, incumbent, solver, seed)
+    near = seating(network, constraints, problem.n_stages, problem.n_pipelines, relaxed.placement)
+    for placement in (relaxed.placement, relaxed.placement[::-1], _matched(problem, rules, near)):
+        if not rules.violated(placement.tolist()):
+            incumbent.offer(placement, placement_s(problem, placement), by="constraints")
+    if not incumbent.done:
+        assert incumbent.best is not None  # the seating without search
+        anneal_seats(problem, incumbent, extra_of(problem, rules), seed, incumbent.best)
+    return _emit(problem, rules, incumbent)
+
+
+def extra_of(problem: Problem, rules: Rules | None, move_s: np.ndarray | None = None, per_step: float = 0.0) -> Extra:
+    """What a placement costs besides COMM-COST: nothing but constraints, or moves of move_s [N, S] seconds too."""
+    shape = problem.n_stages, problem.n_pipelines
+    typical_s = float(np.median(problem.pp_s)) * problem.n_stages + float(np.median(problem.dp_s)) * problem.n_pipelines
+    move_s = np.zeros((problem.n_devices, problem.n_stages)) if move_s is None else move_s
+    return Extra(seat_rules(rules, problem.n_devices, shape), move_s, per_step, VIOLATION * max(typical_s, 1e-9))
+
+
+def _matched(problem: Problem, rules: Rules, placement: np.ndarray) -> np.ndarray:
+    """The placement with the best pairs of each hop, where constraints leave them open."""
+    return placement if rules.about_pipelines else match_pipelines(problem, placement)
+
+
+def _solve_relaxed(problem: Problem, incumbent: Incumbent, solver: str, seed: int) -> Solution:
+    """Solve without constraints within a part of the budget; the bound holds with constraints too."""
+    budget = incumbent.budget
+    time_s = None if budget.time_s is None else RELAXED_FRAC * budget.time_s
+    evaluations = None if budget.evaluations is None else max(1, int(RELAXED_FRAC * budget.evaluations))
+    inner = Incumbent(Budget(time_s, evaluations))
+    with incumbent.on_stop(inner.stop):
+        if incumbent.interrupted:
+            inner.stop()
+        relaxed = solve(problem, inner, solver, seed)
+    incumbent.raise_bound(min(relaxed.bound_s, problem.missing_s))
+    incumbent.count(relaxed.evaluations)
+    return relaxed
+
+
+def _try_all(problem: Problem, rules: Rules, incumbent: Incumbent):
+    """Every placement, the cheapest first, until one is allowed."""
+    shape = problem.n_stages, problem.n_pipelines
+    every = np.array(list(itertools.permutations(range(problem.n_devices)))).reshape(-1, *shape)
+    exchanges_s = problem.dp_s[every[:, :, :, None], every[:, :, None, :]].sum(axis=3).max(axis=(1, 2))
+    hops_s = problem.pp_s[every[:, :-1], every[:, 1:]].max(axis=2).sum(axis=1)
+    costs_s = exchanges_s + hops_s
+    incumbent.count(len(every))
+    for k in np.argsort(costs_s, kind="stable"):
+        if not rules.violated(every[k].tolist()):
+            incumbent.offer(every[k], placement_s(problem, every[k]), by="exact")
+            incumbent.raise_bound(min(float(costs_s[k]) * (1 - ROUNDING), problem.missing_s))
+            return
+
+
+def _emit(problem: Problem, rules: Rules, incumbent: Incumbent) -> Solution:
+    assert incumbent.best is not None  # the seating without search
+    placement = _matched(problem, rules, incumbent.best)
+    cost_s = placement_s(problem, placement)
+    bound_s = checked_bound(incumbent.bound_s, cost_s)
+    missing_s = problem.missing_s
+    return Solution(
+        placement=placement,
+        cost_s=cost_s if cost_s < missing_s else np.inf,
+        bound_s=bound_s if bound_s < missing_s else np.inf,
+        proved=cost_s < missing_s and is_optimal(cost_s, bound_s),
+        evaluations=incumbent.evaluations,
+        time_s=incumbent.elapsed_s,
+        history=list(incumbent.history),
+        by_solver=incumbent.by_solver,
+    )
