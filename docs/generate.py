@@ -19,9 +19,9 @@ from jaxdt.ablation.grid import AblationConfig
 from jaxdt.spec import config as configs
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import PRESETS, GPTConfig
-from jaxdt.spec.schema import schemas
 from jaxdt.sync.base import SYNCS
 from jaxdt.wiring.base import WIRINGS
+from planner.model.file_schemas import schemas
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
 SCHEMAS = PAGE.parent / "schemas"

@@ -179,12 +179,31 @@ def columns_s(devices, place, sums):
 
 
 @compiled
+def _propose_seat(rng, devices, seats, shares):
+    """Write a random move into the trial placement. Returns (whether there is one; stage, slot and index of the spare
+    device of a swap with one, else -1 each)."""
+    state, trial, changed, _, _ = seats.walk
+    S, P = state.place.shape
+    choice = below(rng, S * P + seats.spare.shape[0])
+    if choice >= S * P:
+        i, a = below(rng, S), below(rng, P)
+        trial.place[i, a] = seats.spare[choice - S * P]
+        changed[i] = a
+        return True, i, a, choice - S * P
+    if seats.columns and unit(rng) < 0.3:
+        i, a, b = below(rng, S), below(rng, P), below(rng, P)
+        trial.place[i, a], trial.place[i, b] = state.place[i, b], state.place[i, a]
+        changed[i] = ALL_SLOTS
+        return a != b, -1, -1, -1
+    return propose(rng, devices, state, trial.place, changed, shares), -1, -1, -1
+
+
+@compiled
 def _anneal_seats(devices, seats, extra, rng, cooling, shares):
     """Anneal seats.walk.state.place. Returns (best cost, infinite if no plan on the way was allowed; cost at the end),
     both with what moves are charged."""
     state, trial, changed, best, scratch = seats.walk
     S, P = state.place.shape
-    n_spare = seats.spare.shape[0]
     cost = start_state(devices, state, scratch)
     if seats.columns:
         cost = columns_s(devices, state.place, seats.sums)
@@ -207,20 +226,7 @@ def _anneal_seats(devices, seats, extra, rng, cooling, shares):
     temperature = cooling.hot_s
     for _ in range(cooling.n_moves):
         temperature *= ratio
-        i, a, r = -1, -1, -1
-        choice = below(rng, S * P + n_spare)
-        if choice >= S * P:
-            i, a, r = below(rng, S), below(rng, P), choice - S * P
-            trial.place[i, a] = seats.spare[r]
-            changed[i] = a
-            moved = True
-        elif seats.columns and unit(rng) < 0.3:
-            i, a, b = below(rng, S), below(rng, P), below(rng, P)
-            trial.place[i, a], trial.place[i, b] = state.place[i, b], state.place[i, a]
-            changed[i] = ALL_SLOTS
-            moved = a != b
-        else:
-            moved = propose(rng, devices, state, trial.place, changed, shares)
+        moved, i, a, r = _propose_seat(rng, devices, seats, shares)
         new_cost = cost
         if moved:
             n_bad, move_s = extra_terms(extra, trial.place, seats.scratch)

@@ -14,7 +14,7 @@ from jaxdt.spec.config import PlanConfig, RunConfig, default_plan
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.profile import from_flops
-from jaxdt.spec.schema import DIALECT, schemas
+from planner.model.file_schemas import DIALECT, schemas
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYWORDS = {"$schema", "$id", "$ref", "$defs", "title", "description", "type", "properties", "required", "const"} | {
