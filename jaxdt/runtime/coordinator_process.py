@@ -66,8 +66,8 @@ def _coordinate(
         loop = Loop(COORDINATOR, machine, trace, journal.report, job.checkpointer(None), durable)
         journal.post = loop.post
         issuer = _issuer(job, durable, machine)
-        incarnation, issue = machine.coordinator_term, issuer.redeem if issuer else None
-        address = start_transport(job, loop, COORDINATOR, options.own, incarnation=incarnation, issue=issue)
+        term, issue = machine.coordinator_term, issuer.redeem if issuer else None
+        address = start_transport(job, loop, COORDINATOR, options.own, coordinator_term=term, issue=issue)
         with journal:
             begin_run(job, durable, beginning)
             on_address(address)

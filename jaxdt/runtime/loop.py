@@ -81,6 +81,7 @@ from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
 from jaxdt.spec.work import UPDATE, Work
 
+PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the same peer
 CONGESTED_S = 0.002
 FLUSH_S = 1.0
 PAUSED_S = 0.2  # a machine is told of longer pauses
@@ -256,7 +257,7 @@ class Loop:
             self._awake_s = time.monotonic()
             # A coordinator holds no parts of checkpoints.
             disk = self._checkpointer.disk if self._checkpointer and not self._durable else ""
-            self._handle(Started(address, secrets.randbelow(1 << 31), disk))
+            self._handle(Started(address, PROCESS, disk))
             while self._stop is None:
                 self._turn()
         except (BadInput, OSError) as error:
@@ -374,7 +375,7 @@ class Loop:
             case Meet(members):
                 for member in members:
                     if member.peer != self._peer:
-                        self._connect(member.peer, member.address)
+                        self._connect(member.peer, member.address, member.process)
             case Disconnect(peer):
                 self.transport.drop(peer)
             case Revoke(peers):
@@ -444,9 +445,9 @@ class Loop:
             return self._checkpoint_writer.read_slice(body.key)
         return self.tensors.tensor_to_send(body)
 
-    def _connect(self, peer: int, address: str) -> None:
+    def _connect(self, peer: int, address: str, process: int | None = None) -> None:
         try:
-            self.transport.connect(peer, parse_address(name_of(peer), address) if address else None)
+            self.transport.connect(peer, parse_address(name_of(peer), address) if address else None, process)
         except BadInput as error:  # the peer gave a bad address, which is no reason to end this process
             self._handle(Refused(peer, str(error)))
 

@@ -1,10 +1,9 @@
 """The transport of one process of a run: its address, its credential and the links that it emulates."""
 
-import secrets
 from dataclasses import dataclass
 
 from jaxdt.protocol.message import from_plain
-from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.loop import PROCESS, Loop
 from jaxdt.runtime.net.address import Address, advertised, format_address, parse_address
 from jaxdt.runtime.net.options import Issue, TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
@@ -12,8 +11,6 @@ from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.sim.predict import device_links
 from jaxdt.spec.errors import BadInput
-
-PROCESS = secrets.randbelow(1 << 31)  # no other process has this number
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,14 @@ def start_transport(
     peer: int,
     own: OwnAddress,
     towards: Address | None = None,
-    incarnation: int = PROCESS,
+    coordinator_term: int | None = None,
     issue: Issue | None = None,
 ) -> str:
     """Give the loop a transport that has started. Returns the address at which others reach this process; '' for a
     process that nobody can dial. `towards` is an address that leads to the others: that of the coordinator, None for
-    the coordinator itself, whose answer to tokens is `issue`. `incarnation`: a coordinator's term, or what tells this
-    process from others of the same peer."""
+    the coordinator itself, whose term is given and whose answer to tokens is `issue`."""
     listen = parse_address("listen", own.listen) if own.listen else None
+    incarnation = PROCESS if coordinator_term is None else coordinator_term
     link = device_links(job.network)
 
     def shape(dst: int) -> LinkShape | None:

@@ -116,11 +116,12 @@ class Transport:
         self._spawn("accept", self._acceptor.run, is_vital=True)
         return self._acceptor.address
 
-    def connect(self, peer: int, address: Address | None) -> None:
+    def connect(self, peer: int, address: Address | None, incarnation: int | None = None) -> None:
         """Remember the address of a peer; the channels dial it from their own threads.
 
-        With None nobody can dial the peer: messages to it wait until the peer has dialed. BadInput for an invalid
-        address, and for plaintext to an address that is not loopback.
+        With None nobody can dial the peer: messages to it wait until the peer has dialed. `incarnation`: the process
+        that is the peer. Another one is cut off; without it the process counts that has greeted first. BadInput for an
+        invalid address, and for plaintext to an address that is not loopback.
         """
         if address is not None:
             self._check_address(handshake.name_of(peer), address)
@@ -132,6 +133,11 @@ class Transport:
             if self._closing:
                 return
             known = self._known_peer(peer)
+            if incarnation is not None and self._incarnations.get(peer, incarnation) != incarnation:
+                for channel in self._inbound_channels_of(peer):
+                    channel.cut()
+            if incarnation is not None:
+                self._incarnations[peer] = incarnation
             if address is not None:
                 known.address = address
                 for dialing in (*known.channels.values(), *known.reverse_dialers):

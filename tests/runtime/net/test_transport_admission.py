@@ -90,6 +90,23 @@ def test_a_process_whose_place_another_one_has_taken_is_refused_until_that_one_i
     assert b.next()[1] == {"n": 2}
 
 
+def test_the_process_that_a_view_names_replaces_one_that_was_faster(start):
+    """A paused process was replaced, and goes on: it dials the members before its successor has done so."""
+    b = start(1)
+    paused, successor = start(0, incarnation=7), start(0, incarnation=8)
+    for node in (paused, successor):
+        node.connect(b)
+    paused.transport.send(1, {"n": 1})
+    assert b.next()[1] == {"n": 1}
+    b.transport.connect(0, None, 8)
+    successor.transport.send(1, {"n": 2})
+    assert b.next()[1] == {"n": 2}
+    assert paused.link(1, "refused") == "peer 0: another process has taken its place"
+    paused.transport.send(1, {"n": 3})
+    successor.transport.send(1, {"n": 4})
+    assert b.next()[1] == {"n": 4}
+
+
 def test_of_two_coordinators_the_later_one_is_heard(start):
     b = start(1)
     stale, present = start(COORDINATOR, incarnation=3), start(COORDINATOR, incarnation=4)
