@@ -29,6 +29,7 @@ from jaxdt.runtime.net.handshake import HandshakeHello
 from jaxdt.runtime.net.options import TransportCallbacks, TransportLimits, TransportSettings
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
+from jaxdt.spec import versions
 from jaxdt.spec.errors import BadInput
 
 start, cred, run_credential = transport_nodes.start, transport_nodes.cred, transport_nodes.run_credential  # fixtures
@@ -340,7 +341,10 @@ def test_a_bug_in_a_callback_is_reported_and_not_swallowed(monkeypatch, start):
 # --- versions ---
 
 
-@pytest.mark.parametrize("minor", [0, 1])
+MINOR = versions.PROTOCOL.minor
+
+
+@pytest.mark.parametrize("minor", [MINOR, MINOR + 1])
 def test_a_peer_of_the_next_minor_version_is_let_in(start, minor):
     b = start(1)
     with raw_connection(b) as sock:
@@ -349,12 +353,15 @@ def test_a_peer_of_the_next_minor_version_is_let_in(start, minor):
         assert b.next()[:2] == (7, {"n": 1})
 
 
-@pytest.mark.parametrize("minor", [2, 99])
+@pytest.mark.parametrize("minor", [MINOR + 2, 99])
 def test_a_peer_of_another_minor_version_is_refused(start, minor):
     b = start(1)
     with (
         raw_connection(b) as sock,
-        pytest.raises(handshake.HandshakeRefused, match=f"protocol version: got 3.{minor}, expected 3.0 to 3.1"),
+        pytest.raises(
+            handshake.HandshakeRefused,
+            match=f"protocol version: got 3.{minor}, expected 3.{MINOR - 1} to 3.{MINOR + 1}",
+        ),
     ):
         greeted(b, sock, minor_version=minor)
     assert f"protocol version: got 3.{minor}" in b.link(None, "refused")
