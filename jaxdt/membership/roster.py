@@ -143,9 +143,9 @@ class Roster:
 
     def ready(self, peer: int, state: StateName | None) -> None:
         """A peer outside of the view is ready to compute, or a joining member has its state. `state`: what it holds of
-        the run, if it holds something."""
+        the run, if it holds something. A lost member is as good as outside, also one that was joining."""
         self.absences.end(peer)
-        if peer not in self._joining:
+        if peer not in self._joining - self.lost:
             self.candidates.add(peer)
         if state is not None:
             self._states[peer] = state

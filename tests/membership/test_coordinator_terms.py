@@ -13,6 +13,7 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import (
     COORDINATOR,
     Ended,
+    Failed,
     Header,
     Heartbeat,
     HeartbeatAck,
@@ -172,10 +173,10 @@ def test_a_peer_without_a_view_ends_if_its_coordinator_refuses_it_and_not_if_it_
 # ------------------------------------------------------------------ views that a superseded coordinator made since then
 
 
-def successor():
+def successor(view=VIEW):
     """A coordinator of term 2 that knows of view 1 alone, and what it has done."""
     run = Driver()
-    run.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), DurableState(1, VIEW, ()))
+    run.machine = Coordinator(TERMS, TwoPhaseCommit(TERMS), DurableState(1, view, ()))
     run.event(Started())
     run.event(Persisted("coordinator_term"))
     return run
@@ -214,6 +215,19 @@ def test_the_last_of_a_stage_takes_its_place_again_with_the_state_that_it_has():
     run.event(Persisted("view"), 1.0)
     members = run.machine.view.by_peer
     assert {peer: member.admission for peer, member in members.items()} == {0: 1_000_002, 1: 1, 2: 1_000_002, 3: 1}
+    assert not of(run.actions, Stop)
+
+
+def test_a_joining_member_that_is_admitted_anew_is_ready_before_the_view_without_it_is_durable():
+    """It has its state, and then it is the last of its stage that has it."""
+    run = successor(replace(VIEW, joining=(3,)))
+    run.message(3, Hello(3, 1, "f", "h3:1"), 1.0, view=3)
+    run.message(3, Profiled({"F": 1.0}, 0, state=StateName(0, 0)), 1.0, view=3)
+    run.event(Persisted("view"), 1.0)
+    assert run.machine.roster.candidates == {3}
+    run.message(1, Failed("disk: full"), 1.1)
+    run.event(Persisted("view"), 1.1)
+    assert {member.peer for member in run.machine.view.members} == {0, 2, 3} and run.machine.view.joining == ()
     assert not of(run.actions, Stop)
 
 
