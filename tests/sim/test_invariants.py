@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from jaxdt.membership.agreement import CommittedStep
 from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
@@ -25,6 +26,7 @@ from jaxdt.protocol.events import (
     SliceKey,
     StateName,
     Stop,
+    Tally,
     View,
 )
 from jaxdt.sim.faults import CRASH, CUT, PAUSE, Fault
@@ -51,8 +53,8 @@ def coordinator(*values):
 
 
 def durable(invariants, value, now_s=1.0):
-    name = "view" if isinstance(value, View) else "records"
-    written = serialize.write(value if isinstance(value, View) else (value,))
+    name = "view" if isinstance(value, View) else "steps"
+    written = serialize.write(value if isinstance(value, View) else (CommittedStep(value, Tally()),))
     invariants(now_s, COORDINATOR, None, [Persist(name, written)])
     invariants(now_s, COORDINATOR, Persisted(name), [])
 
