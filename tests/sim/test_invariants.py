@@ -11,7 +11,9 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     Boundary,
     Committed,
+    Ended,
     Header,
+    HeartbeatAck,
     Key,
     Member,
     Persist,
@@ -29,6 +31,7 @@ from jaxdt.protocol.events import (
     Tally,
     View,
 )
+from jaxdt.protocol.reports import LostReport
 from jaxdt.sim.faults import CRASH, CUT, PAUSE, Fault
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
@@ -135,6 +138,32 @@ def test_a_joining_member_counts_once_it_has_said_that_its_state_is_here():
     said = Received(Header("r", 0, 1, 1), Profiled({}, 1, state=StateName(0, 1)))
     with pytest.raises(InvariantBroken):
         joins(42.0, COORDINATOR, said, [LOST])
+
+
+ENDED = Ended(130, "interrupted")
+LOSES_1 = [LostReport(1, "its connection broke and did not come back")]
+
+
+def taken_over(*terms):
+    """A coordinator of term 2 has begun. Then peer 1 hears coordinators of these terms, and the last one ends it."""
+    invariants = two_stages()
+    for term in (1, 2):
+        invariants(40.0, COORDINATOR, None, [Persist("coordinator_term", term)])
+    for term in terms[:-1]:
+        invariants(41.0, 1, Received(Header("r", 0, 1, COORDINATOR, term), HeartbeatAck(1, 0.0)), [])
+    invariants(42.0, 1, Received(Header("r", 0, 1, COORDINATOR, terms[-1]), ENDED), [Stop(130, "interrupted")])
+    return invariants
+
+
+def test_a_peer_that_a_superseded_coordinator_has_ended_may_be_lost_if_it_had_not_heard_of_the_successor():
+    taken_over(1)(50.0, COORDINATOR, None, LOSES_1)
+    taken_over(1, 1)(50.0, COORDINATOR, None, LOSES_1)
+
+
+@pytest.mark.parametrize("terms", [(1, 2, 1), (1, 2), (2,)])
+def test_but_not_one_that_knew_better_or_that_its_own_coordinator_has_ended(terms):
+    with pytest.raises(InvariantBroken, match=r"\(8\) coordinator: takes a living peer for lost: its connection broke"):
+        taken_over(*terms)(50.0, COORDINATOR, None, LOSES_1)
 
 
 def test_no_view_leaves_a_stage_without_members():

@@ -11,7 +11,8 @@
   (7) the run ends within a stated time after the last fault is over
   (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
       nor for another coordinator, nor for another process of that peer. Of two members that accuse each other it may
-      evict the living one
+      evict the living one. A peer does not count that a superseded coordinator has ended before its successor was heard
+      there: when a person ends the run at that coordinator, the peer cannot know better, and its process is gone
   (9) no step is committed for which replicas compare their states and differ beyond the tolerance, at version 0 at all
   (10) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
        disks of members as were asked for, or on those of all members that no fault has touched yet
@@ -44,6 +45,7 @@ from jaxdt.protocol.events import (
     Action,
     Checkpoint,
     Committed,
+    Ended,
     Event,
     FindPart,
     Free,
@@ -108,6 +110,8 @@ class Invariants:
         self._served: set[int] = set()  # peers that hold what is committed, or did when they were evicted
         self._evicted_at: dict[int, int] = {}  # peer -> steps committed in the view that went on without it
         self._outgoing: set[int] = set()  # peers that were asked to leave or to move
+        self._coordinator_term = 0  # of the last coordinator that has begun
+        self._terms_heard: dict[int, int] = {}  # peer -> the highest term of a coordinator that its process has heard
         self._may_end = False
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
         self._pending: dict[str, Durable] = {}  # values on their way to the coordinator's disk, by name
@@ -143,6 +147,7 @@ class Invariants:
         """A process that was not there before: that of a newcomer, or of a crashed peer that starts again."""
         self._served.discard(peer)
         self._outgoing.discard(peer)
+        self._terms_heard.pop(peer, None)
         self._peers[peer] = machine
         self.tensors[peer] = tensors
         self._alive.add(peer)
@@ -262,6 +267,8 @@ class Invariants:
             if isinstance(action, Persist):
                 value = self._durable_value(action.name, action.value)
                 self._pending[action.name] = value
+                if isinstance(value, int):
+                    self._coordinator_term = value
                 if isinstance(value, View) and value.generation != self._generation and self._must_last:
                     self.broken(SPARED, COORDINATOR, f"rolls back to {value.n_committed} steps")
             elif isinstance(action, MoveReport):
@@ -357,6 +364,8 @@ class Invariants:
         sent_to += [dst for action in actions if isinstance(action, Post) for dst, _, _ in action.letters]
         if peer in sent_to:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
+        if isinstance(event, Received) and event.header.src == COORDINATOR:
+            self._on_heard(peer, event, Stop in kinds)
         if Stop in kinds:
             self._alive.discard(peer)
         if Free in kinds and not kinds & {Restore, FindPart}:  # which a rollback begins with
@@ -364,6 +373,13 @@ class Invariants:
         counts = any(isinstance(action, Run) and action.work.kind == BACKWARD for action in actions)
         adopts = isinstance(event, Received) and isinstance(event.body, View)
         self._to_check = (peer, counts or adopts)
+
+    def _on_heard(self, peer: int, event: Received, stops: bool) -> None:
+        """A peer hears a coordinator, perhaps one that was superseded and that it may still obey."""
+        heard, term = self._terms_heard.get(peer, 0), event.header.coordinator_term
+        if stops and isinstance(event.body, Ended) and heard <= term < self._coordinator_term:
+            self._expendable.add(peer)
+        self._terms_heard[peer] = max(heard, term)
 
     def _check_tensors(self, peer: int, counted: bool) -> None:
         self._check_applicable(peer)
