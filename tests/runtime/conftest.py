@@ -20,8 +20,7 @@ def launched(tmp_path):
 
     yield start
     for fleet in fleets:
-        fleet.process.kill()  # its children follow
-        fleet.process.communicate()
+        fleet.kill()
 
 
 @pytest.fixture
@@ -35,8 +34,7 @@ def churning(tmp_path):
 
     yield start
     for fleet in fleets:
-        fleet.process.kill()
-        fleet.process.communicate()
+        fleet.kill()
         if fleet.newcomer:
             fleet.newcomer.kill()
             fleet.newcomer.wait()

@@ -37,8 +37,7 @@ class Cut(Churning):
 def fleet(tmp_path, slow_links):
     started = Cut(tmp_path, *ENDLESS, *SWARM, slow_links)
     yield started
-    started.process.kill()
-    started.process.communicate()
+    started.kill()
 
 
 def test_links_that_break_and_heal(fleet, alone):

@@ -61,7 +61,10 @@ def test_a_killed_launcher_takes_its_children_along(launched):
 
 def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(launched, alone):
     cut = launched(FOUR_MICROBATCHES, "--config.train.steps=100000")
-    cut.wait_for_step(5)
+    n_steps = 5
+    while not list(cut.run_dir.glob("checkpoints/*/complete.json")):
+        cut.wait_for_step(n_steps)
+        n_steps += 1
     for pid in (*cut.children().values(), cut.process.pid):
         os.kill(pid, signal.SIGKILL)
     cut.ended(timeout_s=20)

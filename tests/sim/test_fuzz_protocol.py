@@ -10,7 +10,19 @@ import pytest
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import ReturnedReport, RollbackReport, VacantReport
-from jaxdt.sim.faults import DRAWERS, FAIL, JOIN, LATE, LEAVE, PERTURB, RESTART, STALE, TWICE, spares_every_stage
+from jaxdt.sim.faults import (
+    DRAWERS,
+    FAIL,
+    JOIN,
+    LATE,
+    LEAVE,
+    PERTURB,
+    RESTART,
+    STALE,
+    TAKEOVER,
+    TWICE,
+    spares_every_stage,
+)
 from jaxdt.sim.fuzz.cases import draw_case, finding, play
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +39,7 @@ def test_the_seeds_draw_all_kinds_and_both_ends():
     """Otherwise the fuzzer would check less than it claims."""
     cases = [draw_case(seed) for seed in range(N_SEEDS)]
     kinds = {fault.kind for case in cases for fault in case.faults}
-    assert kinds == {*DRAWERS, FAIL, JOIN, RESTART, LEAVE, LATE, STALE, TWICE, PERTURB}
+    assert kinds == {*DRAWERS, FAIL, JOIN, RESTART, LEAVE, LATE, STALE, TAKEOVER, TWICE, PERTURB}
     fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
     wait = [case for case in fatal if case.config.wiring.on_stage_lost == "wait"]
     assert N_SEEDS // 15 <= len(fatal) - len(wait) <= N_SEEDS // 6 and len(wait) >= N_SEEDS // 5

@@ -418,8 +418,8 @@ def test_a_tied_table_counts_once_in_the_norm():
     for peer, prepared in wire.prepared().items():
         actions = coordinator.handle(0.0, Received(Header("r", 0, 1, peer), prepared))
     (persist,) = actions
-    assert persist.value[0]["sq_norm"] == sum(x * x for group in TIED for x in wire.expected(group))
-    assert persist.value[0]["n_samples"] == 6
+    assert persist.value[0]["record"]["sq_norm"] == sum(x * x for group in TIED for x in wire.expected(group))
+    assert persist.value[0]["record"]["n_samples"] == 6
 
 
 # ------------------------------------------------------------------------------------------------------------- commit
