@@ -15,13 +15,13 @@ from planner.cost.bounds import floor_s
 from planner.cost.placement import match_pipelines
 from planner.model.constraints import Constraints, Rules, rules_of
 from planner.model.problem import Problem, placement_s
-from planner.model.proof import ROUNDING, checked_bound, is_optimal
+from planner.model.proof import ROUNDING
 from planner.model.result import Solution
 from planner.search.base import solver_entry
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.seat_annealing import VIOLATION, Extra, anneal_seats, seat_rules
 from planner.search.seating import seating
-from planner.search.solve import solve
+from planner.search.solve import solution_of, solve
 
 SMALL = 8
 RELAXED_FRAC = 0.3  # of the budget, for the problem without constraints
@@ -98,17 +98,4 @@ def _try_all(problem: Problem, rules: Rules, incumbent: Incumbent):
 
 def _emit(problem: Problem, rules: Rules, incumbent: Incumbent) -> Solution:
     assert incumbent.best is not None  # the seating without search
-    placement = _matched(problem, rules, incumbent.best)
-    cost_s = placement_s(problem, placement)
-    bound_s = checked_bound(incumbent.bound_s, cost_s)
-    missing_s = problem.missing_s
-    return Solution(
-        placement=placement,
-        cost_s=cost_s if cost_s < missing_s else np.inf,
-        bound_s=bound_s if bound_s < missing_s else np.inf,
-        proved=cost_s < missing_s and is_optimal(cost_s, bound_s),
-        evaluations=incumbent.evaluations,
-        time_s=incumbent.elapsed_s,
-        history=list(incumbent.history),
-        by_solver=incumbent.by_solver,
-    )
+    return solution_of(problem, _matched(problem, rules, incumbent.best), incumbent)

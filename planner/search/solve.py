@@ -36,6 +36,11 @@ def _emit(problem: Problem, incumbent: Incumbent) -> Solution:
     placement = match_pipelines(problem, groups)
     if not is_optimal(placement_s(problem, placement), incumbent.bound_s):
         placement = min(placement, placement_of(problem, groups), key=lambda plan: placement_s(problem, plan))
+    return solution_of(problem, placement, incumbent)
+
+
+def solution_of(problem: Problem, placement: np.ndarray, incumbent: Incumbent) -> Solution:
+    """What a search has come to, with this placement. BoundError if it has proved a bound above the cost of it."""
     cost_s = placement_s(problem, placement)
     bound_s = checked_bound(incumbent.bound_s, cost_s)
     missing_s = problem.missing_s
