@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import new_token
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # the launcher sets it too, for peers that share CPUs
 CONFIG = '''"""Written by a script for a run of its own."""
 
 from jaxdt.config_file import base_config

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 
 
 def restart() -> None:

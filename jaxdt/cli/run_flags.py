@@ -14,6 +14,7 @@ from jaxdt import build
 from jaxdt.cli import script_main
 from jaxdt.model.data import TokenFile, open_data
 from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
+from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
@@ -201,4 +202,4 @@ def set_cpus(cpus: list[str]) -> None:
         except OSError:
             raise BadInput(f"--cpus: got {','.join(cpus)}, this machine has 0..{(os.cpu_count() or 1) - 1}") from None
     if len(cpus) == 1:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()

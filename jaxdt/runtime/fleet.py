@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.membership.coordinator import TERMINATED
-from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
 from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.plan import Plan
@@ -117,9 +117,7 @@ class LocalFleet:
             *self._cpus(peer),
             *self._gpu_flags.get(peer, []),
         ]
-        # Peers that share CPUs compute on one thread each. The simulator assumes this, and more threads would only
-        # compete for the CPUs.
-        one_thread = "" if self._n_cpus else " --xla_cpu_multi_thread_eigen=false"
+        one_thread = "" if self._n_cpus else f" {ONE_THREAD}"
         environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + one_thread}
         path = self._log_path(peer)
         for part in (path, older_part(path)):

@@ -33,8 +33,8 @@ from jaxdt.membership.peer import Peer
 from jaxdt.protocol.events import COORDINATOR, Accumulated, Drained, Updated
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import Report
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
-from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.durable import FileStore

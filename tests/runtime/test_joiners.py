@@ -17,11 +17,11 @@ from jaxdt.model.data import write_tokens
 from jaxdt.protocol.events import COORDINATOR, Fetch, Header, Ready, Received, Send, State, StateKey, Stop
 from jaxdt.protocol.message import from_plain
 from jaxdt.protocol.trace import Trace
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.joining import ask_to_join, credential_for
 from jaxdt.runtime.loop import PROCESS, Loop
-from jaxdt.runtime.malloc_settings import MALLOC_ENVIRONMENT
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport

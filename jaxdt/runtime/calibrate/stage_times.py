@@ -1,10 +1,13 @@
 """Times a peer's compiled stage functions before the peer joins. The simulator predicts a step from these seconds.
 
-On a CPU these are CPU seconds of the process, not wall seconds: peers that share cores time themselves at the same
-moment, and the simulator models the sharing itself. On an accelerator they are wall seconds.
+Where a computation uses one thread of the CPU, these are CPU seconds of the process, not wall seconds: peers that share
+cores time themselves at the same moment, and the simulator models the sharing itself. A process that may use several
+threads has its cores to itself, and its threads' CPU seconds add up to more than a computation lasts: it takes wall
+seconds, and so does one with an accelerator.
 """
 
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +20,7 @@ import numpy as np
 from jaxdt.codec.base import decode, encode
 from jaxdt.protocol.events import Boundary, Key, Round, SliceKey
 from jaxdt.runtime.calibrate.message_cost import N_ENDS, MessageCostProbe
+from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.store import Store
 from jaxdt.spec.codec import CodecSpec
 from jaxdt.spec.profile import CodecTimes
@@ -73,7 +77,7 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
     The sums of the sync groups are timed with the update: over all slices, a member adds up as many numbers as it
     holds. With a probe, the CPU seconds of a MESSAGE are measured too: how much longer a backward takes while the probe
     exchanges messages. Parameters and optimizer state are the same afterwards."""
-    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
+    clock = _clock()
     kinds = [FORWARD, BACKWARD, *([EVALUATE] if timed.evaluates else []), GATHER, UPDATE]
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     message_s: list[float] = []
@@ -101,6 +105,13 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
             store.free(step, rounds)
     means = {kind: statistics.fmean(times[N_WARM_UP:]) for kind, times in seconds.items()}
     return means | ({MESSAGE: max(0.0, statistics.fmean(message_s))} if message_s else {})
+
+
+def _clock() -> Callable[[], float]:
+    """CPU seconds of this process if JAX computes on one thread of the CPU, else wall seconds."""
+    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    has_one_thread = n_cpus == 1 or ONE_THREAD in os.environ.get("XLA_FLAGS", "").split()
+    return time.process_time if jax.default_backend() == "cpu" and has_one_thread else time.perf_counter
 
 
 def _cpu_s(store: Store, work: Work, probe: MessageCostProbe | None) -> float:

@@ -1,4 +1,7 @@
-"""The cost of handling a message: measured by a probe, counted in Ready."""
+"""The cost of handling a message: measured by a probe, counted in Ready. The clock that stages are timed with."""
+
+import os
+import time
 
 import jax
 import numpy as np
@@ -6,8 +9,9 @@ import pytest
 import transport_nodes
 
 from jaxdt.model.data import open_data, write_tokens
-from jaxdt.runtime.calibrate import message_cost
+from jaxdt.runtime.calibrate import message_cost, stage_times
 from jaxdt.runtime.calibrate.stage_times import TimedStage, time_stage
+from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.spec.config import default_plan, parse
 from jaxdt.spec.errors import BadInput
@@ -51,3 +55,14 @@ def test_a_stage_is_timed_with_the_messages_between_its_computations(tmp_path):
         seconds = time_stage(store, timed, probe)
     assert set(seconds) == kinds | {MESSAGE} and all(s > 0 for s in seconds.values())
     jax.tree.map(np.testing.assert_array_equal, store.parameter_versions.state, before)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "xla_flags", "clock"),
+    [({0, 1}, "", "perf_counter"), ({1}, "", "process_time"), ({0, 1}, f"--a=b {ONE_THREAD}", "process_time")],
+    ids=["several threads", "one CPU", "one thread"],
+)
+def test_threads_that_compute_at_once_are_not_added_up(monkeypatch, cpus, xla_flags, clock):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus)
+    monkeypatch.setenv("XLA_FLAGS", xla_flags)
+    assert stage_times._clock() is getattr(time, clock)

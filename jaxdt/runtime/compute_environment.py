@@ -1,4 +1,4 @@
-"""Settings of glibc's allocator for processes that compute."""
+"""Environment variables of processes that compute: settings of glibc's allocator and of XLA's threads."""
 
 # A jitted call returns arrays of megabytes. By default glibc returns their memory to the system when they are freed and
 # faults it in again at the next call: 14,000 pages a call, a fifth of the time of a small stage. glibc reads these
@@ -9,3 +9,7 @@ MALLOC_ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(1 << 26),
     "MALLOC_ARENA_MAX": "1",
 }
+
+# Peers that share CPUs compute on one thread each, a part of XLA_FLAGS. The simulator assumes this, and more threads
+# would only compete for the CPUs.
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
