@@ -2,6 +2,7 @@
 
     python scripts/launch.py --config=configs/quickstart.py --run_dir=runs/x \\
         [--emulate=configs/networks/four_cities.json] [--config.train.steps=50]
+    python scripts/launch.py --resume --run_dir=runs/x [--config.train.steps=100]
     python scripts/launch.py --config=configs/two_hosts.py --emit=DIR --hosts=10.0.0.1,10.0.0.2
 
 On this machine the coordinator and the peers are children of this process. With --emit nothing is started. Exit codes:
@@ -17,12 +18,12 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import codec_flags, environment, gpu_flags, run_flags
+from jaxdt.cli import codec_flags, environment, gpu_flags, resume_flags, run_flags
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
-from jaxdt.runtime.fleet import LocalFleet, PeerDevices
+from jaxdt.runtime.fleet import INTERRUPTED, LocalFleet, PeerDevices
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
-from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
+from jaxdt.runtime.storage.checkpoint import about_run, complete_checkpoints, newest_whole
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -75,8 +76,13 @@ def main() -> int:
     lock = run_dirs.hold(run_dir)
     if RESUME.value:
         extra.append(f"--resume_from={resumable(run_dir, config, data)}")
+        for line in resume_flags.changes(run_dir, config, plan):
+            print(line, flush=True)
     run_dirs.write_job(run_dir, config, plan)
+    resume_flags.save(run_dir)
     code = LocalFleet(run_dir, plan, SCRIPTS, extra, devices, began_s, lock).run()
+    if code == INTERRUPTED:
+        print(saved(run_dir))
     if code == 0 and REPORT.value:
         code = subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]).returncode
     return code
@@ -90,6 +96,15 @@ def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
     if int(folder.name) >= config.train.steps:
         raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {int(folder.name)} of {folder}")
     return folder
+
+
+def saved(run_dir: Path) -> str:
+    """What an interrupted run has left, and the command that goes on from it."""
+    checkpoints = complete_checkpoints(run_dir)
+    if not checkpoints:
+        return f"{run_dir} holds no complete checkpoint, so nothing is left to go on from"
+    n_steps = int(checkpoints[-1].name)
+    return f"to go on from step {n_steps}: python scripts/launch.py --resume --run_dir={run_dir}"
 
 
 def check_pin(plan: Plan) -> None:
@@ -163,4 +178,4 @@ def _write_flags(path: Path, lines: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_flags.run(main)
+    run_flags.run(main, complete=resume_flags.with_flags_of_run)

@@ -38,6 +38,7 @@ def main() -> int:
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     run_flags.set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
+    from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
     from jaxdt.runtime.transport_setup import OwnAddress
 
@@ -59,6 +60,9 @@ def main() -> int:
         joins_stage=joins_stage,
     )
     stop = peer_process.run_peer(job, options)
+    if JOIN.value and stop.code == FORGOTTEN:  # the coordinator that had let it in died before a view had it
+        print(f"{stop.reason}; it asks again", flush=True)
+        os.execv(sys.executable, sys.orig_argv)
     with contextlib.suppress(OSError):  # the log may be on a disk that is full
         print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
         sys.stdout.flush()

@@ -39,7 +39,12 @@ def get_config():
 """
 N_STEPS = 60
 STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
-ENDLESS = ("--config.train.steps=100000", "--config.train.keep_checkpoints=100000", "--config.plan.microbatches=4")
+ENDLESS = (
+    "--config.train.steps=100000",
+    "--config.train.keep_checkpoints=100000",
+    "--config.train.checkpoint_on_stop=false",
+    "--config.plan.microbatches=4",
+)
 ONE_PROCESS = ("--config.plan.stages=1", "--config.plan.pipelines=1")
 QUICK = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=2.0")
 SWARM = ("--config.wiring.kind=swarm", *QUICK)

@@ -27,13 +27,20 @@ APP_RUN_FLAGS = (
 )
 
 
-def run(main: Callable[..., int], commands: Collection[str] = (), takes_words: bool = False) -> None:
+def run(
+    main: Callable[..., int],
+    commands: Collection[str] = (),
+    takes_words: bool = False,
+    complete: Callable[[list[str]], list[str]] | None = None,
+) -> None:
     """Run a script and exit with the code that `main` returns. Bad input is one line on standard error and exit code 2.
     With `commands`, one of them must stand on the command line, and is passed to `main`. With `takes_words`, other
-    words may follow it."""
+    words may follow it. `complete` may change the command line before its flags are read."""
     raise_descriptor_limit()
-    words = _parse_flags(sys.argv)
     try:
+        if complete:
+            sys.argv = complete(sys.argv)
+        words = _parse_flags(sys.argv)
         if commands and (not words or words[0] not in commands or (len(words) > 1 and not takes_words)):
             got = f"{' '.join(words) or 'none'}{nearest(' '.join(words), commands)}"
             raise BadInput(f"command: got {got}, expected one of {', '.join(commands)}")

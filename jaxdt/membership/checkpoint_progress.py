@@ -18,7 +18,8 @@ class Holder:
 
 class CheckpointProgress:
     """`checkpoint`: the newest complete one. A checkpoint is complete when each stage's part is on `n_copies` of the
-    live disks, or on all that there are.
+    live disks, or on all that there are. If there are several copies, a peer of another stage has one where any can:
+    the loss of all peers of a stage must not take all copies of its part along.
 
     Copies are made of one checkpoint at a time, the newest whose parts are all written, and that one is kept to until
     it is complete: on slow links there may be newer ones before the copies are through."""
@@ -64,11 +65,12 @@ class CheckpointProgress:
             for key, part in parts.items():
                 parts[key] = _without(part, digest, disk)
 
-    def found(self, generation: int, n_reseeds: int, live: Collection[str]) -> Checkpoint | None:
+    def found(self, generation: int, n_reseeds: int, holders: Collection[Holder]) -> Checkpoint | None:
         """The newest checkpoint that is complete and that is not known as such yet, if any."""
+        live = {holder.disk for holder in holders}
         for version in sorted(self._parts, reverse=True):
             parts = self._best_parts(version, live)
-            if parts and all(self._n_missing(part, live) <= 0 for part in parts):
+            if parts and all(self._n_missing(part, holders) <= 0 for part in parts):
                 return Checkpoint(version, generation, tuple(parts), n_reseeds)
         return None
 
@@ -84,11 +86,14 @@ class CheckpointProgress:
             found.append(best)
         return found
 
-    def _n_missing(self, part: Part, live: Collection[str]) -> int:
+    def _n_missing(self, part: Part, holders: Collection[Holder]) -> int:
         """How many copies of a part are still to be made."""
-        holding = set(part.disks) & set(live)
-        fit = holding | (set(live) - self._unfit)
-        return max(1, min(self._n_copies, len(fit))) - len(holding)
+        live = {holder.disk for holder in holders}
+        of_others = {holder.disk for holder in holders if holder.stage != part.stage}
+        holding = set(part.disks) & live
+        fit = holding | (live - self._unfit)
+        lacks_other_stage = self._n_copies > 1 and of_others & fit and not of_others & holding
+        return max(max(1, min(self._n_copies, len(fit))) - len(holding), int(bool(lacks_other_stage)))
 
     def orders(self, holders: Collection[Holder]) -> list[tuple[int, Part]]:
         """Which peers are to copy which parts now, of those that have not been told so in this view."""
@@ -100,7 +105,7 @@ class CheckpointProgress:
         found: list[tuple[int, Part]] = []
         load = Counter(disk for part in parts for disk in part.disks)
         for part in parts:
-            for peer, disk in self._places(part, holders, load)[: max(0, self._n_missing(part, live))]:
+            for peer, disk in self._places(part, holders, load)[: max(0, self._n_missing(part, holders))]:
                 load[disk] += 1
                 if (peer, part.digest) not in self._ordered:
                     self._ordered.add((peer, part.digest))
@@ -108,8 +113,7 @@ class CheckpointProgress:
         return found
 
     def _places(self, part: Part, holders: Collection[Holder], load: Mapping[str, int]) -> list[tuple[int, str]]:
-        """Members that could copy a part, one for each disk, the best first: the loss of all peers of its stage must
-        not take all copies along."""
+        """Members that could copy a part, one for each disk, those of other stages first."""
         of_stage = {holder.disk for holder in holders if holder.stage == part.stage}
         first: dict[str, int] = {}
         for holder in sorted(holders, key=lambda holder: holder.peer):

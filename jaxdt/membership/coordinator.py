@@ -70,6 +70,7 @@ from jaxdt.protocol.events import (
     Send,
     Started,
     Stop,
+    StopRequested,
     Suspect,
     Terminated,
     View,
@@ -109,7 +110,9 @@ RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was star
 # Names under which state is made durable.
 TERM, VIEW, STEPS, CHECKPOINT = "coordinator_term", "view", "steps", "checkpoint"
 OPERATOR = "operator"
+FORGOTTEN = 6  # exit code of a peer that the run does not know any more
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
+INTERRUPTED = 130  # exit code: a person has ended the run
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
 UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted anew"
 NO_WAY_HINT = "forward a port to one of them and give it --advertise=HOST:PORT, or use a VPN"
@@ -176,6 +179,8 @@ class Coordinator:
                 return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return self._end(code, reason)
+            case StopRequested():
+                return self._on_stop()
             case Paused(seconds):
                 return self._on_pause(now_s, seconds)
             case Terminated():
@@ -377,7 +382,7 @@ class Coordinator:
     def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A process asks, under a temporary id, whether it may be a peer that has an id already."""
         if join.peer not in self.roster.stage_of:
-            return [self._send(src, Ended(2, self._unknown(join.peer)))]
+            return [self._send(src, Ended(FORGOTTEN, self._unknown(join.peer)))]
         self._claims.ask(now_s, src, join)
         return self._settle_claims(now_s)
 
@@ -426,7 +431,7 @@ class Coordinator:
     def _from_stranger(self, src: int, address: str) -> list[Action]:
         """A peer that the roster has forgotten, or that only an earlier coordinator knew."""
         reason = self._unknown(src)
-        return [RefusedReport(reason), Connect(src, address), self._send(src, Ended(2, reason))]
+        return [RefusedReport(reason), Connect(src, address), self._send(src, Ended(FORGOTTEN, reason))]
 
     def _unknown(self, peer: int | None) -> str:
         return f"peer {peer}: is not known any more, and may join again as a newcomer"
@@ -469,7 +474,7 @@ class Coordinator:
 
     def _on_request(self, now_s: float, src: int, request: OperatorRequest) -> list[Action]:
         """An operator asks for something."""
-        progress = Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint.version)
+        progress = self._progress
         reason = self._operations.refusal(request, self.roster, progress)
         if not reason and OPERATOR in self._being_persisted:
             reason = f"{request.command}: an earlier request is being written, ask again"
@@ -484,6 +489,24 @@ class Coordinator:
             return [*actions, self._persist(OPERATOR, self._operations.state)]
         if request.peer is not None:
             actions += self._remove(now_s, request.peer, request.command)
+        return [*actions, *self._decide()]
+
+    @property
+    def _progress(self) -> Progress:
+        return Progress(self.n_committed, self.config.n_steps, self._checkpoints.checkpoint.version)
+
+    def _on_stop(self) -> list[Action]:
+        """A person ends the run here: with a checkpoint if there are steps without one."""
+        progress = self._progress
+        if self.view is None or progress.n_committed == progress.checkpoint:
+            return self._end(INTERRUPTED, "interrupted")
+        if reason := self._operations.refusal(OperatorRequest("stop"), self.roster, progress):
+            return [OperatorReport("stop", reason)]
+        was_paused = self._operations.state.paused
+        text = self._operations.stop(INTERRUPTED, "interrupted", progress)
+        actions: list[Action] = [OperatorReport("stop", f"{text}; interrupt it again to end it at once")]
+        if was_paused and OPERATOR not in self._being_persisted:
+            return [*actions, self._persist(OPERATOR, self._operations.state)]
         return [*actions, *self._decide()]
 
     def _remove(self, now_s: float, peer: int, command: str) -> list[Action]:
@@ -726,7 +749,7 @@ class Coordinator:
         if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT}:
             return []
         view, holders = self.roster.current_view, self.roster.holders
-        found = self._checkpoints.found(view.generation, view.n_reseeds, {holder.disk for holder in holders})
+        found = self._checkpoints.found(view.generation, view.n_reseeds, holders)
         if found:
             return [self._persist(CHECKPOINT, found)]
         return [self._send(peer, CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
@@ -740,9 +763,8 @@ class Coordinator:
 
     def _end_if_over(self) -> list[Action]:
         """The run is over once every member is done and the last checkpoint is complete, or that of a stop."""
-        stops_at = self._operations.stops_at
-        if stops_at is not None and self._checkpoints.checkpoint.version >= stops_at:
-            return self._end(0, f"stopped by an operator after {self.n_committed} steps")
+        if ending := self._operations.ending(self._progress):
+            return self._end(*ending)
         if not self._checkpoints.is_over(self.roster.members):
             return []
         return self._end(0, f"done: {self.config.n_steps} steps")

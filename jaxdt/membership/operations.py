@@ -34,7 +34,7 @@ class Operations:
     def __init__(self, state: OperatorState):
         self.state = state
         self.stops_at: int | None = None
-        self._wants_stop = False
+        self._stop: tuple[int, str] | None = None  # exit code of a run that is to stop, and who has asked for it
         self._wants_checkpoint = False
         self._evicted: dict[int, int] = {}  # peer -> its process that an operator has put out
 
@@ -82,9 +82,7 @@ class Operations:
                 self._wants_checkpoint = True
                 return f"makes a checkpoint of {progress.n_committed + 1} steps"
             case "stop":
-                self._wants_checkpoint = self._wants_stop = True
-                self.state = replace(self.state, paused=False)
-                return f"stops when the checkpoint of {progress.n_committed + 1} steps is complete"
+                return self.stop(0, "stopped by an operator", progress)
             case "revoke":
                 assert peer is not None
                 self.state = replace(self.state, revoked=(*self.state.revoked, peer))
@@ -99,6 +97,20 @@ class Operations:
             case _:
                 return json.dumps(self._status(roster, progress))
 
+    def stop(self, code: int, by: str, progress: Progress) -> str:
+        """End the run with this exit code once the next step has a checkpoint; the answer for people."""
+        self._wants_checkpoint = True
+        self._stop = code, by
+        self.state = replace(self.state, paused=False)
+        return f"stops when the checkpoint of {progress.n_committed + 1} steps is complete"
+
+    def ending(self, progress: Progress) -> tuple[int, str] | None:
+        """Exit code and reason of a run that is stopped, once its last checkpoint is complete."""
+        if self._stop is None or self.stops_at is None or progress.checkpoint < self.stops_at:
+            return None
+        code, by = self._stop
+        return code, f"{by} after {progress.n_committed} steps, of which there is a checkpoint"
+
     def record(self, record: Record) -> Record:
         """A record that is about to be made durable, with the checkpoint that an operator wants after it."""
         return replace(record, checkpoint=True) if self._wants_checkpoint else record
@@ -107,7 +119,7 @@ class Operations:
         """The record is durable."""
         if record.checkpoint and self._wants_checkpoint:
             self._wants_checkpoint = False
-            if self._wants_stop:
+            if self._stop:
                 self.stops_at = record.step + 1
 
     def rolled_back(self) -> None:
@@ -134,7 +146,7 @@ class Operations:
             "of_steps": progress.n_steps,
             "checkpoint": progress.checkpoint,
             "paused": self.state.paused,
-            "stopping": self._wants_stop,
+            "stopping": self._stop is not None,
             "members": members,
             "candidates": sorted(roster.candidates),
             "coming": sorted(roster.coming),

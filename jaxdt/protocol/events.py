@@ -852,6 +852,11 @@ class Interrupted:
 
 
 @frozen_dataclass
+class StopRequested:
+    """A person asked for the end of the run: it ends as soon as a checkpoint holds what has been learned."""
+
+
+@frozen_dataclass
 class Paused:
     """This process did not run for so long: its host or its own work held it. What arrived meanwhile may not have been
     read yet, so a silence of that time says nothing."""
@@ -1223,6 +1228,7 @@ Event = (
     | Ready
     | Status
     | Interrupted
+    | StopRequested
     | Paused
     | Terminated
     | Leave

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxdt.build import build_coordinator
 from jaxdt.membership.coordinator import SUPERSEDED, TERMINATED, Coordinator
-from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, Terminated
+from jaxdt.protocol.events import COORDINATOR, Interrupted, Stop, StopRequested, Terminated
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, locked_folder
@@ -71,7 +71,8 @@ def _coordinate(
         with journal:
             begin_run(job, durable, beginning)
             on_address(address)
-            StopRequests(Interrupted(), Terminated(), options.stop_with_parent).deliver_to(loop)
+            on_interrupt = StopRequested() if job.config.train.checkpoint_on_stop else Interrupted()
+            StopRequests(on_interrupt, Terminated(), options.stop_with_parent).deliver_to(loop)
             stop = loop.run(address)
             journal.finish(loop.busy_s_max)
             assert isinstance(stop, Stop), "only a peer moves to another stage"

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxdt.membership.coordinator import TERMINATED
+from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
 from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.plan import Plan
 
-INTERRUPTED = 130
 RUN_CODES = (0, 2, 3, 4, INTERRUPTED)
 EXPECTED_CODES = (None, *RUN_CODES, -signal.SIGKILL, -signal.SIGTERM)
 RESTARTED_CODES = {-signal.SIGKILL: "killed", -signal.SIGTERM: "terminated", TERMINATED: "terminated"}

@@ -58,7 +58,9 @@ class TrainConfig:
     """`microbatch_size` is in samples. The held-out loss is measured every `eval_every_steps` (0: never) over
     `eval_microbatches`. A checkpoint is written every `checkpoint_every_steps` (0: at the end only); the newest
     `keep_checkpoints` stay. A checkpoint is complete when each stage's part is on `checkpoint_copies` disks, or on all
-    that the run has: peers without a common disk send the parts to one another. `on_nonfinite` says what happens when
+    that the run has: peers without a common disk send the parts to one another. With `checkpoint_on_stop` the first
+    Ctrl-C at the launcher or the coordinator ends the run after a checkpoint, else at once, as a second one does.
+    `on_nonfinite` says what happens when
     the gradient of a step is not finite: stop the run, skip the update, or roll back to the last complete checkpoint
     and draw other samples from there on."""
 
@@ -70,6 +72,7 @@ class TrainConfig:
     checkpoint_every_steps: int = 0
     keep_checkpoints: int = 2
     checkpoint_copies: int = 2
+    checkpoint_on_stop: bool = True
     on_nonfinite: str = "stop"
 
 

@@ -103,7 +103,6 @@ BEGUN_S = 180.0
 END_S = 60.0
 POLL_S = 0.1
 FIRST_STEPS = 3  # before the first failure
-FORGOTTEN = "is not known any more, and may join again as a newcomer"
 OPERATOR_COMMANDS = ("status", "pause", "drain", "checkpoint", "evict")
 REFUSED, LEFT, PUT_OUT, KILLED = 2, 0, 3, -signal.SIGKILL
 
@@ -279,9 +278,7 @@ class Fleet:
             return
         process.is_watched = False
         process.ends()
-        if code == REFUSED and FORGOTTEN in process.last_line():
-            self.say(f"{process.name}: a killed coordinator had let it in; asks again")
-        elif code not in process.expected:
+        if code not in process.expected:
             self.problem(f"{process.name}: ended with code {code}, in its log: {process.last_line()}")
 
     def _read_trace(self) -> None:

@@ -12,8 +12,13 @@ def save(one, version, stage, disk="d0", digest="a", blocked_s=0.0):
     one.saved(Saved(version, stage, blocked_s, digest, 9), disk)
 
 
+def found_on(one, *disks):
+    """The checkpoint that is complete if these disks are those of peers of stage 0, 1, 0, ..."""
+    return one.found(0, 0, [Holder(peer, peer % 2, disk) for peer, disk in enumerate(disks)])
+
+
 def complete(one, live=("d0",)):
-    found = one.found(0, 0, live)
+    found = found_on(one, *live)
     return found and (found.version, one.complete(found))
 
 
@@ -49,21 +54,43 @@ def test_each_part_has_to_be_on_as_many_live_disks_as_are_wanted_or_there():
     one = progress(n_copies=2)
     save(one, 1, 0, "d0")
     save(one, 1, 1, "d1")
-    assert one.found(0, 0, ["d0", "d1", "d2"]) is None
-    save(one, 1, 0, "d2")
+    assert found_on(one, "d0", "d1", "d2") is None
+    save(one, 1, 0, "d1")
     save(one, 1, 1, "gone")
-    assert one.found(0, 0, ["d0", "d1", "d2"]) is None
+    assert found_on(one, "d0", "d1", "d2") is None
     save(one, 1, 1, "d0")
-    found = one.found(0, 0, ["d0", "d1", "d2"])
+    found = found_on(one, "d0", "d1", "d2")
     assert found.n_copies == 2
-    assert found.parts == (Part(1, 0, "a", 9, ("d0", "d2")), Part(1, 1, "a", 9, ("d0", "d1", "gone")))
+    assert found.parts == (Part(1, 0, "a", 9, ("d0", "d1")), Part(1, 1, "a", 9, ("d0", "d1", "gone")))
+
+
+def test_two_copies_on_disks_of_the_stage_itself_are_not_enough():
+    """Peers that lived in the part's stage only hold it: all of them may be lost at once."""
+    one, here = written(), holders(0, 1, 0, 1)
+    save(one, 1, 0, "d2", "a")
+    save(one, 1, 1, "d0", "b")
+    assert one.found(0, 0, here) is None
+    assert placed(one.orders(here)) == [(3, "a")]
+    save(one, 1, 0, "d3", "a")
+    found = one.found(0, 0, here)
+    assert found
+    one.complete(found)
+    one.view_changed()
+    assert placed(one.orders([Holder(0, 0, "d0"), Holder(2, 0, "d2"), Holder(5, 1, "d5")])) == [(5, "a"), (2, "b")]
+
+
+def test_a_run_of_one_stage_needs_no_disk_of_another():
+    one = CheckpointProgress(n_stages=1, n_steps=3, checkpoint=Checkpoint(), n_copies=2)
+    save(one, 1, 0, "d0")
+    save(one, 1, 0, "d1")
+    assert one.found(0, 0, holders(0, 0, 0)).n_copies == 2
 
 
 def test_where_all_see_one_disk_one_copy_is_enough():
     one = progress(n_copies=2)
     save(one, 1, 0)
     save(one, 1, 1)
-    assert one.found(0, 0, ["d0"]).n_copies == 1
+    assert found_on(one, "d0", "d0").n_copies == 1
 
 
 def test_two_parts_of_one_stage_are_not_two_copies():
@@ -73,9 +100,9 @@ def test_two_parts_of_one_stage_are_not_two_copies():
     save(one, 1, 1, "d1")
     save(one, 1, 0, "d0", "a")
     save(one, 1, 0, "d1", "b")
-    assert one.found(0, 0, ["d0", "d1"]) is None
+    assert found_on(one, "d0", "d1") is None
     save(one, 1, 0, "d0", "b")
-    assert one.found(0, 0, ["d0", "d1"]).parts[0] == Part(1, 0, "b", 9, ("d0", "d1"))
+    assert found_on(one, "d0", "d1").parts[0] == Part(1, 0, "b", 9, ("d0", "d1"))
 
 
 def holders(*stages, disks=None):
@@ -148,7 +175,7 @@ def test_a_disk_that_cannot_take_a_copy_is_not_asked_again():
     one.missing("a", "d2")
     assert placed(one.orders(here)) == [(0, "b")]
     save(one, 1, 1, "d0", "b")
-    assert one.found(0, 0, ["d0", "d1", "d2", "d3"]).n_copies == 1  # no other disk takes one
+    assert one.found(0, 0, here).n_copies == 1  # no other disk takes one
 
 
 def test_a_lost_copy_of_the_newest_checkpoint_is_made_again():

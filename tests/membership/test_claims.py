@@ -104,7 +104,7 @@ def test_a_process_that_stops_to_ask_gets_no_answer():
 
 def test_a_peer_that_nobody_knows_is_refused():
     (told,) = sent(asks(running(), 0.0, peer=55), Ended).values()
-    assert told == Ended(2, "peer 55: is not known any more, and may join again as a newcomer")
+    assert told == Ended(6, "peer 55: is not known any more, and may join again as a newcomer")
 
 
 # ------------------------------------------------------------------------------------------------------- the process

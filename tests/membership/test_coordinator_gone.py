@@ -158,7 +158,7 @@ def test_who_was_put_out_lately_is_known_and_who_was_long_ago_may_ask_again():
     assert reports(run.greet(late), "connected")
     reasons = reports(actions := run.greet(early), "refused")
     assert reasons == [{"reason": f"peer {early.peer}: is not known any more, and may join again as a newcomer"}]
-    assert sent(actions, Ended) == {early.peer: Ended(2, reasons[0]["reason"])}
+    assert sent(actions, Ended) == {early.peer: Ended(6, reasons[0]["reason"])}
     assert Connect(early.peer, f"n{early.peer}:1") in actions
     assert run.event(LinkChanged(early.peer, False), run.now_s) == [Disconnect(early.peer)]
 

@@ -23,6 +23,7 @@ from jaxdt.protocol.events import (
     Header,
     Heartbeat,
     Hello,
+    Interrupted,
     Join,
     LinkChanged,
     OperatorAnswer,
@@ -38,11 +39,13 @@ from jaxdt.protocol.events import (
     Send,
     Started,
     Stop,
+    StopRequested,
     Updated,
     View,
     Welcome,
     WriteCheckpoint,
 )
+from jaxdt.protocol.reports import OperatorReport
 
 OPERATOR = OPERATOR_IDS + 7
 
@@ -105,7 +108,40 @@ def test_a_stop_waits_for_its_checkpoint_and_commits_no_further_step(run, paused
     assert not of(run.prepare(1), Persist)
     assert not of(run.message(0, Saved(1, 0)), Stop)
     assert not of(run.message(1, Saved(1, 1)), Stop)
-    assert_over(run.event(Persisted("checkpoint")), 0, "stopped by an operator after 1 steps")
+    assert_over(
+        run.event(Persisted("checkpoint")), 0, "stopped by an operator after 1 steps, of which there is a checkpoint"
+    )
+
+
+def test_the_first_interrupt_ends_the_run_with_a_checkpoint(run):
+    run.commit(0)
+    actions = run.event(StopRequested())
+    assert [report.answer for report in of(actions, OperatorReport)] == [
+        "stops when the checkpoint of 2 steps is complete; interrupt it again to end it at once"
+    ]
+    run.commit(1)
+    assert not of(run.prepare(2), Persist)
+    run.message(0, Saved(2, 0))
+    run.message(1, Saved(2, 1))
+    assert_over(run.event(Persisted("checkpoint")), 130, "interrupted after 2 steps, of which there is a checkpoint")
+
+
+def test_an_interrupt_ends_a_paused_run_with_a_checkpoint_too(run):
+    run.commit(0)
+    ask(run, "pause")
+    assert [persist.name for persist in of(run.event(StopRequested()), Persist)] == ["operator"]
+    run.event(Persisted("operator"))
+    assert of(run.prepare(1), Persist)
+
+
+def test_an_interrupt_without_a_step_to_save_ends_the_run_at_once(run):
+    assert_over(run.event(StopRequested()), 130, "interrupted")
+
+
+def test_a_second_interrupt_ends_the_run_at_once(run):
+    run.commit(0)
+    assert not of(run.event(StopRequested()), Stop)
+    assert_over(run.event(Interrupted()), 130, "interrupted")
 
 
 def test_a_stop_outlives_a_rollback():

@@ -19,7 +19,8 @@ STABLE_NAMES = {
     "train": {
         "steps", "seed", "microbatch_size", "eval_every_steps", "eval_microbatches", "checkpoint_every_steps",
         "keep_checkpoints",
-        "checkpoint_copies", "on_nonfinite",
+        "checkpoint_copies",
+        "checkpoint_on_stop", "on_nonfinite",
     },
     "optim": {
         "name", "lr", "b1", "b2", "eps", "gradient_frac", "weight_decay", "momentum", "warmup_steps",

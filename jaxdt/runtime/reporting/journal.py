@@ -16,6 +16,7 @@ from jaxdt.protocol.reports import (
     HeartbeatReport,
     LeavingReport,
     LostReport,
+    OperatorReport,
     PredictionReport,
     Report,
     RollbackReport,
@@ -100,6 +101,8 @@ class Journal:
                 self._display.print(f"predicted step time {step_s:.3f} s")
             case HeartbeatReport():
                 self._display.heartbeat(report)
+            case OperatorReport(command, answer):
+                self._display.print(f"{command}: {answer}")
             case _:
                 self._display.print(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in report.fields.items()))
 

@@ -1,0 +1,104 @@
+"""The flags of a run that is resumed: those that it was launched with, unless they are given anew. Needs no jax."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from jaxdt.runtime.storage.durable import read_json, write_json
+from jaxdt.spec import plan as plans
+from jaxdt.spec import serialize
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
+
+LAUNCH = "launch.json"
+KEPT = ("emulate", "emulate_forward_s", "pin", "gpus_per_peer")  # flags of launch.py beside the config and the plan
+OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
+
+
+def with_flags_of_run(argv: Sequence[str]) -> list[str]:
+    """The command line of launch.py; with --resume it is completed from the folder of the run: config and plan are
+    those that the run had, fields of the config change by --config.FIELD=VALUE, and a new cut needs a new plan.
+
+    A --config that is given with --resume is not read."""
+    given = _given(argv)
+    run_dir = Path(given.run_dir or "")
+    if not given.resume or not given.run_dir or not (run_dir / "config.py").exists():
+        return list(argv)
+    if given.config:
+        print(f"--resume: {given.config} is not read, the run goes on with {run_dir / 'config.json'}", flush=True)
+    added = [f"--config={run_dir / 'config.py'}"]
+    if given.plan is None and not any(word.startswith(OF_THE_PLAN) for word in argv):
+        added.append(f"--plan={run_dir / 'plan.json'}")
+    kept = _load(run_dir)
+    added += [f"--{name}={kept[name]}" for name in KEPT if name in kept and getattr(given, name) is None]
+    return [argv[0], *added, *_without_config(argv[1:])]
+
+
+def _given(argv: Sequence[str]) -> flags.FlagValues:
+    """The flags that matter here, as the command line gives them; the others are checked later."""
+    values = flags.FlagValues()
+    flags.DEFINE_bool("resume", False, "", flag_values=values)
+    for name in ("run_dir", "config", "plan", *KEPT):
+        flags.DEFINE_string(name, None, "", flag_values=values)
+    with contextlib.suppress(flags.Error):  # it is refused when all flags are read
+        values(argv, known_only=True)
+    values.mark_as_parsed()
+    return values
+
+
+def _without_config(words: Sequence[str]) -> Iterator[str]:
+    takes_next = False
+    for word in words:
+        is_value, takes_next = takes_next, word in ("--config", "-config")
+        if not is_value and not takes_next and not word.startswith(("--config=", "-config=")):
+            yield word
+
+
+def save(run_dir: Path) -> None:
+    """Write launch.json: the flags of this launch that a resumed run keeps."""
+    values = {name: flags.FLAGS[name] for name in KEPT}
+    fields = {name: flag.value for name, flag in values.items() if flag.value != flag.default}
+    if emulate := fields.get("emulate"):
+        fields["emulate"] = str(Path(emulate).resolve())
+    write_json(run_dir / LAUNCH, fields)
+
+
+def _load(run_dir: Path) -> Mapping[str, Any]:
+    path = run_dir / LAUNCH
+    fields = read_json(path) if path.exists() else {}
+    if not serialize.is_object(fields):
+        raise BadInput(f"{path}: got {fields!r:.40}, expected an object")
+    return fields
+
+
+def changes(run_dir: Path, config: RunConfig, plan: Plan) -> list[str]:
+    """One line for each field in which a resumed run differs from what the run in this folder was."""
+    path = run_dir / "config.json"
+    try:
+        before = dict(_flat(json.loads(path.read_bytes())))
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}), expected what a run wrote") from None
+    after = dict(_flat(serialize.write(config)))
+    names = [name for name in after if after[name] != before.get(name)]
+    lines = [f"--resume: {name} is {after[name]!r}, it was {before.get(name)!r}" for name in names]
+    earlier = plans.load(str(run_dir / "plan.json"))
+    if plan != earlier:
+        lines.append(f"--resume: the plan has {_cut(plan)}, it had {_cut(earlier)}")
+    return lines
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if serialize.is_object(value):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _cut(plan: Plan) -> str:
+    return f"{plan.n_stages} stages on {len(plan.peers)} peers"

@@ -1,0 +1,60 @@
+"""What train.py does when its peer has ended, with stand-ins for everything that needs JAX."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import os, runpy, sys
+from types import ModuleType, SimpleNamespace
+from jaxdt.cli import run_flags
+from jaxdt.protocol.events import Stop
+
+code, *argv = sys.argv[1:]
+job = SimpleNamespace(config=SimpleNamespace(platform="any"))
+run_flags.job = lambda coordinator: job
+run_flags.newcomer = lambda coordinator, data: (job, 7, 1)
+jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
+jax_setup.set_up_jax = jax_setup.check_platform = lambda *_: None
+peer_process.PeerOptions = lambda **_: None
+peer_process.run_peer = lambda job, options: Stop(int(code), "peer 7: its end")
+sys.modules |= {"jaxdt.runtime.jax_setup": jax_setup, "jaxdt.runtime.peer_process": peer_process}
+def again(program, words):
+    print("again" if (program, words) == (sys.executable, sys.orig_argv) else words)
+    sys.exit(99)
+os.execv = again
+sys.argv = argv
+runpy.run_path(argv[0], run_name="__main__")
+"""
+JOIN = "--join=127.0.0.1:9"
+PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("code", "flags", "ends_with", "prints"),
+    [
+        (6, (JOIN,), 99, "peer 7: joins for stage 1\npeer 7: its end; it asks again\nagain\n"),
+        (3, (JOIN,), 3, "peer 7: joins for stage 1\npeer 7: its end\n"),
+        (6, PLANNED, 6, "peer 7: its end\n"),
+    ],
+    ids=["a newcomer that is forgotten", "a newcomer that is lost", "a peer of the plan"],
+)
+def test_a_newcomer_that_the_run_has_forgotten_asks_again(tmp_path, code, flags, ends_with, prints):
+    environment = os.environ | MALLOC_ENVIRONMENT  # with these settings train.py does not start itself anew
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(code),
+        str(ROOT / "scripts/train.py"),
+        f"--run_dir={tmp_path}",
+        *flags,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == ends_with and done.stdout + done.stderr == prints
