@@ -363,6 +363,13 @@ class MovingReport(Report):
 
 
 @dataclass(frozen=True)
+class UnreachedReport(Report):
+    """This process has not reached the coordinator yet, and goes on trying."""
+
+    kind: ClassVar[str] = "unreached"
+
+
+@dataclass(frozen=True)
 class OutageReport(Report):
     """The coordinator is silent; this peer waits for it up to `waits_s`."""
 

@@ -15,6 +15,7 @@ from jaxdt.runtime.identity.credential import load_signer
 from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.runtime.run_dir import write_config_and_plan
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import FileStore, LateFile
@@ -70,6 +71,7 @@ def _coordinate(
         address = start_transport(job, loop, COORDINATOR, options.own, coordinator_term=term, issue=issue)
         with journal:
             begin_run(job, durable, beginning)
+            write_config_and_plan(job.run_dir, job.config, job.plan)
             on_address(address)
             on_interrupt = StopRequested() if job.config.train.checkpoint_on_stop else Interrupted()
             StopRequests(on_interrupt, Terminated(), options.stop_with_parent).deliver_to(loop)

@@ -9,13 +9,14 @@ import secrets
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography import x509
 
 from jaxdt.membership.liveness.claims import Claimant
 from jaxdt.protocol.deadline import FIRST_CONTACT_S
-from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS, Join, Stop, Welcome
+from jaxdt.protocol.events import COORDINATOR, OPERATOR_IDS, PEER_IDS, TEMPORARY_IDS, Join, Report, Stop, Welcome
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.coordinator_client import ask_coordinator
 from jaxdt.runtime.identity import credential as credentials
@@ -30,6 +31,7 @@ from jaxdt.runtime.net.dialer import connect
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
@@ -66,6 +68,7 @@ def _redeem(credential: Credential, coordinator: Address, request: bytes) -> byt
     where = f"--token: coordinator {format_address(coordinator)}"
     give_up_s = time.monotonic() + FIRST_CONTACT_S
     authentication = Authentication(credential)
+    said = False
     while True:
         try:
             with contextlib.closing(_dial(coordinator)) as connection:
@@ -78,6 +81,9 @@ def _redeem(credential: Credential, coordinator: Address, request: bytes) -> byt
                 raise BadInput(f"{where}: {error}") from None
             if time.monotonic() > give_up_s:
                 raise BadInput(f"{where}: no answer within {FIRST_CONTACT_S:.0f} s ({error})") from None
+            if not said:
+                print_line(f"waiting for the coordinator at {format_address(coordinator)}")
+                said = True
         time.sleep(PAUSE_S)
 
 
@@ -103,12 +109,19 @@ def ask_to_join(coordinator: Address, credential: Path | None, allow_plaintext: 
     return answer
 
 
-def claim_peer(job: RunJob, peer: int, coordinator: Address, listen: str, stop_requests: StopRequests) -> Stop:
+def claim_peer(
+    job: RunJob,
+    peer: int,
+    coordinator: Address,
+    listen: str,
+    stop_requests: StopRequests,
+    report: Callable[[Report], None],
+) -> Stop:
     """Ask the coordinator whether this process may be `peer` and would listen at `listen`. The Stop has code 0 and no
-    reason if it may; else it says why this process has to end."""
+    reason if it may; else it says why this process has to end. `report` is called while the coordinator is away."""
     temporary_id = _temporary_id(peer)
     machine = Claimant(job.run, peer, temporary_id, _where(listen or "no address"))
-    loop = Loop(temporary_id, machine, Trace(lambda text: None), report=lambda report: None)
+    loop = Loop(temporary_id, machine, Trace(lambda text: None), report)
     start_transport(job, loop, temporary_id, OwnAddress(""))
     loop.transport.connect(COORDINATOR, coordinator)
     stop_requests.deliver_to(loop)

@@ -342,7 +342,9 @@ class Loop:
             assert event.work.step is not None, "all Work that runs belongs to a step"
             self._last_step = event.work.step
             if event.work.kind == UPDATE:
-                self._trace.report(self._peer, time.monotonic(), UsageReport(event.work.step, time.process_time()))
+                usage = UsageReport(event.work.step, time.process_time())
+                self._trace.report(self._peer, time.monotonic(), usage)
+                self._report(usage)
             self._trace.run(self._peer, event.started_s, event.seconds, event.work)
         elif isinstance(event, Received) and (key := tensor_key(event.body)):
             self._trace.recv(self._peer, time.monotonic(), event.header.src, key)

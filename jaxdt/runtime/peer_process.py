@@ -3,13 +3,12 @@
 import contextlib
 import functools
 import threading
-import time
 from dataclasses import dataclass
 
 from jaxdt.build import RunStart, build_newcomer, build_peer
 from jaxdt.membership.peer import Peer
 from jaxdt.model.stage import computes_on
-from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Report, Restore, Stop
+from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Restore, Stop
 from jaxdt.protocol.reports import WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
@@ -18,7 +17,7 @@ from jaxdt.runtime.compute import compute
 from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.address import parse_address
-from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.reporting.peer_log import PeerLog
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import LateFile
@@ -67,9 +66,11 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     peer = options.peer
     stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
     joins_stage = options.joins_stage
+    coordinator = parse_address("coordinator", options.coordinator)
+    log = PeerLog(coordinator, job.config.train.steps)
     if joins_stage is None:
-        coordinator = parse_address("coordinator", options.coordinator)
-        answer = claim_peer(job, peer, coordinator, options.own.advertise or options.own.listen, stop_requests)
+        listen = options.own.advertise or options.own.listen
+        answer = claim_peer(job, peer, coordinator, listen, stop_requests, log.report)
         if answer.code or answer.reason:
             return answer
     has_moved = False
@@ -84,8 +85,7 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
         with contextlib.closing(trace_file):
             trace = Trace(trace_file.write, job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
-            loop = Loop(peer, served.machine, trace, log_report, checkpointer, queue_bytes=queue_bytes)
-            coordinator = parse_address("coordinator", options.coordinator)
+            loop = Loop(peer, served.machine, trace, log.report, checkpointer, queue_bytes=queue_bytes)
             address = start_transport(job, loop, peer, options.own, coordinator)
             loop.transport.connect(COORDINATOR, coordinator)
             stop_requests.deliver_to(loop)
@@ -141,9 +141,3 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
     return Ready(seconds, store.n_words, computes_on(options.n_devices))
-
-
-def log_report(report: Report) -> None:
-    """Write a report to a peer's own log, as one line."""
-    fields = " ".join(f"{name}={value}" for name, value in report.fields.items())
-    print_line(f"{time.strftime('%H:%M:%S')} {report.kind} {fields}")

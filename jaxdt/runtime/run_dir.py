@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from jaxdt.runtime.identity import authority
+from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -34,12 +35,21 @@ def get_config():
 def write_job(folder: Path, config: RunConfig, plan: Plan) -> None:
     """Write what the processes of a run share: config.py, config.json, plan.json and run (the run's name, a new one
     each time). Beside them stand the credentials of the run, which a resumed run keeps."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(serialize.write(config), indent=1) + "\n")
-    (folder / "config.py").write_text(CONFIG_PY)
-    (folder / "plan.json").write_text(json.dumps(to_json(plan), indent=1) + "\n")
+    write_config_and_plan(folder, config, plan)
     (folder / "run").write_text(secrets.token_hex(6) + "\n")
     authority.create_missing(folder / CREDENTIALS)
+
+
+def write_config_and_plan(folder: Path, config: RunConfig, plan: Plan) -> None:
+    """Write config.py, config.json and plan.json, from which others read what the run in this folder is. A file that
+    is there and right is left alone: other processes may be reading it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"config.json": serialize.write(config), "plan.json": to_json(plan)}
+    texts = {name: json.dumps(fields, indent=1) + "\n" for name, fields in files.items()} | {"config.py": CONFIG_PY}
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_durably(path, text.encode())
 
 
 def job_flags(folder: Path) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, reports, sent
 
-from jaxdt.membership.liveness.claims import GRANTED_S, Claimant
+from jaxdt.membership.liveness.claims import GRANTED_S, SAID_S, Claimant
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
@@ -26,6 +26,7 @@ from jaxdt.protocol.events import (
     Welcome,
     Woke,
 )
+from jaxdt.protocol.reports import UnreachedReport
 
 ASKS = TEMPORARY_IDS + 7
 BEAT_S = TERMS.heartbeat_s
@@ -113,7 +114,7 @@ def test_a_peer_that_nobody_knows_is_refused():
 def claimant():
     machine = Claimant("r", 2, ASKS, "here")
     question = Send(COORDINATOR, Join(2, "here"), header=Header("r", 0, 0, ASKS))
-    assert machine.handle(0.0, Started("")) == [question, WakeAt(FIRST_CONTACT_S, "claim")]
+    assert machine.handle(0.0, Started("")) == [question, WakeAt(SAID_S, "say"), WakeAt(FIRST_CONTACT_S, "claim")]
     return machine, question
 
 
@@ -138,6 +139,14 @@ def test_a_claimant_asks_again_when_it_reaches_the_coordinator_again():
 def test_what_ends_a_claim(event, code):
     machine, _ = claimant()
     assert [stop.code for stop in of(machine.handle(5.0, event), Stop)] == [code]
+
+
+@pytest.mark.parametrize(("is_up", "said"), [(False, [UnreachedReport()]), (True, [])])
+def test_a_process_that_waits_for_the_coordinator_says_so(is_up, said):
+    machine, _ = claimant()
+    if is_up:
+        machine.handle(1.0, LinkChanged(COORDINATOR, True))
+    assert machine.handle(SAID_S, Woke("say")) == said
 
 
 def test_a_claim_waits_while_the_coordinator_is_reached():

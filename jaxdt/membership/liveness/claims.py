@@ -29,8 +29,10 @@ from jaxdt.protocol.events import (
     Welcome,
     Woke,
 )
+from jaxdt.protocol.reports import UnreachedReport
 
 GRANTED_S = 10.0  # an admitted process says hello within it
+SAID_S = 2.0  # a process that has not reached the coordinator by then says so
 HEARD_HEARTBEATS = 2.0  # what arrives later than so many heartbeats after a question was said after the question
 
 
@@ -100,7 +102,7 @@ class Claimant:
     def handle(self, now_s: float, event: Event) -> list[Action]:
         match event:
             case Started():
-                return [self._ask(), WakeAt(now_s + FIRST_CONTACT_S, "claim")]
+                return [self._ask(), WakeAt(now_s + SAID_S, "say"), WakeAt(now_s + FIRST_CONTACT_S, "claim")]
             case LinkChanged(_, up):
                 asks_again = up and self._was_up
                 self._is_up, self._was_up = up, self._was_up or up
@@ -113,6 +115,8 @@ class Claimant:
                 return [Stop(2, f"coordinator: {reason}")]
             case Leave():
                 return [Stop(0, "left before it was let in")]
+            case Woke("say"):
+                return [] if self._was_up else [UnreachedReport()]
             case Woke() if self._is_up:
                 return [WakeAt(now_s + FIRST_CONTACT_S, "claim")]
             case Woke():

@@ -1,0 +1,34 @@
+"""A peer's own log: one line a report, and now and then one for a step."""
+
+import time
+
+from jaxdt.protocol.events import Report
+from jaxdt.protocol.reports import UnreachedReport, UsageReport
+from jaxdt.runtime.net.address import Address, format_address
+from jaxdt.runtime.reporting.console import print_line
+
+STEP_EVERY_S = 10.0
+
+
+class PeerLog:
+    """Writes reports of a peer to standard output. `coordinator`: its address, for the line that it is waited for."""
+
+    def __init__(self, coordinator: Address, n_steps: int):
+        self._coordinator = coordinator
+        self._n_steps = n_steps
+        self._step_s = -STEP_EVERY_S
+
+    def report(self, report: Report) -> None:
+        match report:
+            case UsageReport(step):
+                if time.monotonic() - self._step_s >= STEP_EVERY_S:
+                    self._step_s = time.monotonic()
+                    _print(f"step {step + 1} of {self._n_steps} is applied here")
+            case UnreachedReport():
+                _print(f"waiting for the coordinator at {format_address(self._coordinator)}")
+            case _:
+                _print(" ".join([report.kind, *(f"{name}={value}" for name, value in report.fields.items())]))
+
+
+def _print(line: str) -> None:
+    print_line(f"{time.strftime('%H:%M:%S')} {line}")
