@@ -19,7 +19,8 @@ ASYMMETRY_WARNED = 2.0
 class Problem:
     """S stages x P pipelines on N = S * P devices. dp_s[d, e] is what device d adds to DATAP by its exchange with e,
     and pp_s[d, e] the cost of that pair in a hop. Both are float64 [N, N] seconds, with the factor 2 of the equations
-    included and a zero diagonal; a missing link costs missing_s in both."""
+    included and a zero diagonal; a missing link costs missing_s in both. region [N] numbers the devices' regions; a
+    device without one has a number of its own."""
 
     n_stages: int
     n_pipelines: int
@@ -28,6 +29,7 @@ class Problem:
     c_dp_bytes: float
     c_pp_bytes: float
     missing_s: float
+    region: np.ndarray
 
     @property
     def n_devices(self) -> int:
@@ -81,7 +83,14 @@ def problem_with_spares(
     largest_dp_s, largest_pp_s = (float(m.max(initial=0.0, where=np.isfinite(m))) for m in (dp_s, pp_s))
     missing_s = 2 * (n_pipelines * largest_dp_s + n_stages * largest_pp_s) or 1.0
     dp_s, pp_s = (np.where(np.isfinite(m), m, missing_s) for m in (dp_s, pp_s))
-    return Problem(n_stages, n_pipelines, dp_s, pp_s, c_dp_bytes, c_pp_bytes, missing_s)
+    return Problem(n_stages, n_pipelines, dp_s, pp_s, c_dp_bytes, c_pp_bytes, missing_s, regions_of(network))
+
+
+def regions_of(network: Network) -> np.ndarray:
+    """region [N] of a Problem: numbers in the order in which the network's devices name their regions."""
+    names = [device.region or d for d, device in enumerate(network.devices)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
 
 
 def placement_terms(problem: Problem, placement: np.ndarray) -> tuple[float, float]:

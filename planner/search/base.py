@@ -25,7 +25,12 @@ SOLVERS: dict[str, str] = {
     "types": "planner.search.types_sat",
     "exact": "planner.search.exact",
     "kl": "planner.search.kernighan_lin",
-    "random": "planner.search.random_search",
+    "dtfm": "planner.search.baselines.dtfm",
+    "dtfm_kl": "planner.search.baselines.dtfm_kl",
+    "metis_like": "planner.search.baselines.metis_like",
+    "amp_like": "planner.search.baselines.amp_like",
+    "random": "planner.search.baselines.random_partitions",
+    "block": "planner.search.baselines.block",
 }
 
 

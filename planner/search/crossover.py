@@ -20,13 +20,14 @@ MAX_PASSES = 4
 
 
 class Pass(NamedTuple):
-    """One pass of the local search over `label` [N]. size [S] counts the devices of each group; locked [N] devices have
-    moved and marked [S] groups were visited; `candidates` [N] is scratch; `gain_rule` is DTFM_GAIN or
-    KERNIGHAN_LIN_GAIN."""
+    """One pass of the local search over `label` [N]. size [S] counts the devices of each group, and sums [N, S] adds up
+    the costs from each device to each group; locked [N] devices have moved and marked [S] groups were visited;
+    `candidates` [N] is scratch; `gain_rule` is DTFM_GAIN or KERNIGHAN_LIN_GAIN."""
 
     pp: np.ndarray
     label: np.ndarray
     size: np.ndarray
+    sums: np.ndarray
     locked: np.ndarray
     marked: np.ndarray
     candidates: np.ndarray
@@ -38,17 +39,13 @@ def _gain(search, device, target):
     """Predicted saving of moving a device to the group `target`, one-sided."""
     pp = search.pp
     label = search.label
-    total = 0.0
-    inner = 0.0
+    total = search.sums[device, target]
+    if search.gain_rule == KERNIGHAN_LIN_GAIN:
+        return total - search.sums[device, label[device]]
     nearest = np.inf
     for x in range(label.shape[0]):
-        if label[x] == target and x != device:
-            total += pp[device, x]
-        elif label[x] == label[device] and x != device:
-            inner += pp[device, x]
+        if label[x] == label[device] and x != device:
             nearest = min(nearest, pp[device, x])
-    if search.gain_rule == KERNIGHAN_LIN_GAIN:
-        return total - inner
     if nearest == np.inf or search.size[target] == 0:
         return -np.inf
     return total / search.size[target] - nearest
@@ -103,7 +100,11 @@ def _best_move(search, group, first):
 
 @compiled
 def _move(search, device, target):
-    search.size[search.label[device]] -= 1
+    source = search.label[device]
+    for x in range(search.label.shape[0]):
+        search.sums[x, source] -= search.pp[x, device]
+        search.sums[x, target] += search.pp[x, device]
+    search.size[source] -= 1
     search.size[target] += 1
     search.label[device] = target
 
@@ -183,7 +184,11 @@ def improve_pass(pp, label, n_groups, gain_rule):
         locked[d] = False
     for group in range(n_groups):
         marked[group] = False
-    search = Pass(pp, label, size, locked, marked, np.empty(n, np.int64), gain_rule)
+    sums = np.zeros((n, n_groups))
+    for d in range(n):
+        for x in range(n):
+            sums[d, label[x]] += pp[d, x]
+    search = Pass(pp, label, size, sums, locked, marked, np.empty(n, np.int64), gain_rule)
     best_label = np.empty(n, np.int64)
     copy_row(label, best_label)
     best = 0.0
@@ -268,19 +273,22 @@ def groups_of(label, n_groups):
 @compiled
 def best_child(dp, pp, parents, offspring, rng, best_label):
     """The cheapest child of two parents' labels [2, N], each child before or after its local search, whichever costs
-    less. `best_label` [N] receives it. Returns its cost by Eq. 1-4."""
+    less. `best_label` [N] receives it. Returns (its cost by Eq. 1-4, how many partitions were scored)."""
     n_groups = offspring.n_groups
     best = np.inf
+    n_scored = 0
     for _ in range(offspring.n_children):
         child = cross(parents[0], parents[1], rng)
         repair(child, n_groups, rng)
         cost = partition_s(dp, pp, groups_of(child, n_groups))
+        n_scored += 1
         for _ in range(MAX_PASSES):
             trial = np.empty(child.shape[0], np.int64)
             copy_row(child, trial)
             if improve_pass(pp, trial, n_groups, offspring.gain_rule) <= 0:
                 break
             trial_cost = partition_s(dp, pp, groups_of(trial, n_groups))
+            n_scored += 1
             if trial_cost >= cost:
                 break
             child = trial
@@ -288,4 +296,4 @@ def best_child(dp, pp, parents, offspring, rng, best_label):
         if cost < best:
             best = cost
             copy_row(child, best_label)
-    return best
+    return best, n_scored

@@ -1,9 +1,11 @@
-"""The genetic algorithm of DT-FM Sec. 3.4, with the paper's gain (`evolve`) or Kernighan-Lin's (`kl`, the baseline).
+"""The genetic algorithm of DT-FM Sec. 3.4 with annealing, and the paper's gain (`evolve`) or Kernighan-Lin's (`kl`).
 
 Compiled code screens children; what enters the population has been matched and routed by OR-Tools. The gains of the
-local search are predictions. `evolve` therefore refines the best child of two parents by swaps that Eq. 1-4 score, and
-every second random member on the softened cost before that. `kl` does neither.
+local search are predictions. The best child of two parents is therefore refined by swaps that Eq. 1-4 score, and every
+second random member on the softened cost before that.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from ortools.graph.python import linear_sum_assignment
@@ -25,9 +27,6 @@ from planner.search.base import SolverEntry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Offspring, best_child, groups_of
 from planner.search.incumbent import Incumbent
 
-NAMES = {DTFM_GAIN: "evolve", KERNIGHAN_LIN_GAIN: "kl"}
-POPULATION = {DTFM_GAIN: 24, KERNIGHAN_LIN_GAIN: 64}
-STALE_LIMIT = {DTFM_GAIN: 80, KERNIGHAN_LIN_GAIN: 400}  # crossovers without a new member before a restart
 N_CHILDREN = 16
 EQUAL_S = 1e-9
 REFINE_MOVES = 2_500_000  # over the number of devices: some 50 ms at any size
@@ -35,6 +34,22 @@ SOFTENED_MOVES = 4  # times the moves of a refinement
 REFINE_HOT, REFINE_COLD = 0.004, 2e-4  # temperatures, as parts of the best cost
 SOFTENED_HOT, SOFTENED_COLD = 0.004, 4e-4
 REFINE_SHARES = MoveShares(reorder=0.01, runs=0.3)
+
+
+@dataclass(frozen=True)
+class Genetic:
+    """A variant of the algorithm: the gain of its local search, whether it refines by annealing, the members of its
+    population, and the crossovers without a new member after which it starts again."""
+
+    name: str
+    gain_rule: int
+    annealed: bool = True
+    population: int = 24
+    stale_limit: int = 80
+
+
+EVOLVE = Genetic("evolve", DTFM_GAIN)
+KERNIGHAN_LIN = Genetic("kl", KERNIGHAN_LIN_GAIN)
 
 
 def relabelled(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
@@ -53,11 +68,11 @@ def relabelled(one: np.ndarray, two: np.ndarray, n_groups: int) -> np.ndarray:
 class Population:
     """Labels [N] with the cost of their matched and routed placements, best first."""
 
-    def __init__(self, problem: Problem, incumbent: Incumbent, gain_rule: int):
+    def __init__(self, problem: Problem, incumbent: Incumbent, variant: Genetic):
         self.problem = problem
         self.incumbent = incumbent
-        self.size = POPULATION[gain_rule]
-        self.name = NAMES[gain_rule]
+        self.size = variant.population
+        self.name = variant.name
         self.members: list[tuple[float, np.ndarray]] = []
 
     @property
@@ -122,14 +137,14 @@ class Refinement:
         return Cooling(scale_s * hot, scale_s * cold, allowed)
 
 
-def evolve(problem: Problem, incumbent: Incumbent, seed: int, gain_rule: int = DTFM_GAIN, until_s: float = np.inf):
+def evolve(problem: Problem, incumbent: Incumbent, seed: int, variant: Genetic = EVOLVE, until_s: float = np.inf):
     """Fill the population with random members, then cross over, until the incumbent's budget is spent or its clock
-    shows until_s. A population that gains no member for STALE_LIMIT crossovers starts again from its best one."""
+    shows until_s. A population that gains no member for `stale_limit` crossovers starts again from its best one."""
     rng = np.random.default_rng(seed)
     bits = generator(seed)
-    offspring = Offspring(problem.n_stages, N_CHILDREN, gain_rule)
-    population = Population(problem, incumbent, gain_rule)
-    refinement = Refinement(problem, incumbent, bits) if gain_rule == DTFM_GAIN else None
+    offspring = Offspring(problem.n_stages, N_CHILDREN, variant.gain_rule)
+    population = Population(problem, incumbent, variant)
+    refinement = Refinement(problem, incumbent, bits) if variant.annealed else None
     best_label = np.empty(problem.n_devices, np.int64)
     n_stale = 0
     n_random = 0
@@ -140,15 +155,15 @@ def evolve(problem: Problem, incumbent: Incumbent, seed: int, gain_rule: int = D
             incumbent.count(1)
             continue
         parents = population.parents(rng)
-        cost_s = best_child(problem.dp_s, problem.pp_s, parents, offspring, bits, best_label)
-        incumbent.count(N_CHILDREN)
+        cost_s, n_scored = best_child(problem.dp_s, problem.pp_s, parents, offspring, bits, best_label)
+        incumbent.count(n_scored)
         child = groups_of(best_label, problem.n_stages)
         if refinement is not None:
             child = refinement.refine(child)
         n_stale += 1
         if (refinement is not None or population.accepts(cost_s)) and population.insert(child):
             n_stale = 0
-        if n_stale == STALE_LIMIT[gain_rule]:
+        if n_stale == variant.stale_limit:
             del population.members[1:]
             n_stale = 0
 

@@ -63,6 +63,14 @@ class Incumbent:
         return self.time_limit_s - self.elapsed_s
 
     @property
+    def spent_frac(self) -> float:
+        """Part of the budget that is spent: of the evaluations if they are limited, else of the time."""
+        limit = self.budget.evaluations
+        if limit is not None:
+            return min(1.0, self.evaluations / max(1, limit))
+        return min(1.0, self.elapsed_s / self.time_limit_s) if self.time_limit_s > 0 else 1.0
+
+    @property
     def proved(self) -> bool:
         """The best plan is optimal, or there is no plan without missing links."""
         return is_optimal(self.best_s, self.bound_s) or self.bound_s >= self.missing_s
