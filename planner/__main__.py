@@ -139,9 +139,13 @@ def _bench(bench: argparse.ArgumentParser):
     bench.add_argument("--c_dp_bytes", type=float, default=650_000_000)
     bench.add_argument("--c_pp_bytes", type=float, default=471_249_220)
     bench.add_argument("--solvers", default="auto,types,evolve,kl,random", help="comma-separated")
-    bench.add_argument("--time_limit_s", type=float, default=60.0)
-    bench.add_argument("--seed", type=int, default=0)
-    bench.add_argument("--out", required=True, help="folder for bench.md and bench.png")
+    bench.add_argument("--time_limit_s", type=float, help="of a run; default 60, or none with --evaluations")
+    bench.add_argument("--evaluations", type=int, help="plans to score in a run")
+    bench.add_argument("--seed", type=int, default=0, help="the first seed")
+    bench.add_argument("--n_seeds", type=int, default=1, help="runs of each solver on each network (default: 1)")
+    bench.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on one core (default: 1)")
+    bench.add_argument("--out", required=True, help="folder for bench.md, bench.json and bench.png")
+    bench.add_argument("--write", help="a page whose section of results is written, too")
 
 
 def main(arguments: list[str] | None = None) -> int:

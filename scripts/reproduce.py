@@ -1,11 +1,11 @@
 """Reproduce a figure or table of a paper: its values and ours side by side, the assumptions, and the differences.
 
     python scripts/reproduce.py TARGET [--out=configs/reproduce]
-    TARGET: dtfm, square_cube, swarm_table1, swarm_table2, swarm_scaling, swarm_rebalancing, swarm_cost
+    TARGET: dtfm, dtfm_gain, square_cube, swarm_table1, swarm_table2, swarm_scaling, swarm_rebalancing, swarm_cost
 
-Writes OUT/TARGET/README.md and its pictures; needs no jax. dtfm takes minutes, the others up to a minute. The last two
-targets accept other traces of node counts (--trace), and swarm_cost accepts other prices. Exit codes: 0 done, 2 bad
-input.
+Writes OUT/TARGET/README.md and its pictures; needs no jax. dtfm and dtfm_gain take minutes, the others up to a minute.
+swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and swarm_cost accepts other prices. Exit
+codes: 0 done, 2 bad input.
 """
 
 import importlib
@@ -17,6 +17,7 @@ from jaxdt.cli import script_main
 
 TARGETS = (
     "dtfm",
+    "dtfm_gain",
     "square_cube",
     "swarm_table1",
     "swarm_table2",

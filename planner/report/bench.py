@@ -1,124 +1,153 @@
-"""`python -m planner bench`: solvers over networks, as a markdown table and cost against time (the paper's Fig. 4)."""
+"""`python -m planner bench`: solvers over networks with equal budgets on one core each, some seeds each."""
 
+import contextlib
 import math
+import multiprocessing
+import os
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 from jaxdt.spec import network as networks
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Network
 from planner.cost.reference import cost_of
-from planner.model.problem import placement_s, problem_of
-from planner.model.result import Solution
-from planner.report.tables import NONE
-from planner.search import layouts
+from planner.model.problem import problem_of
+from planner.report import bench_page
+from planner.report.bench_page import BenchRun
 from planner.search.base import check_solver
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.solve import solve
 
+WARM_UP_S = 1.0
+
 
 @dataclass(frozen=True)
-class BenchRow:
-    """One solver on one network; total_s is the reference cost, block_s that of the block layout."""
+class BenchJob:
+    """One run: a network file, the shape and sizes of Eq. 1-4, a solver, its budget and its seed."""
 
-    network: str
+    path: str
+    shape: tuple[int, int]
+    c_dp_bytes: float
+    c_pp_bytes: float
     solver: str
-    total_s: float
-    block_s: float
-    solution: Solution
+    budget: Budget
+    seed: int
 
 
-def measure(path: str, solver: str, flags: Namespace) -> BenchRow | None:
-    """Run one solver on one network; None for a network of another size."""
-    network = networks.load(path)
-    if network.n_devices != flags.stages * flags.pipelines:
-        return None
-    problem = problem_of(network, flags.stages, flags.pipelines, flags.c_dp_bytes, flags.c_pp_bytes)
-    solution = solve(problem, Incumbent(Budget(flags.time_limit_s)), solver, flags.seed)
-    total_s = cost_of(network, solution.placement.tolist(), flags.c_dp_bytes, flags.c_pp_bytes).total_s
-    block_s = placement_s(problem, layouts.block(problem))
-    block_s = block_s if block_s < problem.missing_s else math.inf
-    return BenchRow(network.name or Path(path).stem, solver, total_s, block_s, solution)
-
-
-def markdown(rows: list[BenchRow], flags: Namespace) -> str:
-    lines = [
-        f"{flags.stages} stages x {flags.pipelines} pipelines, c_dp {flags.c_dp_bytes:.0f} B, "
-        f"c_pp {flags.c_pp_bytes:.0f} B, {flags.time_limit_s:g} s a run, seed {flags.seed}; seconds by Eq. 1-4.",
-        "",
-        "| network | block | solver | cost | bound | gap | found after s | ended after s | plans scored |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        solution = row.solution
-        bound_s = solution.bound_s
-        bounded = 0 < bound_s < math.inf and row.total_s < math.inf
-        gap = "proved" if solution.proved else f"{row.total_s / bound_s - 1:.1%}" if bounded else NONE
-        last_s = solution.history[-1][0] if solution.history else 0.0
-        lines.append(
-            f"| {row.network} | {_seconds(row.block_s)} | {row.solver} | {_seconds(row.total_s)} | {_seconds(bound_s)} "
-            f"| {gap} | "
-            f"{last_s:.1f} | {solution.time_s:.1f} | {solution.evaluations:,} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _seconds(value_s: float) -> str:
-    return f"{value_s:.3f}" if math.isfinite(value_s) else NONE
-
-
-def draw(rows: list[BenchRow], limit_s: float, out: Path):
-    """Best cost against time: one panel a network, one line a solver."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = list(dict.fromkeys(row.network for row in rows))
-    across = min(3, len(names))
-    down = -(-len(names) // across)
-    figure, panels = pyplot.subplots(
-        down, across, figsize=(5 * across, 3.4 * down), squeeze=False, layout="constrained"
+def measure(job: BenchJob) -> BenchRun:
+    """The end of one run. Its cost is the reference cost of the plan, infinite if the plan uses a missing link."""
+    network = networks.load(job.path)
+    problem = problem_of(network, *job.shape, job.c_dp_bytes, job.c_pp_bytes)
+    solution = solve(problem, Incumbent(job.budget), job.solver, job.seed)
+    return BenchRun(
+        network=name_of(network, job.path),
+        solver=job.solver,
+        seed=job.seed,
+        cost_s=cost_of(network, solution.placement.tolist(), job.c_dp_bytes, job.c_pp_bytes).total_s,
+        bound_s=solution.bound_s,
+        proved=solution.proved,
+        evaluations=solution.evaluations,
+        time_s=solution.time_s,
+        history=tuple(solution.history),
     )
-    for name, axes in zip(names, panels.flat, strict=False):
-        for row in (row for row in rows if row.network == name):
-            if not math.isfinite(row.total_s):
-                continue
-            times_s, costs_s = (
-                zip(*row.solution.history, strict=True) if row.solution.history else ((0.0,), (row.total_s,))
-            )
-            axes.step([*times_s, limit_s], [*costs_s, row.total_s], where="post", label=row.solver)
-        bound_s = max(row.solution.bound_s for row in rows if row.network == name)
-        if math.isfinite(bound_s):
-            axes.axhline(bound_s, color="black", linestyle=":")
-        axes.set(title=name, xscale="symlog", xlim=(0, limit_s), xlabel="seconds", ylabel="best cost, s")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7)
-    for axes in panels.flat[len(names) :]:
-        axes.set_visible(False)
-    figure.savefig(out, dpi=80)
-    pyplot.close(figure)
+
+
+def name_of(network: Network, path: str) -> str:
+    return network.name or Path(path).stem
+
+
+def jobs_of(flags: Namespace) -> list[BenchJob]:
+    """One job for each network of the right size, solver and seed; BadInput if no network has that size."""
+    shape = flags.stages, flags.pipelines
+    paths = [path for path in flags.networks if networks.load(path).n_devices == shape[0] * shape[1]]
+    if not paths:
+        raise BadInput(f"networks: none has {shape[0]} x {shape[1]} devices")
+    time_s = flags.time_limit_s if flags.time_limit_s is not None or flags.evaluations is not None else 60.0
+    budget = Budget(time_s, flags.evaluations)
+    sizes = flags.c_dp_bytes, flags.c_pp_bytes
+    seeds = range(flags.seed, flags.seed + flags.n_seeds)
+    solvers = flags.solvers.split(",")
+    return [
+        BenchJob(path, shape, *sizes, solver, budget, seed) for path in paths for solver in solvers for seed in seeds
+    ]
+
+
+@contextlib.contextmanager
+def one_core(core: int | None = None) -> Iterator[None]:
+    """Run the body on one core (by default the first that this process may use), so that solvers with threads have no
+    more processor than others. On systems without affinity nothing changes."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed) if core is None else core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def take_core(cores: "Queue[int]"):
+    """Bind a new worker process to a core of its own."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {cores.get()})
+
+
+def run_all(jobs: list[BenchJob], n_at_once: int) -> Iterator[BenchRun]:
+    """The runs as they end. The kernels of all solvers are compiled before the first one begins."""
+    for job in {job.solver: job for job in jobs}.values():
+        solve_briefly(job)
+    if n_at_once == 1:
+        with one_core():
+            yield from map(measure, jobs)
+        return
+    context = multiprocessing.get_context("spawn")
+    cores: Queue[int] = context.Queue()
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(n_at_once)
+    for worker in range(n_at_once):
+        cores.put(available[worker % len(available)])
+    with ProcessPoolExecutor(n_at_once, context, take_core, (cores,)) as pool:
+        for task in as_completed([pool.submit(measure, job) for job in jobs]):
+            yield task.result()
+
+
+def solve_briefly(job: BenchJob):
+    """Run a solver for a moment, so that its kernels are in the cache on disk."""
+    problem = problem_of(networks.load(job.path), *job.shape, job.c_dp_bytes, job.c_pp_bytes)
+    solve(problem, Incumbent(Budget(WARM_UP_S, job.budget.evaluations)), job.solver, job.seed)
 
 
 def run(flags: Namespace) -> int:
-    solvers = flags.solvers.split(",")
-    for solver in solvers:
+    """The command: writes bench.md, bench.json and bench.png, and with --write the section of a page."""
+    for solver in flags.solvers.split(","):
         check_solver("solvers", solver)
-    rows = []
+    for name in ("n_seeds", "jobs"):
+        if getattr(flags, name) < 1:
+            raise BadInput(f"--{name}: got {getattr(flags, name)}, expected an integer >= 1")
     out = Path(flags.out)
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out: {out} is not a folder, expected one, or a name for a new one")
-    for path in flags.networks:
-        for solver in solvers:
-            row = measure(path, solver, flags)
-            if row is not None:
-                rows.append(row)
-                print(f"{row.network} {solver}: {_seconds(row.total_s)} s", file=sys.stderr, flush=True)
-    if not rows:
-        raise BadInput(f"networks: none has {flags.stages} x {flags.pipelines} devices")
+    if flags.write:
+        bench_page.section_of(Path(flags.write))
+    jobs = jobs_of(flags)
+    runs = []
+    for run in run_all(jobs, flags.jobs):
+        runs.append(run)
+        cost = f"{run.cost_s:.3f} s" if math.isfinite(run.cost_s) else "no plan"
+        print(f"{run.network} {run.solver} {run.seed}: {cost}", file=sys.stderr, flush=True)
+    place = {(name_of(networks.load(job.path), job.path), job.solver, job.seed): i for i, job in enumerate(jobs)}
+    runs.sort(key=lambda run: place[run.network, run.solver, run.seed])
     out.mkdir(parents=True, exist_ok=True)
-    (out / "bench.md").write_text(markdown(rows, flags))
-    draw(rows, flags.time_limit_s, out / "bench.png")
-    print(markdown(rows, flags), end="")
+    text = bench_page.markdown(runs, flags)
+    (out / "bench.md").write_text(text)
+    (out / "bench.json").write_text(bench_page.raw(runs))
+    bench_page.draw(runs, out / "bench.png")
+    if flags.write:
+        bench_page.write_section(Path(flags.write), text)
+    print(text, end="")
     return 0

@@ -43,12 +43,14 @@ class SolverEntry:
     starts_from_layouts  whether regular layouts (planner.search.layouts) are to be offered before it runs
     honours_constraints  whether it may be asked for where there are constraints (planner.search.constrained); its run
                          then gives bounds and starts without them
+    keeps_placement      whether its plan is emitted with its own order of stages and matchings instead of the best
     """
 
     run: Callable[[Problem, Incumbent, int], None]
     max_devices: int | None = None
     starts_from_layouts: bool = False
     honours_constraints: bool = False
+    keeps_placement: bool = False
 
 
 def check_solver(flag: str, name: str) -> None:

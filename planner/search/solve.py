@@ -28,6 +28,8 @@ def solve(problem: Problem, incumbent: Incumbent, solver: str, seed: int) -> Sol
         for layout in (layouts.block(problem), layouts.rows(problem)):
             incumbent.offer(layout, placement_s(problem, layout), by="layouts")
     entry.run(problem, incumbent, seed)
+    if entry.keeps_placement and incumbent.best is not None:
+        return solution_of(problem, incumbent.best, incumbent)
     return _emit(problem, incumbent)
 
 

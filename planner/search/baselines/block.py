@@ -13,4 +13,4 @@ def block(problem: Problem, incumbent: Incumbent, seed: int):
     incumbent.count(1)
 
 
-ENTRY = SolverEntry(block)
+ENTRY = SolverEntry(block, keeps_placement=True)

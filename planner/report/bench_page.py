@@ -1,0 +1,176 @@
+"""What `bench` writes: the runs as JSON, their table in markdown, a section of a page, and cost against time."""
+
+import json
+import math
+import statistics
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxdt.spec.errors import BadInput
+from planner.report.tables import NONE
+
+BEGIN, END = "<!-- bench -->\n", "<!-- end of bench -->\n"
+EQUAL_FRAC = 1e-3  # medians that differ by less are counted as equal
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """One solver on one network with one seed. `history` holds (seconds, cost) of every improvement."""
+
+    network: str
+    solver: str
+    seed: int
+    cost_s: float
+    bound_s: float
+    proved: bool
+    evaluations: int
+    time_s: float
+    history: tuple[tuple[float, float], ...]
+
+
+def of(runs: Sequence[BenchRun], network: str, solver: str) -> list[BenchRun]:
+    """The runs of one solver on one network, the cheapest first."""
+    found = [run for run in runs if (run.network, run.solver) == (network, solver)]
+    return sorted(found, key=lambda run: (run.cost_s, run.seed))
+
+
+def median_s(runs: Sequence[BenchRun], network: str, solver: str) -> float:
+    return statistics.median(run.cost_s for run in of(runs, network, solver))
+
+
+def names(runs: Sequence[BenchRun]) -> tuple[list[str], list[str]]:
+    """(networks, solvers), each once."""
+    return list(dict.fromkeys(run.network for run in runs)), list(dict.fromkeys(run.solver for run in runs))
+
+
+def raw(runs: Sequence[BenchRun]) -> str:
+    """One line of JSON a run; costs of plans over missing links are null."""
+    rows = []
+    for run in runs:
+        found_s = run.history[-1][0] if run.history else 0.0
+        row = {
+            "network": run.network,
+            "solver": run.solver,
+            "seed": run.seed,
+            "cost_s": round(run.cost_s, 6) if math.isfinite(run.cost_s) else None,
+            "bound_s": round(run.bound_s, 6) if math.isfinite(run.bound_s) else None,
+            "proved": run.proved,
+            "plans_scored": run.evaluations,
+            "found_after_s": round(found_s, 2),
+            "ended_after_s": round(run.time_s, 2),
+        }
+        rows.append(json.dumps(row))
+    return "[\n" + ",\n".join(rows) + "\n]\n"
+
+
+def markdown(runs: Sequence[BenchRun], flags: Namespace) -> str:
+    """The settings, the table of costs, and each solver against the first one."""
+    networks, solvers = names(runs)
+    limits = [
+        f"{flags.evaluations:,} plans scored" if flags.evaluations is not None else "",
+        f"{flags.time_limit_s:g} s" if flags.time_limit_s is not None else "",
+    ]
+    lines = [
+        f"{flags.stages} stages x {flags.pipelines} pipelines, c_dp {flags.c_dp_bytes:.0f} B, "
+        f"c_pp {flags.c_pp_bytes:.0f} B; each run: {' or '.join(limit for limit in limits if limit) or '60 s'}, one "
+        f"core; seeds {flags.seed} to {flags.seed + flags.n_seeds - 1}: the median cost in seconds by Eq. 1-4, and the "
+        "least and the most where they differ by a thousandth or more. Bold: proved optimal.",
+        "",
+        "| network | best bound | " + " | ".join(f"`{solver}`" for solver in solvers) + " |",
+        "|---|---|" + "---|" * len(solvers),
+    ]
+    for network in networks:
+        bound_s = max(run.bound_s for run in runs if run.network == network)
+        cells = [cell(of(runs, network, solver)) for solver in solvers]
+        lines.append(f"| {network} | {seconds(bound_s)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *against_first(runs)]) + "\n"
+
+
+def cell(runs: Sequence[BenchRun]) -> str:
+    """Median, and least to most where they differ; bold if every run is proved."""
+    costs = [run.cost_s for run in runs]
+    text = seconds(statistics.median(costs))
+    if math.isfinite(costs[-1]) and costs[-1] > costs[0] * (1 + EQUAL_FRAC):
+        text += f" ({seconds(costs[0])} to {seconds(costs[-1])})"
+    return f"**{text}**" if all(run.proved for run in runs) else text
+
+
+def against_first(runs: Sequence[BenchRun]) -> list[str]:
+    """A table of ratios of medians: each solver to the first one, over the networks where both have a plan."""
+    networks, solvers = names(runs)
+    best_s = {network: min(median_s(runs, network, solver) for solver in solvers) for network in networks}
+    first = solvers[0]
+    lines = [
+        f"| solver | networks with the best median (within {EQUAL_FRAC:.1%}) | median over `{first}`'s: geometric mean "
+        "| least | most |",
+        "|---|---|---|---|---|",
+    ]
+    for solver in solvers:
+        medians_s = {network: median_s(runs, network, solver) for network in networks}
+        n_best = sum(medians_s[network] <= best_s[network] * (1 + EQUAL_FRAC) for network in networks)
+        ratios = [medians_s[network] / median_s(runs, network, first) for network in networks]
+        ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
+        found = [statistics.geometric_mean(ratios), min(ratios), max(ratios)] if ratios else []
+        cells = [f"{ratio:.3f}" for ratio in found] or [NONE] * 3
+        lines.append(f"| `{solver}` | {n_best} of {len(networks)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def seconds(value_s: float) -> str:
+    return f"{value_s:.3f}" if math.isfinite(value_s) else NONE
+
+
+def section_of(page: Path) -> tuple[str, str]:
+    """What a page has before and after its section of results; BadInput if it has none."""
+    text = page.read_text() if page.is_file() else ""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise BadInput(
+            f"--write: {page} has no lines {BEGIN.strip()} and {END.strip()}, expected one of each, in order"
+        )
+    return text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
+
+
+def write_section(page: Path, text: str):
+    """Replace a page's section of results."""
+    before, after = section_of(page)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def draw(runs: Sequence[BenchRun], out: Path):
+    """Best cost against time of each solver's median run: one panel a network, one line a solver."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    networks, solvers = names(runs)
+    across = min(3, len(networks))
+    down = -(-len(networks) // across)
+    figure, panels = pyplot.subplots(
+        down, across, figsize=(5 * across, 3.4 * down), squeeze=False, layout="constrained"
+    )
+    end_s = max(1e-3, *(run.time_s for run in runs))
+    for name, axes in zip(networks, panels.flat, strict=False):
+        for i, solver in enumerate(solvers):
+            own = of(runs, name, solver)
+            run = own[(len(own) - 1) // 2]
+            if math.isfinite(run.cost_s):
+                times_s, costs_s = zip(*(run.history or ((0.0, run.cost_s),)), strict=True)
+                style = {"linestyle": ("-", "--")[i >= 5], "color": f"C{i}"}
+                axes.step([*times_s, end_s], [*costs_s, run.cost_s], where="post", **style)
+        bound_s = max(run.bound_s for run in runs if run.network == name)
+        if math.isfinite(bound_s):
+            axes.axhline(bound_s, color="black", linestyle=":")
+        axes.set(title=name, xscale="symlog", xlim=(0, end_s), xlabel="seconds", ylabel="best cost, s")
+    for axes in panels.flat[len(networks) :]:
+        axes.set_visible(False)
+    handles = [
+        Line2D([], [], color=f"C{i}", linestyle=("-", "--")[i >= 5], label=solver) for i, solver in enumerate(solvers)
+    ]
+    handles.append(Line2D([], [], color="black", linestyle=":", label="best bound"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.savefig(out, dpi=80)
+    pyplot.close(figure)
