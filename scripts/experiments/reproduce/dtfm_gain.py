@@ -74,7 +74,7 @@ STUDIES = {
     ),
     "annealed": Study(
         "Ours with annealing: `evolve` and `kl`",
-        8_000_000,
+        6_000_000,
         (variant(EVOLVE), variant(KERNIGHAN_LIN)),
         ("dtfm_case2_spot", *NETWORKS[5:]),  # on the others the first members of the population end at the optimum
     ),
