@@ -139,7 +139,10 @@ def test_case_5_has_its_eight_cities_as_types_and_clusters():
     assert sorted(clusters.members) == sorted(types.members)
 
 
-@pytest.mark.parametrize("solver", ["auto", "evolve", "kl", "random", "types"])
+BASELINES = ["dtfm", "dtfm_kl", "metis_like", "amp_like", "random", "block"]
+
+
+@pytest.mark.parametrize("solver", ["auto", "evolve", "kl", "types", *BASELINES])
 def test_equal_seed_and_evaluations_give_equal_plans(solver):
     problem = small(4, 6, 2, "jitter")
     budget = Budget(None, 12_000 if solver in ("auto", "types") else 200)
@@ -154,11 +157,11 @@ def optimum_of(shape):
     return brute_optimum(small(*shape, 7))
 
 
-@pytest.mark.parametrize("solver", ["auto", "exact", "types", "evolve", "kl", "random"])
+@pytest.mark.parametrize("solver", ["auto", "exact", "types", "evolve", "kl", *BASELINES])
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2), (1, 6), (6, 1), (1, 1)])
 def test_small_instances(solver, shape):
     problem = small(*shape, 7)
-    solution = solve(problem, Incumbent(Budget(None, 200 if solver in ("kl", "random") else 2000)), solver, 0)
+    solution = solve(problem, Incumbent(Budget(None, 200 if solver in ("kl", *BASELINES) else 2000)), solver, 0)
     cost, optimum = placement_s(problem, solution.placement), optimum_of(shape)
     assert sorted(solution.placement.ravel()) == list(range(problem.n_devices))
     assert cost >= optimum - 1e-9

@@ -27,7 +27,7 @@ from planner.search.incumbent import Incumbent
 HOT = 0.1  # the first temperature, as a part of the first strategy's cost
 
 
-def tiled(nodes: Sequence[np.ndarray], order: Sequence[int], height: int) -> np.ndarray:
+def tiled(nodes: Sequence[np.ndarray], order: np.ndarray, height: int) -> np.ndarray:
     """All devices [N], band after band: a band has the next `height` devices of each node, node after node."""
     n_bands = -(-max(len(node) for node in nodes) // height)
     bands = [nodes[k][band * height : (band + 1) * height] for band in range(n_bands) for k in order]
