@@ -72,10 +72,12 @@ def markdown(runs: Sequence[BenchRun], flags: Namespace) -> str:
         f"{flags.evaluations:,} plans scored" if flags.evaluations is not None else "",
         f"{flags.time_limit_s:g} s" if flags.time_limit_s is not None else "",
     ]
+    last = flags.seed + flags.n_seeds - 1
+    seeds = f"seeds {flags.seed} to {last}" if flags.n_seeds > 1 else f"seed {flags.seed}"
     lines = [
         f"{flags.stages} stages x {flags.pipelines} pipelines, c_dp {flags.c_dp_bytes:.0f} B, "
         f"c_pp {flags.c_pp_bytes:.0f} B; each run: {' or '.join(limit for limit in limits if limit) or '60 s'}, one "
-        f"core; seeds {flags.seed} to {flags.seed + flags.n_seeds - 1}: the median cost in seconds by Eq. 1-4, and the "
+        f"core; {seeds}: the median cost in seconds by Eq. 1-4, and the "
         "least and the most where they differ by a thousandth or more. Bold: proved optimal.",
         "",
         "| network | best bound | " + " | ".join(f"`{solver}`" for solver in solvers) + " |",

@@ -244,4 +244,4 @@ def test_a_new_solver_is_one_entry_of_the_table(monkeypatch, tmp_path, capsys):
     assert main(["solve", "--network", network, *sizes, "--solver", "toy", "--out", str(out)]) == 0
     assert plans.load(out).found["solver"] == "toy"
     assert main(["bench", network, *sizes, "--solvers", "toy", "--out", str(tmp_path)]) == 0
-    assert "| toy |" in capsys.readouterr().out
+    assert "| `toy` |" in capsys.readouterr().out

@@ -216,4 +216,6 @@ NOTES = (
     "gradients. `kl` adds up the cost in a hop alone, the weight that DT-FM's gain has.",
     "A plan scored is one evaluation of Eq. 1-4, whether of a whole partition or of one move of the annealing, so the "
     "numbers of plans of different studies do not compare.",
+    f"With annealing both runs of a seed are the same until the population of {EVOLVE.population} is full: the gain "
+    "acts in the crossovers after that alone.",
 )
