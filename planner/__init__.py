@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from jaxdt.spec.plan import load as load_plan
     from jaxdt.spec.profile import load as load_profile
     from planner.api.explain import explain
-    from planner.api.job import ByteSizes, Job, StepOptions, profile_of_flops, run_of_model, run_of_profile
+    from planner.api.job import (
+        ByteSizes,
+        Job,
+        StepOptions,
+        profile_of_flops,
+        profile_of_kinds,
+        run_of_model,
+        run_of_profile,
+    )
     from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
@@ -56,6 +64,7 @@ _PLACES = {
     "load_plan": ("jaxdt.spec.plan", "load"),
     "load_profile": ("jaxdt.spec.profile", "load"),
     "profile_of_flops": ("planner.api.job", "profile_of_flops"),
+    "profile_of_kinds": ("planner.api.job", "profile_of_kinds"),
     "replan": ("planner.api.replan", "replan"),
     "run_of_model": ("planner.api.job", "run_of_model"),
     "run_of_profile": ("planner.api.job", "run_of_profile"),
@@ -83,6 +92,7 @@ __all__ = [
     "load_plan",
     "load_profile",
     "profile_of_flops",
+    "profile_of_kinds",
     "replan",
     "run_of_model",
     "run_of_profile",

@@ -1,4 +1,4 @@
-"""Command line of the planner: solve, replan, explain, plot, compare, verify, network, bench.
+"""Command line of the planner: solve, replan, explain, plot, compare, verify, network, devices, bench.
 `python -m planner COMMAND --help`.
 
 The flags are here, so that --help imports little; the module of a command is imported when the command runs.
@@ -21,6 +21,7 @@ COMMANDS = {
     "compare": "planner.report.compare",
     "verify": "planner.report.verify",
     "network": "planner.commands.network",
+    "devices": "planner.commands.devices",
     "bench": "planner.report.bench",
 }
 
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (explain, plot, compare, verify):
         command.add_argument("--network", help="network file, where it is not the one that the plan names")
     _network(commands.add_parser("network", help="generate a network, or import measurements"))
+    commands.add_parser("devices", help="the catalogue of devices, whose kinds need no profile")
     _bench(commands.add_parser("bench", help="several solvers over networks: a table and cost against time"))
     return top
 
@@ -106,9 +108,9 @@ def _step(solve: argparse.ArgumentParser):
     solve.add_argument(
         "--objective", choices=OBJECTIVES, help="comm_cost: Eq. 1-4 (default); step_time: what the simulator says"
     )
-    solve.add_argument("--profile", help="profile.json with the seconds of each kind of device")
+    solve.add_argument("--profile", help="profile.json with the seconds of each kind of device (default: `devices`)")
     solve.add_argument("--flops", help="without a profile: peak FLOP/s, as 125e12 or V100=125e12,T4=65e12")
-    solve.add_argument("--efficiency", type=float, default=0.35, help="share of --flops that the maths reaches")
+    solve.add_argument("--efficiency", type=float, default=0.35, help="share of peak FLOP/s that the maths reaches")
     solve.add_argument("--codec", help="what crosses a boundary: none (default), bf16, int8, ...")
     solve.add_argument("--schedule", choices=("1f1b", "gpipe"), help="default: 1f1b")
 

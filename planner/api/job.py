@@ -12,12 +12,13 @@ from jaxdt.spec.model import GPTConfig, gpt_config
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import SCHEDULES
 from jaxdt.spec.profile import Profile, from_flops
+from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue
 
 COMM_COST, STEP_TIME = "comm_cost", "step_time"
 OBJECTIVES = (COMM_COST, STEP_TIME)
 DEFAULT_LAYERS = 24
 MICROBATCHES_PER_PIPELINE = 8
-DEFAULT_EFFICIENCY = 0.35
+DEFAULT_EFFICIENCY = UTILISATION
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,23 @@ def profile_of_flops(
         raise BadInput(f"--flops: no FLOP/s for the kind {missing[0]!r}, expected one for each of {', '.join(kinds)}")
     size = run.train.microbatch_size
     return from_flops(run.model, size, speeds, efficiency, dtype=run.dtype, remat=run.remat)
+
+
+def profile_of_kinds(
+    run: RunConfig, network: Network, measured: Profile | None = None, efficiency: float = DEFAULT_EFFICIENCY
+) -> Profile:
+    """The seconds of each kind of device of a network: as measured where `measured` has the kind, else from the
+    catalogue (planner.model.devices), at a share `efficiency` of the peak rate. BadInput for a kind that is in
+    neither."""
+    kinds = {device.kind for device in network.devices}
+    if measured is None:
+        return profile_of_catalogue(run, kinds, efficiency)
+    missing = {kind for kind in kinds - set(measured.kinds) if kind in CATALOGUE}
+    if not missing:
+        return measured
+    derived = profile_of_catalogue(run, missing, efficiency)
+    source = "; ".join(filter(None, (measured.source, derived.source)))
+    return replace(measured, kinds=measured.kinds | derived.kinds, source=source)
 
 
 def reshaped(job: Job, n_stages: int | None, n_pipelines: int | None) -> Job:

@@ -19,6 +19,7 @@ from planner.api.job import (
     Job,
     StepOptions,
     profile_of_flops,
+    profile_of_kinds,
     run_of_model,
     run_of_profile,
 )
@@ -84,12 +85,13 @@ def _step_work(flags: Namespace, network: Network) -> tuple[RunConfig, Profile]:
         raise BadInput("--flops: got a profile and FLOP/s, expected one of them")
     if flags.profile:
         profile = profiles.load(flags.profile)
-        return _run_of_profile(flags, profile), profile
+        run = _run_of_profile(flags, profile)
+        return run, profile_of_kinds(run, network, profile, flags.efficiency)
     if not flags.model and not flags.config:
         raise BadInput("--model: missing, step_time needs it to know what a stage computes and holds")
-    if not flags.flops:
-        raise BadInput("--profile: missing, step_time needs it or --flops to know how fast devices are")
     run = _run_of_config(flags) if flags.config else run_of_model(_model(flags), _options(flags))
+    if not flags.flops:
+        return run, profile_of_kinds(run, network, None, flags.efficiency)
     return run, profile_of_flops(run, network, _speeds(flags.flops), flags.efficiency)
 
 
