@@ -178,4 +178,4 @@ def generate(kind: str, n_devices: int, seed: int) -> Network:
     if n_devices < 1:
         raise BadInput(f"--devices: got {n_devices}, expected an integer >= 1")
     network = GENERATORS[kind](n_devices, np.random.default_rng(seed))
-    return Network(network.devices, network.latency_s, network.bandwidth_gbps, f"{kind}_{n_devices}_seed{seed}")
+    return replace(network, name=f"{kind}_{n_devices}_seed{seed}")

@@ -15,6 +15,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
+from planner.model.hosts import fair_gbps
 from planner.model.proof import checked_bound
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ class CostedPlan:
 
 
 def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float) -> str:
-    """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links, and the two sizes."""
+    """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links as far as
+    hosts let through, and the two sizes."""
     names = [device.name for device in network.devices]
-    facts = [names, network.latency_s, network.bandwidth_gbps, float(c_dp_bytes), float(c_pp_bytes)]
+    facts = [names, network.latency_s, fair_gbps(network).tolist(), float(c_dp_bytes), float(c_pp_bytes)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

@@ -71,7 +71,8 @@ def part_of(network: Network, devices: np.ndarray) -> Network:
         return tuple(tuple(rows[i][j] for j in devices) for i in devices)
 
     chosen = tuple(network.devices[d] for d in devices)
-    return Network(chosen, pick(network.latency_s), pick(network.bandwidth_gbps), network.name)
+    links = {"latency_s": pick(network.latency_s), "bandwidth_gbps": pick(network.bandwidth_gbps)}
+    return replace(network, devices=chosen, **links)
 
 
 def search_by_cost(

@@ -110,6 +110,10 @@ def step_data(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | 
         slice_bytes=SLICE_BYTES,
         shares=np.array(shares or layout.shares),
         depth=np.array(layout.depth),
+        boundary_bytes=float(workload.boundary_bytes),
+        host_of=workload.line_host_of,
+        out_s=workload.line_out_s,
+        in_s=workload.line_in_s,
     )
 
 

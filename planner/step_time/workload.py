@@ -20,6 +20,7 @@ from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.wiring.base import PeerLoad
+from planner.model.hosts import capped_gbps, lines, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
 
 LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
@@ -39,9 +40,11 @@ class StepWorkload:
     step over all pipelines. `run` says the rest: optimizer, delay, wiring and what a peer retains, which decide about
     memory; by default it is a run with the profile's settings.
 
-    Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, kind_of [N] indices
-    into them; memory_bytes [N] of the devices; latency_s and s_per_byte [N, N] of directed links; boundary_bytes of one
-    encoded tensor."""
+    Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, those of one kind
+    apart that wait for cores of their hosts for different times, kind_of [N] indices into them; memory_bytes [N] of the
+    devices, at most an equal part of the host's; latency_s and s_per_byte [N, N] of directed links, as far as the lines
+    of both hosts let through; boundary_bytes of one encoded tensor; line_host_of [N], line_out_s and line_in_s [H] the
+    lines that devices of a host share (planner.model.hosts.lines)."""
 
     network: Network
     profile: Profile
@@ -56,6 +59,10 @@ class StepWorkload:
     latency_s: np.ndarray = field(init=False)
     s_per_byte: np.ndarray = field(init=False)
     boundary_bytes: int = field(init=False)
+    line_host_of: np.ndarray = field(init=False)
+    line_out_s: np.ndarray = field(init=False)
+    line_in_s: np.ndarray = field(init=False)
+    _slowed: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)
     _seconds: dict = field(init=False, default_factory=dict)
     _least_seconds: list[float] = field(init=False, default_factory=list)
     _bytes: dict = field(init=False, default_factory=dict)
@@ -63,18 +70,23 @@ class StepWorkload:
 
     def __post_init__(self):
         devices = self.network.devices
-        kinds = sorted({device.kind for device in devices})
+        slow = list(zip((device.kind for device in devices), slowdown(self.network).tolist(), strict=True))
+        names = [kind if factor == 1 else f"{kind} at 1/{factor:g}" for kind, factor in slow]
+        kinds = sorted(set(names))
+        self._slowed.update(zip(names, slow, strict=True))
         self._derive("cuts", cut_points(self.profile.model))
         self._derive("kinds", kinds)
-        self._derive("kind_of", np.array([kinds.index(device.kind) for device in devices]))
-        limits = [(device.memory_bytes, self.profile.kind(device.kind).memory_bytes) for device in devices]
-        known = [[limit for limit in pair if limit is not None] for pair in limits]
-        self._derive("memory_bytes", [min(pair, default=math.inf) for pair in known])
+        self._derive("kind_of", np.array([kinds.index(name) for name in names]))
+        limits = [self.profile.kind(device.kind).memory_bytes for device in devices]
+        rooms = zip(room_bytes(self.network), limits, strict=True)
+        self._derive("memory_bytes", [room if limit is None else min(room, limit) for room, limit in rooms])
         self._derive("latency_s", np.array(self.network.latency_s))
-        bandwidth = np.array(self.network.bandwidth_gbps) * 1e9 / 8
+        bandwidth = capped_gbps(self.network) * 1e9 / 8
         s_per_byte = np.divide(1.0, bandwidth, out=np.full_like(bandwidth, MISSING_S), where=bandwidth > 0)
         np.fill_diagonal(s_per_byte, 0.0)
         self._derive("s_per_byte", s_per_byte)
+        for name, value in zip(("host_of", "out_s", "in_s"), lines(self.network), strict=True):
+            self._derive(f"line_{name}", value)
         n_numbers = self.profile.model.boundary_numbers(self.profile.microbatch_size)
         spec = codecs.parse(self.codec, "--codec")
         self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
@@ -106,16 +118,17 @@ class StepWorkload:
         return self.profile.model.n_layers
 
     def seconds(self, kind: str, lo: int, hi: int) -> dict[str, float]:
-        """Seconds of each kind of Work of layers lo..hi-1 on a kind of device, with encoding and decoding at their
-        boundaries."""
+        """Seconds of each kind of Work of layers lo..hi-1 on a kind of device (of `kinds` or of the profile), with
+        encoding and decoding at their boundaries."""
         if (kind, lo, hi) not in self._seconds:
-            seconds = stage_seconds(self.profile, kind, lo, hi)
-            times = codec_times(self.profile, kind, self.codec)
+            name, factor = self._slowed.get(kind, (kind, 1.0))
+            seconds = stage_seconds(self.profile, name, lo, hi)
+            times = codec_times(self.profile, name, self.codec)
             not_first = lo > 0
             not_last = hi < self.n_layers
             seconds[FORWARD] += not_first * times.decode_s + not_last * times.encode_s
             seconds[BACKWARD] += not_last * times.decode_s + not_first * times.encode_s
-            self._seconds[kind, lo, hi] = seconds
+            self._seconds[kind, lo, hi] = {work: factor * seconds_s for work, seconds_s in seconds.items()}
         return self._seconds[kind, lo, hi]
 
     def backward_s(self) -> np.ndarray:
