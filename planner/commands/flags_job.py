@@ -14,6 +14,7 @@ from jaxdt.spec.network import Network
 from jaxdt.spec.profile import Profile
 from planner.api.job import (
     COMM_COST,
+    COST_PER_STEP,
     STEP_TIME,
     ByteSizes,
     Job,
@@ -23,6 +24,7 @@ from planner.api.job import (
     run_of_model,
     run_of_profile,
 )
+from planner.model.prices import PriceRules
 
 # What a run's config says as well.
 OF_THE_CONFIG = ("model", "global_batch", "sequence", "microbatch_size", "dtype", "remat", "codec", "schedule")
@@ -34,12 +36,13 @@ def job_of(flags: Namespace, network: Network) -> Job:
     """The job that the flags describe; BadInput where they contradict each other."""
     objective = _objective(flags)
     n_stages, n_pipelines = _shape(flags)
+    rules = PriceRules(objective == COST_PER_STEP, flags.budget_per_hour)
     if objective == COMM_COST and None in (n_stages, n_pipelines):
         raise BadInput("--objective: got comm_cost with auto, expected step_time: Eq. 1-4 do not compare shapes")
-    if objective == STEP_TIME:
-        work, profile = _step_work(flags, network)
-        return Job(work, n_stages, n_pipelines, profile)
-    return Job(_cost_work(flags), n_stages, n_pipelines)
+    if objective == COMM_COST:
+        return Job(_cost_work(flags), n_stages, n_pipelines, price_rules=rules)
+    work, profile = _step_work(flags, network)
+    return Job(work, n_stages, n_pipelines, profile, rules)
 
 
 def _objective(flags: Namespace) -> str:

@@ -291,6 +291,62 @@ def balance(data, place):
 # ---------------------------------------------------------------------------------------------------------- annealing
 
 
+class Prices(NamedTuple):
+    """per_s [N] of each device; per_byte [N, N] from each device to each other one. Annealing minimises the price of a
+    step if `is_minimised`, else its seconds. No more than most_per_s may be paid for the devices used."""
+
+    per_s: np.ndarray
+    per_byte: np.ndarray
+    is_minimised: bool
+    most_per_s: float
+
+
+class Heat(NamedTuple):
+    """The first temperature as a part of what is minimised, and the number of moves until it is zero."""
+
+    hot: float
+    n_moves: int
+
+
+@compiled
+def _paid_per_s(prices, place):
+    """Price of the devices used."""
+    total = 0.0
+    for s in range(place.shape[0]):
+        for p in range(place.shape[1]):
+            total += prices.per_s[place[s, p]]
+    return total
+
+
+@compiled
+def egress(data, prices, place):
+    """Price of the bytes of a step that leave their region: boundary tensors both ways, shards and sums."""
+    S, P = place.shape
+    total = 0.0
+    for p in range(P):
+        n_bytes = data.shares[p] * data.boundary_bytes
+        for s in range(S - 1):
+            there = prices.per_byte[place[s, p], place[s + 1, p]]
+            total += n_bytes * (there + prices.per_byte[place[s + 1, p], place[s, p]])
+    for s in range(S):
+        for t in range(S):
+            n_bytes = 2 * _shard_bytes(data, s, t, P)
+            if n_bytes > 0:
+                for o in range(P):
+                    for m in range(P):
+                        if t != s or m != o:
+                            total += n_bytes * prices.per_byte[place[t, m], place[s, o]]
+    return total
+
+
+@compiled
+def _objective(data, prices, place, seconds):
+    """What is minimised, for seconds of a step: these, or the step's price."""
+    if not prices.is_minimised:
+        return seconds
+    return seconds * _paid_per_s(prices, place) + egress(data, prices, place)
+
+
 class Memory(NamedTuple):
     """room [N] bytes of each device, need [S] bytes of each stage."""
 
@@ -343,9 +399,19 @@ def _allowed(placement, memory, i, p, other):
 
 
 @compiled
-def anneal_step(data, memory, placement, best, rng, heat, n_moves):
-    """Anneal placement.place by swaps of two devices, placed or spare, from temperature `heat` (a part of the step)
-    down. `best` receives the best placement met and the devices that it leaves out."""
+def _affordable(prices, placement, i, p, other):
+    """Whether the devices used are within the budget after a swap."""
+    S, P = placement.place.shape
+    if other < S * P or prices.most_per_s == np.inf:
+        return True
+    change = prices.per_s[placement.spare[other - S * P]] - prices.per_s[placement.place[i, p]]
+    return change <= 0 or _paid_per_s(prices, placement.place) + change <= prices.most_per_s
+
+
+@compiled
+def anneal_step(data, memory, prices, placement, best, rng, heat):
+    """Anneal placement.place by swaps of two devices, placed or spare. `best` receives the best placement met and the
+    devices that it leaves out."""
     S, P = placement.place.shape
     timeline = new_timeline(S, P)
     saved_done = np.empty((2, S))
@@ -353,16 +419,17 @@ def anneal_step(data, memory, placement, best, rng, heat, n_moves):
     home = placement.place.min()  # stays where it is while devices move: the caller estimates the result again
     for p in range(P):
         _time_pipeline(data, placement.place, home, p, timeline)
-    step, cost = close_step(data, placement.place, home, timeline)
-    best_step = step
+    step, smoothed = close_step(data, placement.place, home, timeline)
+    cost = _objective(data, prices, placement.place, smoothed)
+    best_objective = _objective(data, prices, placement.place, step)
     _copy(placement, best)
-    hot = heat * step
-    for k in range(n_moves):
-        temperature = hot * (1.0 - k / n_moves) + 1e-9
+    hot = heat.hot * best_objective
+    for k in range(heat.n_moves):
+        temperature = hot * (1.0 - k / heat.n_moves) + 1e-9
         i = below(rng, S)
         p = below(rng, P)
         other = below(rng, S * P + placement.spare.shape[0])
-        if not _allowed(placement, memory, i, p, other):
+        if not _allowed(placement, memory, i, p, other) or not _affordable(prices, placement, i, p, other):
             continue
         q = p if other >= S * P else other % P
         for slot, pipeline in enumerate((p, q)):
@@ -372,11 +439,13 @@ def anneal_step(data, memory, placement, best, rng, heat, n_moves):
         _time_pipeline(data, placement.place, home, p, timeline)
         if q != p:
             _time_pipeline(data, placement.place, home, q, timeline)
-        step, new_cost = close_step(data, placement.place, home, timeline)
+        step, smoothed = close_step(data, placement.place, home, timeline)
+        new_cost = _objective(data, prices, placement.place, smoothed)
         if new_cost <= cost - temperature * np.log(1.0 - unit(rng)):
             cost = new_cost
-            if step < best_step:
-                best_step = step
+            new_objective = _objective(data, prices, placement.place, step)
+            if new_objective < best_objective:
+                best_objective = new_objective
                 _copy(placement, best)
             continue
         for slot, pipeline in enumerate((p, q)):

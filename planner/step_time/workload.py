@@ -22,6 +22,7 @@ from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.wiring.base import PeerLoad
 from planner.model.hosts import capped_gbps, lines, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
+from planner.model.prices import PriceRules
 
 LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
 MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
@@ -38,7 +39,7 @@ class CommBytes(NamedTuple):
 class StepWorkload:
     """A model, the devices that may train it, and how. `schedule` is 1f1b or gpipe; `n_microbatches` are those of one
     step over all pipelines. `run` says the rest: optimizer, delay, wiring and what a peer retains, which decide about
-    memory; by default it is a run with the profile's settings.
+    memory; by default it is a run with the profile's settings. `price_rules` say what prices decide.
 
     Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, those of one kind
     apart that wait for cores of their hosts for different times, kind_of [N] indices into them; memory_bytes [N] of the
@@ -52,6 +53,7 @@ class StepWorkload:
     codec: str = "none"
     schedule: str = "1f1b"
     run: RunConfig | None = None
+    price_rules: PriceRules = PriceRules()
     cuts: list[int] = field(init=False)
     kinds: list[str] = field(init=False)
     kind_of: np.ndarray = field(init=False)
@@ -92,9 +94,12 @@ class StepWorkload:
         self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
 
     @classmethod
-    def of_run(cls, network: Network, profile: Profile, run: RunConfig) -> "StepWorkload":
+    def of_run(
+        cls, network: Network, profile: Profile, run: RunConfig, price_rules: PriceRules | None = None
+    ) -> "StepWorkload":
         """The step of a run's config."""
-        return cls(network, profile, run.plan.microbatches, run.codec, run.plan.schedule, run)
+        rules = price_rules or PriceRules()
+        return cls(network, profile, run.plan.microbatches, run.codec, run.plan.schedule, run, rules)
 
     @property
     def config(self) -> RunConfig:
