@@ -1,4 +1,4 @@
-"""Prices: the evaluator against bytes of a simulated run, searches against all plans of tiny networks, budgets, fronts."""
+"""Prices: against the bytes of a simulated run and all plans of tiny networks; budgets; fronts."""
 
 import itertools
 import json
