@@ -7,8 +7,6 @@ inside a region are free. N devices.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from jaxdt.spec.network import Network
 
 HOUR_S = 3600.0
@@ -49,13 +47,11 @@ def price_per_hour(network: Network, devices: Iterable[int]) -> float:
     return sum(network.devices[d].price_per_hour for d in devices)
 
 
-def egress_per_byte(network: Network) -> np.ndarray:
-    """Price [N, N] of one byte from each device to each other one."""
+def egress_per_byte(network: Network) -> list[list[float]]:
+    """Price [N][N] of one byte from each device to each other one."""
     regions = [device.region for device in network.devices]
-    leaving = np.array([network.egress_per_gb.get(region, 0.0) / GB for region in regions])
-    names = sorted(set(regions))
-    region = np.array([names.index(name) for name in regions])
-    return np.where(region[:, None] == region[None, :], 0.0, leaving[:, None])
+    prices = {region: network.egress_per_gb.get(region, 0.0) / GB for region in set(regions)}
+    return [[0.0 if src == dst else prices[src] for dst in regions] for src in regions]
 
 
 def step_price(network: Network, devices: Iterable[int], step_s: float, egress_per_step: float) -> StepPrice:

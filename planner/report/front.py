@@ -63,10 +63,10 @@ def draw(points: Sequence[FrontPoint], out: str):
     axes.scatter(steps_s, prices, s=45, color="#4c72b0", zorder=2)
     for point, step_s, price in zip(points, steps_s, prices, strict=True):
         text = f"{point.plan.n_stages} x {point.plan.n_pipelines}: {devices_by_kind(point)}"
-        axes.annotate(text, (step_s, price), xytext=(7, 5), textcoords="offset points", fontsize=8)
-    axes.margins(x=0.08, y=0.1)
-    axes.set_xlim(right=axes.get_xlim()[1] + 0.25 * (axes.get_xlim()[1] - axes.get_xlim()[0]))  # room for the last text
-    axes.set_ylim(bottom=0)
+        axes.annotate(text, (step_s, price), xytext=(6, 8), textcoords="offset points", fontsize=8, rotation=25)
+    axes.margins(x=0.05)
+    axes.set_xlim(right=axes.get_xlim()[1] + 0.12 * (axes.get_xlim()[1] - axes.get_xlim()[0]))  # room for the last text
+    axes.set_ylim(0, 1.35 * max(prices))
     name = points[0].network.name or "network"
     axes.set(
         xlabel="seconds a step (simulated)", ylabel="price of a step", title=f"{name}: stages x pipelines, devices"

@@ -15,7 +15,6 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
-from planner.model.hosts import fair_gbps
 from planner.model.proof import checked_bound
 
 if TYPE_CHECKING:
@@ -50,10 +49,13 @@ class CostedPlan:
 
 
 def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float) -> str:
-    """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links as far as
-    hosts let through, and the two sizes."""
+    """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links, lines that devices of a
+    host share, and the two sizes."""
     names = [device.name for device in network.devices]
-    facts = [names, network.latency_s, fair_gbps(network).tolist(), float(c_dp_bytes), float(c_pp_bytes)]
+    facts = [names, network.latency_s, network.bandwidth_gbps, float(c_dp_bytes), float(c_pp_bytes)]
+    lines = [(host.out_gbps, host.in_gbps) for host in network.shared_hosts]
+    if any(line != (None, None) for line in lines):
+        facts += [[device.host for device in network.devices], lines]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

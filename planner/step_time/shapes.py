@@ -34,8 +34,8 @@ SMALLER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.25)  # parts of the most pipelines th
 
 @dataclass(frozen=True, eq=False)
 class PlanShape:
-    """A number of stages on some devices, and the bound below which what is minimised cannot be: seconds of a step, or
-    its price."""
+    """A number of stages on some devices, and a bound of what is minimised for every plan on these devices: of the
+    seconds of a step, or of its price."""
 
     n_stages: int
     devices: np.ndarray
@@ -55,7 +55,7 @@ def device_rankings(workload: StepWorkload) -> list[np.ndarray]:
     room = np.array(workload.memory_bytes)
     keys = [(far_s, slow_s), (slow_s, far_s), (far_s, -room)]
     if not workload.price_rules.empty:
-        price = prices_of(workload).per_s
+        price = workload.price_per_s
         keys += [(far_s, slow_s * price), (slow_s, price), (slow_s * price, far_s)]
     orders = [np.lexsort(key) for key in keys]
     return [o for i, o in enumerate(orders) if not any((o == before).all() for before in orders[:i])]
@@ -75,8 +75,8 @@ def plan_shapes(workload: StepWorkload, n_stages: int | None, n_pipelines: int |
                 devices = first_affordable(workload, order, stages * pipelines)
                 if devices is not None and devices.tobytes() not in seen:
                     seen.add(devices.tobytes())
-                    bound = priced(workload, stages * pipelines, bound_s(workload, stages, pipelines))
-                    shapes.append(PlanShape(stages, devices, bound))
+                    seconds = max(bound_s(workload, stages, pipelines), speed_bound_s(workload, stages, devices))
+                    shapes.append(PlanShape(stages, devices, priced(workload, devices, seconds)))
     return sorted(shapes, key=lambda shape: (shape.bound, -len(shape.devices)))
 
 
@@ -102,11 +102,9 @@ def first_affordable(workload: StepWorkload, order: np.ndarray, n: int) -> np.nd
     return np.sort(np.array(chosen))
 
 
-def priced(workload: StepWorkload, n_devices: int, seconds: float) -> float:
-    """A bound of what is minimised, from one of the seconds: with prices, those of the cheapest devices."""
-    if not workload.price_rules.is_minimised:
-        return seconds
-    return seconds * float(np.sort(prices_of(workload).per_s)[:n_devices].sum())
+def priced(workload: StepWorkload, devices: np.ndarray, seconds: float) -> float:
+    """A bound of what is minimised for plans on these devices, from one of their seconds."""
+    return seconds * float(workload.price_per_s[devices].sum()) if workload.price_rules.is_minimised else seconds
 
 
 def bound_s(workload: StepWorkload, n_stages: int, n_pipelines: int) -> float:
@@ -120,6 +118,14 @@ def bound_s(workload: StepWorkload, n_stages: int, n_pipelines: int) -> float:
     links = workload.s_per_byte[~np.eye(workload.network.n_devices, dtype=bool)]
     gradient_bytes = workload.least_gradient_bytes(n_stages) / n_stages / n_pipelines
     return computing_s + 2 * gradient_bytes * float(links.min())
+
+
+def speed_bound_s(workload: StepWorkload, n_stages: int, devices: np.ndarray) -> float:
+    """No step on these devices is shorter. A microbatch is work of least_seconds for the kinds that are fastest on each
+    range of layers; a device that needs at least r times as long as the fastest one on any range does 1 / r of that
+    work a second."""
+    rate = float((1.0 / workload.least_ratios()[workload.kind_of[devices]]).sum())
+    return workload.n_microbatches * workload.least_seconds(n_stages) / rate
 
 
 def screen(workload: StepWorkload, shapes: list[PlanShape], incumbent: Incumbent) -> list[tuple[PlanShape, Candidate]]:
@@ -189,7 +195,7 @@ def search_shapes(
 def refuse_budget(workload: StepWorkload, n_stages: int, n_pipelines: int):
     """Raise BadInput if a budget does not even pay for the cheapest devices of a shape."""
     budget = workload.price_rules.budget_per_hour
-    least = HOUR_S * float(np.sort(prices_of(workload).per_s)[: n_stages * n_pipelines].sum())
+    least = HOUR_S * float(np.sort(workload.price_per_s)[: n_stages * n_pipelines].sum())
     if budget is not None and least > budget:
         raise BadInput(
             f"--budget_per_hour: got {budget:g}, expected at least {least:g}, for {n_stages} x {n_pipelines} devices"

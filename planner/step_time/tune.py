@@ -11,7 +11,7 @@ import numpy as np
 from jaxdt.spec.config import SyncConfig
 from jaxdt.spec.plan import even_shares
 from planner.model.layer_cuts import Ranges
-from planner.model.prices import HOUR_S, StepPrice, egress_per_byte, step_price
+from planner.model.prices import HOUR_S, StepPrice, step_price
 from planner.step_time.estimate import (
     Heat,
     Memory,
@@ -135,10 +135,9 @@ def estimate_s(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] |
 
 def prices_of(workload: StepWorkload) -> Prices:
     """The prices of the compiled search."""
-    per_s = np.array([device.price_per_hour / HOUR_S for device in workload.network.devices])
     rules = workload.price_rules
     most_per_s = np.inf if rules.budget_per_hour is None else rules.budget_per_hour / HOUR_S
-    return Prices(per_s, egress_per_byte(workload.network), rules.is_minimised, most_per_s)
+    return Prices(workload.price_per_s, workload.egress_per_byte, rules.is_minimised, most_per_s)
 
 
 def price_of(workload: StepWorkload, layout: Layout, step_s: float) -> StepPrice:

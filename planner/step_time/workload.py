@@ -3,6 +3,7 @@
 These are the data of `--objective step_time` beyond Eq. 1-4: speeds, memory, directed links, codec, microbatches.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
@@ -22,7 +23,7 @@ from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.wiring.base import PeerLoad
 from planner.model.hosts import capped_gbps, lines, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
-from planner.model.prices import PriceRules
+from planner.model.prices import HOUR_S, PriceRules, egress_per_byte
 
 LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
 MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
@@ -45,7 +46,8 @@ class StepWorkload:
     apart that wait for cores of their hosts for different times, kind_of [N] indices into them; memory_bytes [N] of the
     devices, at most an equal part of the host's; latency_s and s_per_byte [N, N] of directed links, as far as the lines
     of both hosts let through; boundary_bytes of one encoded tensor; line_host_of [N], line_out_s and line_in_s [H] the
-    lines that devices of a host share (planner.model.hosts.lines)."""
+    lines that devices of a host share (planner.model.hosts.lines); price_per_s [N] of devices and egress_per_byte
+    [N, N] of what they send."""
 
     network: Network
     profile: Profile
@@ -64,9 +66,12 @@ class StepWorkload:
     line_host_of: np.ndarray = field(init=False)
     line_out_s: np.ndarray = field(init=False)
     line_in_s: np.ndarray = field(init=False)
+    price_per_s: np.ndarray = field(init=False)
+    egress_per_byte: np.ndarray = field(init=False)
     _slowed: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)
     _seconds: dict = field(init=False, default_factory=dict)
     _least_seconds: list[float] = field(init=False, default_factory=list)
+    _least_ratios: list[float] = field(init=False, default_factory=list)
     _bytes: dict = field(init=False, default_factory=dict)
     _loads: dict = field(init=False, default_factory=dict)
 
@@ -89,6 +94,8 @@ class StepWorkload:
         self._derive("s_per_byte", s_per_byte)
         for name, value in zip(("host_of", "out_s", "in_s"), lines(self.network), strict=True):
             self._derive(f"line_{name}", value)
+        self._derive("price_per_s", np.array([device.price_per_hour / HOUR_S for device in devices]))
+        self._derive("egress_per_byte", np.array(egress_per_byte(self.network)))
         n_numbers = self.profile.model.boundary_numbers(self.profile.microbatch_size)
         spec = codecs.parse(self.codec, "--codec")
         self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
@@ -219,6 +226,16 @@ class StepWorkload:
         if not self._least_seconds:
             self._least_seconds.extend(self._sums_of_stages())
         return self._least_seconds[n_stages - 1] if n_stages <= len(self._least_seconds) else math.inf
+
+    def least_ratios(self) -> np.ndarray:
+        """For each kind of device [K]: how many times as long as the fastest kind it takes at least for a range of
+        layers; 1 for a kind that is the fastest on some range."""
+        if not self._least_ratios:
+            ranges = itertools.combinations(self.cuts, 2)
+            seconds = [[self.seconds(kind, lo, hi) for kind in self.kinds] for lo, hi in ranges]
+            times = np.array([[one[FORWARD] + one[BACKWARD] for one in row] for row in seconds])
+            self._least_ratios.extend((times / times.min(axis=1, keepdims=True)).min(axis=0))
+        return np.array(self._least_ratios)
 
     def _sums_of_stages(self) -> list[float]:
         """least_seconds of 1, 2, ... stages. sums[hi] covers the layers before the cut `hi`; another stage extends it

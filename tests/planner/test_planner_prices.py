@@ -136,11 +136,22 @@ def test_devices_are_taken_in_order_as_far_as_the_budget_allows():
     assert [chosen.tolist() for chosen in taken[1:]] == [[1, 3, 4], [1, 2, 3], [0, 1, 3], [0, 1, 2]]
 
 
-def test_bounds_of_shapes_hold_for_prices():
-    workload = workload_of(priced([2.0, 0.5, 3.0, 0.25, 2.0]))
+def price_s(workload, device):
+    """What a second of a device adds to what is minimised, if it is alone."""
+    return workload.network.devices[device].price_per_hour / 3600 if workload.price_rules.is_minimised else 1.0
+
+
+@pytest.mark.parametrize("rules", [CHEAPEST, PriceRules(budget_per_hour=6.0)])
+def test_bounds_of_shapes_hold_and_know_slow_devices(rules):
+    workload = workload_of(priced([2.0, 0.5, 3.0, 0.25, 2.0]), rules)
+    bounds = {}
     for shape in plan_shapes(workload, None, None):
         layout = tune(workload, shape.devices.reshape(shape.n_pipelines, shape.n_stages).T)
         assert shape.bound <= score(workload, layout)
+        if len(shape.devices) == 1:
+            (device,) = shape.devices
+            bounds[workload.network.devices[device].kind] = shape.bound / price_s(workload, device)
+    assert bounds["slow"] == pytest.approx(4 * bounds["fast"], rel=1e-3)
 
 
 def test_a_front_has_no_plan_that_another_one_beats():
