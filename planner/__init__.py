@@ -26,13 +26,23 @@ if TYPE_CHECKING:
     from jaxdt.spec.plan import load as load_plan
     from jaxdt.spec.profile import load as load_profile
     from planner.api.explain import explain
-    from planner.api.job import ByteSizes, Job, StepOptions, profile_of_flops, run_of_model, run_of_profile
+    from planner.api.job import (
+        ByteSizes,
+        Job,
+        StepOptions,
+        profile_of_flops,
+        profile_of_kinds,
+        run_of_model,
+        run_of_profile,
+    )
+    from planner.api.pareto import pareto
     from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
     from planner.api.verify import verify
     from planner.model.change import Change
     from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
+    from planner.model.prices import PriceRules, StepPrice
     from planner.report.plan_file import save_plan
 
 # Name -> (module, name there)
@@ -42,6 +52,7 @@ _PLACES = {
     "Change": ("planner.model.change", "Change"),
     "Constraints": ("planner.model.constraints", "Constraints"),
     "Job": ("planner.api.job", "Job"),
+    "PriceRules": ("planner.model.prices", "PriceRules"),
     "Progress": ("planner.api.result", "Progress"),
     "RegionLimit": ("planner.model.constraints", "RegionLimit"),
     "Replan": ("planner.api.replan", "Replan"),
@@ -49,13 +60,16 @@ _PLACES = {
     "SeatRule": ("planner.model.constraints", "SeatRule"),
     "Statistics": ("planner.api.result", "Statistics"),
     "StepOptions": ("planner.api.job", "StepOptions"),
+    "StepPrice": ("planner.model.prices", "StepPrice"),
     "Stop": ("planner.api.result", "Stop"),
     "explain": ("planner.api.explain", "explain"),
     "load_constraints": ("planner.model.constraints", "load_constraints"),
     "load_network": ("jaxdt.spec.network", "load"),
     "load_plan": ("jaxdt.spec.plan", "load"),
     "load_profile": ("jaxdt.spec.profile", "load"),
+    "pareto": ("planner.api.pareto", "pareto"),
     "profile_of_flops": ("planner.api.job", "profile_of_flops"),
+    "profile_of_kinds": ("planner.api.job", "profile_of_kinds"),
     "replan": ("planner.api.replan", "replan"),
     "run_of_model": ("planner.api.job", "run_of_model"),
     "run_of_profile": ("planner.api.job", "run_of_profile"),
@@ -69,6 +83,7 @@ __all__ = [
     "Change",
     "Constraints",
     "Job",
+    "PriceRules",
     "Progress",
     "RegionLimit",
     "Replan",
@@ -76,13 +91,16 @@ __all__ = [
     "SeatRule",
     "Statistics",
     "StepOptions",
+    "StepPrice",
     "Stop",
     "explain",
     "load_constraints",
     "load_network",
     "load_plan",
     "load_profile",
+    "pareto",
     "profile_of_flops",
+    "profile_of_kinds",
     "replan",
     "run_of_model",
     "run_of_profile",

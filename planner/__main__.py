@@ -1,4 +1,4 @@
-"""Command line of the planner: solve, replan, explain, plot, compare, verify, network, bench.
+"""Command line of the planner: solve, replan, pareto, explain, plot, compare, verify, network, devices, bench.
 `python -m planner COMMAND --help`.
 
 The flags are here, so that --help imports little; the module of a command is imported when the command runs.
@@ -11,16 +11,18 @@ import sys
 from jaxdt.spec.errors import BadInput
 from planner.search.base import SOLVERS
 
-OBJECTIVES = ("comm_cost", "step_time")
+OBJECTIVES = ("comm_cost", "step_time", "cost_per_step")
 # module with run(flags)
 COMMANDS = {
     "solve": "planner.commands.solve",
     "replan": "planner.commands.replan",
+    "pareto": "planner.commands.pareto",
     "explain": "planner.report.explain",
     "plot": "planner.report.plot",
     "compare": "planner.report.compare",
     "verify": "planner.report.verify",
     "network": "planner.commands.network",
+    "devices": "planner.commands.devices",
     "bench": "planner.report.bench",
 }
 
@@ -30,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     _solve(commands.add_parser("solve", help="find a plan and say how far from the best possible it is"))
     _replan(commands.add_parser("replan", help="a plan for a network that has changed, near the plan that runs"))
+    _pareto(commands.add_parser("pareto", help="plans between the shortest step and the cheapest one"))
     explain = commands.add_parser("explain", help="say in words what a plan's cost comes from and what would help")
     explain.add_argument("plan")
     plot = commands.add_parser("plot", help="draw a plan: devices by stage, pipelines as paths, costs as bars")
@@ -43,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (explain, plot, compare, verify):
         command.add_argument("--network", help="network file, where it is not the one that the plan names")
     _network(commands.add_parser("network", help="generate a network, or import measurements"))
+    commands.add_parser("devices", help="the catalogue of devices, whose kinds need no profile")
     _bench(commands.add_parser("bench", help="several solvers over networks: a table and cost against time"))
     return top
 
@@ -54,6 +58,7 @@ def _solve(solve: argparse.ArgumentParser):
     solve.add_argument("--time_limit_s", type=float, help="default 30, or none with --evaluations")
     solve.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
     solve.add_argument("--constraints", help="a constraints.json: who may sit where")
+    solve.add_argument("--budget_per_hour", type=float, help="by step time: what the devices of a plan may cost in all")
     solve.add_argument("--seed", type=int, default=0)
     solve.add_argument("--out", help="where to write plan.json")
 
@@ -74,6 +79,17 @@ def _replan(replan: argparse.ArgumentParser):
     replan.add_argument("--constraints", help="a constraints.json: who may sit where")
     replan.add_argument("--out", help="where to write plan.json")
     replan.add_argument("--out_network", help="where to write the changed network.json, with --out")
+
+
+def _pareto(pareto: argparse.ArgumentParser):
+    pareto.add_argument("--network", required=True, help="network.json with prices")
+    _job(pareto)
+    pareto.add_argument("--points", type=int, default=8, help="searches, which give at most so many plans")
+    pareto.add_argument("--time_limit_s", type=float, help="of all searches together; default 30")
+    pareto.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plans reproducible")
+    pareto.add_argument("--budget_per_hour", type=float, help="what the devices of a plan may cost in all")
+    pareto.add_argument("--seed", type=int, default=0)
+    pareto.add_argument("--out", required=True, help="folder for front.md, front.png and the plans")
 
 
 def _job(command: argparse.ArgumentParser):
@@ -104,11 +120,13 @@ def _sizes(command: argparse.ArgumentParser):
 
 def _step(solve: argparse.ArgumentParser):
     solve.add_argument(
-        "--objective", choices=OBJECTIVES, help="comm_cost: Eq. 1-4 (default); step_time: what the simulator says"
+        "--objective",
+        choices=OBJECTIVES,
+        help="comm_cost: Eq. 1-4 (default); step_time: what the simulator says; cost_per_step: its price",
     )
-    solve.add_argument("--profile", help="profile.json with the seconds of each kind of device")
+    solve.add_argument("--profile", help="profile.json with the seconds of each kind of device (default: `devices`)")
     solve.add_argument("--flops", help="without a profile: peak FLOP/s, as 125e12 or V100=125e12,T4=65e12")
-    solve.add_argument("--efficiency", type=float, default=0.35, help="share of --flops that the maths reaches")
+    solve.add_argument("--efficiency", type=float, default=0.35, help="share of peak FLOP/s that the maths reaches")
     solve.add_argument("--codec", help="what crosses a boundary: none (default), bf16, int8, ...")
     solve.add_argument("--schedule", choices=("1f1b", "gpipe"), help="default: 1f1b")
 

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,7 @@ from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.network import Link, Network
+from jaxdt.spec.network import UNLIMITED_GBPS, Link, Network
 from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 1
@@ -95,6 +96,32 @@ def predict_step_s(config: RunConfig, plan: Plan, conditions: Conditions, n_step
     wiring = replace(config.wiring, rebalance_s=0.0)
     outcome = simulate(replace(config, train=train, wiring=wiring), plan, conditions)
     return statistics.median(report.step_s for report in outcome.of(StepReport)[WARM_UP_STEPS:])
+
+
+@dataclass(frozen=True)
+class SharedHosts:
+    """The hosts of peers, which are devices of a network: the host of each peer, cores of each host, and (out, in) gbps
+    of the lines that limit."""
+
+    host_of: Mapping[int, str]
+    cores: Mapping[str, float]
+    access_gbps: Mapping[str, tuple[float, float]]
+
+
+def shared_hosts(network: Network, peers: Sequence[int]) -> SharedHosts:
+    """What the peers share by their network. A device without a host has one of its own; a host without a number of
+    cores has one for each of its peers."""
+    hosts = network.shared_hosts
+    host_of = {peer: network.devices[peer].host or f"device{peer}" for peer in peers}
+    n_on = Counter(host_of.values())
+    cores = {host_of[peer]: hosts[peer].cores or float(n_on[host_of[peer]]) for peer in peers}
+    lines = {host_of[peer]: (hosts[peer].out_gbps, hosts[peer].in_gbps) for peer in peers}
+    access_gbps = {
+        name: (out_gbps or UNLIMITED_GBPS, in_gbps or UNLIMITED_GBPS)
+        for name, (out_gbps, in_gbps) in lines.items()
+        if out_gbps or in_gbps
+    }
+    return SharedHosts(host_of, cores, access_gbps)
 
 
 def device_links(network: Network | None, coordinator_device: int = 0) -> Callable[[int, int], Link]:

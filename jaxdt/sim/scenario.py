@@ -7,7 +7,7 @@ from functools import partial
 from jaxdt.build import peer_load
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.link_table import LinkOptions
-from jaxdt.sim.predict import Conditions, device_links
+from jaxdt.sim.predict import Conditions, device_links, shared_hosts
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.memory import MemoryOptions, most_retained, stage_memory_bytes
@@ -24,7 +24,8 @@ PERSIST_S = 0.002
 @dataclass(frozen=True)
 class Scenario:
     """A plan on a network, with the seconds of a profile. Every peer has its own device. Devices that the network puts
-    on one host share its access line, if `options` gives it one. The coordinator is beside the plan's first peer."""
+    on one host share its cores and its line, as far as the network's `hosts` say; `options` may give hosts another
+    line. The coordinator is beside the plan's first peer."""
 
     config: RunConfig
     plan: Plan
@@ -47,15 +48,15 @@ class Scenario:
 
     def conditions(self) -> Conditions:
         """Seconds, links and hosts for the simulator."""
-        host_of = {peer: self.network.devices[peer].host or f"device{peer}" for peer in self.plan.peers}
-        hosts = list(host_of.values())
+        shared = shared_hosts(self.network, self.plan.peers)
+        options = replace(self.options, access_gbps={**shared.access_gbps, **self.options.access_gbps})
         return Conditions(
             seconds={peer: peer_seconds(self, peer) for peer in self.plan.peers},
             link=device_links(self.network, self.plan.placement[0][0]),
-            host_of=host_of,
-            cores={host: hosts.count(host) for host in set(hosts)},
+            host_of=shared.host_of,
+            cores=shared.cores,
             persist_s=self.persist_s,
-            options=self.options,
+            options=options,
             seconds_at=partial(seconds_at, self),
         )
 

@@ -2,17 +2,20 @@
 
 A link delivers FIFO. A message of n bytes occupies it for n / bandwidth and arrives one latency later, so two
 messages in a row share one latency. A bandwidth of zero means that there is no link.
+Devices of one host may share its line, cores and memory; devices and traffic between regions may have prices, all in
+one currency.
 """
 
 import functools
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput, nearest
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 from jaxdt.spec.serialize import SCHEMA_KEY, is_list, is_object
 
@@ -22,13 +25,33 @@ SCHEMA = "urn:jaxdt:schema:network:1"
 
 @dataclass(frozen=True)
 class Device:
-    """One machine of a network. `kind` selects a profile, devices with one `host` share its cores."""
+    """One machine of a network. `kind` selects a profile or a device of the planner's catalogue; devices with one
+    `host` share what its Host says; `price_per_hour` is paid while the device is used."""
 
     name: str
     region: str = ""
     kind: str = ""
     memory_bytes: int | None = None
     host: str = ""
+    price_per_hour: float = 0.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the devices of one host share; None for what they do not. `cores`: so many of them compute at a time at
+    full speed; `memory_bytes`: of all of them together; `out_gbps`, `in_gbps`: the line of their traffic with other
+    hosts."""
+
+    name: str
+    cores: float | None = None
+    memory_bytes: int | None = None
+    out_gbps: float | None = None
+    in_gbps: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "name" and value is not None and not 0 < value < math.inf:
+                raise BadInput(f"hosts: {self.name}: {name}: got {value}, expected a number > 0")
 
 
 @frozen_dataclass
@@ -51,12 +74,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """n devices and n x n directed links; the diagonal is not a link."""
+    """n devices and n x n directed links; the diagonal is not a link. `hosts` are those whose devices share something;
+    `egress_per_gb[region]` is the price of 1e9 bytes that leave a region for another one."""
 
     devices: tuple[Device, ...]
     latency_s: tuple[tuple[float, ...], ...]
     bandwidth_gbps: tuple[tuple[float, ...], ...]
     name: str = ""
+    hosts: tuple[Host, ...] = ()
+    egress_per_gb: dict[str, float] = field(default_factory=dict[str, float], hash=False)
 
     @property
     def n_devices(self) -> int:
@@ -66,7 +92,14 @@ class Network:
         """The link from device src to device dst; within one device it is free."""
         return _link() if src == dst else _link(self.latency_s[src][dst], self.bandwidth_gbps[src][dst])
 
+    @functools.cached_property
+    def shared_hosts(self) -> tuple[Host, ...]:
+        """The host of each device; one of its own, without a name, for a device that shares nothing."""
+        known = {host.name: host for host in self.hosts}
+        return tuple(known.get(device.host, _UNSHARED) for device in self.devices)
 
+
+_UNSHARED = Host("")
 _link = functools.lru_cache(maxsize=1024)(Link)  # one object for all equal ones: a simulation has a million links
 
 
@@ -90,7 +123,14 @@ def parse(text: str, source: str) -> Network:
     latency_ms = _matrix(data, "latency_ms", len(devices), source)
     bandwidth_gbps = _matrix(data, "bandwidth_gbps", len(devices), source)
     latency_s = tuple(tuple(ms / 1e3 for ms in row) for row in latency_ms)
-    return Network(devices, latency_s, bandwidth_gbps, str(data.get("name", "")))
+    try:
+        hosts = serialize.read(tuple[Host, ...], data.get("hosts", []), "hosts")
+        egress_per_gb = serialize.read(dict[str, float], data.get("egress_per_gb", {}), "egress_per_gb")
+        _check_hosts(hosts, devices)
+        _check_egress(egress_per_gb, devices)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from None
+    return Network(devices, latency_s, bandwidth_gbps, str(data.get("name", "")), hosts, egress_per_gb)
 
 
 def load(path: str | Path) -> Network:
@@ -105,14 +145,42 @@ def to_json(network: Network) -> dict[str, Any]:
     """The content of network.json; links without a limit have no JSON number and are refused."""
     if any(math.isinf(gbps) for row in network.bandwidth_gbps for gbps in row):
         raise BadInput("network: bandwidth_gbps: got a link without a limit, which a file cannot hold")
-    devices = [{k: v for k, v in vars(device).items() if v not in ("", None)} for device in network.devices]
+    devices = [_stated(device) for device in network.devices]
+    shared = {"hosts": [_stated(host) for host in network.hosts], "egress_per_gb": network.egress_per_gb}
     return {
         SCHEMA_KEY: SCHEMA,
         "name": network.name,
         "devices": devices,
+        **{name: value for name, value in shared.items() if value},
         "latency_ms": [[s * 1e3 for s in row] for row in network.latency_s],
         "bandwidth_gbps": [list(row) for row in network.bandwidth_gbps],
     }
+
+
+def _stated(value: Device | Host) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    fields = type(value).__dataclass_fields__
+    return {name: item for name, item in vars(value).items() if item != fields[name].default}
+
+
+def _check_hosts(hosts: tuple[Host, ...], devices: tuple[Device, ...]) -> None:
+    """BadInput for a host twice, or one that no device is on."""
+    known = {device.host for device in devices}
+    for i, host in enumerate(hosts):
+        if host.name not in known:
+            raise BadInput(f"hosts[{i}]: no device is on {host.name!r}{nearest(host.name, known)}")
+        if host.name in {other.name for other in hosts[:i]}:
+            raise BadInput(f"hosts[{i}]: {host.name!r} occurs twice, expected once")
+
+
+def _check_egress(egress_per_gb: dict[str, float], devices: tuple[Device, ...]) -> None:
+    """BadInput for a region without devices, or a price that is none."""
+    known = {device.region for device in devices}
+    for region, price in egress_per_gb.items():
+        if region not in known:
+            raise BadInput(f"egress_per_gb: no device is in {region!r}{nearest(region, known)}")
+        if not 0 <= price < math.inf:
+            raise BadInput(f"egress_per_gb: {region}: got {price}, expected a number >= 0")
 
 
 def _devices(data: dict[str, Any], source: str) -> tuple[Device, ...]:
@@ -133,8 +201,11 @@ def _device(entry: Any, where: str) -> Device:
     memory_bytes = entry.get("memory_bytes")
     if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes <= 0):
         raise BadInput(f"{where}.memory_bytes: got {memory_bytes!r}, expected a positive integer")
+    price = entry.get("price_per_hour", 0.0)
+    if not isinstance(price, int | float) or isinstance(price, bool) or not 0 <= price <= sys.float_info.max:
+        raise BadInput(f"{where}.price_per_hour: got {price!r}, expected a number >= 0")
     name, region, kind, host = (str(entry.get(field) or "") for field in ("name", "region", "kind", "host"))
-    return Device(name, region, kind, memory_bytes, host)
+    return Device(name, region, kind, memory_bytes, host, float(price))
 
 
 def _matrix(data: dict[str, Any], field: str, n: int, source: str) -> tuple[tuple[float, ...], ...]:

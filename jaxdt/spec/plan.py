@@ -37,16 +37,27 @@ class CostTerms:
 
 
 @dataclass(frozen=True)
+class PriceTerms:
+    """Prices of a step by the network's: of the devices used for an hour, of the bytes that leave their region in a
+    step, and of a step in all."""
+
+    per_hour: float
+    egress_per_step: float
+    per_step: float
+
+
+@dataclass(frozen=True)
 class SolverResult:
     """What a solver says of its plan; every field may be missing.
 
     `network`, `network_file`: for which network it was made; `left_out`, `left_out_why`: devices that it does not use;
     `c_dp_bytes`, `c_pp_bytes`: gradients of one stage, and what one pipeline sends over a boundary in a step;
     `problem_digest`: of the network and sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
-    the bound; `objective`: comm_cost or step_time; `step_s`, `step_s_with_all`: simulated seconds of a step, and of the
-    best one that uses every device; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`,
-    `time_s`: how it was found; `constraints`: which ones it honours; `replan`: what its moves from an
-    earlier plan take (planner.api.replan)."""
+    the bound; `objective`: comm_cost, step_time or cost_per_step; `step_s`, `step_s_with_all`: simulated seconds of a
+    step, and of the best one that uses every device; `price`: of that step; `budget_per_hour`: what the devices may
+    cost; `profile`: where the seconds of devices come from; `solver`, `seed`, `evaluations`, `time_s`: how it was
+    found; `constraints`: which ones it honours; `replan`: what its moves from an earlier plan take
+    (planner.api.replan)."""
 
     network: str = ""
     network_file: str = ""
@@ -65,6 +76,8 @@ class SolverResult:
     profile: str = ""
     step_s: float | None = None
     step_s_with_all: float | None = None
+    price: PriceTerms | None = None
+    budget_per_hour: float | None = None
     constraints: dict[str, Any] = field(default_factory=dict[str, Any])
     replan: dict[str, Any] = field(default_factory=dict[str, Any])
     evaluations: int = 0

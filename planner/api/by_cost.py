@@ -14,6 +14,7 @@ from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
 from planner.model.constraints import Constraints, Rules, rules_of
+from planner.model.hosts import room_bytes
 from planner.model.problem import problem_of
 from planner.model.result import Solution
 from planner.report.plan_file import plan_of
@@ -83,7 +84,7 @@ def workload_of(job: Job) -> CommWorkload:
 
 def memory_workload(job: Job, network: Network) -> StepWorkload | None:
     """What devices can hold, where the run is known and some device's memory is limited. Its speeds mean nothing."""
-    if isinstance(job.work, ByteSizes) or all(device.memory_bytes is None for device in network.devices):
+    if isinstance(job.work, ByteSizes) or all(room == math.inf for room in room_bytes(network)):
         return None
     assert job.n_stages is not None
     run = job.work
@@ -98,10 +99,10 @@ def refuse_small_devices(network: Network, workload: CommWorkload):
     """Raise BadInput for a device that cannot hold a stage's parameters, gradients and two moments, which are four
     times c_dp. With byte counts alone the layers cannot be cut to fit, and every device holds a stage."""
     need = STATES_PER_GRADIENT * workload.c_dp_bytes
-    for d, device in enumerate(network.devices):
-        if device.memory_bytes is not None and device.memory_bytes < need:
+    for d, (device, room) in enumerate(zip(network.devices, room_bytes(network), strict=True)):
+        if room < need:
             raise BadInput(
-                f"{network.name}: devices[{d}].memory_bytes: {device.name} has {device.memory_bytes / 1e9:g} "
+                f"{network.name}: devices[{d}].memory_bytes: {device.name} has {room / 1e9:g} "
                 f"GB, its stage needs {need / 1e9:g} GB, four times c_dp: parameters, gradients, two moments"
             )
 

@@ -1,7 +1,7 @@
 """A job by step time: the workload, the search of one shape or of all, the plan of the best finalist."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -15,6 +15,7 @@ from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
 from planner.model.constraints import Constraints
+from planner.model.prices import has_prices
 from planner.model.problem import problem_of
 from planner.report.plan_file import plan_of
 from planner.search.incumbent import Incumbent
@@ -22,6 +23,7 @@ from planner.step_time.constrained import search_step_constrained
 from planner.step_time.search import Finalist, StepSolution, search_step
 from planner.step_time.shapes import reasons, search_shapes, step_s_with_all
 from planner.step_time.simulate import plan_of_layout
+from planner.step_time.tune import price_of
 from planner.step_time.workload import MISSING_S, StepWorkload, refuse_too_small
 
 
@@ -31,19 +33,23 @@ def solve_by_step(
     """See planner.api.solve."""
     stop, solver, seed = search.stop, search.solver, search.seed
     workload = workload_of(job, network)
+    check_prices(network, job, constraints)
     n_stages, n_pipelines = job.n_stages, job.n_pipelines
-    if n_stages and n_pipelines:
-        check_shape(workload, n_stages, n_pipelines)
+    whole = None  # the shape, if it is given and all devices are used
+    if n_stages and n_pipelines and job.price_rules.empty:
+        whole = n_stages, n_pipelines
+        check_shape(workload, *whole)
     with running(stop, on_progress, MISSING_S) as incumbent:
-        if n_stages and n_pipelines and not constraints.empty:
-            solution = search_step_constrained(workload, n_stages, constraints, incumbent, solver, seed)
-        elif n_stages and n_pipelines:
-            solution = search_step(workload, n_stages, incumbent, solver, seed)
+        incumbent.unit = "s" if job.objective == STEP_TIME else "a step"
+        if whole and not constraints.empty:
+            solution = search_step_constrained(workload, whole[0], constraints, incumbent, solver, seed)
+        elif whole:
+            solution = search_step(workload, whole[0], incumbent, solver, seed)
         elif not constraints.empty:
             raise BadInput("constraints: expected numbers of --stages and --pipelines with them, not auto")
         else:
             solution = search_shapes(workload, n_stages, n_pipelines, incumbent, solver, seed)
-    plan = plan_of_step(workload, solution, incumbent, search.facts(STEP_TIME, constraints))
+    plan = plan_of_step(workload, solution, incumbent, search.facts(job.objective, constraints))
     finalists = tuple(scored(workload, finalist) for finalist in solution.finalists)
     best = finalists[0]
     none_exists = math.isinf(plan.found["bound_s"]) and None not in (n_stages, n_pipelines)
@@ -51,7 +57,7 @@ def solve_by_step(
     return Result(
         plan=plan,
         network=network,
-        objective=STEP_TIME,
+        objective=job.objective,
         score_s=best.step_s,
         cost=best.cost,
         step_s=best.step_s,
@@ -62,6 +68,7 @@ def solve_by_step(
         history=tuple(incumbent.history),
         by_solver={name: tuple(history) for name, history in incumbent.by_solver.items()},
         finalists=finalists,
+        price=best.price,
     )
 
 
@@ -70,7 +77,18 @@ def workload_of(job: Job, network: Network) -> StepWorkload:
     assert job.profile is not None and isinstance(job.work, RunConfig)  # a job by step time has both
     for device in network.devices:
         job.profile.kind(device.kind)
-    return StepWorkload.of_run(network, job.profile, job.work)
+    return StepWorkload.of_run(network, job.profile, job.work, job.price_rules)
+
+
+def check_prices(network: Network, job: Job, constraints: Constraints):
+    """Raise BadInput where prices are to decide and there are none, or constraints besides."""
+    if job.price_rules.empty:
+        return
+    flag = "--objective" if job.price_rules.is_minimised else "--budget_per_hour"
+    if not has_prices(network):
+        raise BadInput(f"{flag}: {network.name or 'the network'} has no price_per_hour and no egress_per_gb")
+    if not constraints.empty:
+        raise BadInput(f"{flag}: got constraints as well, expected one of them")
 
 
 def check_shape(workload: StepWorkload, n_stages: int, n_pipelines: int):
@@ -86,7 +104,8 @@ def scored(workload: StepWorkload, finalist: Finalist) -> ScoredStep:
     layout = finalist.layout
     sizes = workload.comm_bytes(layout.stages, layout.shares)
     cost = cost_of(workload.network, layout.placement.tolist(), sizes.c_dp_bytes, sizes.c_pp_bytes)
-    return ScoredStep(finalist.name, finalist.step_s, cost)
+    price = price_of(workload, layout, finalist.step_s) if has_prices(workload.network) else None
+    return ScoredStep(finalist.name, finalist.step_s, cost, price)
 
 
 def plan_of_step(workload: StepWorkload, solution: StepSolution, incumbent: Incumbent, facts: dict) -> Plan:
@@ -117,6 +136,10 @@ def plan_of_step(workload: StepWorkload, solution: StepSolution, incumbent: Incu
         "left_out_why": reasons(workload, layout),
         "step_s_with_all": with_all_s if len(layout.spare) else None,
     }
+    if has_prices(workload.network):
+        facts["price"] = asdict(price_of(workload, layout, best.step_s))
+    if workload.price_rules.budget_per_hour is not None:
+        facts["budget_per_hour"] = workload.price_rules.budget_per_hour
     comm = CommWorkload(
         n_layers=workload.n_layers,
         stages=layout.stages,

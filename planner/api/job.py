@@ -12,12 +12,14 @@ from jaxdt.spec.model import GPTConfig, gpt_config
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import SCHEDULES
 from jaxdt.spec.profile import Profile, from_flops
+from planner.model.devices import CATALOGUE, UTILISATION, profile_of_catalogue
+from planner.model.prices import PriceRules
 
-COMM_COST, STEP_TIME = "comm_cost", "step_time"
-OBJECTIVES = (COMM_COST, STEP_TIME)
+COMM_COST, STEP_TIME, COST_PER_STEP = "comm_cost", "step_time", "cost_per_step"
+OBJECTIVES = (COMM_COST, STEP_TIME, COST_PER_STEP)
 DEFAULT_LAYERS = 24
 MICROBATCHES_PER_PIPELINE = 8
-DEFAULT_EFFICIENCY = 0.35
+DEFAULT_EFFICIENCY = UTILISATION
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,16 @@ class Job:
     """A step to plan. `work` is the config of a run, or sizes alone. With a `profile` (seconds of each kind of device)
     the plan is chosen by the simulated step time, without one by the communication cost of DT-FM's Eq. 1-4.
 
+    price_rules: with a profile, whether the price of a step is minimised in place of its seconds, and what the devices
+    may cost in all. Where prices decide, a plan may leave devices out.
+
     n_stages, n_pipelines: None lets the search choose, which only step times can decide."""
 
     work: RunConfig | ByteSizes
     n_stages: int | None
     n_pipelines: int | None
     profile: Profile | None = None
+    price_rules: PriceRules = PriceRules()
 
     def __post_init__(self) -> None:
         for name in ("n_stages", "n_pipelines"):
@@ -55,6 +61,14 @@ class Job:
                     f"--{flag}: got auto, expected a number: Eq. 1-4 do not compare shapes, step times do, for which a "
                     f"job needs a profile"
                 )
+        budget = self.price_rules.budget_per_hour
+        if budget is not None and not 0 <= budget < float("inf"):
+            raise BadInput(f"--budget_per_hour: got {budget}, expected a number >= 0")
+        if self.profile is None and not self.price_rules.empty:
+            name = "--objective" if self.price_rules.is_minimised else "--budget_per_hour"
+            raise BadInput(
+                f"{name}: got a job by communication cost, expected one with a profile: prices need step times"
+            )
         if self.profile is not None:
             self._check_profile(self.profile)
 
@@ -77,7 +91,9 @@ class Job:
 
     @property
     def objective(self) -> str:
-        """COMM_COST or STEP_TIME."""
+        """COMM_COST, STEP_TIME or COST_PER_STEP."""
+        if self.price_rules.is_minimised:
+            return COST_PER_STEP
         return COMM_COST if self.profile is None else STEP_TIME
 
 
@@ -129,6 +145,23 @@ def profile_of_flops(
         raise BadInput(f"--flops: no FLOP/s for the kind {missing[0]!r}, expected one for each of {', '.join(kinds)}")
     size = run.train.microbatch_size
     return from_flops(run.model, size, speeds, efficiency, dtype=run.dtype, remat=run.remat)
+
+
+def profile_of_kinds(
+    run: RunConfig, network: Network, measured: Profile | None = None, efficiency: float = DEFAULT_EFFICIENCY
+) -> Profile:
+    """The seconds of each kind of device of a network: as measured where `measured` has the kind, else from the
+    catalogue (planner.model.devices), at a share `efficiency` of the peak rate. BadInput for a kind that is in
+    neither."""
+    kinds = {device.kind for device in network.devices}
+    if measured is None:
+        return profile_of_catalogue(run, kinds, efficiency)
+    missing = {kind for kind in kinds - set(measured.kinds) if kind in CATALOGUE}
+    if not missing:
+        return measured
+    derived = profile_of_catalogue(run, missing, efficiency)
+    source = "; ".join(filter(None, (measured.source, derived.source)))
+    return replace(measured, kinds=measured.kinds | derived.kinds, source=source)
 
 
 def reshaped(job: Job, n_stages: int | None, n_pipelines: int | None) -> Job:

@@ -76,6 +76,8 @@ def replan(
         raise BadInput(f"--horizon_steps: got {horizon_steps}, expected a positive number")
     if tuple(device.name for device in network.devices) != plan.devices:
         raise BadInput(f"plan.devices: differ from those of network {network.name!r}, expected the plan's own network")
+    if job is not None and not job.price_rules.empty:
+        raise BadInput("--objective: got prices, which `replan` does not know, expected step_time")
     after = changed(network, change)
     job = _shaped(job or _job_of(plan), plan, after)
     gone = set(plan.devices) - {device.name for device in after.devices}

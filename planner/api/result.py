@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxdt.spec.network import Network
     from jaxdt.spec.plan import Plan
     from planner.cost.reference import Cost
+    from planner.model.prices import StepPrice
 
 DEFAULT_TIME_S = 30.0
 
@@ -65,8 +66,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is. best_s: what is minimised, in seconds of the best plan so far (None: no plan yet);
-    bound_s: no plan costs less; gap: (best - bound) / bound, None without a plan or a bound."""
+    """How far a search is. best_s: what is minimised, of the best plan so far (None: no plan yet), in seconds, or by
+    cost_per_step the price of a step, as `unit` says; bound_s: no plan costs less; gap: (best - bound) / bound, None
+    without a plan or a bound."""
 
     elapsed_s: float
     best_s: float | None
@@ -74,6 +76,7 @@ class Progress:
     gap: float | None
     evaluations: int
     evaluations_per_s: float
+    unit: str = "s"
 
 
 OnProgress = Callable[[Progress], None]
@@ -93,11 +96,13 @@ class Statistics:
 
 @dataclass(frozen=True)
 class ScoredStep:
-    """A layout whose step was simulated: its source, its step's seconds, and its cost by Eq. 1-4."""
+    """A layout whose step was simulated: its source, its step's seconds, its cost by Eq. 1-4, and its price, where the
+    network has prices."""
 
     name: str
     step_s: float
     cost: Cost
+    price: StepPrice | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +110,18 @@ class Result:
     """The best plan of a search, for either objective.
 
     plan        ready to be written (jaxdt.spec.plan.to_json) and run; plan.found holds this result's numbers
-    objective   comm_cost or step_time
-    score_s     what was minimised: seconds of COMM-COST (Eq. 1), or of the simulated step
+    objective   comm_cost, step_time or cost_per_step
+    score_s     seconds of COMM-COST (Eq. 1), or of the simulated step; what was minimised, but by cost_per_step
     cost        COMM-COST and its terms by the reference evaluator, whatever was minimised
     step_s      simulated seconds of a step; None by comm_cost
     bound_s     no plan of this shape costs less by Eq. 1-4; 0 if nothing is known
     gap         (cost.total_s - bound_s) / bound_s; None without a bound
     proved      whether no plan of this shape costs less by Eq. 1-4, up to a millionth
     statistics  what the search took
-    history     (seconds, score) of each improvement, of all solvers together
+    history     (seconds, score) of each improvement, of all solvers together; by cost_per_step of prices
     by_solver   the same of each solver that took part, by its name
-    finalists   by step_time: what was simulated, the plan first
+    finalists   by step_time and cost_per_step: what was simulated, the plan first
+    price       of a step, where it was simulated and the network has prices
     """
 
     plan: Plan
@@ -131,3 +137,4 @@ class Result:
     history: History
     by_solver: dict[str, History]
     finalists: tuple[ScoredStep, ...] = ()
+    price: StepPrice | None = None

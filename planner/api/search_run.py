@@ -75,6 +75,7 @@ def progress_of(incumbent: Incumbent) -> Progress:
         gap=max(0.0, shown.best_s - bound_s) / bound_s if has_plan and bound_s > 0 else None,
         evaluations=shown.evaluations,
         evaluations_per_s=shown.evaluations / max(shown.elapsed_s, 1e-3),
+        unit=shown.unit,
     )
 
 

@@ -14,14 +14,17 @@ from jaxdt.spec.network import Network
 from jaxdt.spec.profile import Profile
 from planner.api.job import (
     COMM_COST,
+    COST_PER_STEP,
     STEP_TIME,
     ByteSizes,
     Job,
     StepOptions,
     profile_of_flops,
+    profile_of_kinds,
     run_of_model,
     run_of_profile,
 )
+from planner.model.prices import PriceRules
 
 # What a run's config says as well.
 OF_THE_CONFIG = ("model", "global_batch", "sequence", "microbatch_size", "dtype", "remat", "codec", "schedule")
@@ -33,12 +36,13 @@ def job_of(flags: Namespace, network: Network) -> Job:
     """The job that the flags describe; BadInput where they contradict each other."""
     objective = _objective(flags)
     n_stages, n_pipelines = _shape(flags)
+    rules = PriceRules(objective == COST_PER_STEP, flags.budget_per_hour)
     if objective == COMM_COST and None in (n_stages, n_pipelines):
         raise BadInput("--objective: got comm_cost with auto, expected step_time: Eq. 1-4 do not compare shapes")
-    if objective == STEP_TIME:
-        work, profile = _step_work(flags, network)
-        return Job(work, n_stages, n_pipelines, profile)
-    return Job(_cost_work(flags), n_stages, n_pipelines)
+    if objective == COMM_COST:
+        return Job(_cost_work(flags), n_stages, n_pipelines, price_rules=rules)
+    work, profile = _step_work(flags, network)
+    return Job(work, n_stages, n_pipelines, profile, rules)
 
 
 def _objective(flags: Namespace) -> str:
@@ -84,12 +88,13 @@ def _step_work(flags: Namespace, network: Network) -> tuple[RunConfig, Profile]:
         raise BadInput("--flops: got a profile and FLOP/s, expected one of them")
     if flags.profile:
         profile = profiles.load(flags.profile)
-        return _run_of_profile(flags, profile), profile
+        run = _run_of_profile(flags, profile)
+        return run, profile_of_kinds(run, network, profile, flags.efficiency)
     if not flags.model and not flags.config:
         raise BadInput("--model: missing, step_time needs it to know what a stage computes and holds")
-    if not flags.flops:
-        raise BadInput("--profile: missing, step_time needs it or --flops to know how fast devices are")
     run = _run_of_config(flags) if flags.config else run_of_model(_model(flags), _options(flags))
+    if not flags.flops:
+        return run, profile_of_kinds(run, network, None, flags.efficiency)
     return run, profile_of_flops(run, network, _speeds(flags.flops), flags.efficiency)
 
 

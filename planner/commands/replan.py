@@ -48,6 +48,7 @@ def _job(flags: Namespace, plan: plans.Plan, network: networks.Network) -> Job |
         return None
     flags.stages, flags.pipelines = plan.n_stages, plan.n_pipelines
     flags.objective = flags.objective or plan.found.get("objective")
+    flags.budget_per_hour = None
     return job_of(flags, network)
 
 

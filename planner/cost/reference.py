@@ -24,13 +24,29 @@ class Cost:
 
 
 def pair_s(network: Network, a: int, b: int, n_bytes: float) -> float:
-    """2 (alpha + n_bytes / beta), alpha and beta means of both directions; infinite without a link either way."""
+    """2 (alpha + n_bytes / beta), alpha and beta means of both directions; infinite without a link either way. Devices
+    of a host have equal parts of its line."""
     forth = network.link(a, b)
     back = network.link(b, a)
-    if min(forth.bandwidth_gbps, back.bandwidth_gbps) == 0:
+    forth_gbps, back_gbps = _fair_gbps(network, a, b), _fair_gbps(network, b, a)
+    if min(forth_gbps, back_gbps) == 0:
         return math.inf
-    beta = (forth.bandwidth_gbps + back.bandwidth_gbps) / 2 * 1e9 / 8
+    beta = (forth_gbps + back_gbps) / 2 * 1e9 / 8
     return (forth.latency_s + back.latency_s) + 2 * n_bytes / beta
+
+
+def _fair_gbps(network: Network, src: int, dst: int) -> float:
+    """The link's bandwidth, at most an equal part of the line out of one host and of the line into the other."""
+    gbps = network.link(src, dst).bandwidth_gbps
+    if not network.hosts:
+        return gbps
+    hosts = [device.host for device in network.devices]
+    if hosts[src] and hosts[src] == hosts[dst]:
+        return gbps
+    out_gbps, in_gbps = network.shared_hosts[src].out_gbps, network.shared_hosts[dst].in_gbps
+    limits = [] if out_gbps is None else [out_gbps / hosts.count(hosts[src])]
+    limits += [] if in_gbps is None else [in_gbps / hosts.count(hosts[dst])]
+    return min([gbps, *limits])
 
 
 def cost_of(network: Network, placement: Sequence[Sequence[int]], c_dp_bytes: float, c_pp_bytes: float) -> Cost:

@@ -1,9 +1,10 @@
 """A network after some devices left and others came."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.network import Link, Network
+from jaxdt.spec.network import Device, Host, Link, Network
 
 NO_LINK = Link(0.0, 0.0)
 
@@ -42,4 +43,18 @@ def changed(network: Network, change: Change) -> Network:
     bandwidth_gbps = tuple(tuple(one.bandwidth_gbps for one in row) for row in links)
     came = len(set(names) - set(index))
     name = f"{network.name or 'network'} -{len(change.without)} +{came}"
-    return Network(tuple(devices.values()), latency_s, bandwidth_gbps, name)
+    hosts, egress_per_gb = _shared(network, change, devices.values())
+    return Network(tuple(devices.values()), latency_s, bandwidth_gbps, name, hosts, egress_per_gb)
+
+
+def _shared(network: Network, change: Change, devices: Iterable[Device]) -> tuple[tuple[Host, ...], dict[str, float]]:
+    """Hosts and prices of regions that are left, those of the newcomers' network before those of the old one."""
+    networks = [network, *([] if change.added is None else [change.added])]
+    hosts = {host.name: host for one in networks for host in one.hosts}
+    egress_per_gb = {region: price for one in networks for region, price in one.egress_per_gb.items()}
+    left = list(devices)
+    names, regions = {device.host for device in left}, {device.region for device in left}
+    return (
+        tuple(host for host in hosts.values() if host.name in names),
+        {region: price for region, price in egress_per_gb.items() if region in regions},
+    )

@@ -138,23 +138,31 @@ def gaming(n: int, rng: np.random.Generator) -> Network:
     return _network("gaming", [f"town{k}" for k in town], link)
 
 
-MIXED = (("A100", "Virginia", 6, 40e9), ("V100", "Ohio", 3, 16e9), ("T4", "Oregon", 2, 16e9))
+# Kind, region, part of the devices (one in so many), memory, price an hour: AWS on-demand list prices of 2024 in USD,
+# for an eighth of p4d.24xlarge, p3.2xlarge and g4dn.xlarge; and for 1e9 bytes to another region.
+MIXED = (
+    ("A100", "Virginia", 6, 40e9, 4.097),
+    ("V100", "Ohio", 3, 16e9, 3.06),
+    ("T4", "Oregon", 2, 16e9, 0.526),
+)
+MIXED_EGRESS_PER_GB = 0.02
 
 
 def mixed(n: int, rng: np.random.Generator) -> Network:
     """Three kinds of accelerators in three regions: a sixth A100 (40 GB) in Virginia, a third V100 (16 GB) in Ohio, the
-    others T4 (16 GB) in Oregon; measured links."""
+    others T4 (16 GB) in Oregon; measured links, list prices."""
     del rng
-    counts = [n // part for _, _, part, _ in MIXED[:2]]
+    counts = [n // part for _, _, part, *_ in MIXED[:2]]
     counts.append(n - sum(counts))
     labels = [entry for entry, count in zip(MIXED, counts, strict=True) for _ in range(count)]
-    regions = [region for _, region, _, _ in labels]
+    regions = [region for _, region, *_ in labels]
     network = _network("mixed", regions, lambda i, j: region_link(regions[i], regions[j]))
     devices = tuple(
-        replace(device, kind=kind, memory_bytes=round(memory_bytes))
-        for device, (kind, _, _, memory_bytes) in zip(network.devices, labels, strict=True)
+        replace(device, kind=kind, memory_bytes=round(memory_bytes), price_per_hour=price)
+        for device, (kind, _, _, memory_bytes, price) in zip(network.devices, labels, strict=True)
     )
-    return replace(network, devices=devices)
+    egress_per_gb = dict.fromkeys(dict.fromkeys(regions), MIXED_EGRESS_PER_GB)
+    return replace(network, devices=devices, egress_per_gb=egress_per_gb)
 
 
 GENERATORS = {
@@ -178,4 +186,4 @@ def generate(kind: str, n_devices: int, seed: int) -> Network:
     if n_devices < 1:
         raise BadInput(f"--devices: got {n_devices}, expected an integer >= 1")
     network = GENERATORS[kind](n_devices, np.random.default_rng(seed))
-    return Network(network.devices, network.latency_s, network.bandwidth_gbps, f"{kind}_{n_devices}_seed{seed}")
+    return replace(network, name=f"{kind}_{n_devices}_seed{seed}")

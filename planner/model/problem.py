@@ -3,6 +3,7 @@
 alpha (latency) and beta (bandwidth) are means of both directions, as in the DT-FM paper, Sec. 3. A link with zero
 bandwidth in either direction is missing. In the matrices it costs `missing_s`, more than any plan without missing
 links: searches then avoid it, and a plan uses a missing link exactly if it costs missing_s or more.
+Devices of a host have equal parts of its line.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
+from planner.model.hosts import fair_gbps
 
 ASYMMETRY_WARNED = 2.0
 
@@ -44,7 +46,7 @@ class Problem:
 def mean_links(network: Network) -> tuple[np.ndarray, np.ndarray]:
     """(alpha [s], beta [bytes/s]), both [N, N]: means of both directions; beta is 0 where either direction is."""
     latency_s = np.array(network.latency_s)
-    bandwidth = np.array(network.bandwidth_gbps) * 1e9 / 8
+    bandwidth = fair_gbps(network) * 1e9 / 8
     missing = (bandwidth == 0) | (bandwidth.T == 0)
     return (latency_s + latency_s.T) / 2, np.where(missing, 0.0, (bandwidth + bandwidth.T) / 2)
 

@@ -49,9 +49,13 @@ class CostedPlan:
 
 
 def problem_digest(network: Network, c_dp_bytes: float, c_pp_bytes: float) -> str:
-    """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links, and the two sizes."""
+    """16 hex digits of all that Eq. 1-4 depend on besides the plan: names of devices, links, lines that devices of a
+    host share, and the two sizes."""
     names = [device.name for device in network.devices]
     facts = [names, network.latency_s, network.bandwidth_gbps, float(c_dp_bytes), float(c_pp_bytes)]
+    lines = [(host.out_gbps, host.in_gbps) for host in network.shared_hosts]
+    if any(line != (None, None) for line in lines):
+        facts += [[device.host for device in network.devices], lines]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
+from planner.model.prices import StepPrice
 from planner.report.plan_file import CostedPlan
 
 NONE = "-"  # in a table, for a cost over a link that does not exist
@@ -25,6 +26,8 @@ class Shown(Protocol):
     def gap(self) -> float | None: ...
     @property
     def evaluations_per_s(self) -> float: ...
+    @property
+    def unit(self) -> str: ...
 
 
 class ScoredRow(Protocol):
@@ -36,6 +39,8 @@ class ScoredRow(Protocol):
     def step_s(self) -> float: ...
     @property
     def cost(self) -> Cost: ...
+    @property
+    def price(self) -> StepPrice | None: ...
 
 
 class ProgressLine:
@@ -52,8 +57,9 @@ class ProgressLine:
             return
         self.last_s = progress.elapsed_s
         gap = NONE if progress.gap is None else f"{progress.gap:.2%}"
+        best = f"{progress.best_s:.3f}" if progress.unit == "s" else f"{progress.best_s:.4g}"
         text = (
-            f"{progress.elapsed_s:6.1f} s  best {progress.best_s:.3f} s  bound {progress.bound_s:.3f} s  "
+            f"{progress.elapsed_s:6.1f} s  best {best} {progress.unit}  bound {progress.bound_s:.3f} s  "
             f"gap {gap:>7}  {progress.evaluations_per_s:,.0f} plans/s"
         )
         print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
@@ -96,7 +102,7 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
 WHY_COSTS_DIFFER = (
     "Both costs are right about different things: Eq. 1-4 count communication alone, add up hops that microbatches\n"
     "cross at the same time and let a device's exchanges wait for each other; the step also computes, overlaps, and\n"
-    "waits for the slowest device. The plan is the one with the shortest step."
+    "waits for the slowest device. The plan is the one "
 )
 
 
@@ -112,15 +118,23 @@ def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
             f"{seconds(cost.pipelinep_s):>12}"
         )
     sizes = [hi - lo for lo, hi in plan.stages]
+    is_cheapest = found["objective"] == "cost_per_step"
     lines += [
-        WHY_COSTS_DIFFER,
+        WHY_COSTS_DIFFER + ("whose step costs least." if is_cheapest else "with the shortest step."),
         f"{plan.n_stages} stages x {plan.n_pipelines} pipelines, layers {sizes}, microbatches {list(plan.shares)}, "
         f"in flight {list(plan.in_flight) if plan.in_flight else 'all'}",
     ]
+    if price := found.get("price"):
+        lines.append(
+            f"a step costs {price['per_step']:.6g}, {price['egress_per_step']:.3g} of it for bytes that leave their "
+            f"region; the devices cost {price['per_hour']:g} an hour"
+        )
     if found["left_out"]:
         with_all_s = found["step_s_with_all"]
         comparison = f"; the best step found with all devices takes {with_all_s:.4f} s" if with_all_s else ""
-        lines += [f"left out, because the step is shorter without{comparison}:"]
+        is_paid = is_cheapest or "budget_per_hour" in found
+        why = "because of time, memory or price" if is_paid else "because the step is shorter without"
+        lines += [f"left out, {why}{comparison}:"]
         lines += [f"  {why}" for why in found["left_out_why"]]
     lines.append(f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {time_s:.1f} s")
     return "\n".join(lines)

@@ -2,10 +2,10 @@
 
 The recurrence follows what the machines do under the simulator: each peer runs in the order of 1F1B with its depth,
 links are FIFO, the exchange has links of its own, and a commit costs a round trip. Pipelines are timed one by one, so a
-swap of two devices costs two of them. The estimate differs from the simulator in the exchange only, whose slices it
-does not follow.
+swap of two devices costs two of them. The estimate differs from the simulator in the exchange, whose slices it does not
+follow, and at lines that devices of a host share: there it only adds up the bytes, which take at least their time.
 
-S stages, P pipelines, N devices, K kinds of devices."""
+S stages, P pipelines, N devices, K kinds of devices, H hosts with a line."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ class StepData(NamedTuple):
     kind_of [N]; work_s [K, S, 4] seconds of forward, backward, gather and update; latency_s [N, N] of a link,
     boundary_s [N, N] for which one tensor keeps it busy, s_per_byte [N, N]. gradient_bytes [S] are what replicas of a
     stage exchange, tied_bytes what the first and the last stage exchange besides. shares [P] are microbatches of a
-    pipeline, depth [S] the forwards in flight."""
+    pipeline, depth [S] the forwards in flight. boundary_bytes of one tensor; host_of [N] the host among those with a
+    line, or -1; out_s, in_s [H] seconds a byte out of a host and into it."""
 
     kind_of: np.ndarray
     work_s: np.ndarray
@@ -35,6 +36,10 @@ class StepData(NamedTuple):
     slice_bytes: float
     shares: np.ndarray
     depth: np.ndarray
+    boundary_bytes: float
+    host_of: np.ndarray
+    out_s: np.ndarray
+    in_s: np.ndarray
 
 
 class Timeline(NamedTuple):
@@ -160,14 +165,85 @@ def exchange_s(data, place, timeline):
 
 
 @compiled
+def _add_transfer(data, src, dst, n_bytes, out_busy_s, in_busy_s):
+    """Count the time of a transfer at the lines of its two hosts."""
+    src_host = data.host_of[src]
+    dst_host = data.host_of[dst]
+    if src_host == dst_host:
+        return  # inside a host, or between two without a line
+    if src_host >= 0:
+        out_busy_s[src_host] += n_bytes * data.out_s[src_host]
+    if dst_host >= 0:
+        in_busy_s[dst_host] += n_bytes * data.in_s[dst_host]
+
+
+@compiled
+def _boundary_lines_s(data, place):
+    """Seconds [H] for which boundary tensors of a step keep the line of each host busy, in its busier direction."""
+    S, P = place.shape
+    out_busy_s, in_busy_s = np.zeros(data.out_s.shape[0]), np.zeros(data.out_s.shape[0])
+    for p in range(P):
+        n_bytes = data.shares[p] * data.boundary_bytes
+        for s in range(S - 1):
+            _add_transfer(data, place[s, p], place[s + 1, p], n_bytes, out_busy_s, in_busy_s)
+            _add_transfer(data, place[s + 1, p], place[s, p], n_bytes, out_busy_s, in_busy_s)
+    return np.maximum(out_busy_s, in_busy_s)
+
+
+@compiled
+def _exchange_lines_s(data, place):
+    """The same of the shards and sums of the exchange."""
+    S, P = place.shape
+    out_busy_s, in_busy_s = np.zeros(data.out_s.shape[0]), np.zeros(data.out_s.shape[0])
+    for s in range(S):
+        for t in range(S):
+            n_bytes = 2 * _shard_bytes(data, s, t, P)
+            if n_bytes > 0:
+                for o in range(P):
+                    for m in range(P):
+                        if t != s or m != o:
+                            _add_transfer(data, place[t, m], place[s, o], n_bytes, out_busy_s, in_busy_s)
+    return np.maximum(out_busy_s, in_busy_s)
+
+
+@compiled
+def _wait_for_lines(data, place, timeline):
+    """Add to timeline.averaged what the lines of hosts need for the exchange. Returns its largest entry."""
+    S, P = place.shape
+    busy_s = _exchange_lines_s(data, place)
+    begin_s = np.full(busy_s.shape[0], np.inf)
+    for s in range(S):
+        for p in range(P):
+            host = data.host_of[place[s, p]]
+            if host >= 0:
+                begin_s[host] = min(begin_s[host], timeline.gathered[s, p])
+    worst = 0.0
+    for s in range(S):
+        for p in range(P):
+            host = data.host_of[place[s, p]]
+            if host >= 0:
+                timeline.averaged[s] = max(timeline.averaged[s], begin_s[host] + busy_s[host])
+        worst = max(worst, timeline.averaged[s])
+    return worst
+
+
+@compiled
 def close_step(data, place, home, timeline):
     """(step's seconds, what annealing minimises) once timeline.done and timeline.longest are known."""
     S, P = place.shape
+    has_lines = data.out_s.shape[0] > 0
+    busy_s = _boundary_lines_s(data, place) if has_lines else np.zeros(0)
     for s in range(S):
         for p in range(P):
             gather_s = data.work_s[data.kind_of[place[s, p]], s, GATHER]
-            timeline.gathered[s, p] = timeline.done[p, s] + gather_s
+            done_s = timeline.done[p, s]
+            host = data.host_of[place[s, p]]
+            if host >= 0:
+                done_s = max(done_s, busy_s[host])
+            timeline.gathered[s, p] = done_s + gather_s
     step = exchange_s(data, place, timeline)
+    if has_lines:
+        step = _wait_for_lines(data, place, timeline)
     for s in range(S):
         for p in range(P):
             step = max(step, timeline.averaged[s] + data.latency_s[place[s, p], home])
@@ -213,6 +289,62 @@ def balance(data, place):
 
 
 # ---------------------------------------------------------------------------------------------------------- annealing
+
+
+class Prices(NamedTuple):
+    """per_s [N] of each device; per_byte [N, N] from each device to each other one. Annealing minimises the price of a
+    step if `is_minimised`, else its seconds. No more than most_per_s may be paid for the devices used."""
+
+    per_s: np.ndarray
+    per_byte: np.ndarray
+    is_minimised: bool
+    most_per_s: float
+
+
+class Heat(NamedTuple):
+    """The first temperature as a part of what is minimised, and the number of moves until it is zero."""
+
+    hot: float
+    n_moves: int
+
+
+@compiled
+def _paid_per_s(prices, place):
+    """Price of the devices used."""
+    total = 0.0
+    for s in range(place.shape[0]):
+        for p in range(place.shape[1]):
+            total += prices.per_s[place[s, p]]
+    return total
+
+
+@compiled
+def egress(data, prices, place):
+    """Price of the bytes of a step that leave their region: boundary tensors both ways, shards and sums."""
+    S, P = place.shape
+    total = 0.0
+    for p in range(P):
+        n_bytes = data.shares[p] * data.boundary_bytes
+        for s in range(S - 1):
+            there = prices.per_byte[place[s, p], place[s + 1, p]]
+            total += n_bytes * (there + prices.per_byte[place[s + 1, p], place[s, p]])
+    for s in range(S):
+        for t in range(S):
+            n_bytes = 2 * _shard_bytes(data, s, t, P)
+            if n_bytes > 0:
+                for o in range(P):
+                    for m in range(P):
+                        if t != s or m != o:
+                            total += n_bytes * prices.per_byte[place[t, m], place[s, o]]
+    return total
+
+
+@compiled
+def _objective(data, prices, place, seconds):
+    """What is minimised, for seconds of a step: these, or the step's price."""
+    if not prices.is_minimised:
+        return seconds
+    return seconds * _paid_per_s(prices, place) + egress(data, prices, place)
 
 
 class Memory(NamedTuple):
@@ -267,9 +399,19 @@ def _allowed(placement, memory, i, p, other):
 
 
 @compiled
-def anneal_step(data, memory, placement, best, rng, heat, n_moves):
-    """Anneal placement.place by swaps of two devices, placed or spare, from temperature `heat` (a part of the step)
-    down. `best` receives the best placement met and the devices that it leaves out."""
+def _affordable(prices, placement, i, p, other):
+    """Whether the devices used are within the budget after a swap."""
+    S, P = placement.place.shape
+    if other < S * P or prices.most_per_s == np.inf:
+        return True
+    change = prices.per_s[placement.spare[other - S * P]] - prices.per_s[placement.place[i, p]]
+    return change <= 0 or _paid_per_s(prices, placement.place) + change <= prices.most_per_s
+
+
+@compiled
+def anneal_step(data, memory, prices, placement, best, rng, heat):
+    """Anneal placement.place by swaps of two devices, placed or spare. `best` receives the best placement met and the
+    devices that it leaves out."""
     S, P = placement.place.shape
     timeline = new_timeline(S, P)
     saved_done = np.empty((2, S))
@@ -277,16 +419,17 @@ def anneal_step(data, memory, placement, best, rng, heat, n_moves):
     home = placement.place.min()  # stays where it is while devices move: the caller estimates the result again
     for p in range(P):
         _time_pipeline(data, placement.place, home, p, timeline)
-    step, cost = close_step(data, placement.place, home, timeline)
-    best_step = step
+    step, smoothed = close_step(data, placement.place, home, timeline)
+    cost = _objective(data, prices, placement.place, smoothed)
+    best_objective = _objective(data, prices, placement.place, step)
     _copy(placement, best)
-    hot = heat * step
-    for k in range(n_moves):
-        temperature = hot * (1.0 - k / n_moves) + 1e-9
+    hot = heat.hot * best_objective
+    for k in range(heat.n_moves):
+        temperature = hot * (1.0 - k / heat.n_moves) + 1e-9
         i = below(rng, S)
         p = below(rng, P)
         other = below(rng, S * P + placement.spare.shape[0])
-        if not _allowed(placement, memory, i, p, other):
+        if not _allowed(placement, memory, i, p, other) or not _affordable(prices, placement, i, p, other):
             continue
         q = p if other >= S * P else other % P
         for slot, pipeline in enumerate((p, q)):
@@ -296,11 +439,13 @@ def anneal_step(data, memory, placement, best, rng, heat, n_moves):
         _time_pipeline(data, placement.place, home, p, timeline)
         if q != p:
             _time_pipeline(data, placement.place, home, q, timeline)
-        step, new_cost = close_step(data, placement.place, home, timeline)
+        step, smoothed = close_step(data, placement.place, home, timeline)
+        new_cost = _objective(data, prices, placement.place, smoothed)
         if new_cost <= cost - temperature * np.log(1.0 - unit(rng)):
             cost = new_cost
-            if step < best_step:
-                best_step = step
+            new_objective = _objective(data, prices, placement.place, step)
+            if new_objective < best_objective:
+                best_objective = new_objective
                 _copy(placement, best)
             continue
         for slot, pipeline in enumerate((p, q)):

@@ -12,8 +12,9 @@ from planner.model.problem import problem_of
 from planner.model.result import Solution
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.solve import solve
+from planner.step_time.estimate import Heat
 from planner.step_time.simulate import simulated_s
-from planner.step_time.tune import DEPTH_GROWTHS, Layout, improve, slice_moves, tune
+from planner.step_time.tune import DEPTH_GROWTHS, Layout, improve, score, slice_moves, tune
 from planner.step_time.workload import CommBytes, StepWorkload, refuse_memory
 
 COMM_END, ANNEAL_END = 0.4, 0.75  # parts of the time limit when a phase must be over
@@ -71,7 +72,8 @@ def part_of(network: Network, devices: np.ndarray) -> Network:
         return tuple(tuple(rows[i][j] for j in devices) for i in devices)
 
     chosen = tuple(network.devices[d] for d in devices)
-    return Network(chosen, pick(network.latency_s), pick(network.bandwidth_gbps), network.name)
+    links = {"latency_s": pick(network.latency_s), "bandwidth_gbps": pick(network.bandwidth_gbps)}
+    return replace(network, devices=chosen, **links)
 
 
 def search_by_cost(
@@ -131,7 +133,7 @@ def tune_all(
         fitting = [layout for layout in both if layout is not None]
         if fitting:
             candidates.append(Candidate(name, min(fitting, key=lambda layout: layout.step_s)))
-    return sorted(candidates, key=lambda candidate: candidate.layout.step_s)
+    return sorted(candidates, key=lambda candidate: score(workload, candidate.layout))
 
 
 def anneal_all(
@@ -148,13 +150,13 @@ def anneal_all(
         for k, candidate in enumerate(annealed):
             if n_rounds is None and incumbent.elapsed_s >= end_s:
                 break
-            n_moves = slice_moves(candidate.layout)
-            layout = improve(workload, candidate.layout, bits, HEATS[n_done % len(HEATS)], n_moves)
-            incumbent.count(n_moves)
-            incumbent.offer(layout.placement, layout.step_s, by="annealing")
+            heat = Heat(HEATS[n_done % len(HEATS)], slice_moves(candidate.layout))
+            layout = improve(workload, candidate.layout, bits, heat)
+            incumbent.count(heat.n_moves)
+            incumbent.offer(layout.placement, score(workload, layout), by="annealing")
             annealed[k] = Candidate(candidate.name, layout)
         n_done += 1
-    return sorted(annealed, key=lambda candidate: candidate.layout.step_s)
+    return sorted(annealed, key=lambda candidate: score(workload, candidate.layout))
 
 
 def simulate_some(workload: StepWorkload, candidates: list[Candidate], incumbent: Incumbent) -> list[Finalist]:
@@ -170,7 +172,7 @@ def simulate_some(workload: StepWorkload, candidates: list[Candidate], incumbent
         step_s = layout.step_s if incumbent.interrupted else simulated_s(workload, layout)
         longest_s = max(longest_s, incumbent.elapsed_s - start_s)
         finalists.append(Finalist(candidate.name, layout, step_s))
-    return sorted(finalists, key=lambda finalist: finalist.step_s)
+    return sorted(finalists, key=lambda finalist: score(workload, finalist.layout, finalist.step_s))
 
 
 def search_step(workload: StepWorkload, n_stages: int, incumbent: Incumbent, solver: str, seed: int) -> StepSolution:

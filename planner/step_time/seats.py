@@ -13,6 +13,7 @@ import numpy as np
 from planner.cost.compiled import below, compiled, copy_row, copy_rows, unit
 from planner.search.seat_annealing import Extra, SeatScratch, extra_terms, seat_scratch
 from planner.step_time.estimate import (
+    Heat,
     Memory,
     Placement,
     _allowed,
@@ -31,13 +32,6 @@ class StepSeats(NamedTuple):
     now: Placement
     best: Placement
     scratch: SeatScratch
-
-
-class Heat(NamedTuple):
-    """The first temperature as a part of the step, and the number of moves until it is zero."""
-
-    hot: float
-    n_moves: int
 
 
 @compiled

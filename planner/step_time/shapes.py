@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdt.spec.errors import BadInput
+from planner.model.prices import HOUR_S
 from planner.model.problem import exchange_s, mean_links
+from planner.model.proof import ROUNDING
 from planner.search.incumbent import Budget, Incumbent
 from planner.step_time.search import (
     Candidate,
@@ -21,7 +23,7 @@ from planner.step_time.search import (
     simulate_some,
     tune_all,
 )
-from planner.step_time.tune import FEW_DEPTH_GROWTHS, Layout
+from planner.step_time.tune import FEW_DEPTH_GROWTHS, Layout, prices_of, score
 from planner.step_time.workload import StepWorkload, refuse_memory
 
 SCREEN_END, COMM_END, ANNEAL_END = 0.25, 0.5, 0.8  # parts of the time limit when a phase must be over
@@ -32,11 +34,12 @@ SMALLER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.25)  # parts of the most pipelines th
 
 @dataclass(frozen=True, eq=False)
 class PlanShape:
-    """A number of stages on some devices, and the bound below which no plan's step is."""
+    """A number of stages on some devices, and a bound of what is minimised for every plan on these devices: of the
+    seconds of a step, or of its price."""
 
     n_stages: int
     devices: np.ndarray
-    bound_s: float
+    bound: float
 
     @property
     def n_pipelines(self) -> int:
@@ -44,12 +47,16 @@ class PlanShape:
 
 
 def device_rankings(workload: StepWorkload) -> list[np.ndarray]:
-    """Orders in which devices are chosen: the fastest first, the nearest first, and those with most memory first."""
+    """Orders in which devices are chosen: the fastest first, the nearest first, and those with most memory first; where
+    prices count, also the cheapest for their speed, the cheapest, and the nearest."""
     alpha_s, beta = mean_links(workload.network)
     far_s = np.median(exchange_s(alpha_s, beta, workload.boundary_bytes), axis=1)
     slow_s = workload.backward_s()
     room = np.array(workload.memory_bytes)
     keys = [(far_s, slow_s), (slow_s, far_s), (far_s, -room)]
+    if not workload.price_rules.empty:
+        price = workload.price_per_s
+        keys += [(far_s, slow_s * price), (slow_s, price), (slow_s * price, far_s)]
     orders = [np.lexsort(key) for key in keys]
     return [o for i, o in enumerate(orders) if not any((o == before).all() for before in orders[:i])]
 
@@ -65,11 +72,39 @@ def plan_shapes(workload: StepWorkload, n_stages: int | None, n_pipelines: int |
         for pipelines in sorted(count for count in counts if 0 < count <= most):
             seen = set()
             for order in device_rankings(workload):
-                devices = np.sort(order[: stages * pipelines])
-                if devices.tobytes() not in seen:
+                devices = first_affordable(workload, order, stages * pipelines)
+                if devices is not None and devices.tobytes() not in seen:
                     seen.add(devices.tobytes())
-                    shapes.append(PlanShape(stages, devices, bound_s(workload, stages, pipelines)))
-    return sorted(shapes, key=lambda shape: (shape.bound_s, -len(shape.devices)))
+                    seconds = max(bound_s(workload, stages, pipelines), speed_bound_s(workload, stages, devices))
+                    shapes.append(PlanShape(stages, devices, priced(workload, devices, seconds)))
+    return sorted(shapes, key=lambda shape: (shape.bound, -len(shape.devices)))
+
+
+def first_affordable(workload: StepWorkload, order: np.ndarray, n: int) -> np.ndarray | None:
+    """The first n devices of an order that the budget allows, sorted; None if it allows no n devices. A device is
+    passed over where it would leave too little for the cheapest others."""
+    prices = prices_of(workload)
+    per_s = prices.per_s[order]
+    left = prices.most_per_s * (1 + ROUNDING)
+    if per_s[:n].sum() <= left:
+        return np.sort(order[:n])
+    if np.sort(per_s)[:n].sum() > left:
+        return None
+    chosen: list[int] = []
+    for k, d in enumerate(order):
+        n_more = n - len(chosen) - 1
+        rest = np.sort(per_s[k + 1 :])[:n_more]
+        if len(rest) == n_more and per_s[k] + rest.sum() <= left:
+            chosen.append(int(d))
+            left -= per_s[k]
+        if len(chosen) == n:
+            break
+    return np.sort(np.array(chosen))
+
+
+def priced(workload: StepWorkload, devices: np.ndarray, seconds: float) -> float:
+    """A bound of what is minimised for plans on these devices, from one of their seconds."""
+    return seconds * float(workload.price_per_s[devices].sum()) if workload.price_rules.is_minimised else seconds
 
 
 def bound_s(workload: StepWorkload, n_stages: int, n_pipelines: int) -> float:
@@ -85,22 +120,30 @@ def bound_s(workload: StepWorkload, n_stages: int, n_pipelines: int) -> float:
     return computing_s + 2 * gradient_bytes * float(links.min())
 
 
+def speed_bound_s(workload: StepWorkload, n_stages: int, devices: np.ndarray) -> float:
+    """No step on these devices is shorter. A microbatch is work of least_seconds for the kinds that are fastest on each
+    range of layers; a device that needs at least r times as long as the fastest one on any range does 1 / r of that
+    work a second."""
+    rate = float((1.0 / workload.least_ratios()[workload.kind_of[devices]]).sum())
+    return workload.n_microbatches * workload.least_seconds(n_stages) / rate
+
+
 def screen(workload: StepWorkload, shapes: list[PlanShape], incumbent: Incumbent) -> list[tuple[PlanShape, Candidate]]:
     """The best layout of every shape whose bound is below the best estimate, best first, while time lasts."""
     end_s = SCREEN_END * (incumbent.budget.time_s or math.inf)
     screened: list[tuple[PlanShape, Candidate]] = []
-    best_s = math.inf
+    best = math.inf
     for shape in shapes:
-        if shape.bound_s >= best_s or (screened and (incumbent.interrupted or incumbent.elapsed_s > end_s)):
+        if shape.bound >= best or (screened and (incumbent.interrupted or incumbent.elapsed_s > end_s)):
             continue
         placements = regular_placements(workload, shape.devices, shape.n_stages)
         candidates = tune_all(workload, placements, FEW_DEPTH_GROWTHS)
         if candidates:
             layout = candidates[0].layout
             screened.append((shape, candidates[0]))
-            best_s = min(best_s, layout.step_s)
-            incumbent.offer(layout.placement, layout.step_s, by="layouts")
-    return sorted(screened, key=lambda pair: pair[1].layout.step_s)
+            best = min(best, score(workload, layout))
+            incumbent.offer(layout.placement, score(workload, layout), by="layouts")
+    return sorted(screened, key=lambda pair: score(workload, pair[1].layout))
 
 
 def distinct(screened: list[tuple[PlanShape, Candidate]]) -> list[PlanShape]:
@@ -121,6 +164,8 @@ def search_shapes(
 ) -> StepSolution:
     """The best plan of any shape; None stands for auto."""
     shapes = plan_shapes(workload, n_stages, n_pipelines)
+    if not shapes and workload.price_rules.budget_per_hour is not None:
+        refuse_budget(workload, n_stages or 1, n_pipelines or 1)
     if not shapes:
         raise BadInput(
             f"--stages, --pipelines: got {n_stages or 'auto'} and {n_pipelines or 'auto'}, expected at most "
@@ -139,12 +184,22 @@ def search_shapes(
         searches[shape.n_stages, shape.n_pipelines] = by_cost
         regular = regular_placements(workload, shape.devices, shape.n_stages)
         candidates += tune_all(workload, by_cost.placements + regular)[:N_SHAPES]
-    candidates.sort(key=lambda candidate: candidate.layout.step_s)
+    candidates.sort(key=lambda candidate: score(workload, candidate.layout))
     end_s = ANNEAL_END * (incumbent.budget.time_s or 0.0)
     annealed = anneal_all(workload, _best_of_each_shape(candidates), incumbent, end_s, seed)
     finalists = simulate_some(workload, _simulation_order(workload, annealed, candidates), incumbent)
     by_cost = searches.get(finalists[0].layout.shape) or next(iter(searches.values()))
     return StepSolution(finalists, by_cost)
+
+
+def refuse_budget(workload: StepWorkload, n_stages: int, n_pipelines: int):
+    """Raise BadInput if a budget does not even pay for the cheapest devices of a shape."""
+    budget = workload.price_rules.budget_per_hour
+    least = HOUR_S * float(np.sort(workload.price_per_s)[: n_stages * n_pipelines].sum())
+    if budget is not None and least > budget:
+        raise BadInput(
+            f"--budget_per_hour: got {budget:g}, expected at least {least:g}, for {n_stages} x {n_pipelines} devices"
+        )
 
 
 def _shape_budget(incumbent: Incumbent, n_left: int) -> Budget:
@@ -194,6 +249,9 @@ def reasons(workload: StepWorkload, layout: Layout) -> list[str]:
             traits.append(f"its links take {farther:.1f} times longer")
         if workload.memory_bytes[d] < min(workload.memory_bytes[u] for u in used):
             traits.append(f"has only {workload.memory_bytes[d] / 1e9:.1f} GB")
+        price = workload.network.devices[d].price_per_hour
+        if not workload.price_rules.empty and price > 0:
+            traits.append(f"costs {price:g} an hour")
         if not traits and len(layout.spare) < layout.shape[0]:
             traits = ["does not fill another pipeline"]
         why = " and ".join(traits) or "would only add to the exchange"

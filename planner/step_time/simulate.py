@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from jaxdt.sim.predict import Conditions, device_links, predict_step_s
+from jaxdt.sim.link_table import LinkOptions
+from jaxdt.sim.predict import Conditions, device_links, predict_step_s, shared_hosts
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.plan import Plan, even_shares
 from planner.step_time.tune import Layout, estimate_s
@@ -70,10 +71,11 @@ def _config(workload: StepWorkload, layout: Layout) -> RunConfig:
 
 
 def _conditions(workload: StepWorkload, plan: Plan) -> Conditions:
-    """Every device is a host of its own, and the coordinator sits beside the first peer."""
+    """Devices share what the network's hosts say, and the coordinator sits beside the first peer."""
     seconds = {}
     for (lo, hi), row in zip(plan.stages, plan.placement, strict=True):
         seconds |= {d: workload.seconds(workload.network.devices[d].kind, lo, hi) for d in row}
-    host_of = {peer: f"device{peer}" for peer in plan.peers}
     links = device_links(workload.network, min(plan.peers))
-    return Conditions(seconds, links, host_of, dict.fromkeys(host_of.values(), 1))
+    shared = shared_hosts(workload.network, plan.peers)
+    options = LinkOptions(access_gbps=shared.access_gbps)
+    return Conditions(seconds, links, shared.host_of, shared.cores, options=options)

@@ -11,7 +11,18 @@ import numpy as np
 from jaxdt.spec.config import SyncConfig
 from jaxdt.spec.plan import even_shares
 from planner.model.layer_cuts import Ranges
-from planner.step_time.estimate import Memory, Placement, StepData, anneal_step, balance, estimate
+from planner.model.prices import HOUR_S, StepPrice, step_price
+from planner.step_time.estimate import (
+    Heat,
+    Memory,
+    Placement,
+    Prices,
+    StepData,
+    anneal_step,
+    balance,
+    egress,
+    estimate,
+)
 from planner.step_time.workload import StepWorkload
 
 DEPTH_GROWTHS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
@@ -110,6 +121,10 @@ def step_data(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] | 
         slice_bytes=SLICE_BYTES,
         shares=np.array(shares or layout.shares),
         depth=np.array(layout.depth),
+        boundary_bytes=float(workload.boundary_bytes),
+        host_of=workload.line_host_of,
+        out_s=workload.line_out_s,
+        in_s=workload.line_in_s,
     )
 
 
@@ -118,19 +133,38 @@ def estimate_s(workload: StepWorkload, layout: Layout, shares: tuple[int, ...] |
     return estimate(step_data(workload, layout, shares), layout.placement)
 
 
-def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: float, n_moves: int) -> Layout:
+def prices_of(workload: StepWorkload) -> Prices:
+    """The prices of the compiled search."""
+    rules = workload.price_rules
+    most_per_s = np.inf if rules.budget_per_hour is None else rules.budget_per_hour / HOUR_S
+    return Prices(workload.price_per_s, workload.egress_per_byte, rules.is_minimised, most_per_s)
+
+
+def price_of(workload: StepWorkload, layout: Layout, step_s: float) -> StepPrice:
+    """What a step of a layout costs if it takes step_s seconds."""
+    egress_per_step = egress(step_data(workload, layout), prices_of(workload), layout.placement)
+    return step_price(workload.network, layout.placement.ravel(), step_s, egress_per_step)
+
+
+def score(workload: StepWorkload, layout: Layout, step_s: float | None = None) -> float:
+    """What is minimised: seconds of a step (None: as estimated), or its price."""
+    seconds = layout.step_s if step_s is None else step_s
+    return price_of(workload, layout, seconds).per_step if workload.price_rules.is_minimised else seconds
+
+
+def improve(workload: StepWorkload, layout: Layout, bits: np.ndarray, heat: Heat) -> Layout:
     """Anneal a layout by swaps of devices; its layers, shares and depth are chosen again at the end."""
     placement = Placement(layout.placement.copy(), layout.spare.copy())
     best = Placement(layout.placement.copy(), layout.spare.copy())
     loads = workload.loads(layout.depth, layout.shares)
     need = [workload.stage_bytes(lo, hi, load) for (lo, hi), load in zip(layout.stages, loads, strict=True)]
     memory = Memory(np.array(workload.memory_bytes), np.array(need, dtype=float))
-    anneal_step(step_data(workload, layout), memory, placement, best, bits, heat, n_moves)
+    anneal_step(step_data(workload, layout), memory, prices_of(workload), placement, best, bits, heat)
     moved = replace(layout, placement=best.place, spare=best.spare)
     moved = replace(moved, step_s=estimate_s(workload, moved))
     tuned = tune(workload, best.place)
     layouts = [candidate for candidate in (layout, moved, tuned) if candidate is not None]
-    return min(layouts, key=lambda candidate: candidate.step_s)
+    return min(layouts, key=lambda candidate: score(workload, candidate))
 
 
 def slice_moves(layout: Layout) -> int:

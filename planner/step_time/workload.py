@@ -3,6 +3,7 @@
 These are the data of `--objective step_time` beyond Eq. 1-4: speeds, memory, directed links, codec, microbatches.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
@@ -20,7 +21,9 @@ from jaxdt.spec.profile import Profile, codec_times, stage_seconds
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, UPDATE
 from jaxdt.wiring.base import PeerLoad
+from planner.model.hosts import capped_gbps, lines, room_bytes, slowdown
 from planner.model.layer_cuts import Ranges, cut_points, parameter_load, split
+from planner.model.prices import HOUR_S, PriceRules, egress_per_byte
 
 LEAST_LOAD = PeerLoad(1, 1)  # of a peer in any plan
 MISSING_S = 1e6  # seconds a byte of a missing link, and so less than a step over one
@@ -37,11 +40,14 @@ class CommBytes(NamedTuple):
 class StepWorkload:
     """A model, the devices that may train it, and how. `schedule` is 1f1b or gpipe; `n_microbatches` are those of one
     step over all pipelines. `run` says the rest: optimizer, delay, wiring and what a peer retains, which decide about
-    memory; by default it is a run with the profile's settings.
+    memory; by default it is a run with the profile's settings. `price_rules` say what prices decide.
 
-    Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, kind_of [N] indices
-    into them; memory_bytes [N] of the devices; latency_s and s_per_byte [N, N] of directed links; boundary_bytes of one
-    encoded tensor."""
+    Derived: `cuts` are the layers before which the model may be cut; `kinds` the kinds of devices, those of one kind
+    apart that wait for cores of their hosts for different times, kind_of [N] indices into them; memory_bytes [N] of the
+    devices, at most an equal part of the host's; latency_s and s_per_byte [N, N] of directed links, as far as the lines
+    of both hosts let through; boundary_bytes of one encoded tensor; line_host_of [N], line_out_s and line_in_s [H] the
+    lines that devices of a host share (planner.model.hosts.lines); price_per_s [N] of devices and egress_per_byte
+    [N, N] of what they send."""
 
     network: Network
     profile: Profile
@@ -49,6 +55,7 @@ class StepWorkload:
     codec: str = "none"
     schedule: str = "1f1b"
     run: RunConfig | None = None
+    price_rules: PriceRules = PriceRules()
     cuts: list[int] = field(init=False)
     kinds: list[str] = field(init=False)
     kind_of: np.ndarray = field(init=False)
@@ -56,33 +63,50 @@ class StepWorkload:
     latency_s: np.ndarray = field(init=False)
     s_per_byte: np.ndarray = field(init=False)
     boundary_bytes: int = field(init=False)
+    line_host_of: np.ndarray = field(init=False)
+    line_out_s: np.ndarray = field(init=False)
+    line_in_s: np.ndarray = field(init=False)
+    price_per_s: np.ndarray = field(init=False)
+    egress_per_byte: np.ndarray = field(init=False)
+    _slowed: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)
     _seconds: dict = field(init=False, default_factory=dict)
     _least_seconds: list[float] = field(init=False, default_factory=list)
+    _least_ratios: list[float] = field(init=False, default_factory=list)
     _bytes: dict = field(init=False, default_factory=dict)
     _loads: dict = field(init=False, default_factory=dict)
 
     def __post_init__(self):
         devices = self.network.devices
-        kinds = sorted({device.kind for device in devices})
+        slow = list(zip((device.kind for device in devices), slowdown(self.network).tolist(), strict=True))
+        names = [kind if factor == 1 else f"{kind} at 1/{factor:g}" for kind, factor in slow]
+        kinds = sorted(set(names))
+        self._slowed.update(zip(names, slow, strict=True))
         self._derive("cuts", cut_points(self.profile.model))
         self._derive("kinds", kinds)
-        self._derive("kind_of", np.array([kinds.index(device.kind) for device in devices]))
-        limits = [(device.memory_bytes, self.profile.kind(device.kind).memory_bytes) for device in devices]
-        known = [[limit for limit in pair if limit is not None] for pair in limits]
-        self._derive("memory_bytes", [min(pair, default=math.inf) for pair in known])
+        self._derive("kind_of", np.array([kinds.index(name) for name in names]))
+        limits = [self.profile.kind(device.kind).memory_bytes for device in devices]
+        rooms = zip(room_bytes(self.network), limits, strict=True)
+        self._derive("memory_bytes", [room if limit is None else min(room, limit) for room, limit in rooms])
         self._derive("latency_s", np.array(self.network.latency_s))
-        bandwidth = np.array(self.network.bandwidth_gbps) * 1e9 / 8
+        bandwidth = capped_gbps(self.network) * 1e9 / 8
         s_per_byte = np.divide(1.0, bandwidth, out=np.full_like(bandwidth, MISSING_S), where=bandwidth > 0)
         np.fill_diagonal(s_per_byte, 0.0)
         self._derive("s_per_byte", s_per_byte)
+        for name, value in zip(("host_of", "out_s", "in_s"), lines(self.network), strict=True):
+            self._derive(f"line_{name}", value)
+        self._derive("price_per_s", np.array([device.price_per_hour / HOUR_S for device in devices]))
+        self._derive("egress_per_byte", np.array(egress_per_byte(self.network)))
         n_numbers = self.profile.model.boundary_numbers(self.profile.microbatch_size)
         spec = codecs.parse(self.codec, "--codec")
         self._derive("boundary_bytes", codecs.wire_bytes(spec, n_numbers, DTYPE_BYTES[self.profile.dtype]))
 
     @classmethod
-    def of_run(cls, network: Network, profile: Profile, run: RunConfig) -> "StepWorkload":
+    def of_run(
+        cls, network: Network, profile: Profile, run: RunConfig, price_rules: PriceRules | None = None
+    ) -> "StepWorkload":
         """The step of a run's config."""
-        return cls(network, profile, run.plan.microbatches, run.codec, run.plan.schedule, run)
+        rules = price_rules or PriceRules()
+        return cls(network, profile, run.plan.microbatches, run.codec, run.plan.schedule, run, rules)
 
     @property
     def config(self) -> RunConfig:
@@ -106,16 +130,17 @@ class StepWorkload:
         return self.profile.model.n_layers
 
     def seconds(self, kind: str, lo: int, hi: int) -> dict[str, float]:
-        """Seconds of each kind of Work of layers lo..hi-1 on a kind of device, with encoding and decoding at their
-        boundaries."""
+        """Seconds of each kind of Work of layers lo..hi-1 on a kind of device (of `kinds` or of the profile), with
+        encoding and decoding at their boundaries."""
         if (kind, lo, hi) not in self._seconds:
-            seconds = stage_seconds(self.profile, kind, lo, hi)
-            times = codec_times(self.profile, kind, self.codec)
+            name, factor = self._slowed.get(kind, (kind, 1.0))
+            seconds = stage_seconds(self.profile, name, lo, hi)
+            times = codec_times(self.profile, name, self.codec)
             not_first = lo > 0
             not_last = hi < self.n_layers
             seconds[FORWARD] += not_first * times.decode_s + not_last * times.encode_s
             seconds[BACKWARD] += not_last * times.decode_s + not_first * times.encode_s
-            self._seconds[kind, lo, hi] = seconds
+            self._seconds[kind, lo, hi] = {work: factor * seconds_s for work, seconds_s in seconds.items()}
         return self._seconds[kind, lo, hi]
 
     def backward_s(self) -> np.ndarray:
@@ -201,6 +226,16 @@ class StepWorkload:
         if not self._least_seconds:
             self._least_seconds.extend(self._sums_of_stages())
         return self._least_seconds[n_stages - 1] if n_stages <= len(self._least_seconds) else math.inf
+
+    def least_ratios(self) -> np.ndarray:
+        """For each kind of device [K]: how many times as long as the fastest kind it takes at least for a range of
+        layers; 1 for a kind that is the fastest on some range."""
+        if not self._least_ratios:
+            ranges = itertools.combinations(self.cuts, 2)
+            seconds = [[self.seconds(kind, lo, hi) for kind in self.kinds] for lo, hi in ranges]
+            times = np.array([[one[FORWARD] + one[BACKWARD] for one in row] for row in seconds])
+            self._least_ratios.extend((times / times.min(axis=1, keepdims=True)).min(axis=0))
+        return np.array(self._least_ratios)
 
     def _sums_of_stages(self) -> list[float]:
         """least_seconds of 1, 2, ... stages. sums[hi] covers the layers before the cut `hi`; another stage extends it

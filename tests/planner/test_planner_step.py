@@ -24,6 +24,7 @@ from planner.model import layer_cuts
 from planner.model.generate import generate
 from planner.search.incumbent import Budget, Incumbent
 from planner.step_time import simulate
+from planner.step_time.estimate import Heat
 from planner.step_time.search import search_step
 from planner.step_time.shapes import bound_s, plan_shapes, reasons, search_shapes, step_s_with_all
 from planner.step_time.simulate import simulated_s
@@ -141,7 +142,7 @@ def test_annealing_returns_what_its_estimate_says_and_never_a_worse_layout(seed)
     network = with_devices(generate("gaming", 9, seed), kind=lambda i: "slow" if i in (2, 5) else "fast")
     workload = step_workload(network)
     start = tune(workload, shuffled((3, 3), seed)[:2])
-    better = improve(workload, start, generator(seed), 0.02, 300)
+    better = improve(workload, start, generator(seed), Heat(0.02, 300))
     assert better.step_s <= start.step_s
     assert sorted([*better.placement.ravel(), *better.spare]) == list(range(9))
     assert better.step_s == pytest.approx(estimate_s(workload, better))

@@ -1,0 +1,72 @@
+"""What devices of one host share, for estimates: each device gets an equal part, as if all were busy at once.
+
+The simulator (jaxdt.sim) shares lines message by message and cores computation by computation instead. N devices, H
+hosts with a line.
+"""
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from jaxdt.spec.network import Network
+
+
+def devices_beside(network: Network) -> np.ndarray:
+    """Devices [N] on the host of each device, itself included."""
+    n_on = Counter(device.host for device in network.devices)
+    return np.array([n_on[device.host] if device.host else 1 for device in network.devices])
+
+
+def room_bytes(network: Network) -> list[float]:
+    """Memory of each device, at most an equal part of its host's; infinite where nothing limits it."""
+    rooms = []
+    for device, host, n in zip(network.devices, network.shared_hosts, devices_beside(network), strict=True):
+        own = math.inf if device.memory_bytes is None else device.memory_bytes
+        rooms.append(own if host.memory_bytes is None else min(own, host.memory_bytes / n))
+    return rooms
+
+
+def slowdown(network: Network) -> np.ndarray:
+    """Times [N] as long as alone in which each device computes while all of its host do; 1 with cores of its own."""
+    cores = np.array([math.inf if host.cores is None else host.cores for host in network.shared_hosts])
+    return np.maximum(1.0, devices_beside(network) / cores)
+
+
+def line_gbps(network: Network) -> tuple[np.ndarray, np.ndarray]:
+    """(out, in) [N] of the line of each device's host; infinite where it never limits."""
+    outs = [math.inf if host.out_gbps is None else host.out_gbps for host in network.shared_hosts]
+    ins = [math.inf if host.in_gbps is None else host.in_gbps for host in network.shared_hosts]
+    return np.array(outs), np.array(ins)
+
+
+def capped_gbps(network: Network) -> np.ndarray:
+    """Bandwidth [N, N] of each link while nothing else uses the lines of its two hosts."""
+    return _limited(network, *line_gbps(network))
+
+
+def fair_gbps(network: Network) -> np.ndarray:
+    """Bandwidth [N, N] of each link while every device of its two hosts uses an equal part of their lines."""
+    n = devices_beside(network)
+    out_gbps, in_gbps = line_gbps(network)
+    return _limited(network, out_gbps / n, in_gbps / n)
+
+
+def _limited(network: Network, out_gbps: np.ndarray, in_gbps: np.ndarray) -> np.ndarray:
+    gbps = np.array(network.bandwidth_gbps)
+    if not network.hosts:
+        return gbps
+    limited = np.minimum(gbps, np.minimum(out_gbps[:, None], in_gbps[None, :]))
+    names = [device.host for device in network.devices]
+    host = np.array([names.index(name) if name else d for d, name in enumerate(names)])  # the first device on it
+    return np.where(host[:, None] == host[None, :], gbps, limited)
+
+
+def lines(network: Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(host [N] of each device among those with a line, or -1; seconds a byte [H] out of a host; the same in)."""
+    named = [host for host in network.hosts if host.out_gbps is not None or host.in_gbps is not None]
+    index = {host.name: h for h, host in enumerate(named)}
+    host_of = np.array([index.get(device.host, -1) for device in network.devices])
+    out_s = np.array([0.0 if host.out_gbps is None else 8e-9 / host.out_gbps for host in named])
+    in_s = np.array([0.0 if host.in_gbps is None else 8e-9 / host.in_gbps for host in named])
+    return host_of, out_s, in_s
