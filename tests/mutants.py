@@ -12,13 +12,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
-from jaxdt.membership import commit
+from jaxdt.membership import commit, coordinator_config
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.liveness.absences import Absences
 from jaxdt.membership.liveness.claims import Claims
 from jaxdt.membership.member import Membership
+from jaxdt.membership.operations import Operations
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol import participants
 from jaxdt.protocol.events import (
@@ -57,6 +59,7 @@ from jaxdt.sim.fuzz.invariants import (
     EQUAL,
     GROWS,
     LIVING,
+    PAUSED,
     PREFIX,
     PROGRESS,
     SPARED,
@@ -326,6 +329,21 @@ def no_stand_ins() -> AbstractContextManager:
     return mock.patch.object(Roster, "_stand_ins", lambda *arguments: set())
 
 
+def nobody_replaces_the_last_replica() -> AbstractContextManager:
+    """A last replica that blocks the run stays, although another peer has its state."""
+    return mock.patch.object(Roster, "replaceable", lambda *arguments: set())
+
+
+def newcomers_wait_for_the_end_of_the_step() -> AbstractContextManager:
+    """Also of a step that cannot end because of the last replica of a stage."""
+    return mock.patch.object(Roster, "admit_in_mid_step", lambda roster: None)
+
+
+def failures_count_whoever_waits() -> AbstractContextManager:
+    """Three failures at a vacant stage end the run, although somebody else may fill it."""
+    return mock.patch.object(Roster, "deserted", property(lambda roster: roster.vacant))
+
+
 def one_copy_is_enough() -> AbstractContextManager:
     """A checkpoint is complete before it is on as many disks as were asked for."""
     return mock.patch.object(CheckpointProgress, "_n_missing", lambda progress, part, live: 0)
@@ -359,6 +377,16 @@ def obeys_every_term() -> AbstractContextManager:
 def adopts_every_later_view() -> AbstractContextManager:
     """A peer goes on from its own view to any later one, whether its coordinator knew of the own one or not."""
     return mock.patch.object(View, "continues", lambda view, number: True)
+
+
+def commits_in_a_pause() -> AbstractContextManager:
+    """An operator's pause holds back nothing."""
+    return mock.patch.object(Operations, "holds_steps", False)
+
+
+def forgets_pauses() -> AbstractContextManager:
+    """A coordinator that is started again does not know that an operator has paused the run."""
+    return mock.patch.object(coordinator_config, "load_operator_state", lambda disk: OperatorState())
 
 
 def judges_after_a_pause() -> AbstractContextManager:
@@ -402,6 +430,24 @@ MUTANTS = {
     "no retention": (without_retention, nullcontext, {COVER}, range(20)),
     "silence is death": (unchanged, silence_is_death, {SPARED}, (9, 14, 22)),
     "no return to a vacant stage": (unchanged, no_stand_ins, {SPARED}, (7, 8, 34)),
+    "a last replica that blocks the run is not replaced": (
+        unchanged,
+        nobody_replaces_the_last_replica,
+        {PROGRESS},
+        (4728, 1500),
+    ),
+    "newcomers wait for a step that cannot end": (
+        unchanged,
+        newcomers_wait_for_the_end_of_the_step,
+        {PROGRESS},
+        (4947, 6495),
+    ),
+    "three failures end a run that somebody could go on with": (
+        unchanged,
+        failures_count_whoever_waits,
+        {SPARED},
+        (1805, 5185, 7304),
+    ),
     "tensors of dropped messages are stored": (stores_before_it_reads, nullcontext, {COVER}, (12, 62, 78)),
     "a checkpoint counts before its copies": (unchanged, one_copy_is_enough, {COPIES}, range(20)),
     "replicas are equal on trust": (unchanged, states_on_trust, {EQUAL}, range(2, 62, 5)),
@@ -425,5 +471,7 @@ MUTANTS = {
         {DISJOINT, PROGRESS, SPARED, COVER, APPLICABLE},
         (8, 15, 65, 133),
     ),
+    "steps are committed while the run is paused": (unchanged, commits_in_a_pause, {PAUSED}, (30, 47, 48)),
+    "a restarted coordinator forgets a pause": (unchanged, forgets_pauses, {PAUSED}, (47, 134, 292)),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }

@@ -145,6 +145,7 @@ class Coordinator:
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
         self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
         self._operations = Operations(OperatorState(revoked=config.revoked))
+        self._answer_once_durable: Send | None = None  # to an operator
         self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
         self._being_persisted: dict[str, View | Record | Checkpoint | OperatorState | int] = {}
         self._ended = False
@@ -301,7 +302,8 @@ class Coordinator:
             is_of_run = self.view and header.generation == self.view.generation and not is_astray
             return self._on_saved(src, body) if is_of_run else []
         if src in self.roster.missing and src not in self._leases and not is_astray:
-            return [*self._returned(now_s, src), *self._from_peer(now_s, header, body)]
+            returned = self._returned(now_s, src)
+            return [*returned, *([] if self._ended else self._from_peer(now_s, header, body))]
         if src not in self._leases:  # a peer that was never admitted, or was evicted: the view tells it so
             return [self.roster.reach(src), self._send(src, self.view)] if self.view else []
         self._leases.arrived(src, now_s)
@@ -355,7 +357,7 @@ class Coordinator:
         silent_s = now_s - self._leases.heard_s(peer, now_s)
         if now_s < self._patient_until_s or silent_s > HEARD_HEARTBEATS * self.config.heartbeat_s:
             return []  # it is said again
-        out = self._link_suspicion.preferred(src, peer, self.roster)
+        out = self._link_suspicion.preferred(src, peer, self.roster, self._replaceable)
         reason = f"peer {src} and peer {peer} have no way to each other: {reason}; {NO_WAY_HINT}"
         self._refused[out] = self.roster.processes.get(out, 0), reason
         return self._lost(now_s, out, reason, is_dead=False)
@@ -437,10 +439,10 @@ class Coordinator:
         return f"peer {peer}: is not known any more, and may join again as a newcomer"
 
     def _returned(self, now_s: float, src: int) -> list[Action]:
-        """The last replica of a stage was silent, and is not dead."""
+        """The last replica of a stage was silent, and is not dead. Other stages may have waited for it."""
         self.roster.returned(src)
         self._leases.arrived(src, now_s)
-        return [ReturnedReport(src), self.roster.reach(src)]
+        return [ReturnedReport(src), self.roster.reach(src), *self._change_view()]
 
     def _send_missed(self, src: int) -> list[Action]:
         """Send a member what it may have missed while this coordinator, or the link to it, was down."""
@@ -482,14 +484,16 @@ class Coordinator:
             return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
         before = self._operations.state
         text = self._operations.accept(request, self.roster, progress)
-        actions: list[Action] = [self._send(src, OperatorAnswer(True, text))]
+        answer = self._send(src, OperatorAnswer(True, text))
+        done: list[Action] = []
         if request.command != "status":
-            actions.append(OperatorReport(request.command, text, request.peer))
+            done.append(OperatorReport(request.command, text, request.peer))
         if self._operations.state != before:
-            return [*actions, self._persist(OPERATOR, self._operations.state)]
+            self._answer_once_durable = answer
+            return [*done, self._persist(OPERATOR, self._operations.state)]
         if request.peer is not None:
-            actions += self._remove(now_s, request.peer, request.command)
-        return [*actions, *self._decide()]
+            done += self._remove(now_s, request.peer, request.command)
+        return [answer, *done, *self._decide()]
 
     @property
     def _progress(self) -> Progress:
@@ -515,8 +519,12 @@ class Coordinator:
         return self._lost(now_s, peer, "put out by an operator", is_dead=True)
 
     def _operator_state_durable(self, now_s: float, state: OperatorState) -> list[Action]:
-        """A pause begins or ends, or a peer is revoked. The others hear of it before it is put out."""
+        """A pause begins or ends, or a peer is revoked. The others hear of it before it is put out. The operator is
+        answered only now: else a coordinator that is started again might have forgotten it."""
         actions: list[Action] = [Revoke(state.revoked)]
+        if self._answer_once_durable:
+            actions.append(self._answer_once_durable)
+        self._answer_once_durable = None
         if self.view:
             actions += self._to_all(Revoked(state.revoked))
         for peer in state.revoked:
@@ -546,7 +554,11 @@ class Coordinator:
             actions += [] if self._ended else self._lose(now_s, peer, reason, self._leases.is_gone(peer))
         if actions:
             return actions
-        over = self._leases.over(now_s, self.roster) or self._link_suspicion.judged(now_s, self.roster)
+        over = self._leases.over(now_s, self.roster)
+        if over is None:
+            over = self._link_suspicion.judged(now_s, self.roster, self._replaceable)
+            if over and not self._can_spare(over[0]):
+                self.roster.admit_in_mid_step()
         if over is None:
             return []
         peer, reason = over
@@ -582,9 +594,9 @@ class Coordinator:
             if self._lost_stage is not None:
                 return [*actions, *self._end(2, f"{self._vacancies.reason(stage)}; it was the last of its stage")]
             actions += self._change_view()
-        is_vacant = self.view is not None and stage in self.roster.vacant
+        is_deserted = self.view is not None and stage in self.roster.deserted
         left = self.roster.members | self.roster.candidates | self.roster.coming
-        return actions + (self._end(2, line) if self._failures.is_final(stage, is_vacant, left) else [])
+        return actions + (self._end(2, line) if self._failures.is_final(stage, is_deserted, left) else [])
 
     def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[Action]:
         """After one checkpoint that fails the next one is tried. A peer that fails again and again is put out, and
@@ -600,16 +612,28 @@ class Coordinator:
 
     def _on_overdue(self, now_s: float, src: int, overdue: Overdue) -> list[Action]:
         """Go on without a peer for whose Work the run waits, or that is stuck again and again. The last one of a stage
-        is waited for."""
-        next_view = self._being_persisted.get(VIEW)
-        staying = next_view if isinstance(next_view, View) else self.roster.current_view
-        if not (self.roster.live(self.roster.stage_of[src]) & staying.by_peer.keys()) - {src}:
-            return []
+        is waited for, until another peer has its state."""
+        if not self._can_spare(src):
+            if overdue.blocks:
+                self.roster.admit_in_mid_step()
+            return self._change_view()
         reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
         n_times = self._failures.overdue(src, self.n_committed, overdue.work)
         if n_times >= OVERDUE_MAX:
             return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
         return self._lost(now_s, src, reason, is_dead=False) if overdue.blocks else []
+
+    @property
+    def _replaceable(self) -> set[int]:
+        return self.roster.replaceable(self.n_committed, self._agreement.records)
+
+    def _can_spare(self, peer: int) -> bool:
+        """Whether the stage of a member can go on without it."""
+        stage = self.roster.stage_of[peer]
+        next_view = self._being_persisted.get(VIEW)
+        staying = next_view if isinstance(next_view, View) else self.roster.current_view
+        others = (self.roster.live(stage) & staying.by_peer.keys()) - {peer}
+        return bool(others) or stage in self._replaceable
 
     def _put_out(self, now_s: float, peer: int, reason: str) -> list[Action]:
         """Go on without a member of a stage that has another, and have its process end."""

@@ -424,8 +424,7 @@ class Membership:
         view = replace(view, rolled_back=view.rolled_back or missed_rollback)
         for record in view.records:
             self._note_checkpoint(record)
-        # The member that saved a version before this view saves it still: else two would write at the same time.
-        self._saves_first_version = before is not None and self._is_saver(before, view.n_committed)
+        self._saves_first_version = before is not None and self._still_saves(before, view)
         self.view = view
         self._state = None
         self._knows_state = True
@@ -492,6 +491,15 @@ class Membership:
         if self.view is None:
             return False
         return self._saves_first_version if version == self.view.n_committed else self._is_saver(self.view, version)
+
+    def _still_saves(self, before: View, view: View) -> bool:
+        """Whether this peer saves the version with which a view begins. The member that saved it before saves it still,
+        also if it leaves: else two would write at the same time. If that member is gone, the version is left out, but
+        for the last one: without that the run would not end, so the next member saves it."""
+        saving = before.working(self.identity.stage, view.n_committed)
+        if view.n_committed == self.identity.n_steps:
+            saving = tuple(peer for peer in saving if not _is_replaced(before.by_peer[peer], view.by_peer))
+        return saving[:1] == (self.identity.peer,)
 
     def _is_saver(self, view: View, version: int) -> bool:
         return view.working(self.identity.stage, version)[:1] == (self.identity.peer,)

@@ -54,6 +54,7 @@ class Roster:
         self._delay_steps = delay_steps
         self._member_processes: dict[int, int] = {}
         self._joining: set[int] = set()
+        self._admits_in_mid_step = False
         self._newcomers = Newcomers(max(stage_of) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
         self._evictions = EvictionHistory()
         self._n_stages = n_stages
@@ -203,6 +204,11 @@ class Roster:
         self.candidates.discard(peer)
         self.processes.pop(peer, None)
 
+    def admit_in_mid_step(self) -> None:
+        """The step cannot go on because of the last replica of a stage. Newcomers do not wait for the end of the step:
+        one that has got the state of that stage can go on without the replica."""
+        self._admits_in_mid_step = True
+
     # ---------------------------------------------------------------------------------------------------- who goes
 
     def move_due(self, now_s: float) -> list[MoveReport]:
@@ -261,6 +267,7 @@ class Roster:
         for peer in self._joining:
             self._states.pop(peer, None)
         self._joining.clear()
+        self._admits_in_mid_step = False
         self.absences.committed(n_committed)
 
     def first_view(self, coordinator_term: int, start: Checkpoint) -> View:
@@ -282,7 +289,7 @@ class Roster:
         if checkpoint and not stand_ins and not orphans and self._must_roll_back(vacant):
             return self.roll_back(checkpoint)
         leaving = self._leaving_now(between_steps, filled) | orphans
-        admits = between_steps and not vacant
+        admits = (between_steps or self._admits_in_mid_step) and not vacant
         joining = {peer for peer in self.candidates if admits and self._evictions.may_return(peer, n_committed)}
         joining -= stand_ins
         if not leaving and not joining and not stand_ins:
@@ -306,13 +313,23 @@ class Roster:
             joining=tuple(sorted((self._joining - leaving - stand_ins) | joining)),
         )
 
-    def _stand_ins(self, n_committed: int, records: Sequence[Record]) -> set[int]:
-        """Peers that hold the committed version of a vacant stage: candidates, and members that have just joined."""
+    def _standing_by(self, n_committed: int, records: Sequence[Record]) -> set[int]:
+        """Peers that hold the committed version of their stage and have no part in its steps yet: candidates, and
+        members that have just joined."""
+        if self.view is None:
+            return set()
         rounds = records[-1].rounds if records and records[-1].step == n_committed - 1 else ()
-        committed = StateName(self.current_view.generation, n_committed, rounds)
-        ready = {peer for peer in self.candidates | (self._joining - self.lost) if self._states.get(peer) == committed}
+        committed = StateName(self.view.generation, n_committed, rounds)
+        return {peer for peer in self.candidates | (self._joining - self.lost) if self._states.get(peer) == committed}
+
+    def _stand_ins(self, n_committed: int, records: Sequence[Record]) -> set[int]:
+        """Those of them whose stage is vacant."""
         vacant = self.vacant
-        return {peer for peer in ready if self.stage_of[peer] in vacant}
+        return {peer for peer in self._standing_by(n_committed, records) if self.stage_of[peer] in vacant}
+
+    def replaceable(self, n_committed: int, records: Sequence[Record]) -> set[int]:
+        """Stages that can go on without any of their replicas, since somebody stands by who holds their state."""
+        return {self.stage_of[peer] for peer in self._standing_by(n_committed, records)}
 
     def _orphans(self, vacant: Collection[int]) -> set[int]:
         """Joining members that nobody is left to give a state to. They are put out, and say whether they have it."""
@@ -323,6 +340,13 @@ class Roster:
         """Whether a stage has nobody left who may hold its committed version, and all vacant stages have newcomers."""
         is_lost = any(not self.absences.of_stage(stage) for stage in vacant)
         return is_lost and set(vacant) <= {self.stage_of[peer] for peer in self.candidates}
+
+    @property
+    def deserted(self) -> list[int]:
+        """Vacant stages that nobody may fill: no silent peer is waited for, and no candidate or joining member is
+        there."""
+        coming = {self.stage_of[peer] for peer in self.candidates | (self._joining - self.lost)}
+        return [stage for stage in self.vacant if stage not in coming and not self.absences.of_stage(stage)]
 
     def lost_stage(self, n_committed: int, records: Sequence[Record]) -> int | None:
         """A vacant stage whose committed version nobody holds any more, as far as is known."""
@@ -388,6 +412,7 @@ class Roster:
         for peer in self._joining - view.by_peer.keys() - self.lost - self.leaving - set(self.moving):
             self.absences.add(now_s, peer, self.stage_of[peer])
         if view.rolled_back:
+            self._admits_in_mid_step = False
             self._evictions.clear()
             self._states.clear()
             self.absences.rolled_back(view.by_peer.keys())

@@ -82,6 +82,7 @@ class ActiveFaults:
         self._late: set[tuple[int, int]] = set()
         self._copies: dict[int, dict[Key, Deliver]] = defaultdict(dict)  # by receiver: of the present generation
         self._stale: dict[int, dict[Key, Deliver]] = defaultdict(dict)  # likewise: of an earlier one
+        self._hung_up: set[tuple[int, int]] = set()  # who has ended a connection, and who has not dialled again yet
         self._dead: set[int] = set()
         self._silenced: set[int] = set()
         self._begin = {
@@ -120,14 +121,28 @@ class ActiveFaults:
         if self._cuts(peer, other):
             self._handle_event(peer, LinkChanged(other, False, CUT))
 
+    def _seen_cuts(self, peer: int, other: int) -> list[Fault]:
+        """Those of them that last so long that both ends see them, and their end."""
+        return [fault for fault in self._cuts(peer, other) if fault.seconds > fault.breaks_s]
+
     def _cuts(self, peer: int, other: int) -> list[Fault]:
         return [fault for fault in self._blocks.get((peer, other, CONTROL), ()) if fault.kind == CUT]
 
     def on_disconnect(self, now_s: float, peer: int, other: int) -> None:
-        """The other end sees the connection break and dials again with success, unless it is gone or the link cut."""
-        if other not in self._dead and not self._blocks.get((other, peer, CONTROL)):
-            for after_s, up in ((CRASH_SEEN_S, False), (2 * CRASH_SEEN_S, True)):
-                self._at(now_s + after_s, partial(self._handle_event, other, LinkChanged(peer, up, "hung up")))
+        """The other end sees the connection break and dials again with success, unless it is gone or the link cut, or
+        it ends the connection too."""
+        if (other, peer) in self._hung_up:
+            self._hung_up.remove((other, peer))
+        elif other not in self._dead and not self._blocks.get((other, peer, CONTROL)):
+            self._hung_up.add((peer, other))
+            self._at(now_s + CRASH_SEEN_S, partial(self._handle_event, other, LinkChanged(peer, False, "hung up")))
+            self._at(now_s + 2 * CRASH_SEEN_S, partial(self._dial_again, other, peer))
+
+    def _dial_again(self, peer: int, other: int) -> None:
+        if (other, peer) in self._hung_up:
+            self._hung_up.remove((other, peer))
+            if not self._seen_cuts(peer, other):
+                self._handle_event(peer, LinkChanged(other, True, "hung up"))
 
     def on_arrival(self, now_s: float, src: int, dst: int, body: Message, deliver: Deliver) -> None:
         """A message comes out of its link."""
@@ -230,11 +245,12 @@ class ActiveFaults:
                 deliver()
 
     def _report_link(self, fault: Fault, up: bool) -> None:
-        """Both ends of each pair see that their link breaks or is up again."""
+        """Both ends of each pair see that their link breaks or is up again, unless another cut keeps it down."""
         for peer in fault.peers:
             for other in fault.others:
                 for end, far_end in ((peer, other), (other, peer)):
-                    if far_end not in self._dead:
+                    is_cut = up and any(cut is not fault for cut in self._seen_cuts(end, far_end))
+                    if far_end not in self._dead and not is_cut:
                         self._handle_event(end, LinkChanged(far_end, up, "" if up else fault.kind))
 
 

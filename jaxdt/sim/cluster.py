@@ -13,6 +13,7 @@ from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,
+    OPERATOR_IDS,
     TEMPORARY_IDS,
     URGENT,
     Action,
@@ -37,6 +38,8 @@ from jaxdt.protocol.events import (
     Meet,
     Member,
     MoveTo,
+    OperatorAnswer,
+    OperatorRequest,
     Paused,
     Persist,
     Persisted,
@@ -68,10 +71,12 @@ from jaxdt.sim.delivery import Delivery, DeliveryOptions
 from jaxdt.sim.disks import Disks
 from jaxdt.sim.event_queue import EventQueue
 from jaxdt.sim.faults import (
+    COMMAND_OF,
     CRASH_SEEN_S,
     DEAD_LINK_S,
     ENDS,
     FAIL,
+    HOLD,
     JOIN,
     LEAVE,
     PAUSE,
@@ -93,6 +98,7 @@ Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 ActionHandler = Callable[[int, Any], None]
 
 CRASH_STOP = Stop(CRASHED, "crashed")
+ASKED_AGAIN_S = 1.0  # an operator without an answer asks again
 CLAIM_IDS = 2 * TEMPORARY_IDS  # from here on: temporary ids of processes that ask whether they may be a peer
 PRIORITY_OF_FREE = {"transfer": URGENT, "sync": BULK}  # names of Environment.free
 
@@ -130,6 +136,8 @@ class Simulation:
         self._persist_s = environment.persist_s
         self._trace = trace
         self._observer = observer
+        self._n_holds = 0
+        self._accepted: set[int] = set()  # operators whose last request was accepted
         self._paused: dict[int, list[Event]] = {}
         self._running: dict[int, list[Work]] = {}  # the Work under way, the oldest first
         self._waiting_for_work: dict[int, list[tuple]] = {}  # arguments of _handle_own_event
@@ -240,6 +248,9 @@ class Simulation:
         if fault.kind == TAKEOVER:
             self._take_over(fault)
             return
+        if fault.kind in COMMAND_OF:
+            self._operate(fault)
+            return
         if fault.kind == STALE:
             stale = self._stale_coordinator
             if stale and stale.machine is not self._machines[COORDINATOR]:
@@ -301,6 +312,24 @@ class Simulation:
         self._stale_coordinator = StaleCoordinator(first, now_s, self._queue.at, self._delivery.post)
         self._restart_coordinator()
         self._stale_coordinator.go_on(now_s, fault.until_s)
+
+    def _operate(self, fault: Fault) -> None:
+        """An operator asks for something. One who has paused the run resumes it later."""
+        self._ask(OPERATOR_IDS, COMMAND_OF[fault.kind], None if fault.peer == COORDINATOR else fault.peer)
+        if fault.kind == HOLD:
+            self._n_holds += 1
+            self._queue.at(fault.until_s, self._resume_run, (OPERATOR_IDS + self._n_holds,))
+
+    def _resume_run(self, operator: int) -> None:
+        """An operator asks until the answer has come: a coordinator may end before what was asked of it is durable."""
+        if operator in self._accepted or self.outcome.stopped.get(COORDINATOR, CRASH_STOP) != CRASH_STOP:
+            return
+        self._ask(operator, "resume")
+        self._queue.at(self.outcome.now_s + ASKED_AGAIN_S, self._resume_run, (operator,))
+
+    def _ask(self, operator: int, command: str, peer: int | None = None) -> None:
+        request = OperatorRequest(command, peer)
+        self._handle_event(COORDINATOR, Received(Header("", 0, 0, operator), request))
 
     def _restart_peer(self, peer: int) -> None:
         """A process may be this peer, since the one before it has ended or is taken for lost."""
@@ -413,6 +442,8 @@ class Simulation:
         dst, body = send.dst, send.body
         if dst < TEMPORARY_IDS:
             self._delivery.post(src, ((dst, body, send.n_bytes),), send.priority, send.header)
+        elif isinstance(body, OperatorAnswer):
+            self._accepted |= {dst} if body.accepted else set()
         elif isinstance(body, Welcome) and dst in self._claims:
             self._restart_peer(self._claims[dst])
         elif isinstance(body, Welcome):

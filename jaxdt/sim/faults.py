@@ -29,6 +29,11 @@ TWICE = "twice"
 STALE = "stale"
 TAKEOVER = "takeover"
 PERTURB = "perturb"
+HOLD = "hold"
+DRAIN = "drain"
+EVICT = "evict"
+SAVE = "save"
+COMMAND_OF = {HOLD: "pause", DRAIN: "drain", EVICT: "evict", SAVE: "checkpoint"}  # kinds that are operators' requests
 ENDS = (CRASH, POWER_OFF, FAIL)  # kinds that end a process
 STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
@@ -37,6 +42,7 @@ CRASH_SEEN_S = 0.1  # until a peer sees that the other end has closed its connec
 DEAD_LINK_S = 6.0  # until a peer sees that the other end is silent
 BLIP_S = 2.0  # a silence this short loses nobody: half the default deadline
 OVERDUE_FACTOR = 8.0  # Work that is slower may lose its peer
+NEVER_DONE = 1e6  # a factor on the time of Work
 SEEN_BLIP_S = 1.0  # the same, if the connections break
 
 
@@ -64,6 +70,10 @@ class Fault:
     takeover   another coordinator begins with what this one had made durable before its last views; this one goes on,
                until a person ends it
     perturb    the parameters of `peer` change by `factor` of their norm, and nobody tells
+    hold       an operator pauses the run, and resumes it at the end
+    drain      an operator wants `peer` to leave
+    evict      an operator wants `peer` to be put out, which is refused for the last replica of a stage
+    save       an operator wants a checkpoint
 
     A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.
     """
@@ -94,7 +104,7 @@ class Fault:
         silent = self.kind in (PAUSE, CUT) or (self.kind == CLOG and not self.factor)
         harmless_s = SEEN_BLIP_S if self.breaks_s < BLIP_S else BLIP_S
         is_slow = self.kind == SLOW and self.factor >= OVERDUE_FACTOR
-        if not (self.kind in (*ENDS, LEAVE) or is_slow or (silent and self.seconds > harmless_s)):
+        if not (self.kind in (*ENDS, LEAVE, DRAIN, EVICT) or is_slow or (silent and self.seconds > harmless_s)):
             return ()
         candidates = self.peers
         if self.kind == CUT and COORDINATOR not in (*self.peers, *self.others):

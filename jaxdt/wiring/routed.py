@@ -27,6 +27,7 @@ from jaxdt.protocol.events import (
     Accumulated,
     Action,
     Boundary,
+    Committed,
     Drained,
     Evaluated,
     Event,
@@ -66,6 +67,7 @@ class RoutedWiring:
 
     READS = frozenset(
         {ViewChanged, Evicted, Updated, Grant, Resend, Reroute, Inventory, Progress, Boundary, Ran, WorkOverdue}
+        | {Committed}
     )
 
     def __init__(
@@ -90,6 +92,7 @@ class RoutedWiring:
         self._members: tuple[int, ...] = ()  # those that compute in the step under way
         self._replicas: tuple[int, ...] = ()
         self._step = NO_STEP
+        self._is_committed = False
         self._n_queued = 0
         self._ready: list[tuple[bool, int, Work]] = []  # a heap
         self._of_later_steps: list[Grant | Boundary] = []
@@ -143,6 +146,8 @@ class RoutedWiring:
                 return self._on_inventory(now_s, src, body)
             case Progress():
                 return self._on_progress(now_s, src, body)
+            case Committed(record) if record.step == self._step:
+                self._is_committed = True
         return []
 
     # -------------------------------------------------------------------------------------------------------- steps
@@ -203,6 +208,7 @@ class RoutedWiring:
     def _enter(self, step: int) -> None:
         """A step begins; nothing is left of the one before."""
         self._step = step
+        self._is_committed = False
         self._clear_work()
         self._recovery.begin_step()
         self._counted = {of: counted for of, counted in self._counted.items() if of >= step}
@@ -253,7 +259,9 @@ class RoutedWiring:
         heapq.heappush(self._ready, (kind in (FORWARD, EVALUATE), self._n_queued, work))
 
     def _next(self) -> list[Action | Event]:
-        while self._ready and not self._slot.is_busy:
+        """Begin a Work if one can begin. Nobody needs more of a step that is committed: its update may run, and with it
+        the tensors of the step go."""
+        while self._ready and not self._slot.is_busy and not self._is_committed:
             work = heapq.heappop(self._ready)[2]
             if not self._is_needless(work):
                 return [self._slot.start(work)]

@@ -126,6 +126,29 @@ def test_a_stage_at_which_one_after_another_fails_for_the_same_reason_ends_the_r
     assert of(actions, Stop) == [Stop(2, f"peer {peer} (stage 0): stage_0: damaged")]
 
 
+def test_but_not_while_a_silent_replica_is_waited_for():
+    run = begun(waits=True, stage_grace_s=60.0)
+    lose(run, 2)
+    run.event(Persisted("view"))
+    run.message(0, Failed("disk: full"))
+    for number in range(SAME_FAILURES_MAX):
+        run.message(newcomer(run, number), Failed("disk: full"))
+    assert not of(run.actions, Stop)
+
+
+def test_nor_while_another_newcomer_is_ready():
+    """The view with which it takes the place is being written."""
+    run = begun(waits=True)
+    lose(run, 2)
+    run.event(Persisted("view"))
+    run.message(0, Failed("disk: full"))
+    ready = newcomer(run)
+    assert reports(run.message(ready, Profiled({"F": 1.0}, 0, process=1)), "rollback")
+    for number in range(1, SAME_FAILURES_MAX + 1):
+        run.message(newcomer(run, number), Failed("disk: full"))
+    assert not of(run.actions, Stop)
+
+
 def test_failures_for_different_reasons_do_not():
     run = begun(waits=True)
     lose(run, 2)

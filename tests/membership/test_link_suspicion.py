@@ -25,11 +25,11 @@ def roster(admissions=(), joining=(), stages=STAGES):
     return found
 
 
-def judged(*accusations, here=None, after_s=PATIENCE_S):
+def judged(*accusations, here=None, after_s=PATIENCE_S, replaceable=()):
     suspicion = LinkSuspicion(PATIENCE_S)
     for src, peer in accusations:
         suspicion.accuse(10.0, src, peer, "no link")
-    found = suspicion.judged(10.0 + after_s, here or roster())
+    found = suspicion.judged(10.0 + after_s, here or roster(), replaceable)
     return found and found[0]
 
 
@@ -57,6 +57,12 @@ def test_the_last_of_a_stage_stays_while_the_other_end_can_be_spared():
     sole = {0: 0, 1: 1, 2: 0}
     assert judged((0, 1), here=roster(stages=sole)) == 0
     assert judged((0, 1), here=roster({1: 4}, stages=sole)) == 0
+
+
+def test_one_whose_state_another_peer_has_goes_rather_than_the_last_of_a_stage():
+    sole = {0: 0, 1: 1}
+    assert judged((0, 1), here=roster(stages=sole)) == 1
+    assert judged((0, 1), here=roster(stages=sole), replaceable={0}) == 0
 
 
 def test_a_newcomer_without_state_goes_at_once():

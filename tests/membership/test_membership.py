@@ -462,3 +462,17 @@ def test_the_version_that_a_view_begins_with_is_saved_by_who_did_so_before_it():
     stays = member()
     stays.handle(1.0, from_coordinator(two, 1))
     assert WriteCheckpoint(2) in stays.handle(1.1, Updated(1, 2))
+
+
+def test_the_last_version_is_saved_by_the_next_member_if_the_first_is_gone_before_it_is_applied():
+    """The record came, and its update still runs when the view comes without the member that would have saved."""
+    last = SEAT.n_steps
+    two = replace(VIEW, members=(*VIEW.members, Member(2, 1, 1, "h2:1")))
+    without = replace(two, number=2, n_committed=last, members=(VIEW.members[0], Member(2, 1, 1, "h2:1")))
+    successor = follower()
+    assert WriteCheckpoint(last) not in successor.handle(1.0, from_coordinator(without))
+    assert WriteCheckpoint(last) in successor.handle(1.1, Updated(1, last))
+    replaced = replace(two, number=2, n_committed=last, members=(*VIEW.members, Member(2, 1, 1, "h2:1")))
+    second = follower()
+    second.handle(1.0, from_coordinator(replaced))
+    assert WriteCheckpoint(last) not in second.handle(1.1, Updated(1, last)), "the first one is there"

@@ -53,10 +53,10 @@ OPERATOR = OPERATOR_IDS + 7
 def ask(run, command, peer=None):
     """The coordinator's answer, and its actions until what has to be durable for it is so."""
     actions = run.event(Received(Header("", 0, 0, OPERATOR), OperatorRequest(command, peer)))
-    answer = sent(actions, OperatorAnswer)[OPERATOR]
     if [persist for persist in of(actions, Persist) if persist.name == "operator"]:
+        assert OPERATOR not in sent(actions, OperatorAnswer), "what is not durable may be forgotten by a restart"
         actions = actions + run.event(Persisted("operator"))
-    return answer, actions
+    return sent(actions, OperatorAnswer)[OPERATOR], actions
 
 
 @pytest.fixture

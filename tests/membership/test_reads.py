@@ -65,5 +65,5 @@ def test_a_wiring_around_others_reads_all_that_they_read():
     """With a delay a wiring has to hear of each commit, also when its queue is measured."""
     wirings = [FixedWiring(PLAN, StepShape(0, 0, 2, 2, 1, ((1, 0),))) for _ in range(2)]
     delayed = DelayedUpdate(0, 0, wirings, Delay(1))
-    assert FixedWiring.READS < delayed.READS == LoadReporter(delayed, 1.0).READS
+    assert FixedWiring.READS <= delayed.READS == LoadReporter(delayed, 1.0).READS
     assert Committed in delayed.READS

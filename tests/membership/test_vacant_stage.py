@@ -18,6 +18,7 @@ from jaxdt.protocol.events import (
     Holds,
     LinkChanged,
     Member,
+    Overdue,
     Persist,
     Persisted,
     Profiled,
@@ -26,6 +27,7 @@ from jaxdt.protocol.events import (
     Round,
     StateName,
     Stop,
+    Suspect,
     View,
     ViewChanged,
     Woke,
@@ -145,6 +147,18 @@ def test_after_the_grace_the_run_goes_back():
     assert reports(run.tick(6.0, 1), "rollback") == [{"step": 1, "to": 0, "generation": 1, "again": [0]}]
 
 
+def test_a_stage_whose_grace_is_over_is_refilled_as_soon_as_no_other_one_is_vacant():
+    """A newcomer of stage 1 waits, and nobody comes for stage 0 until its last replica is heard again."""
+    run = Vacant()
+    run.event(LinkChanged(0, False, "no answer"), run.now_s)
+    run.event(LinkChanged(2, False, "no answer"), run.now_s)
+    run.tick(RECONNECT_S + 0.1, 0, 2)
+    run.durable()
+    run.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), run.now_s)
+    assert not reports(run.tick(RECONNECT_S + 0.1, 0, 1, 2), "rollback")
+    assert reports(run.say(2, Heartbeat(1, {})), "rollback") == [{"step": 1, "to": 0, "generation": 1, "again": [0]}]
+
+
 def test_without_a_newcomer_the_run_waits_after_the_grace_too():
     run = Vacant()
     run.machine.roster.candidates.clear()
@@ -237,6 +251,55 @@ def test_a_joining_member_that_has_its_state_takes_over_from_its_donor():
     assert view.generation == 0 and view.joining == () and {member.peer for member in view.members} == {0, 2, NEWCOMER}
     assert view.results == ()  # it gives up what it holds of the step under way
     assert run.machine.roster.admissions[NEWCOMER] == view.number and view.by_peer[NEWCOMER].first_step == 2
+
+
+# ------------------------------------------------------------------------------- a last replica that blocks the run
+
+BLOCKS = Overdue("1:1B1@p1", 4.5, 4.0, blocks=True)
+
+
+def test_a_peer_with_the_state_takes_over_from_a_last_replica_whose_work_is_overdue():
+    run = FalselyEvicted()
+    run.machine.roster.candidates.clear()
+    assert not reports(run.say(1, BLOCKS), "lost")
+    run.ready(3, run.held)
+    (lost,) = reports(run.say(1, BLOCKS), "lost")
+    view = sent(run.durable(), View)[0]
+    assert lost["peer"] == 1 and set(view.by_peer) == {0, 2, 3} and view.joining == ()
+
+
+def test_newcomers_join_in_mid_step_if_a_last_replica_blocks_it_and_then_take_over():
+    run = Vacant()
+    assert not of(run.say(1, replace(BLOCKS, blocks=False)), Persist)
+    assert not reports(run.say(1, BLOCKS), "lost")
+    view = sent(run.durable(), View)[1]
+    assert set(view.by_peer) == {0, 1, 2, NEWCOMER} and view.joining == (NEWCOMER,) and view.n_committed == 1
+    run.say(NEWCOMER, Profiled({"F": 1.0}, 1, state=COMMITTED))
+    assert [report["peer"] for report in reports(run.say(1, BLOCKS), "lost")] == [1]
+    view = sent(run.durable(), View)[0]
+    assert set(view.by_peer) == {0, 2, NEWCOMER} and view.joining == () and view.generation == 0
+
+
+def test_after_the_step_newcomers_wait_for_the_end_of_the_next_one_again():
+    run = Vacant()
+    run.machine.roster.candidates.clear()
+    run.say(1, BLOCKS)
+    run.commit_in_view()
+    assert not of(run.ready(NEWCOMER), Persist)
+
+
+def test_the_same_holds_if_a_last_replica_is_put_out_since_it_cannot_reach_another():
+    """No replica of either end can be spared, so the one that goes is missing, comes back, and newcomers join."""
+    run = Vacant()
+    run.event(LinkChanged(2, False, "ECONNREFUSED", gone=True), run.now_s)
+    run.tick(RECONNECT_S + 0.1, 2)
+    run.durable()
+    run.say(0, Suspect(1, "no link for 1.5 s"))
+    run.say(1, Suspect(0, "no link for 1.5 s"))
+    assert [report["peer"] for report in reports(run.tick(1.0), "lost")] == [1]
+    assert reports(run.say(1, Heartbeat(1, {})), "returned") == [{"peer": 1}]
+    view = sent(run.durable(), View)[0]
+    assert set(view.by_peer) == {0, 1, NEWCOMER} and view.joining == (NEWCOMER,)
 
 
 def test_a_joining_member_whose_donor_has_died_is_put_out_and_says_what_it_has():

@@ -45,6 +45,10 @@ def test_nobody_but_this_peer_can_lay_out_its_gradient():
     assert overdue(watch("G"), Work(0, "G", None, 1, 7), FACTOR + 1)[0].blocks
 
 
+def test_a_tensor_is_only_made_again_because_another_peer_waits_for_it():
+    assert overdue(watch(n=0), Work(0, "R", 3, 1, 7), UNKNOWN_S + 1)[0].blocks
+
+
 def test_the_deadline_has_a_floor_and_leaves_room_for_durations_that_vary():
     assert overdue(watch(seconds=0.01), FORWARD, 4.0) == []
     assert overdue(watch(seconds=0.01), FORWARD, 4.5)[0].deadline_s == 4.0

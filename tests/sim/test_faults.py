@@ -9,6 +9,7 @@ from jaxdt.protocol.events import (
     TEMPORARY_IDS,
     Boundary,
     Connect,
+    Disconnect,
     Header,
     Heartbeat,
     Inventory,
@@ -80,6 +81,11 @@ def activation(number, n_bytes=0, dst=1):
 def play(faults, script, until_s=100.0):
     """The events that peer 0, which does the script, and peer 1 hear."""
     talkers = {0: Talker(script), 1: Talker(), COORDINATOR: Talker()}
+    simulate(talkers, faults, until_s)
+    return talkers[0].heard, talkers[1].heard
+
+
+def simulate(talkers, faults, until_s=100.0):
     seconds = {kind: 1.0 for kind in "FBEGU"}
     peers = {peer: SimPeer(talkers[peer], NoTensors(1), f"h{peer}", seconds) for peer in (0, 1)}
     environment = Environment(lambda src, dst: Link(LATENCY_S, 1.0), cores={"h0": 1, "h1": 1})
@@ -88,7 +94,6 @@ def play(faults, script, until_s=100.0):
         simulation.run(until_s)
     except RuntimeError as error:
         assert "nothing left to happen" in str(error)
-    return talkers[0].heard, talkers[1].heard
 
 
 def numbers(heard):
@@ -128,6 +133,31 @@ def test_a_peer_that_dials_over_a_link_that_is_seen_to_be_cut_learns_of_it_unles
 def test_overlapping_cuts_last_until_the_last_is_healed():
     faults = [Fault(0.5, CUT, 0, 2.0, others=(1,)), Fault(1.0, CUT, 1, 4.0, others=(0,))]
     assert numbers(play(faults, {1.0: [heartbeat(7)]})[1]) == [(5.0, 7)]
+
+
+def test_a_link_is_not_up_again_before_the_last_cut_that_both_ends_see_is_healed():
+    faults = [
+        Fault(1.0, CUT, 0, 5.0, others=(1,), breaks_s=0.5),
+        Fault(2.0, CUT, 1, 2.0, others=(0,), breaks_s=0.5),
+        Fault(5.5, CUT, 0, 1.0, others=(1,), breaks_s=2.0),  # which nobody sees
+    ]
+    _, heard = play(faults, {})
+    assert [now_s for now_s, event in heard if event == LinkChanged(0, True)] == [6.0]
+
+
+def test_who_is_hung_up_on_dials_again_unless_it_hangs_up_too():
+    """Else the two would hang up on each other for ever."""
+    _, heard = play([Fault(50.0, PAUSE, 0)], {1.0: [Disconnect(1)]})
+    assert [event.up for _, event in heard] == [False, True]
+
+    class HangsUp(Talker):
+        def handle(self, now_s, event):
+            actions = super().handle(now_s, event)
+            return [*actions, Disconnect(0)] if isinstance(event, LinkChanged) else actions
+
+    talkers = {0: Talker({1.0: [Disconnect(1)]}), 1: HangsUp(), COORDINATOR: Talker()}
+    simulate(talkers, [Fault(50.0, PAUSE, 0)])
+    assert [event.up for _, event in talkers[1].heard] == [False] and talkers[0].heard == []
 
 
 @pytest.mark.parametrize(("channel", "late"), [("", {Heartbeat, Boundary}), (CONTROL, {Heartbeat}), (DATA, {Boundary})])

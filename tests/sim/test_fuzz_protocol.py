@@ -11,6 +11,7 @@ import pytest
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import ReturnedReport, RollbackReport, VacantReport
 from jaxdt.sim.faults import (
+    COMMAND_OF,
     DRAWERS,
     FAIL,
     JOIN,
@@ -39,7 +40,7 @@ def test_the_seeds_draw_all_kinds_and_both_ends():
     """Otherwise the fuzzer would check less than it claims."""
     cases = [draw_case(seed) for seed in range(N_SEEDS)]
     kinds = {fault.kind for case in cases for fault in case.faults}
-    assert kinds == {*DRAWERS, FAIL, JOIN, RESTART, LEAVE, LATE, STALE, TAKEOVER, TWICE, PERTURB}
+    assert kinds == {*DRAWERS, FAIL, JOIN, RESTART, LEAVE, LATE, STALE, TAKEOVER, TWICE, PERTURB, *COMMAND_OF}
     fatal = [case for case in cases if not spares_every_stage(case.faults, case.plan.placement)]
     wait = [case for case in fatal if case.config.wiring.on_stage_lost == "wait"]
     assert N_SEEDS // 15 <= len(fatal) - len(wait) <= N_SEEDS // 6 and len(wait) >= N_SEEDS // 5

@@ -23,16 +23,18 @@ from jaxdt.protocol.events import (
     Record,
     Reduced,
     Round,
+    Run,
     Send,
     Shard,
     SliceKey,
+    Started,
     StateName,
     Stop,
     Tally,
     View,
 )
-from jaxdt.protocol.reports import LostReport
-from jaxdt.sim.faults import CRASH, CUT, PAUSE, Fault
+from jaxdt.protocol.reports import LostReport, OverdueReport
+from jaxdt.sim.faults import CLOG, CONTROL, CRASH, CUT, NEVER_DONE, PAUSE, SLOW, TAKEOVER, Fault
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
 from jaxdt.sim.fuzz.symbolic_tensors import Checks, StageLayout, SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
@@ -166,6 +168,80 @@ def test_but_not_one_that_knew_better_or_that_its_own_coordinator_has_ended(term
         taken_over(*terms)(50.0, COORDINATOR, None, LOSES_1)
 
 
+def test_a_process_that_began_after_the_one_that_was_admitted_holds_no_state():
+    """A coordinator that took over does not know yet that peer 1 was started again, and makes a view with it."""
+    started = two_stages()
+    started.add_process(1, None, symbolic_tensors(1, stage=1))
+    started.tensors[1].version = 1  # of a checkpoint
+    started(40.0, 1, Started(process=1), [])
+    durable(started, replace(TWO, number=2, n_committed=1), 41.0)
+    started(42.0, COORDINATOR, None, [LOST])
+    with pytest.raises(InvariantBroken):
+        two_stages()(42.0, COORDINATOR, None, [LOST])
+
+
+HANGS = Fault(30.0, SLOW, 1, 20.0, factor=NEVER_DONE)
+RUNS = Run(Work(1, "F", 0, 1, 1))
+STANDSTILL = Fault(30.0, CLOG, COORDINATOR, 20.0, others=(1,), factor=0.0, channel=CONTROL)
+JOINS = replace(TWO, number=2, n_committed=1, joining=(1,))
+
+
+@pytest.mark.parametrize(
+    ("faults", "view", "now_s"),
+    [([], JOINS, 40.0), ([STANDSTILL], replace(JOINS, joining=()), 40.0), ([STANDSTILL], JOINS, 51.0)],
+)
+def test_only_a_joining_member_that_does_not_hear_the_coordinator_now_may_be_lost(faults, view, now_s):
+    invariants = two_stages(faults)
+    durable(invariants, view, 35.0)
+    with pytest.raises(InvariantBroken, match=r"\(8\)"):
+        invariants(now_s, COORDINATOR, None, LOSES_1)
+    unheard = two_stages([STANDSTILL])
+    durable(unheard, JOINS, 35.0)
+    unheard(40.0, COORDINATOR, None, LOSES_1)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_so_may_one_whose_donors_all_hang(hangs):
+    invariants = two_stages([replace(HANGS, peer=2)])
+    invariants.tensors[2] = symbolic_tensors(2, stage=1)
+    durable(invariants, replace(JOINS, members=(*TWO.members, Member(2, 1, 1))), 35.0)
+    invariants(40.0 if hangs else 29.0, 2, None, [RUNS])
+    invariants.tensors[2].version = 1
+    if hangs:
+        invariants(45.0, COORDINATOR, None, LOSES_1)
+    else:
+        with pytest.raises(InvariantBroken, match=r"\(8\)"):
+            invariants(45.0, COORDINATOR, None, LOSES_1)
+
+
+def successor(invariants, *disk):
+    """A coordinator begins with these values on its disk."""
+    plain = {"view" if isinstance(value, View) else "steps": value for value in disk}
+    forms = {"view": lambda view: view, "steps": lambda last: (CommittedStep(last, Tally()),)}
+    invariants.restart_coordinator({name: serialize.write(forms[name](value)) for name, value in plain.items()})
+
+
+def test_what_was_being_written_counts_if_it_is_on_the_disk_of_the_next_coordinator():
+    """Also of one that takes over: the first one had not heard yet that it was durable."""
+    invariants = coordinator(EMPTY)
+    written = serialize.write((CommittedStep(record(0), Tally()),))
+    invariants(2.0, COORDINATOR, None, [Persist("steps", written)])
+    invariants(2.5, COORDINATOR, Fault(2.5, TAKEOVER, COORDINATOR), [])
+    successor(invariants, EMPTY, record(0))
+    invariants(3.0, COORDINATOR, None, [Send(0, Committed(record(0)))])
+
+
+def test_what_is_not_on_the_disk_of_the_next_coordinator_does_not():
+    invariants = coordinator(EMPTY)
+    written = serialize.write((CommittedStep(record(0), Tally()),))
+    invariants(2.0, COORDINATOR, None, [Persist("steps", written)])
+    durable(invariants, replace(EMPTY, number=2))
+    successor(invariants, EMPTY)
+    for body in (Committed(record(0)), replace(EMPTY, number=2)):
+        with pytest.raises(InvariantBroken, match=r"\(2\) coordinator: announces"):
+            invariants(3.0, COORDINATOR, None, [Send(0, body)])
+
+
 def test_no_view_leaves_a_stage_without_members():
     with pytest.raises(InvariantBroken, match=r"\(5\) coordinator: view 2 leaves a stage without members"):
         durable(two_stages(), replace(TWO, number=2, members=TWO.members[:1], n_committed=1))
@@ -184,6 +260,32 @@ def test_a_run_that_is_not_over_in_time_is_found():
     with pytest.raises(InvariantBroken, match=r"\(7\) coordinator: the run is not over, with 1 steps of 3"):
         coordinator(EMPTY, record(0)).ended({}, [0], 3)
     coordinator(EMPTY, record(0)).ended({COORDINATOR: Stop(0, "done")}, [0], 1)
+
+
+@pytest.mark.parametrize(
+    ("began_s", "blocks", "is_excused"), [(40.0, True, True), (40.0, False, False), (29.0, True, False)]
+)
+def test_a_run_may_wait_for_the_only_holder_of_a_state_whose_device_hangs_if_it_says_so(began_s, blocks, is_excused):
+    invariants = two_stages([HANGS])
+    invariants(began_s, 1, None, [RUNS])
+    invariants(60.0, COORDINATOR, None, [OverdueReport(1, "1:1F0@p1", 20.0, 4.0, blocks)])
+    if is_excused:
+        invariants.ended({}, [0], 3)
+    else:
+        with pytest.raises(InvariantBroken, match=r"\(7\) coordinator: the run is not over"):
+            invariants.ended({}, [0], 3)
+
+
+def test_but_not_if_another_peer_holds_that_state():
+    invariants = two_stages([HANGS])
+    invariants(40.0, 1, None, [RUNS])
+    invariants(41.0, COORDINATOR, None, [OverdueReport(1, "1:1F0@p1", 20.0, 4.0, True)])
+    invariants.add_process(2, None, symbolic_tensors(2, stage=1))
+    invariants.tensors[2].version = 1
+    said = Received(Header("r", 0, 1, 2), Profiled({}, 1, state=StateName(0, 1)))
+    invariants(42.0, COORDINATOR, said, [])
+    with pytest.raises(InvariantBroken, match=r"\(7\)"):
+        invariants.ended({}, [0], 3)
 
 
 # ---------------------------------------------------------------------------------------------------- symbolic tensors

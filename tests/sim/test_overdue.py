@@ -7,9 +7,16 @@ import pytest
 from mutants import UsesBothResults, of_peers
 
 from jaxdt.protocol.events import COORDINATOR, Stop
-from jaxdt.protocol.reports import LateResultReport, LostReport, OverdueReport, ReroutedReport, StepReport
-from jaxdt.sim.faults import SLOW, Fault
-from jaxdt.sim.fuzz.cases import NEVER_DONE, draw_case, finding, play
+from jaxdt.protocol.reports import (
+    LateResultReport,
+    LostReport,
+    OverdueReport,
+    ReroutedReport,
+    RollbackReport,
+    StepReport,
+)
+from jaxdt.sim.faults import CRASH, JOIN, NEVER_DONE, SLOW, Fault
+from jaxdt.sim.fuzz.cases import draw_case, finding, play
 from jaxdt.sim.fuzz.invariants import COVER, DISJOINT
 from jaxdt.spec.config import default_plan
 
@@ -111,6 +118,15 @@ def test_the_last_replica_of_a_stage_is_waited_for_and_the_run_says_so():
     assert outcome.stopped[COORDINATOR].code == 0 and not outcome.of(LostReport)
     overdue = outcome.of(OverdueReport)
     assert {report.peer for report in overdue} == {1} and len(overdue) <= 8  # told again each time it has doubled
+
+
+@pytest.mark.parametrize("wiring", ["swarm", "fixed"])
+def test_a_newcomer_gets_the_state_of_a_last_replica_that_is_never_done_and_takes_over(wiring):
+    """Its device hangs, and it still gives its state. So the run need not wait, and nothing is lost."""
+    faults = [Fault(2.0, CRASH, 3), Fault(4.0, SLOW, 1, FOR_EVER_S, factor=NEVER_DONE), Fault(5.0, JOIN, 0)]
+    outcome, _ = play(case(wiring, pipelines=2, faults=faults))
+    assert outcome.stopped[COORDINATOR] == Stop(0, f"done: {N_STEPS} steps")
+    assert 1 in {report.peer for report in outcome.of(LostReport)} and not outcome.of(RollbackReport)
 
 
 def test_a_device_that_is_a_little_slower_is_left_alone():

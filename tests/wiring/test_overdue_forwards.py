@@ -7,6 +7,7 @@ import pytest
 
 from jaxdt.protocol.events import (
     Boundary,
+    Committed,
     Grant,
     Header,
     Key,
@@ -14,6 +15,7 @@ from jaxdt.protocol.events import (
     Progress,
     Ran,
     Received,
+    Record,
     Reroute,
     Resend,
     Run,
@@ -87,6 +89,18 @@ def test_a_stuck_peer_has_the_forwards_done_elsewhere_that_run_or_wait_here_and_
     assert run.overdue() == []
     run.hear(0, act(1, 2, (0, 1, 3)))
     assert sent(run.overdue(), Reroute) == [(0, Reroute(0, 1, 2, (0, 1, 3)))]  # what comes after, too
+
+
+def test_no_work_of_a_step_begins_once_it_is_committed():
+    """A tensor is made again here for nobody, since its stage was counted too. The update may run already."""
+    run = Driver(1)
+    run.hear(0, Boundary(Key("act", 0, 1, 0), (0, 1, 3), (0, 1)))
+    run.ran("F", 0)
+    run.hear(-1, Committed(Record(0, (), 1.0, 3, "apply")))
+    assert run.hear(3, Boundary(Key("grad", 0, 2, 0), (0, 1, 3), (0, 1))) == []
+    run.wiring.handle(4.0, Updated(1, 1))
+    next_step = run.hear(0, Boundary(Key("act", 1, 1, 0), (0, 1, 3)))
+    assert of(next_step, Run) == [Run(Work(1, "F", 0, 1, 1))]
 
 
 def test_what_is_done_elsewhere_meanwhile_is_not_done_here():

@@ -37,9 +37,10 @@ class Failures:
         """A step is committed: every stage has a peer that works."""
         self._last.clear()
 
-    def is_final(self, stage: int, is_vacant: bool, peers: Iterable[int]) -> bool:
-        """Whether the last failure at a stage leaves nobody who could go on. `peers`: members and candidates."""
-        in_vain = is_vacant and self._last.get(stage, ("", 0))[1] >= SAME_FAILURES_MAX
+    def is_final(self, stage: int, is_deserted: bool, peers: Iterable[int]) -> bool:
+        """Whether the last failure at a stage leaves nobody who could go on. `is_deserted`: the stage has nobody, and
+        waits for nobody who is known. `peers`: members and candidates."""
+        in_vain = is_deserted and self._last.get(stage, ("", 0))[1] >= SAME_FAILURES_MAX
         return in_vain or self._failed.issuperset(peers)
 
     def save_failed(self, peer: int) -> int:

@@ -7,7 +7,7 @@ comes and goes cannot drive out those that stay.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 from jaxdt.membership.roster import Roster
 
@@ -32,30 +32,31 @@ class LinkSuspicion:
         """A view admits these peers, whose links are new: what was said of them before does not count."""
         self._broken = {ends: since for ends, since in self._broken.items() if not set(ends) & set(peers)}
 
-    def judged(self, now_s: float, roster: Roster) -> tuple[int, str] | None:
-        """One member that has to leave now, and why."""
+    def judged(self, now_s: float, roster: Roster, replaceable: Container[int] = ()) -> tuple[int, str] | None:
+        """One member that has to leave now, and why. `replaceable`: stages that can go on without any replica."""
         present = roster.members - roster.lost - roster.missing
         self._broken = {ends: since for ends, since in self._broken.items() if set(ends) <= present}
         joining: set[int] = set(roster.view.joining) if roster.view else set()
         for ends, (since_s, reason) in self._broken.items():
             if since_s + self._patience_s <= now_s or ends[0] == ends[1] or joining & set(ends):
                 del self._broken[ends]
-                return self._to_evict(ends, roster), reason
+                return self._to_evict(ends, roster, replaceable), reason
         return None
 
-    def preferred(self, src: int, peer: int, roster: Roster) -> int:
+    def preferred(self, src: int, peer: int, roster: Roster, replaceable: Container[int]) -> int:
         """Which of two members leaves, if one has to."""
-        return self._to_evict((min(src, peer), max(src, peer)), roster)
+        return self._to_evict((min(src, peer), max(src, peer)), roster, replaceable)
 
-    def _to_evict(self, ends: tuple[int, int], roster: Roster) -> int:
+    def _to_evict(self, ends: tuple[int, int], roster: Roster, replaceable: Container[int]) -> int:
         n_broken = Counter(end for pair in (ends, *self._broken) for end in pair)
 
         def preference(peer: int) -> tuple[bool, int, int, int]:
-            return _can_be_spared(peer, roster), n_broken[peer], roster.admissions[peer], peer
+            is_spared = roster.stage_of[peer] in replaceable or _has_replica(peer, roster)
+            return is_spared, n_broken[peer], roster.admissions[peer], peer
 
         return max(ends, key=preference)
 
 
-def _can_be_spared(peer: int, roster: Roster) -> bool:
+def _has_replica(peer: int, roster: Roster) -> bool:
     """Whether the peer's stage keeps a replica without it."""
     return bool(roster.live(roster.stage_of[peer]) - {peer}) or peer in roster.current_view.joining

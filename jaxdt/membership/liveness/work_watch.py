@@ -64,7 +64,7 @@ class WorkWatch:
         if self._age_s <= self._next_report_s:
             return None
         is_far_over = self._age_s > PATIENCE * self._deadline_s
-        self._blocks = self._blocks or is_far_over or running.kind in (GATHER, UPDATE)
+        self._blocks = self._blocks or is_far_over or running.kind in (GATHER, UPDATE, REGENERATE)
         self.is_overdue = True
         self._next_report_s = 2 * self._age_s
         return self._overdue(running)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
 from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
+from jaxdt.membership.liveness.work_watch import UNKNOWN_S
 from jaxdt.membership.peer import DrivenMachine, Peer
 from jaxdt.membership.rebalance_api import ByNumber, Move, Stages
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS, Action, Event
@@ -26,13 +27,19 @@ from jaxdt.sim.faults import (
     CUT,
     DATA,
     DEAD_LINK_S,
+    DRAIN,
     ENDS,
+    EVICT,
     FAIL,
+    HOLD,
     JOIN,
     LATE,
     LEAVE,
+    NEVER_DONE,
+    OVERDUE_FACTOR,
     PAUSE,
     RESTART,
+    SAVE,
     SLOW,
     STALE,
     TAKEOVER,
@@ -56,7 +63,6 @@ from jaxdt.wiring.base import wiring_entry
 N_STEPS = 3
 N_STEPS_WITH_MOVES = 6
 GRACE_S = 20.0  # within the time that a run has after its last fault
-NEVER_DONE = 1e6  # a factor on the time of Work
 DETECTION_S = 30.0  # longest time until a fault is noticed and its peer evicted or recovered
 WIRINGS_DRAWN = ("swarm", "swarm", "fixed")  # by seed
 LINK_OF_NEWCOMERS = Link(0.05, 1e-3)
@@ -102,13 +108,16 @@ class Case:
     @property
     def limit_s(self) -> float:
         """The time limit of the run: the end of the last fault, then the time of three whole runs in which the slowest
-        peer does all Work one by one, DETECTION_S for each fault, and twice the grace period of a silent stage."""
+        peer does all Work one by one, DETECTION_S for each fault, and twice the grace period of a silent stage. Work of
+        a kind that was never timed may take UNKNOWN_S before it counts as overdue."""
         slowest_s = max(seconds["F"] + seconds["B"] for seconds in self.seconds.values())
         serial_s = self.plan.n_stages * self.plan.n_microbatches * self.config.train.steps * slowest_s
         ends_s = [fault.until_s for fault in self.faults]
         healed_s = max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)
         waits_s = self.config.wiring.stage_grace_s if self.config.wiring.on_stage_lost == "wait" else 0.0
-        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults)) + 2 * waits_s
+        hangs = any(fault.kind == SLOW and fault.factor >= OVERDUE_FACTOR for fault in self.faults)
+        unknown_s = UNKNOWN_S if hangs else 0.0
+        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults)) + 2 * waits_s + unknown_s
 
     def __str__(self) -> str:
         wiring, train = self.config.wiring, self.config.train
@@ -163,7 +172,8 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     case = _with_vacant_stage(random.Random(f"vacant {seed}"), case, run_s)
     case = _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
     case = _with_straggler(random.Random(f"straggler {seed}"), case, run_s)
-    return _with_takeover(random.Random(f"takeover {seed}"), case, run_s)
+    case = _with_takeover(random.Random(f"takeover {seed}"), case, run_s)
+    return _with_operator(random.Random(f"operator {seed}"), case, run_s)
 
 
 def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -296,6 +306,20 @@ def _with_takeover(rng: random.Random, case: Case, run_s: float) -> Case:
     begins_s = [fault.at_s for fault in case.faults if fault.may_lose] or [0.0]
     at_s = rng.choice(begins_s) + rng.choice((rng.uniform(0.0, 10.0), rng.uniform(0.0, run_s)))
     fault = Fault(max(1.0, at_s), TAKEOVER, COORDINATOR, rng.uniform(0.0, 12.0))
+    return replace(case, faults=_in_order([*case.faults, fault]))
+
+
+def _with_operator(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a sixth of the cases an operator pauses and resumes the run, wants a checkpoint, or wants a peer to go whose
+    stage can do without it."""
+    if rng.random() >= 1 / 6:
+        return case
+    kind = rng.choice((HOLD, HOLD, DRAIN, EVICT, SAVE))
+    peer = rng.choice(sorted(case.plan.peers)) if kind in (DRAIN, EVICT) else COORDINATOR
+    seconds = rng.uniform(0.0, 20.0) if kind == HOLD else 0.0
+    fault = Fault(rng.uniform(0.2, 1.0) * run_s, kind, peer, seconds)
+    if fault.may_lose and not spares_every_stage([*case.faults, fault], case.plan.placement):
+        return case
     return replace(case, faults=_in_order([*case.faults, fault]))
 
 

@@ -8,14 +8,20 @@
       version and has not been silent for the grace period; no view leaves a stage without members; before the first
       view the run needs all peers
   (6) no microbatch is in the accumulators of two live members of one view
-  (7) the run ends within a stated time after the last fault is over
+  (7) the run ends within a stated time after the last fault is over. A run does not count that waits, and has said so,
+      for Work that never ends at the only peers that hold the state of a stage
   (8) the coordinator itself takes no peer of the plan for lost that no fault may lose: neither for a pause of its own,
       nor for another coordinator, nor for another process of that peer. Of two members that accuse each other it may
-      evict the living one. A peer does not count that a superseded coordinator has ended before its successor was heard
-      there: when a person ends the run at that coordinator, the peer cannot know better, and its process is gone
+      evict the living one. A joining member does not count while nothing from the coordinator gets through to it: it
+      does not hear of the view; nor while the devices of all that hold the state of its stage hang. In both cases the
+      step would wait for it in vain. A peer does not count that a superseded coordinator has ended before its successor
+      was heard there: when a person ends the run at that coordinator, the peer cannot know better, and its process is
+      gone
   (9) no step is committed for which replicas compare their states and differ beyond the tolerance, at version 0 at all
   (10) when a checkpoint is announced as complete, each disk that it names holds the part, and each part is on as many
        disks of members as were asked for, or on those of all members that no fault has touched yet
+  (11) from when an operator's pause is durable until an operator wants the run to be resumed no step is made durable,
+       but for one that was being written when the pause began
 
 The invariants are checked from outside: on what is made durable, on what is applied, and on what the tensors hold
 (symbolic_tensors.py). Of the machines' own state only the view that they have adopted is read. `SymbolicTensors` also
@@ -25,10 +31,11 @@ Living peers that (5) does not count, although they hold the committed version, 
 
   a joining member, until the coordinator has heard that its state is here: before that it looks like one whose donor
       has died in mid-download, and the run would wait for it in vain
-  a peer outside of the view that was asked to leave or to move: it gives up its state because it was told to
+  a peer outside of the view that was asked to leave or to move, or that an operator has put out: it gives up its state
+      because it was told to
   a peer that was evicted before the coordinator was started again: what an evicted peer may hold is not made durable,
       since it matters only until the next step is committed
-  a peer that was never a full member: the state with which a process starts is that of a checkpoint
+  a peer whose present process was never a full member: the state with which a process starts is that of a checkpoint
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +43,7 @@ from typing import Any, NoReturn
 
 from jaxdt.membership.agreement import CommittedStep
 from jaxdt.membership.coordinator import UNKNOWN_VIEW
-from jaxdt.membership.coordinator_config import OperatorState
+from jaxdt.membership.coordinator_config import OperatorState, load_operator_state
 from jaxdt.membership.liveness.link_suspicion import SAID_BY
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.state_check import TOLERANCE
@@ -61,17 +68,18 @@ from jaxdt.protocol.events import (
     Round,
     Run,
     Send,
+    Started,
     Stop,
     View,
 )
-from jaxdt.protocol.reports import LostReport, MoveReport
+from jaxdt.protocol.reports import LostReport, MoveReport, OperatorReport, OverdueReport
 from jaxdt.sim.disks import Disks
-from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, PAUSE, TAKEOVER, Fault
+from jaxdt.sim.faults import CLOG, CUT, ENDS, LEAVE, NEVER_DONE, PAUSE, SLOW, Fault
 from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors, counted_twice
 from jaxdt.spec import serialize
 from jaxdt.spec.work import BACKWARD
 
-COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES = range(1, 11)
+COVER, PREFIX, APPLICABLE, GROWS, SPARED, DISJOINT, PROGRESS, LIVING, EQUAL, COPIES, PAUSED = range(1, 12)
 BACK_S = 10.0  # after a silence a peer may take so long to be heard
 LEFT = "left"  # in the reason of a peer's Stop
 Durable = View | Record | OperatorState | Checkpoint | int
@@ -105,9 +113,14 @@ class Invariants:
         self._alive = set(peers)
         self._expendable = {peer for fault in faults for peer in fault.may_lose}
         self._silences = [fault for fault in faults if _is_silence(fault)]
+        self._standstills = [fault for fault in faults if fault.kind == CLOG and not fault.factor]
+        self._hangs = [fault for fault in faults if fault.kind == SLOW and fault.factor >= NEVER_DONE]
+        self._hung: set[int] = set()  # peers that have begun Work that never ends
+        self._blocking: set[int] = set()  # peers of which the coordinator has reported that the run waits for them
         self._grace_s = grace_s
         self._waits = waits
         self._served: set[int] = set()  # peers that hold what is committed, or did when they were evicted
+        self._processes: dict[int, int] = {}  # peer -> its process that began last
         self._evicted_at: dict[int, int] = {}  # peer -> steps committed in the view that went on without it
         self._outgoing: set[int] = set()  # peers that were asked to leave or to move
         self._coordinator_term = 0  # of the last coordinator that has begun
@@ -116,7 +129,7 @@ class Invariants:
         self._to_check: tuple[int, bool] | None = None  # (peer, whether its accumulators may have changed)
         self._pending: dict[str, Durable] = {}  # values on their way to the coordinator's disk, by name
         self._view: View | None = None
-        self._view_of_successor: View | None = None  # which a coordinator would know that takes over now
+        self._is_paused = False  # by an operator
         self._generation = 0
         self._n_durable = 0
         self._records: dict[tuple[int, int], Record] = {}  # by (generation, step)
@@ -148,6 +161,8 @@ class Invariants:
         self._served.discard(peer)
         self._outgoing.discard(peer)
         self._terms_heard.pop(peer, None)
+        self._hung.discard(peer)
+        self._blocking.discard(peer)
         self._peers[peer] = machine
         self.tensors[peer] = tensors
         self._alive.add(peer)
@@ -191,12 +206,19 @@ class Invariants:
         )
 
     def restart_coordinator(self, disk: Mapping[str, Any]) -> None:
-        """A coordinator goes on from `disk`. What the one before was writing when it ended may be there."""
+        """A coordinator goes on from `disk`. What the one before was writing when it ended may be there; on the disk of
+        another host its last views may be missing."""
         pending = self._pending
         self._pending = {}
         for name, value in pending.items():
             if name in disk and self._durable_value(name, disk[name]) == value:
                 self._on_durable(value)
+        last = self._view
+        self._view = serialize.read(View, disk["view"], "view") if "view" in disk else None
+        known = self._view.by_peer.keys() if self._view else set[int]()
+        self._is_paused = load_operator_state(disk).paused
+        self._expendable |= known - last.by_peer.keys() if last else set[int]()  # left already, unknown to this one
+        self._served &= known
 
     def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
         name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
@@ -206,17 +228,8 @@ class Invariants:
         self._touched |= {peer, *fault.others}
         if fault.kind == LEAVE:
             self._outgoing.add(peer)
-        if fault.kind == TAKEOVER:
-            self._pending.clear()
-            known = self._view_of_successor
-            gone = known.by_peer.keys() - self._view.by_peer.keys() if known and self._view else set[int]()
-            self._expendable |= gone  # they have left already, and the successor does not know it
-            self._view = known
-            self._served &= self._view.by_peer.keys() if self._view else set()
         if fault.kind in ENDS:
             self._alive.discard(peer)
-            if peer == COORDINATOR:
-                self._served &= self._view.by_peer.keys() if self._view else set()
 
     def ended(self, stopped: Mapping[int, Stop], steps: list[int], n_steps: int) -> None:
         """What must hold at the end: (5) and (7)."""
@@ -227,6 +240,8 @@ class Invariants:
             return  # it waits for a newcomer that does not come
         if stop is None and self._waits and self._view and self._has_lost_part:
             return  # it waits for a host that does not come
+        if stop is None and self._view and self._waits_for_hung_device:
+            return  # nobody else holds the stage's state, and the run has said that it waits
         if stop is None:
             self.broken(PROGRESS, COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
         if stop.code:
@@ -254,6 +269,13 @@ class Invariants:
         disks, live = self._disks, {self._disk_of[peer] for peer in self._alive & self._disk_of.keys()}
         return any(not any(disks.holds(disk, part.digest) for disk in live) for part in self._checkpoint.parts)
 
+    @property
+    def _waits_for_hung_device(self) -> bool:
+        """Whether all who hold the state of a stage do Work that never ends, and the coordinator has reported it."""
+        assert self._view is not None
+        holders = [set(self._holders(stage)) for stage in range(len(self._view.stage_views))]
+        return any(peers and peers <= self._hung & self._blocking for peers in holders)
+
     # ---------------------------------------------------------------------------------------------------- coordinator
 
     def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
@@ -269,19 +291,40 @@ class Invariants:
                 self._pending[action.name] = value
                 if isinstance(value, int):
                     self._coordinator_term = value
+                if isinstance(value, OperatorState) and not value.paused:
+                    self._is_paused = False
+                if isinstance(value, Record) and self._is_paused:
+                    self.broken(PAUSED, COORDINATOR, f"commits step {value.step} while the run is paused")
                 if isinstance(value, View) and value.generation != self._generation and self._must_last:
                     self.broken(SPARED, COORDINATOR, f"rolls back to {value.n_committed} steps")
-            elif isinstance(action, MoveReport):
+            elif isinstance(action, MoveReport | OperatorReport) and action.peer is not None:
                 self._outgoing.add(action.peer)
+            elif isinstance(action, OverdueReport) and action.blocks:
+                self._blocking.add(action.peer)
             elif isinstance(action, Send):
                 self._check_announced(action.body)
             elif isinstance(action, MarkCheckpoint):
                 self._check_copies(action.checkpoint)
             elif isinstance(action, LostReport) and action.peer in self._planned - self._expendable:
-                if SAID_BY not in action.reason and UNKNOWN_VIEW not in action.reason:
+                is_known = SAID_BY in action.reason or UNKNOWN_VIEW in action.reason
+                if not is_known and not self._cannot_join(action.peer):
                     self.broken(LIVING, COORDINATOR, f"takes a living peer for lost: {action.reason}")
             elif isinstance(action, Stop) and action.code and self._must_last:
                 self.broken(SPARED, COORDINATOR, f"the run ends: {action.reason}")
+
+    def _cannot_join(self, peer: int) -> bool:
+        """Whether a member that joins does not hear the coordinator, and so does not know that it is a member, or
+        whether the devices of all who could give it a state hang."""
+        view = self._view
+        if view is None or peer not in view.joining:
+            return False
+        unheard = (fault for fault in self._standstills if fault.peer == COORDINATOR and peer in fault.others)
+        donors = set(view.stage_peers(view.by_peer[peer].stage)) - set(view.joining)
+        all_hang = bool(donors) and donors <= self._hung
+        return all_hang or any(map(self._is_active, unheard))
+
+    def _is_active(self, fault: Fault) -> bool:
+        return fault.at_s <= self.now_s <= fault.until_s
 
     def _durable_value(self, name: str, plain: Any) -> Durable:
         """What a coordinator makes durable; of the steps the last record."""
@@ -310,10 +353,10 @@ class Invariants:
     def _on_durable(self, value: Durable) -> None:
         if isinstance(value, Checkpoint):
             self._checkpoint = value
+        if isinstance(value, OperatorState):
+            self._is_paused = value.paused
         if isinstance(value, View):
             self._on_view(value)
-        if not isinstance(value, View) or value.rolled_back or self._view_of_successor is None:
-            self._view_of_successor = self._view
         if not isinstance(value, Record):
             return
         step = value.step
@@ -322,7 +365,7 @@ class Invariants:
         self._records[self._generation, step] = value
         self._n_durable = step + 1
         assert self._view is not None  # a view is durable before any step begins
-        self._served |= self._view.by_peer.keys()
+        self._served |= self._present(self._view)
         for member in self._view.members:
             self._check_applicable(member.peer)
         for stage in range(len(self._view.stage_views)):
@@ -353,8 +396,13 @@ class Invariants:
         before = self._view.by_peer.keys() if self._view else set[int]()
         self._evicted_at |= dict.fromkeys(before - view.by_peer.keys(), view.n_committed)
         self._view = view
-        self._served |= view.by_peer.keys() - set(view.joining)
+        self._served |= self._present(view) - set(view.joining)
         self._served -= set(view.joining) - before
+
+    def _present(self, view: View) -> set[int]:
+        """The members whose processes that were admitted still run. Another process of the peer began without the
+        run's state, and a coordinator that has not heard of it yet takes it for the one before."""
+        return {member.peer for member in view.members if self._processes.get(member.peer, 0) == member.process}
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
@@ -366,6 +414,10 @@ class Invariants:
             self.broken(PROGRESS, peer, "sends something to itself, and waits for it")
         if isinstance(event, Received) and event.header.src == COORDINATOR:
             self._on_heard(peer, event, Stop in kinds)
+        if isinstance(event, Started):
+            self._processes[peer] = event.process
+        if Run in kinds and any(fault.peer == peer and self._is_active(fault) for fault in self._hangs):
+            self._hung.add(peer)
         if Stop in kinds:
             self._alive.discard(peer)
         if Free in kinds and not kinds & {Restore, FindPart}:  # which a rollback begins with
