@@ -5,10 +5,11 @@
     TARGET: dtfm, square_cube, swarm_table1, swarm_table2, swarm_scaling, swarm_rebalancing, swarm_cost
 
 Writes OUT/TARGET/README.md, its pictures and, but for dtfm, results.jsonl: the simulated values that the page is
-written from. With --from_results they are read from there and nothing is simulated. With --check nothing in OUT changes: the target is made again, all of it, and compared with what stands
-there, text and values byte for byte, pictures pixel for pixel. Needs no jax; uses all cores. dtfm and swarm_table2 take
-minutes, the others up to a minute. swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and
-swarm_cost accepts other prices. Exit codes: 0 done, 1 a page is not what its command writes, 2 bad input.
+written from. With --from_results they are read from there, and nothing is simulated. With --check nothing in OUT
+changes: the target is made again, all of it, and compared with what stands there, text and values byte for byte,
+pictures pixel for pixel. Needs no jax; uses all cores. dtfm, swarm_table2 and swarm_scaling take minutes, the others up
+to a minute. swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and swarm_cost accepts other
+prices. Exit codes: 0 done, 1 a page is not what its command writes, 2 bad input.
 """
 
 import tempfile

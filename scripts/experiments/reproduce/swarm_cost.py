@@ -308,8 +308,8 @@ STEP_HEAD += ["one peer less in each stage", "s lost by a loss"]
 def why(rows: dict[Rate, list[Line]]) -> list[str]:
     """Where ours differs."""
     told = [
-        f"The reliable run's {RELIABLE_HOURS} hours are the paper's: how many steps ALBERT needs is not stated, so only "
-        "ratios are ours. The paper's curves agree by step (Fig. 8), so all runs have as many steps here."
+        f"The reliable run's {RELIABLE_HOURS} hours are the paper's: how many steps ALBERT needs is not stated, so "
+        "only ratios are ours. The paper's curves agree by step (Fig. 8), so all runs have as many steps here."
     ]
     for gpu, paper in PAPER_HOURS.items():
         ranges = []
@@ -322,9 +322,9 @@ def why(rows: dict[Rate, list[Line]]) -> list[str]:
                 f"{max(usd):.3f} of the price"
             )
         told.append(
-            f"{N_PEERS[gpu]} preemptible {gpu}: the paper has {paper / RELIABLE_HOURS:.3f} of the reliable GPUs' hours and "
-            f"{PAPER_USD[gpu] / RELIABLE_USD:.3f} of their price, with machines whose availability it does not print. "
-            f"Ours on these traces: {'; '.join(ranges)}."
+            f"{N_PEERS[gpu]} preemptible {gpu}: the paper has {paper / RELIABLE_HOURS:.3f} of the reliable GPUs' hours "
+            f"and {PAPER_USD[gpu] / RELIABLE_USD:.3f} of their price, with machines whose availability it does not "
+            f"print. Ours on these traces: {'; '.join(ranges)}."
         )
     calm = {rate: next(line for line in found if line.paper_hours is None).over[0].mean for rate, found in rows.items()}
     told.append(
@@ -347,23 +347,24 @@ NOT_MODELLED = (
 
 def assumptions() -> list[str]:
     rates = "; ".join(
-        f"with {rate.name} {rate.flops(V100) / 1e12:.3g} TFLOP/s for a V100 and {rate.flops(T4) / 1e12:.3g} for a T4, so "
-        f"{rate.sample_s(V100):.4f} and {rate.sample_s(T4):.4f} s for a sequence"
+        f"with {rate.name} {rate.flops(V100) / 1e12:.3g} TFLOP/s for a V100 and {rate.flops(T4) / 1e12:.3g} for a T4, "
+        f"so {rate.sample_s(V100):.4f} and {rate.sample_s(T4):.4f} s for a sequence"
         for rate in RATES
     )
     return [
-        f"A sequence of {SEQ_LEN} tokens through {LAYERS} layers of width {WIDTH}. Rates are counted at {FLOP:g} FLOP per "
-        "parameter and token, and were fitted to times that contain recomputation, so it is not counted again. They are "
-        "those of Table 1's rows xxlarge (width 4096) and base (width 768) for a V100, as in square_cube, and of Table "
-        f"3's best case for a T4, for which the rate at width 768 is assumed to fall as much: {rates}.",
+        f"A sequence of {SEQ_LEN} tokens through {LAYERS} layers of width {WIDTH}. Rates are counted at {FLOP:g} FLOP "
+        "per parameter and token, and were fitted to times that contain recomputation, so it is not counted again. "
+        "They are those of Table 1's rows xxlarge (width 4096) and base (width 768) for a V100, as in square_cube, "
+        f"and of Table 3's best case for a T4, for which the rate at width 768 is assumed to fall as much: {rates}.",
         "Microbatches of one sequence, fp16 boundaries, four layer groups with parameters of their own (one a stage).",
         f"{1e3 * GBPS:g} Mb/s each way on each machine's line, {1e3 * LATENCY_S:g} ms one way; averaging and commit "
         "at the end of every step. The reliable GPUs average over such lines too in one column, and for free in the "
         "other: whether the paper's stood in one machine is not stated.",
         f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated. So is the cost of a loss: "
         f"the mean over losses after {', '.join(f'{part:g}' for part in CRASHES)} of a step.",
-        f"A trace's largest number of machines stands for 8 or 32, the others are scaled and rounded; rebalancing every "
-        f"{PERIOD_S:g} s, who joins takes the smallest stage. A step is that of stages which all have as many peers as the smallest one.",
-        f"Seeds {SEEDS.start} to {SEEDS.stop - 1} of who leaves; +- is half the width of a 95 % interval (Student's t). "
-        "Steps are simulated with seed 0.",
+        "A trace's largest number of machines stands for 8 or 32, the others are scaled and rounded; rebalancing every "
+        f"{PERIOD_S:g} s, who joins takes the smallest stage. A step is that of stages which all have as many peers as "
+        "the smallest one.",
+        f"Seeds {SEEDS.start} to {SEEDS.stop - 1} of who leaves; +- is half the width of a 95 % interval (Student's "
+        "t), left out where it would not show. Steps are simulated with seed 0.",
     ]

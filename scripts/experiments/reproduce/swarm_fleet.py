@@ -1,4 +1,4 @@
-"""Equal stages of peers with access lines of their own, all fast or some slow: the fleet of SWARM's Table 2 and Figure 7."""
+"""Stages of peers with access lines of their own, all fast or some slow: SWARM's Tables 2 and 9, Figure 7."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
