@@ -392,8 +392,8 @@ def assumptions() -> list[str]:
         "backward.",
         f"Ours is printed with {OURS_LAYERS} shared layers here, so {OURS_LAYERS // STAGES} in each of {STAGES} "
         f"stages, as in the published server code: {OURS_LAYERS // STAGES} layers of xxlarge's width take "
-        f"{xxlarge_s:.3f} s by Table 1. The paper's own runs have 3 stages of one block applied 16 times (Sec. 4.3), and "
-        "its Table 1 prints 3 layers a stage.",
+        f"{xxlarge_s:.3f} s by Table 1. The paper's own runs have 3 stages of one block applied 16 times (Sec. 4.3), "
+        "and its Table 1 prints 3 layers a stage.",
         f"{1e3 * GBPS:g} Mb/s each way on each peer's line, shared by all its traffic; fp16 boundaries, for Ours 8-bit "
         f"ones in blocks of 4096, no codec seconds. Without latency {1e3 * RACK_S:g} ms one way.",
         "100 +- 50 ms: uniform from 50 to 150 ms on each tensor; a link stays in order. Messages without payload take "
