@@ -16,6 +16,7 @@ from pathlib import Path
 from jaxdt.spec.errors import BadInput
 
 FILE = "results.jsonl"
+POOL_WORKS_MIN = 50_000  # in less time than these take a process hardly starts
 DIGITS = 9  # of a value. The last bits of a sum differ between Python 3.11 and 3.12
 
 
@@ -75,7 +76,7 @@ def computed(jobs: Sequence[Job]) -> dict[str, list[float]]:
     """The values of jobs by their inputs, rounded. The longest begin first."""
     jobs = sorted(jobs, key=lambda job: -job.n_works)
     n_processes = min(len(jobs), len(os.sched_getaffinity(0)))
-    if n_processes < 2:
+    if n_processes < 2 or sum(job.n_works for job in jobs) < POOL_WORKS_MIN:
         return {job.inputs: _values(job) for job in jobs}
     with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:
         return dict(zip((job.inputs for job in jobs), pool.map(_values, jobs), strict=True))

@@ -314,7 +314,9 @@ def why(rows: dict[Rate, list[Line]]) -> list[str]:
     for gpu, paper in PAPER_HOURS.items():
         ranges = []
         for rate, found in rows.items():
-            of_traces = [line for line in found if line.machines.startswith(f"{N_PEERS[gpu]} ") and line.paper_hours]
+            of_traces = [
+                line for line in found if line.machines.startswith(f"{N_PEERS[gpu]} preemptible") and line.paper_hours
+            ]
             hours = [line.over[0].mean for line in of_traces]
             usd = [line.hours.mean * line.usd / RELIABLE_USD for line in of_traces]
             ranges.append(

@@ -14,11 +14,13 @@ from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.network import Link
 
 PEERS = (8, 16, 32, 64, 128)
+SINGLE_PEERS = (8, 16, 32, 64)  # with one layer a stage: ten seeds of 128 peers take ten CPU minutes
 STAGES, WIDTH, SEQ_LEN = 4, 4096, 2048
 MANY_LAYERS, ONE_LAYER = 12, 1  # of a stage: one shared block, as in the published server code; and nothing shared
 T4_FLOPS = 6.5e13  # peak, fp16
 BEST_SAMPLES_PER_S, BEST_NODES, BEST_LAYERS = 19.2, 400, 48  # Table 3: a sample through all layers on each node
 GBPS, LATENCY_S = 0.5, 0.025
+UNLIMITED_GBPS = 1e6
 BOUNDARY_BYTES = SEQ_LEN * WIDTH * (1 + 4 / 4096)  # 8-bit, one absmax per block of 4096
 BATCH = 4096
 SHORT, LONG = 32, 64  # microbatches per pipeline that are simulated; a step is linear in them from there on
@@ -88,27 +90,21 @@ def shares(machines: Sequence[Fleet], results: Results) -> Interval:
     return interval(samples_per_s(fleet, results) / best for fleet in machines)
 
 
-def run(out: Path, command: str, results: Results, peers: tuple[int, ...] = PEERS) -> str:
+def run(out: Path, command: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
-    results.fill(
-        machines.job(size)
-        for n in peers
-        for system in SYSTEMS
-        for a_peer in DEPTHS
-        for machines in fleets(n, system, a_peer)
-        for size in (SHORT, LONG)
-    )
-    many = [many_row(n, results) for n in peers]
+    results.fill(machines.job(size) for machines in all_fleets() for size in (SHORT, LONG))
+    many = [many_row(n, results) for n in PEERS]
     single = {
-        (system, a_peer): [shares(fleets(n, system, a_peer), results) for n in peers]
+        (system, a_peer): [shares(fleets(n, system, a_peer), results) for n in SINGLE_PEERS]
         for a_peer in DEPTHS
         for system in SYSTEMS
     }
     rows = [
-        [n, best_samples_per_s(n, ONE_LAYER), *map(str, row)] for n, *row in zip(peers, *single.values(), strict=True)
+        [n, best_samples_per_s(n, ONE_LAYER), *map(str, row)]
+        for n, *row in zip(SINGLE_PEERS, *single.values(), strict=True)
     ]
     head = ["peers", "best case", *(f"{system}, {a_peer} in flight a peer, of best" for system, a_peer in single)]
-    draw(out / "swarm_scaling.png", many, single, peers)
+    draw(out / "swarm_scaling.png", many, single)
     return page(
         "SWARM Figure 7: throughput from 8 to 128 T4 (grade B: the shape)",
         command,
@@ -119,13 +115,32 @@ def run(out: Path, command: str, results: Results, peers: tuple[int, ...] = PEER
             ),
             (
                 f"One layer a stage, compute to wire {compute_to_wire(ONE_LAYER):.2f}: part of the best case",
-                table(head, rows) + single_sentence(single, peers),
+                table(head, rows) + single_sentence(single),
             ),
             ("Where ours differs, and why", bullets([*WHY, reason(results)])),
             ("Assumptions", bullets(assumptions())),
             ("Not modelled", bullets(NOT_MODELLED)),
         ],
     )
+
+
+def all_fleets() -> list[Fleet]:
+    """All that the page shows."""
+    many = [fleet(n, MANY_LAYERS, system) for n in PEERS for system in SYSTEMS]
+    averaging = [replace(fleet(n, MANY_LAYERS, SWARM), synced=True) for n in PEERS]
+    single = [one for n in SINGLE_PEERS for system in SYSTEMS for k in DEPTHS for one in fleets(n, system, k)]
+    return [*many, *averaging, *single, *(one for changed in probes().values() for one in changed)]
+
+
+def probes() -> dict[str, list[Fleet]]:
+    """Fleets with one layer a stage in which one thing is changed."""
+    machines = fleets(PROBED, SWARM, FOUR)
+    return {
+        "as above": machines,
+        "with lines of unlimited bandwidth": [replace(fleet, gbps=UNLIMITED_GBPS) for fleet in machines],
+        "without latency": [replace(fleet, latency_s=0.0) for fleet in machines],
+        f"with {EIGHT} in flight a peer": fleets(PROBED, SWARM, EIGHT),
+    }
 
 
 def many_row(n_peers: int, results: Results) -> list:
@@ -146,46 +161,38 @@ def many_sentence(rows: Sequence[list]) -> str:
     )
 
 
-def single_sentence(single: dict[tuple[str, int], list[Interval]], peers: Sequence[int]) -> str:
+def single_sentence(single: dict[tuple[str, int], list[Interval]]) -> str:
     """What the table with one layer a stage says."""
     told = []
     for (system, a_peer), values in single.items():
-        growth = peers[-1] / peers[0] * values[-1].mean / values[0].mean
+        growth = SINGLE_PEERS[-1] / SINGLE_PEERS[0] * values[-1].mean / values[0].mean
         least = 100 * min(value.mean for value in values)
         told.append(f"{system} with {a_peer} a peer reaches at least {least:.1f} % and grows {growth:.2f}-fold")
-    return f"\nFrom {peers[0]} to {peers[-1]} peers, {peers[-1] // peers[0]} times as many: {'; '.join(told)}.\n"
+    few, many = SINGLE_PEERS[0], SINGLE_PEERS[-1]
+    return f"\nFrom {few} to {many} peers, {many // few} times as many: {'; '.join(told)}.\n"
 
 
 def reason(results: Results) -> str:
     """Why stochastic wiring falls short, by what changes it."""
-    machines = fleets(PROBED, SWARM, FOUR)
-    plain, fast, near, deep = (
-        str(shares(changed, results))
-        for changed in (
-            machines,
-            [replace(fleet, gbps=1e6) for fleet in machines],
-            [replace(fleet, latency_s=0.0) for fleet in machines],
-            fleets(PROBED, SWARM, EIGHT),
-        )
-    )
+    told = ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
     return (
-        f"One layer a stage, {PROBED} peers, stochastic wiring with {FOUR} in flight a peer: {plain} of the best case; "
-        f"with lines of unlimited bandwidth {fast}, without latency {near}, with {EIGHT} in flight a peer {deep}."
+        f"One layer a stage, {PROBED} peers, stochastic wiring with {FOUR} in flight a peer, parts of the best case: "
+        f"{told}. The bandwidth of the lines is not what it lacks."
     )
 
 
-def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interval]], peers: Sequence[int]) -> None:
+def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interval]]) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for label, column, style in (("best case", 1, "k--"), ("swarm", 2, "o-"), ("swarm, averaging", 6, "s-")):
-        left.plot(peers, [row[column] for row in many], style, label=label)
+        left.plot(PEERS, [row[column] for row in many], style, label=label)
     left.set(yscale="log", ylabel="sequences per second", title=f"{MANY_LAYERS} layers a stage")
     for (system, a_peer), values in single.items():
         style = "o-" if system == SWARM else "s:"
         label = f"{system}, {a_peer} in flight a peer"
-        right.errorbar(peers, [v.mean for v in values], [v.half for v in values], fmt=style, ms=4, label=label)
+        right.errorbar(SINGLE_PEERS, [v.mean for v in values], [v.half for v in values], fmt=style, ms=4, label=label)
     right.set(ylabel="part of the best case", ylim=(0, 1.05), title="one layer a stage")
-    for ax in (left, right):
+    for ax, peers in ((left, PEERS), (right, SINGLE_PEERS)):
         ax.set(xscale="log", xlabel="T4 peers")
         ax.set_xticks(peers, [str(n) for n in peers])
         ax.minorticks_off()

@@ -359,6 +359,11 @@ def delays(model: str, transfers: str, results: Results) -> float:
     return (interval(far).mean - interval(near).mean) / ADDED_MEAN_S
 
 
+def most(system: str, in_flight: int, results: Results) -> float:
+    """The most that latency costs a system with transfers beside computation, over the models."""
+    return max(latency_ratio(Case(model, system, in_flight, BESIDE, False), results).mean for model in MODELS)
+
+
 def printed_delays(model: str) -> float:
     """The same by the paper's minutes, if each worker's batch has SEQUENCES."""
     near, far = (each_printed_s(model, minutes) for minutes in PRINTED_MIN[model][ONE_F_ONE_B])
@@ -373,9 +378,10 @@ def why(results: Results) -> list[str]:
     )
     slower = [PRINTED_MIN[model][SWARM][0] / PRINTED_MIN[model][GPIPE][0] for model in MODELS]
     return [
-        "The paper states neither the depth of its pipelines nor whether a sender waits. Depth decides: with as many "
-        "microbatches in flight as swarm wiring has, a pipeline hides a latency as well. No figure was fitted to this "
-        "table.",
+        "The paper states neither the depth of its pipelines nor whether a sender waits. Depth decides what latency "
+        f"costs: 1F1B with transfers beside computation takes at most {most(ONE_F_ONE_B, PEERS, results):.3f} times as "
+        f"long with {PEERS} in flight and at most {most(ONE_F_ONE_B, EQUAL, results):.3f} times with {EQUAL}; swarm "
+        f"wiring {most(SWARM, PEERS, results):.3f} and {most(SWARM, EQUAL, results):.3f}. No figure was fitted to this table.",
         f"The paper's 1F1B loses {printed} added delays a microbatch ({', '.join(MODELS)}; {SEQUENCES} sequences for "
         f"each worker), with no common explanation. Ours, at its usual depth, loses {blocking} where the sender "
         f"blocks, on the way forward and on the way back, and {beside} where transfers go beside computation.",
@@ -438,7 +444,7 @@ def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
         ax.set_xticks(range(len(SYSTEMS)), SYSTEMS)
         ax.set(title=f"{model}, equal peers")
     below[0].set_ylabel("time with latency / without")
-    below[0].legend(fontsize=8)
+    below[1].legend(fontsize=8, loc="upper left")
     figure.savefig(path, dpi=80)
 
 
