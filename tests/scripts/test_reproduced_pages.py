@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,11 +14,15 @@ from experiments.reproduce.targets import TARGETS, WITHOUT_RESULTS, differences,
 
 from jaxdt.spec.errors import BadInput
 
-COMMITTED = Path(__file__).resolve().parents[2] / "configs/reproduce"
+ROOT = Path(__file__).resolve().parents[2]
+COMMITTED = ROOT / "configs/reproduce"
+PAGES = [name for name in TARGETS if name not in WITHOUT_RESULTS]
+NUMBER = re.compile(r"\b\d+\.\d+\b")
+PAGE = re.compile(r"configs/reproduce/(\w+)/README\.md")
 N_SAMPLED, N_WORKS_MAX = 6, 8_000
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if name not in WITHOUT_RESULTS])
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_its_command_writes(name, tmp_path):
     results = read(COMMITTED / name)
     write(name, tmp_path, results, {})
@@ -27,6 +32,20 @@ def test_a_page_is_what_its_command_writes(name, tmp_path):
         assert computed([job])[job.inputs] == results.get(job), (
             f"the simulator now gives other values for {job.inputs}: python scripts/reproduce.py {name}"
         )
+
+
+@pytest.mark.parametrize("guide", ["README.md", "docs/evidence.md"])
+def test_numbers_quoted_beside_a_page_stand_on_it(guide):
+    rows = [line for line in (ROOT / guide).read_text().splitlines() if line.startswith("| ")]
+    quoted = [(page[1], number) for row in rows if (page := PAGE.search(row)) for number in NUMBER.findall(row)]
+    quoted = [(name, number) for name, number in quoted if name in PAGES]
+    assert len(quoted) > 4
+    wrong = [f"{number} is not on {name}" for name, number in quoted if number not in text_of(name)]
+    assert not wrong, f"{guide}: {wrong}"
+
+
+def text_of(name: str) -> str:
+    return (COMMITTED / name / "README.md").read_text()
 
 
 def test_a_changed_value_text_or_picture_is_noticed(tmp_path):

@@ -381,7 +381,8 @@ def why(results: Results) -> list[str]:
         "The paper states neither the depth of its pipelines nor whether a sender waits. Depth decides what latency "
         f"costs: 1F1B with transfers beside computation takes at most {most(ONE_F_ONE_B, PEERS, results):.3f} times as "
         f"long with {PEERS} in flight and at most {most(ONE_F_ONE_B, EQUAL, results):.3f} times with {EQUAL}; swarm "
-        f"wiring {most(SWARM, PEERS, results):.3f} and {most(SWARM, EQUAL, results):.3f}. No figure was fitted to this table.",
+        f"wiring {most(SWARM, PEERS, results):.3f} and {most(SWARM, EQUAL, results):.3f}. No figure was fitted to this "
+        "table.",
         f"The paper's 1F1B loses {printed} added delays a microbatch ({', '.join(MODELS)}; {SEQUENCES} sequences for "
         f"each worker), with no common explanation. Ours, at its usual depth, loses {blocking} where the sender "
         f"blocks, on the way forward and on the way back, and {beside} where transfers go beside computation.",
@@ -444,7 +445,7 @@ def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
         ax.set_xticks(range(len(SYSTEMS)), SYSTEMS)
         ax.set(title=f"{model}, equal peers")
     below[0].set_ylabel("time with latency / without")
-    below[1].legend(fontsize=8, loc="upper left")
+    figure.legend(*below[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=80)
 
 
