@@ -77,7 +77,7 @@ def test_sorted_slow_peers_stay_in_their_stages_in_few_pipelines():
 def test_no_system_is_faster_than_the_bound():
     for system in (swarm_table2.SWARM, swarm_table2.SORTED):
         fleet = swarm_table2.unequal("Ours", system, far=False, seed=0)
-        assert each_s(fleet, 30, 60) >= 0.99 * swarm_table2.bound_s("Ours", 0), system
+        assert fleet.step_s(60, Results()) >= 60 * swarm_table2.bound_s("Ours", 0), system
 
 
 def test_an_interval_is_students():
@@ -95,7 +95,7 @@ def written(tmp_path, **data):
 
 def test_the_page_of_rebalancing_takes_other_traces(tmp_path):
     text = swarm_rebalancing.run(tmp_path, "command", Results(), [str(written(tmp_path, duration_s=12000))])
-    assert "holds in 4 of 4 cases" in text and text.count("| trace | random | 5 |") == 3
+    assert "holds in the mean in 4 of 4 cases" in text and text.count("| trace | random | 5 |") == 3
     with pytest.raises(BadInput, match="duration_s: got 10, expected at least the last t_s, 9000"):
         swarm_rebalancing.run(tmp_path, "command", Results(), [str(written(tmp_path, duration_s=10))])
 

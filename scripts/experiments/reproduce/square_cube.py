@@ -109,5 +109,6 @@ ASSUMPTIONS = (
     f"{FLOPS / 1e12:g} TFLOP/s for every width, counted as 6 FLOP per parameter and token: the value that the slope "
     "of Table 1's xxlarge row gives, named because it is fitted to the paper's own figures.",
     f"{1e3 * BASE_RTT_S:g} ms of round trip (Appendix F: 3 to 6 ms one way), fp16 boundaries, 8-bit ones for Ours.",
+    "Nothing is random, so there are no seeds.",
 )
 NOT_MODELLED = ("Attention scores in the FLOP; the rate of a device as a function of width; the trainer's own work.",)

@@ -177,7 +177,7 @@ def reason(results: Results) -> str:
     told = ", ".join(f"{shares(machines, results)} {name}" for name, machines in probes().items())
     return (
         f"One layer a stage, {PROBED} peers, stochastic wiring with {FOUR} in flight a peer, parts of the best case: "
-        f"{told}. The bandwidth of the lines is not what it lacks."
+        f"{told}."
     )
 
 

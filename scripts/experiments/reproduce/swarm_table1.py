@@ -106,6 +106,7 @@ ASSUMPTIONS = (
     f"The row without added latency has {BASE_RTT_MS:g} ms of round trip (Appendix F: 3 to 6 ms one way); added "
     "latencies are the printed round trips.",
     "A third of the compute of forward and backward again for recomputation; optimizer updates excluded, as printed.",
+    "Nothing is random, so there are no seeds.",
 )
 NOT_MODELLED = (
     "The trainer in the middle of the published code, through which each boundary passes twice.",
