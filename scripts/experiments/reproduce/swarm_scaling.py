@@ -195,7 +195,7 @@ def draw(path: Path, many: list[list], single: dict[tuple[str, int], list[Interv
     for ax, peers in ((left, PEERS), (right, SINGLE_PEERS)):
         ax.set(xscale="log", xlabel="T4 peers")
         ax.set_xticks(peers, [str(n) for n in peers])
-        ax.minorticks_off()
+        ax.xaxis.minorticks_off()
         ax.legend(fontsize=8)
     figure.savefig(path, dpi=80)
 
