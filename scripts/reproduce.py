@@ -1,54 +1,67 @@
 """Reproduce a figure or table of a paper: its values and ours side by side, the assumptions, and the differences.
 
-    python scripts/reproduce.py TARGET [--out=configs/reproduce]
+    python scripts/reproduce.py TARGET [--out=configs/reproduce] [--from_results]
+    python scripts/reproduce.py TARGET|all --check
     TARGET: dtfm, dtfm_gain, square_cube, swarm_table1, swarm_table2, swarm_scaling, swarm_rebalancing, swarm_cost
 
-Writes OUT/TARGET/README.md and its pictures; needs no jax. dtfm and dtfm_gain take minutes, the others up to a minute.
-swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and swarm_cost accepts other prices. Exit
-codes: 0 done, 2 bad input.
+Writes OUT/TARGET/README.md, its pictures and, but for dtfm and dtfm_gain, results.jsonl: the simulated values that the
+page is written from. With --from_results they are read from there, and nothing is simulated. With --check nothing in
+OUT changes: the target is made again, all of it, and compared with what stands there, text and values byte for byte,
+pictures pixel for pixel. Needs no jax; uses all cores. dtfm, dtfm_gain, swarm_table2 and swarm_scaling take minutes,
+the others up to a minute. swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and swarm_cost
+accepts other prices. Exit codes: 0 done, 1 a page is not what its command writes, 2 bad input.
 """
 
-import importlib
+import tempfile
 from pathlib import Path
 
 from absl import flags
+from experiments.reproduce.results import Results, read
+from experiments.reproduce.targets import TARGETS, differences, write
 
 from jaxdt.cli import script_main
+from jaxdt.spec.errors import BadInput
 
-TARGETS = (
-    "dtfm",
-    "dtfm_gain",
-    "square_cube",
-    "swarm_table1",
-    "swarm_table2",
-    "swarm_scaling",
-    "swarm_rebalancing",
-    "swarm_cost",
-)
+ALL = "all"
 OUT = flags.DEFINE_string("out", "configs/reproduce", "Folder with one folder per target.")
+CHECK = flags.DEFINE_bool("check", False, "Compare with what stands in OUT and change nothing.")
+FROM_RESULTS = flags.DEFINE_bool("from_results", False, "Write the page from the values in OUT, without a simulation.")
 TRACE = flags.DEFINE_multi_string(
     "trace", [], "Node counts (t_s, nodes, duration_s as JSON), for the targets that use some."
 )
 RELIABLE_USD = flags.DEFINE_float("reliable_usd", 7.834, "swarm_cost: price of an hour of the 8 reliable GPUs.", 0.0)
+T4_USD = flags.DEFINE_float("t4_usd", 3.536, "swarm_cost: price of an hour of the 32 preemptible T4.", 0.0)
 SPOT_USD = flags.DEFINE_float("spot_usd", 5.383, "swarm_cost: price of an hour of the 8 preemptible GPUs.", 0.0)
 
 
 def main(name: str) -> int:
-    out = Path(OUT.value) / name
-    out.mkdir(parents=True, exist_ok=True)
-    target = importlib.import_module(f"experiments.reproduce.{name}")
-    text = target.run(out, f"python scripts/reproduce.py {name}", **arguments_of(name))
-    (out / "README.md").write_text(text)
-    print(text)
+    out = Path(OUT.value)
+    if CHECK.value:
+        lines = [line for target in (TARGETS if name == ALL else (name,)) for line in check(target, out / target)]
+        print("\n".join(lines) or "what is committed is what the command writes")
+        return 1 if lines else 0
+    if name == ALL:
+        raise BadInput("command: got all, expected one target, or all --check")
+    results = read(out / name) if FROM_RESULTS.value else Results()
+    print(write(name, out / name, results, arguments_of(name)))
     return 0
+
+
+def check(name: str, committed: Path) -> list[str]:
+    """Make a target again. Returns a line for each difference from the committed one."""
+    if not committed.is_dir():
+        raise BadInput(f"{committed}: there is no such folder, expected the one that {name} was written to")
+    with tempfile.TemporaryDirectory() as folder:
+        write(name, Path(folder), Results(), arguments_of(name))
+        return differences(committed, Path(folder))
 
 
 def arguments_of(name: str) -> dict:
     """The flags of a target as arguments of its function `run`."""
     if name == "swarm_cost":
-        return {"traces": TRACE.value, "reliable_usd": RELIABLE_USD.value, "spot_usd": SPOT_USD.value}
+        return {"traces": TRACE.value, "prices": (RELIABLE_USD.value, SPOT_USD.value, T4_USD.value)}
     return {"traces": TRACE.value} if name == "swarm_rebalancing" else {}
 
 
 if __name__ == "__main__":
-    script_main.run(main, TARGETS)
+    script_main.run(main, (*TARGETS, ALL))

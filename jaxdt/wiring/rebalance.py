@@ -11,6 +11,7 @@ slowest stage slower, and the next move does not undo it. One machine decides fr
 move for the same reason.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,7 +51,8 @@ def loads_of(table: Table, sizes: Sequence[int] | None = None) -> list[StageLoad
     found: list[StageLoad] = []
     for stage, own in enumerate(table):
         n = len(own) if sizes is None else sizes[stage]
-        queue, busy = (sum(getattr(load, name) for load in own.values()) for name in ("queue", "busy"))
+        # fsum: the last bit of a sum, which differs between Python 3.11 and 3.12, would decide between equal stages
+        queue, busy = (math.fsum(getattr(load, name) for load in own.values()) for name in ("queue", "busy"))
         found.append(StageLoad(n, queue * len(own) / n if n else 0.0, busy))
     return found
 

@@ -4,7 +4,9 @@ Stage 1 is the server. Stages 0 and 2 compute nothing and stand for the trainer.
 activation and one gradient per microbatch, which makes two round trips.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import StepReport
@@ -20,26 +22,40 @@ BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 
 N_MICROBATCHES = 192
 
 
-def utilisation(d_model: int, compute_s: float, rtt_s: float, in_flight: int, codec: str = "none") -> float:
-    """The part of the time in which a server is busy that computes compute_s per microbatch. Up to `in_flight`
-    microbatches are between the server and each trainer. The difference between the depths of two neighbours hides the
-    round trip between them."""
-    model = GPTConfig(3, d_model, 1, 4 * d_model, SEQ_LEN, 1)
-    config = RunConfig(model, train=TrainConfig(steps=2), net=RARE, codec=codec, dtype="bfloat16")
-    cut = replace(config.plan, stages=3, microbatches=N_MICROBATCHES, in_flight=f"{2 * in_flight - 1},{in_flight},1")
-    config = replace(config, plan=cut)
-    idle = dict.fromkeys("FBEGU", 0.0)
-    server = idle | {"F": (1 - BACKWARD_SHARE) * compute_s, "B": BACKWARD_SHARE * compute_s}
-    between_stages = Link(rtt_s / 2, GBPS)
-    conditions = Conditions(
-        seconds={0: idle, 1: server, 2: idle},
-        link=lambda src, dst: Link() if COORDINATOR in (src, dst) else between_stages,
-        host_of={peer: str(peer) for peer in range(3)},
-        cores={str(peer): 1 for peer in range(3)},
-    )
-    totals = Totals(first_step=1)
-    outcome = simulate(config, default_plan(config), conditions, totals)
-    return totals.busy_s[1] / outcome.of(StepReport)[1].step_s
+@dataclass(frozen=True)
+class Relay:
+    """A server that computes compute_s per microbatch. Up to `in_flight` microbatches are between it and each trainer,
+    rtt_s away and back."""
+
+    d_model: int
+    compute_s: float
+    rtt_s: float
+    in_flight: int
+    codec: str = "none"
+
+    def utilisation(self, results: Results) -> float:
+        """The part of the time in which the server is busy."""
+        return results.get(Job(described(self), 2 * 2 * 3 * N_MICROBATCHES, self._simulated))[0]
+
+    def _simulated(self) -> list[float]:
+        """The part of the time in which the server is busy. The difference between the depths of two neighbours hides
+        the round trip between them."""
+        model = GPTConfig(3, self.d_model, 1, 4 * self.d_model, SEQ_LEN, 1)
+        config = RunConfig(model, train=TrainConfig(steps=2), net=RARE, codec=self.codec, dtype="bfloat16")
+        depths = f"{2 * self.in_flight - 1},{self.in_flight},1"
+        config = replace(config, plan=replace(config.plan, stages=3, microbatches=N_MICROBATCHES, in_flight=depths))
+        idle = dict.fromkeys("FBEGU", 0.0)
+        server = idle | {"F": (1 - BACKWARD_SHARE) * self.compute_s, "B": BACKWARD_SHARE * self.compute_s}
+        between_stages = Link(self.rtt_s / 2, GBPS)
+        conditions = Conditions(
+            seconds={0: idle, 1: server, 2: idle},
+            link=lambda src, dst: Link() if COORDINATOR in (src, dst) else between_stages,
+            host_of={peer: str(peer) for peer in range(3)},
+            cores={str(peer): 1 for peer in range(3)},
+        )
+        totals = Totals(first_step=1)
+        outcome = simulate(config, default_plan(config), conditions, totals)
+        return [totals.busy_s[1] / outcome.of(StepReport)[1].step_s]
 
 
 def one_at_a_time(d_model: int, compute_s: float, rtt_s: float, bytes_per_number: float) -> float:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from experiments.reproduce.page import bullets, page, table
-from experiments.reproduce.relay import GBPS, SEQ_LEN, boundary_s, utilisation
+from experiments.reproduce.relay import GBPS, SEQ_LEN, Relay, boundary_s
+from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
 
 from jaxdt.spec.model import GPTConfig
@@ -32,7 +33,7 @@ def flop(d_model: int) -> float:
     return 6.0 * layer(d_model).block_params * SEQ_LEN
 
 
-def run(out: Path, command: str) -> str:
+def run(out: Path, command: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
     counts, bars = [], []
     for name, (d_model, n_layers, params, flops, percent) in PRINTED.items():
@@ -42,11 +43,10 @@ def run(out: Path, command: str) -> str:
         counts.append([name, params, float(our_params), differences[0], flops, our_flops, differences[1]])
         compute_s = our_flops / FLOPS
         codec = CODEC.get(name, "none")
-        one, many = (100 * utilisation(d_model, compute_s, BASE_RTT_S, n, codec) for n in (1, MANY))
-        bars.append([name, percent, one, many])
-    draw(out / "square_cube.png", bars)
-    base = [100 * utilisation(768, flop(768) / BASE_FLOPS, BASE_RTT_S, n) for n in (1, MANY)]
-    deep = [100 * utilisation(4096, 12 * flop(4096) / FLOPS, BASE_RTT_S, n, CODEC["Ours"]) for n in (1, MANY)]
+        bars.append([name, percent, *percents(d_model, compute_s, results, codec)])
+    draw(out / "square_cube.png", bars, results)
+    base = percents(768, flop(768) / BASE_FLOPS, results)
+    deep = percents(4096, 12 * flop(4096) / FLOPS, results, CODEC["Ours"])
     others = [
         [f"base at {BASE_FLOPS / 1e12:g} TFLOP/s", PRINTED["base"][-1], *base],
         ["Ours, 12 layers a stage", PRINTED["Ours"][-1], *deep],
@@ -76,11 +76,16 @@ def run(out: Path, command: str) -> str:
     )
 
 
-def draw(path: Path, bars: list[list]) -> None:
+def percents(d_model: int, compute_s: float, results: Results, codec: str = "none") -> list[float]:
+    """Utilisation in percent with 1 and with MANY microbatches in flight."""
+    return [100 * Relay(d_model, compute_s, BASE_RTT_S, n, codec).utilisation(results) for n in (1, MANY)]
+
+
+def draw(path: Path, bars: list[list], results: Results) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for n, style in ((1, "-"), (MANY, "--")):
-        ys = [100 * utilisation(d, flop(d) / FLOPS, BASE_RTT_S, n) for d in WIDTHS]
+        ys = [100 * Relay(d, flop(d) / FLOPS, BASE_RTT_S, n).utilisation(results) for d in WIDTHS]
         left.plot(WIDTHS, ys, style, label=f"one layer, {n} in flight")
     left.plot([768, 4096, 12288], [bars[i][1] for i in range(3)], "ko", label="paper, one layer")
     left.set(xscale="log", xlabel="width", ylabel="utilisation, %", title="Utilisation at 500 Mb/s", ylim=(0, 105))
@@ -104,5 +109,6 @@ ASSUMPTIONS = (
     f"{FLOPS / 1e12:g} TFLOP/s for every width, counted as 6 FLOP per parameter and token: the value that the slope "
     "of Table 1's xxlarge row gives, named because it is fitted to the paper's own figures.",
     f"{1e3 * BASE_RTT_S:g} ms of round trip (Appendix F: 3 to 6 ms one way), fp16 boundaries, 8-bit ones for Ours.",
+    "Nothing is random, so there are no seeds.",
 )
 NOT_MODELLED = ("Attention scores in the FLOP; the rate of a device as a function of width; the trainer's own work.",)

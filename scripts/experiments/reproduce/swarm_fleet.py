@@ -1,7 +1,10 @@
-"""Equal stages of equal peers, each with an access line of its own: the fleet of SWARM's Table 2 and Figure 7."""
+"""Stages of peers with access lines of their own, all fast or some slow: SWARM's Tables 2 and 9, Figure 7."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+from experiments.reproduce.results import Job, Results, described
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import StepReport
@@ -19,6 +22,7 @@ from jaxdt.spec.work import BACKWARD, FORWARD
 
 BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 SLICE_BYTES = 1 << 30
+SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,10 @@ class Fleet:
     latency_s, gbps: one way of each link. gbps is also the bandwidth, each way, of a peer's line, which all its traffic
         shares.
     window: the in-flight limit of the swarm wiring; 0 for its default.
+    depth: the in-flight limit of 1F1B, as a multiple of the usual one (stages left, this one included).
+    slow: peers on which all Work takes SLOWDOWN times as long.
+    weights: how the pipelines divide the microbatches; equally without.
+    seed: of the jitter and of the router's ties.
     blocking: a peer computes nothing while it sends a boundary tensor, latency included.
     synced: averaging and commit take time.
     n_layers: layers with parameters of their own; 0 for one a stage.
@@ -52,10 +60,25 @@ class Fleet:
     seq_len: int = 512
     activation: str = "gelu"
     n_layers: int = 0
+    depth: int = 1
+    slow: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
+    seed: int = 0
 
-    def step_s(self, share: int) -> float:
+    def job(self, share: int, faults: Sequence[Fault] = (), net: NetConfig = RARE) -> Job:
+        """The simulation of a short run with `share` microbatches per pipeline; its values are the seconds of its
+        steps."""
+        inputs = f"{described(self)} share={share}"
+        if faults:
+            inputs += f" faults={list(faults)!r}"
+        if net != RARE:
+            inputs += f" net={described(net)}"
+        n_works = 2 * self.n_stages * self.n_pipelines * share * (WARM_UP_STEPS + 1)
+        return Job(inputs, n_works, partial(self.seconds, share, faults, net))
+
+    def step_s(self, share: int, results: Results) -> float:
         """Seconds of a step with `share` microbatches per pipeline."""
-        return self.seconds(share)[WARM_UP_STEPS]
+        return results.get(self.job(share))[WARM_UP_STEPS]
 
     def seconds(self, share: int, faults: Sequence[Fault] = (), net: NetConfig = RARE) -> list[float]:
         """Seconds of each step of a short run with `share` microbatches per pipeline."""
@@ -70,14 +93,17 @@ class Fleet:
         config = RunConfig(
             model,
             PlanConfig(self.n_stages, self.n_pipelines, schedule=self.schedule, microbatches=n_microbatches),
-            train=TrainConfig(steps=WARM_UP_STEPS + 1, microbatch_size=self.n_sequences),
+            train=TrainConfig(steps=WARM_UP_STEPS + 1, seed=self.seed, microbatch_size=self.n_sequences),
             wiring=WiringConfig(self.wiring, window=self.window),
             sync=SyncConfig(slice_bytes=SLICE_BYTES),
             net=RARE,
             codec=self.codec,
             dtype="bfloat16",
         )
-        return config, default_plan(config)
+        plan = default_plan(config)
+        shares = parts(n_microbatches, self.weights) if self.weights else plan.shares
+        in_flight = tuple(self.depth * (self.n_stages - stage) for stage in range(self.n_stages))
+        return config, replace(plan, shares=shares, in_flight=in_flight)
 
     def _conditions(self, config: RunConfig, plan: Plan) -> Conditions:
         link = Link(self.latency_s, self.gbps)
@@ -89,7 +115,7 @@ class Fleet:
             host_of=host_of,
             cores=dict.fromkeys(host_of.values(), 1),
             options=LinkOptions(
-                jitter=Jitter(self.jitter_s) if self.jitter_s else None,
+                jitter=Jitter(self.jitter_s, self.seed) if self.jitter_s else None,
                 access_gbps=dict.fromkeys(host_of.values(), (self.gbps, self.gbps)),
             ),
             free=frozenset(free),
@@ -97,11 +123,12 @@ class Fleet:
 
     def _seconds(self, config: RunConfig, plan: Plan, peer: int) -> dict[str, float]:
         stage, pipeline = plan.seat(peer)
-        forward_s = (1 - BACKWARD_SHARE) * self.compute_s
-        backward_s = BACKWARD_SHARE * self.compute_s
+        compute_s = self.compute_s * (SLOWDOWN if peer in self.slow else 1.0)
+        forward_s = (1 - BACKWARD_SHARE) * compute_s
+        backward_s = BACKWARD_SHARE * compute_s
         if stage == plan.n_stages - 1:  # its backward contains its forward
             forward_s = 0.0
-            backward_s = self.compute_s
+            backward_s = compute_s
         elif self.blocking:
             forward_s += self._blocked_s(boundary_bytes(config, plan, stage, pipeline, True))
         if self.blocking and stage > 0:
@@ -113,7 +140,16 @@ class Fleet:
         return Link(self.latency_s + self.jitter_s / 2, self.gbps).transfer_s(n_bytes)
 
 
-def each_s(fleet: Fleet, short: int, long: int) -> float:
+def parts(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """`total` divided in proportion to `weights`, by largest remainders."""
+    shares = [total * weight // sum(weights) for weight in weights]
+    remainders = [total * weight % sum(weights) for weight in weights]
+    for i in sorted(range(len(weights)), key=lambda i: (-remainders[i], i))[: total - sum(shares)]:
+        shares[i] += 1
+    return tuple(shares)
+
+
+def each_s(fleet: Fleet, short: int, long: int, results: Results) -> float:
     """Seconds that one more microbatch per pipeline takes in the steady state: the slope between two sizes of a
     step."""
-    return (fleet.step_s(long) - fleet.step_s(short)) / (long - short)
+    return (fleet.step_s(long, results) - fleet.step_s(short, results)) / (long - short)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from experiments.reproduce.page import bullets, page, table
-from experiments.reproduce.relay import boundary_s, one_at_a_time, utilisation
+from experiments.reproduce.relay import Relay, boundary_s, one_at_a_time
+from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
 
 RTT_MS = (0, 10, 50, 100, 200)
@@ -30,7 +31,7 @@ def law(percent: tuple[float, ...]) -> tuple[float, float]:
     return y - s * x, s
 
 
-def run(out: Path, command: str) -> str:
+def run(out: Path, command: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
     fits, sims = [], []
     figure = Figure(figsize=(15, 3.6), layout="constrained")
@@ -40,7 +41,7 @@ def run(out: Path, command: str) -> str:
         compute_ms = 2 / s
         worst = max(abs(100 / (a + s * rtt) / u - 1) for rtt, u in zip(RTT_MS, printed, strict=True))
         fits.append([name, a, s, 100 * worst, compute_ms, (a - 1) * compute_ms, 1e3 * boundary_s(WIDTH[name], 2)])
-        one, many = (simulated(name, compute_ms / 1e3, n) for n in (1, MANY))
+        one, many = (simulated(name, compute_ms / 1e3, n, results) for n in (1, MANY))
         exact = [100 * one_at_a_time(WIDTH[name], compute_ms / 1e3, rtt_s, BYTES.get(name, 2)) for rtt_s in RTTS_S]
         sims += [[name, rtt, *values] for rtt, *values in zip(RTT_MS, printed, one, many, exact, strict=True)]
         for values, label, style in (
@@ -73,10 +74,10 @@ def run(out: Path, command: str) -> str:
     )
 
 
-def simulated(name: str, compute_s: float, in_flight: int) -> list[float]:
+def simulated(name: str, compute_s: float, in_flight: int, results: Results) -> list[float]:
     """Utilisation in percent at each round trip time."""
     codec = CODEC.get(name, "none")
-    return [100 * utilisation(WIDTH[name], compute_s, rtt_s, in_flight, codec) for rtt_s in RTTS_S]
+    return [100 * Relay(WIDTH[name], compute_s, rtt_s, in_flight, codec).utilisation(results) for rtt_s in RTTS_S]
 
 
 LAW = (
@@ -105,6 +106,7 @@ ASSUMPTIONS = (
     f"The row without added latency has {BASE_RTT_MS:g} ms of round trip (Appendix F: 3 to 6 ms one way); added "
     "latencies are the printed round trips.",
     "A third of the compute of forward and backward again for recomputation; optimizer updates excluded, as printed.",
+    "Nothing is random, so there are no seeds.",
 )
 NOT_MODELLED = (
     "The trainer in the middle of the published code, through which each boundary passes twice.",

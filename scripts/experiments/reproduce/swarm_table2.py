@@ -1,13 +1,19 @@
-"""SWARM's Table 2: the time of a batch with added latency divided by that without, for swarm wiring and pipelines."""
+"""SWARM's Table 2: what latency costs stochastic wiring and pipelines, at equal depths; and what unequal peers cost."""
 
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.reproduce.interval import SEEDS, Interval, interval, paired_ratio
 from experiments.reproduce.page import bullets, page, table
-from experiments.reproduce.swarm_fleet import Fleet, each_s
+from experiments.reproduce.relay import boundary_s
+from experiments.reproduce.results import Results
+from experiments.reproduce.swarm_fleet import SLOWDOWN, Fleet, each_s
 from matplotlib.figure import Figure
 
 STAGES = PIPELINES = 4
+PEERS = STAGES * PIPELINES
 GBPS = 0.5
 RACK_S, ADDED_S, JITTER_S = 0.0005, 0.05, 0.1  # one way; 100 +- 50 ms is 50 ms and 0 to 100 ms more
 MODELS = {  # width, sequences of a microbatch, codec, compute seconds of a stage and microbatch
@@ -15,180 +21,450 @@ MODELS = {  # width, sequences of a microbatch, codec, compute seconds of a stag
     "xxlarge": (4096, 4, "none", 4 * 0.0575),
     "Ours": (4096, 1, "int8-dynamic", 0.702),
 }
-PRINTED_RATIO = {  # SWARM, GPipe, 1F1B
-    "GPT-3": (1.109, 1.328, 1.323),
-    "xxlarge": (1.090, 2.713, 2.586),
-    "Ours": (1.048, 1.434, 1.393),
+BYTES = {"int8-dynamic": 1 + 4 / 4096}  # per number of a boundary; 2 for the others
+PRINTED_MIN = {  # minutes of a batch without and with latency
+    "GPT-3": {"swarm": (168.3, 186.7), "1F1B": (163.3, 216.1), "GPipe": (164.5, 218.4)},
+    "xxlarge": {"swarm": (44.2, 48.2), "1F1B": (40.8, 105.5), "GPipe": (40.1, 108.8)},
+    "Ours": {"swarm": (432.2, 452.9), "1F1B": (408.5, 569.2), "GPipe": (420.0, 602.1)},
 }
-PRINTED_OVER_GPIPE = {"GPT-3": 168.3 / 164.5, "xxlarge": 44.2 / 40.1, "Ours": 432.2 / 420.0}
-FLUSHES = (4, 8, 16)
-BESIDE, BLOCKING = ", transfers beside", ", sender blocks"
-SHORT, LONG = 80, 320  # microbatches per pipeline between which a step's time is a straight line
-WINDOWS = (2, 4, 8)  # microbatches on their way, per peer
-SWARM, DEEP = "swarm, 4 a peer", "swarm, 8 a peer"  # 4 is the default
-
-
-def fleet(model: str, far: bool) -> Fleet:
-    """A fleet with pipelines, with the added latency if it is `far`."""
-    width, n_sequences, codec, compute_s = MODELS[model]
-    return Fleet(
-        n_stages=STAGES,
-        n_pipelines=PIPELINES,
-        d_model=width,
-        n_sequences=n_sequences,
-        codec=codec,
-        compute_s=compute_s,
-        latency_s=RACK_S + ADDED_S if far else RACK_S,
-        gbps=GBPS,
-        jitter_s=JITTER_S if far else 0.0,
-    )
+SEQUENCES = 6250  # of a batch, as printed
+OURS_LAYERS = 48
+SYSTEMS = SWARM, ONE_F_ONE_B, GPIPE = ("swarm", "1F1B", "GPipe")
+IN_FLIGHT = (16, 64, 128)  # microbatches of the run between their first forward and their last backward
+EQUAL = 64  # swarm's default, four a peer
+TRANSFERS = BESIDE, BLOCKING = ("beside", "sender blocks")
+SHORT, LONG = 40, 120  # microbatches per pipeline between which a step's time is a straight line
+DIVISIBLE = (105, 210)  # the same, where pipelines of unequal speed divide 420 and 840 microbatches without a remainder
+SLOW_PROB = 0.25
+PLACEMENTS = EVEN, BY_SPEED, SORTED = ("1F1B, equal shares", "1F1B, shares by speed", "1F1B, sorted, shares by speed")
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Seconds of a microbatch in a pipeline without and with the added latency."""
+class Case:
+    """A system on a model. in_flight: microbatches of the run under way. far: with the added latency."""
 
-    near_s: float
-    far_s: float
+    model: str
+    system: str
+    in_flight: int
+    transfers: str
+    far: bool
+
+    def fleet(self, seed: int) -> Fleet:
+        """The machines, with a seed where something is random: the router's ties and the jitter."""
+        width, n_sequences, codec, compute_s = MODELS[self.model]
+        fleet = Fleet(
+            n_stages=STAGES,
+            n_pipelines=PIPELINES,
+            d_model=width,
+            n_sequences=n_sequences,
+            codec=codec,
+            compute_s=compute_s,
+            latency_s=RACK_S + ADDED_S if self.far else RACK_S,
+            gbps=GBPS,
+            jitter_s=JITTER_S if self.far else 0.0,
+            blocking=self.transfers == BLOCKING,
+        )
+        if self.system == SWARM:
+            return replace(fleet, wiring="swarm", window=self.in_flight, seed=seed)
+        if self.far and self.transfers == BESIDE:
+            fleet = replace(fleet, seed=seed)
+        if self.system == GPIPE:
+            return replace(fleet, schedule="gpipe")
+        return replace(fleet, depth=self.in_flight // PEERS)
 
     @property
-    def ratio(self) -> float:
-        return self.far_s / self.near_s
+    def flush(self) -> int:
+        """Microbatches for which GPipe fills and drains a pipeline."""
+        return self.in_flight // PIPELINES
+
+    def sizes(self) -> tuple[int, ...]:
+        """Microbatches per pipeline of the steps that are simulated."""
+        return (self.flush,) if self.system == GPIPE else (SHORT, LONG)
+
+    def microbatch_s(self, seed: int, results: Results) -> float:
+        """Seconds of a microbatch in a pipeline, or of as many of the whole run as there are pipelines."""
+        fleet = self.fleet(seed)
+        if self.system == GPIPE:
+            return fleet.step_s(self.flush, results) / self.flush
+        return each_s(fleet, SHORT, LONG, results)
+
+    def seconds(self, results: Results) -> list[float]:
+        """microbatch_s of each seed."""
+        return [self.microbatch_s(seed, results) for seed in SEEDS]
 
 
-def swarm(model: str, window: int) -> Pair:
-    """Swarm wiring in the steady state. `window`: the in-flight limit."""
-    near, far = (replace(fleet(model, is_far), wiring="swarm", window=window) for is_far in (False, True))
-    return Pair(each_s(near, SHORT, LONG), each_s(far, SHORT, LONG))
+def latency_ratio(case: Case, results: Results) -> Interval:
+    """Time with the added latency over time without."""
+    return paired_ratio(replace(case, far=True).seconds(results), replace(case, far=False).seconds(results))
 
 
-def one_f_one_b(model: str, blocking: bool) -> Pair:
-    """1F1B in the steady state."""
-    near, far = (replace(fleet(model, is_far), blocking=blocking) for is_far in (False, True))
-    return Pair(each_s(near, SHORT, LONG), each_s(far, SHORT, LONG))
+def all_cases() -> list[Case]:
+    return [
+        Case(model, system, in_flight, transfers, far)
+        for transfers in TRANSFERS
+        for in_flight in IN_FLIGHT
+        for model in MODELS
+        for system in SYSTEMS
+        for far in (False, True)
+    ]
 
 
-def gpipe(model: str, flush: int, blocking: bool) -> Pair:
-    """GPipe, which fills and drains its pipelines for every `flush` microbatches."""
-    near, far = (replace(fleet(model, is_far), schedule="gpipe", blocking=blocking) for is_far in (False, True))
-    return Pair(near.step_s(flush) / flush, far.step_s(flush) / flush)
+# --------------------------------------------------------------------------------------------------- unequal peers
 
 
-def row(model: str) -> dict[str, Pair]:
-    """The results of one model, by system."""
-    pairs = {f"swarm, {n} a peer": swarm(model, n * STAGES * PIPELINES) for n in WINDOWS}
-    for transfers in (BESIDE, BLOCKING):
-        pairs[f"1F1B{transfers}"] = one_f_one_b(model, transfers == BLOCKING)
-        for n in FLUSHES:
-            pairs[f"GPipe{transfers}, flush {n}"] = gpipe(model, n, transfers == BLOCKING)
-    return pairs
+def slow_peers(seed: int) -> tuple[int, ...]:
+    """Who is slow: each peer with probability SLOW_PROB."""
+    rng = random.Random(f"slow {seed}")
+    return tuple(peer for peer in range(PEERS) if rng.random() < SLOW_PROB)
 
 
-def run(out: Path, command: str) -> str:
-    """The text of the page. The picture is written to `out`."""
-    rows: dict[str, dict[str, Pair]] = {}
+def n_slow(slow: Sequence[int]) -> list[int]:
+    """Slow peers of each stage. Peers are numbered pipeline by pipeline."""
+    return [sum(peer % STAGES == stage for peer in slow) for stage in range(STAGES)]
+
+
+def by_speed(slow: Sequence[int]) -> tuple[int, ...]:
+    """The same number of slow peers in each stage, in as few pipelines as possible."""
+    return tuple(sorted((PIPELINES - 1 - i) * STAGES + stage for stage, n in enumerate(n_slow(slow)) for i in range(n)))
+
+
+def service_s(model: str, slowdown: float) -> float:
+    """Seconds between the microbatches of a pipeline that computes all the time or, if that takes longer, sends: one
+    activation and one gradient over the line of each peer in the middle."""
+    width, n_sequences, codec, compute_s = MODELS[model]
+    return max(slowdown * compute_s, 2 * n_sequences * boundary_s(width, BYTES.get(codec, 2)))
+
+
+def weights(model: str, slow: Sequence[int]) -> tuple[int, ...]:
+    """Shares of the pipelines by the speed of their slowest peer."""
+    fast_s, slow_s = service_s(model, 1.0), service_s(model, SLOWDOWN)
+    is_slow = [any(peer // STAGES == pipeline for peer in slow) for pipeline in range(PIPELINES)]
+    return tuple(round(1000 * fast_s / slow_s) if late else 1000 for late in is_slow)
+
+
+def unequal(model: str, system: str, far: bool, seed: int) -> Fleet:
+    """A fleet with slow peers. `system`: SWARM or one of PLACEMENTS."""
+    name = SWARM if system == SWARM else ONE_F_ONE_B
+    slow = by_speed(slow_peers(seed)) if system == SORTED else slow_peers(seed)
+    fleet = replace(Case(model, name, EQUAL, BESIDE, far).fleet(seed), slow=slow)
+    return replace(fleet, weights=weights(model, slow)) if system in (BY_SPEED, SORTED) else fleet
+
+
+def bound_s(model: str, seed: int) -> float:
+    """Seconds of a microbatch that no system can fall below: the stage with the most slow peers computes, or lines are
+    busy, all the time."""
+    fast_s, slow_s = service_s(model, 1.0), service_s(model, SLOWDOWN)
+    most = max(n_slow(slow_peers(seed)))
+    return PIPELINES / ((PIPELINES - most) / fast_s + most / slow_s)
+
+
+def unequal_seconds(model: str, system: str, far: bool, results: Results) -> list[float]:
+    """Seconds of a microbatch in a fleet with slow peers, of each seed."""
+    return [each_s(unequal(model, system, far, seed), *DIVISIBLE, results) for seed in SEEDS]
+
+
+@dataclass(frozen=True)
+class Unequal:
+    """A row of the table of unequal peers: bounds and seconds of a microbatch by system, one value per seed."""
+
+    model: str
+    far: bool
+    bounds: list[float]
+    seconds: dict[str, list[float]]
+
+    def over(self, system: str) -> Interval:
+        """Time of `system` over swarm's."""
+        return paired_ratio(self.seconds[system], self.seconds[SWARM])
+
+    def cells(self) -> list:
+        times = [str(interval(self.seconds[system])) for system in (*PLACEMENTS, SWARM)]
+        ratios = [str(self.over(system)) for system in PLACEMENTS]
+        return [self.model, "100 +- 50 ms" if self.far else "none", str(interval(self.bounds)), *times, *ratios]
+
+
+def unequal_rows(results: Results) -> list[Unequal]:
+    rows = []
     for model in MODELS:
-        rows[model] = row(model)
-        print(f"{model}: simulated", flush=True)
-    draw(out / "swarm_table2.png", rows)
+        for far in (False, True):
+            bounds = [bound_s(model, seed) for seed in SEEDS]
+            seconds = {system: unequal_seconds(model, system, far, results) for system in (SWARM, *PLACEMENTS)}
+            rows.append(Unequal(model, far, bounds, seconds))
+    return rows
+
+
+# -------------------------------------------------------------------------------------------------------- the page
+
+
+def run(out: Path, command: str, results: Results) -> str:
+    """The text of the page. The picture is written to `out`."""
+    results.fill(case.fleet(seed).job(size) for case in all_cases() for seed in SEEDS for size in case.sizes())
+    results.fill(
+        unequal(model, system, far, seed).job(size)
+        for model in MODELS
+        for system in (SWARM, *PLACEMENTS)
+        for far in (False, True)
+        for seed in SEEDS
+        for size in DIVISIBLE
+    )
+    rows = unequal_rows(results)
+    depths = [depth_row(model, n, results) for n in IN_FLIGHT for model in MODELS]
+    draw(out / "swarm_table2.png", rows, results)
     return page(
-        "SWARM Table 2: what latency costs (grade B: ratios only)",
+        "SWARM Table 2: what latency and unequal peers cost (grade B: ratios only)",
         command,
         [
-            ("Time with 100 +- 50 ms over time without", "![ratios](swarm_table2.png)\n\n" + table(HEAD, ratios(rows))),
-            ("Seconds of a microbatch without, with, and the ratio", table(DETAIL_HEAD, details(rows))),
-            ("Stochastic wiring over pipelines without latency", table(NEAR_HEAD, near_rows(rows))),
-            ("Where ours differs, and why", bullets(WHY)),
-            ("Assumptions", bullets(ASSUMPTIONS)),
+            (
+                f"Unequal peers, {EQUAL} microbatches in flight",
+                UNEQUAL + table(UNEQUAL_HEAD, [r.cells() for r in rows]),
+            ),
+            ("What that says", bullets(unequal_sentences(rows))),
+            ("Latency at equal depths, equal peers", DEPTHS + table(DEPTH_HEAD, depths)),
+            ("What that says", bullets(depth_sentences(results))),
+            (
+                "Time with 100 +- 50 ms over time without: the paper and all systems at all depths",
+                "![ratios](swarm_table2.png)\n\n" + table(RATIO_HEAD, ratio_rows(results)),
+            ),
+            ("Seconds of a microbatch without and with latency", table(SECONDS_HEAD, second_rows(results))),
+            ("The paper's minutes", table(MINUTE_HEAD, minute_rows()) + "\n" + minute_sentence()),
+            ("Where ours differs, and why", bullets(why(results))),
+            ("Assumptions", bullets(assumptions())),
             ("Not modelled", bullets(NOT_MODELLED)),
         ],
     )
 
 
-def ours(pairs: dict[str, Pair], transfers: str) -> list[float]:
-    """Ratios of swarm with two in-flight limits, GPipe and 1F1B."""
-    return [pairs[name].ratio for name in (SWARM, DEEP, f"GPipe{transfers}, flush 8", f"1F1B{transfers}")]
+def depth_row(model: str, in_flight: int, results: Results) -> list:
+    """A row of the table of equal depths."""
+    swarm, pipelines = (Case(model, system, in_flight, BESIDE, False) for system in (SWARM, ONE_F_ONE_B))
+    over = [faster(model, in_flight, far, results) for far in (False, True)]
+    return [in_flight, model, *(str(latency_ratio(case, results)) for case in (swarm, pipelines)), *map(str, over)]
 
 
-def ratios(rows: dict[str, dict[str, Pair]]) -> list[list]:
-    """Rows of the first table."""
-    return [[m, *PRINTED_RATIO[m], *ours(pairs, BLOCKING), *ours(pairs, BESIDE)[2:]] for m, pairs in rows.items()]
+def faster(model: str, in_flight: int, far: bool, results: Results) -> Interval:
+    """Time of 1F1B over that of swarm wiring, both with transfers beside computation."""
+    times = [Case(model, system, in_flight, BESIDE, far).seconds(results) for system in (ONE_F_ONE_B, SWARM)]
+    return paired_ratio(*times)
 
 
-def details(rows: dict[str, dict[str, Pair]]) -> list[list]:
-    """Rows of the second table: all systems by all models."""
-
-    def cell(pair: Pair) -> str:
-        return f"{pair.near_s:.3f}, {pair.far_s:.3f}: {pair.ratio:.2f}"
-
-    return [[name, *(cell(pairs[name]) for pairs in rows.values())] for name in next(iter(rows.values()))]
-
-
-def near_rows(rows: dict[str, dict[str, Pair]]) -> list[list]:
-    """Rows of the third table: seconds of swarm wiring divided by those of pipelines."""
-    systems = (f"GPipe{BLOCKING}, flush 16", f"1F1B{BLOCKING}", f"GPipe{BESIDE}, flush 16", f"1F1B{BESIDE}")
-    table_rows = []
-    for model, pairs in rows.items():
-        over = [pairs[SWARM].near_s / pairs[name].near_s for name in systems]
-        table_rows.append([model, PRINTED_OVER_GPIPE[model], *over])
-    return table_rows
+def ratio_rows(results: Results) -> list[list]:
+    """Time with latency over time without, beside the paper's."""
+    rows = []
+    for model in MODELS:
+        for system in SYSTEMS:
+            cases = (Case(model, system, n, transfers, False) for transfers in TRANSFERS for n in IN_FLIGHT)
+            rows.append([model, system, printed_ratio(model, system), *(str(latency_ratio(c, results)) for c in cases)])
+    return rows
 
 
-def draw(path: Path, rows: dict[str, dict[str, Pair]]) -> None:
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
-    labels = ("swarm, 4", "swarm, 8", "GPipe", "1F1B")
-    for ax, (model, found) in zip(axes, rows.items(), strict=True):
-        series = {
-            "paper": (PRINTED_RATIO[model][0], *PRINTED_RATIO[model]),
-            f"ours{BLOCKING}": ours(found, BLOCKING),
-            f"ours{BESIDE}": ours(found, BESIDE),
-        }
+def second_rows(results: Results) -> list[list]:
+    """Seconds of a microbatch of all systems by all models."""
+    rows = []
+    for transfers in TRANSFERS:
+        for system in SYSTEMS:
+            for n in IN_FLIGHT:
+                cells = []
+                for model in MODELS:
+                    times = [Case(model, system, n, transfers, far).seconds(results) for far in (False, True)]
+                    cells.append(", ".join(str(interval(seconds)) for seconds in times))
+                rows.append([system, transfers, n, *cells])
+    return rows
+
+
+def printed_ratio(model: str, system: str) -> float:
+    near, far = PRINTED_MIN[model][system]
+    return far / near
+
+
+def each_printed_s(model: str, minutes: float) -> float:
+    """Seconds of a sequence in a stage, if each worker's batch has SEQUENCES."""
+    return 60 * minutes / (SEQUENCES * PEERS / PIPELINES)
+
+
+def table1_s(model: str) -> float:
+    """Seconds of a sequence in a stage by Table 1's law."""
+    _, n_sequences, _, compute_s = MODELS[model]
+    return compute_s / n_sequences
+
+
+def minute_rows() -> list[list]:
+    rows = []
+    for model, printed in PRINTED_MIN.items():
+        each = each_printed_s(model, printed[SWARM][0])
+        rows.append([model, printed[SWARM][0], table1_s(model), each / table1_s(model), PEERS * each / table1_s(model)])
+    return rows
+
+
+def minute_sentence() -> str:
+    """What the table of minutes says."""
+    impossible = [row[0] for row in minute_rows() if row[3] < 1.0]
+    least = min(row[4] for row in minute_rows())
+    return (
+        f"A stage cannot take less than its compute. With {SEQUENCES} sequences for each worker it would, for "
+        f"{', '.join(impossible) or 'none of the models'}; with {SEQUENCES} for all workers it would take {least:.1f} "
+        "times as long or more. Neither reading fits Table 1, so only ratios are compared.\n"
+    )
+
+
+def verdict(ratios: Iterable[Interval]) -> tuple[int, int, int]:
+    """How many ratios are above 1, below 1, and neither, by their intervals."""
+    ratios = list(ratios)
+    above = sum(ratio.low > 1.0 for ratio in ratios)
+    below = sum(ratio.high < 1.0 for ratio in ratios)
+    return above, below, len(ratios) - above - below
+
+
+def depth_sentences(results: Results) -> list[str]:
+    """What the table of equal depths says."""
+    lines = []
+    for n in IN_FLIGHT:
+        ratios = [faster(model, n, far, results) for model in MODELS for far in (False, True)]
+        above, below, neither = verdict(ratios)
+        lines.append(
+            f"{n} in flight: swarm wiring is faster than 1F1B in {above} of {len(ratios)} cases, slower in {below}, "
+            f"not told apart in {neither}; 1F1B takes {min(r.mean for r in ratios):.3f} to "
+            f"{max(r.mean for r in ratios):.3f} times as long."
+        )
+    cost = {
+        system: [latency_ratio(Case(model, system, EQUAL, BESIDE, False), results).mean for model in MODELS]
+        for system in SYSTEMS
+    }
+    told = ", ".join(f"{system} {min(values):.3f} to {max(values):.3f}" for system, values in cost.items())
+    agree = sum(swarm < pipe for swarm, pipe in zip(cost[SWARM], cost[ONE_F_ONE_B], strict=True))
+    lines.append(
+        f"What latency costs at {EQUAL} in flight, transfers beside computation: {told}. It costs swarm wiring less "
+        f"than 1F1B, as in the paper, for {agree} of {len(MODELS)} models."
+    )
+    return lines
+
+
+def unequal_sentences(rows: Sequence[Unequal]) -> list[str]:
+    """What the table of unequal peers says."""
+    lines = []
+    for system in PLACEMENTS:
+        ratios = [row.over(system) for row in rows]
+        above, below, neither = verdict(ratios)
+        lines.append(
+            f"{system}: {min(r.mean for r in ratios):.3f} to {max(r.mean for r in ratios):.3f} times swarm wiring's "
+            f"time; swarm wiring is faster in {above} of {len(rows)} cases, slower in {below}, not told apart in "
+            f"{neither}."
+        )
+    gaps = [paired_ratio(row.seconds[SWARM], row.bounds).mean for row in rows]
+    lines.append(f"Swarm wiring takes {min(gaps):.3f} to {max(gaps):.3f} times the bound.")
+    return lines
+
+
+def delays(model: str, transfers: str, results: Results) -> float:
+    """What latency costs 1F1B of the usual depth, in added delays a microbatch."""
+    near, far = (Case(model, ONE_F_ONE_B, PEERS, transfers, is_far).seconds(results) for is_far in (False, True))
+    return (interval(far).mean - interval(near).mean) / ADDED_MEAN_S
+
+
+def most(system: str, in_flight: int, results: Results) -> float:
+    """The most that latency costs a system with transfers beside computation, over the models."""
+    return max(latency_ratio(Case(model, system, in_flight, BESIDE, False), results).mean for model in MODELS)
+
+
+def printed_delays(model: str) -> float:
+    """The same by the paper's minutes, if each worker's batch has SEQUENCES."""
+    near, far = (each_printed_s(model, minutes) for minutes in PRINTED_MIN[model][ONE_F_ONE_B])
+    return (far - near) * MODELS[model][1] / ADDED_MEAN_S
+
+
+def why(results: Results) -> list[str]:
+    """Where ours differs."""
+    printed = ", ".join(f"{printed_delays(model):.1f}" for model in MODELS)
+    blocking, beside = (
+        ", ".join(f"{delays(model, transfers, results):.1f}" for model in MODELS) for transfers in (BLOCKING, BESIDE)
+    )
+    slower = [PRINTED_MIN[model][SWARM][0] / PRINTED_MIN[model][GPIPE][0] for model in MODELS]
+    return [
+        "The paper states neither the depth of its pipelines nor whether a sender waits. Depth decides what latency "
+        f"costs: 1F1B with transfers beside computation takes at most {most(ONE_F_ONE_B, PEERS, results):.3f} times as "
+        f"long with {PEERS} in flight and at most {most(ONE_F_ONE_B, EQUAL, results):.3f} times with {EQUAL}; swarm "
+        f"wiring {most(SWARM, PEERS, results):.3f} and {most(SWARM, EQUAL, results):.3f}. No figure was fitted to this "
+        "table.",
+        f"The paper's 1F1B loses {printed} added delays a microbatch ({', '.join(MODELS)}; {SEQUENCES} sequences for "
+        f"each worker), with no common explanation. Ours, at its usual depth, loses {blocking} where the sender "
+        f"blocks, on the way forward and on the way back, and {beside} where transfers go beside computation.",
+        f"Without latency the paper's SWARM takes {min(slower):.3f} to {max(slower):.3f} times GPipe's time. It pays "
+        "for Python, gRPC and a trainer through which each boundary passes twice; ours does not.",
+    ]
+
+
+def assumptions() -> list[str]:
+    xxlarge_s = (OURS_LAYERS // STAGES) * table1_s("xxlarge")
+    return [
+        "Compute of a stage and microbatch: 2 / s of Table 1's fit, that is 0.469 s (GPT-3), 0.0575 s a sequence "
+        "(xxlarge) and 0.702 s (Ours), on the paper's V100; a quarter is the forward, the rest recomputation and "
+        "backward.",
+        f"Ours is printed with {OURS_LAYERS} shared layers here, so {OURS_LAYERS // STAGES} in each of {STAGES} "
+        f"stages, as in the published server code: {OURS_LAYERS // STAGES} layers of xxlarge's width take "
+        f"{xxlarge_s:.3f} s by Table 1. The paper's own runs have 3 stages of one block applied 16 times (Sec. 4.3), "
+        "and its Table 1 prints 3 layers a stage.",
+        f"{1e3 * GBPS:g} Mb/s each way on each peer's line, shared by all its traffic; fp16 boundaries, for Ours 8-bit "
+        f"ones in blocks of 4096, no codec seconds. Without latency {1e3 * RACK_S:g} ms one way.",
+        "100 +- 50 ms: uniform from 50 to 150 ms on each tensor; a link stays in order. Messages without payload take "
+        "50. A sender that blocks waits for the mean.",
+        f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated, the slope is shown. GPipe "
+        f"fills and drains its {PIPELINES} pipelines for each flush, of a quarter of the microbatches in flight.",
+        f"In flight: of all {PIPELINES} pipelines or of the one router together. 1F1B's usual depth is {PEERS}; with "
+        f"{EQUAL} a stage has {EQUAL // PEERS} times as many forwards in flight.",
+        "All-reduce, optimizer and commit are free: the paper lists them apart.",
+        f"Seeds {SEEDS.start} to {SEEDS.stop - 1}: of the slow peers, the jitter and the router's ties. +- is half the "
+        "width of a 95 % interval (Student's t), left out where it would not show; ratios are paired by seed.",
+    ]
+
+
+def draw(path: Path, rows: Sequence[Unequal], results: Results) -> None:
+    figure = Figure(figsize=(12, 6.4), layout="constrained")
+    above, below = figure.subplots(2, 3)
+    for ax, model in zip(above, MODELS, strict=True):
+        for i, row in enumerate(row for row in rows if row.model == model):
+            times = [interval(row.seconds[system]) for system in (*PLACEMENTS, SWARM)]
+            label = "100 +- 50 ms" if row.far else "no latency"
+            ax.bar(
+                [x + 0.4 * (i - 0.5) for x in range(len(times))],
+                [time.mean for time in times],
+                yerr=[time.half for time in times],
+                width=0.4,
+                label=label,
+            )
+            ax.axhline(interval(row.bounds).mean, color="k", lw=0.6)
+        ax.set_xticks(range(4), ["1F1B", "1F1B,\nby speed", "1F1B,\nsorted", "swarm"])
+        ax.set(title=f"{model}, unequal peers, {EQUAL} in flight")
+    above[0].set_ylabel("s of a microbatch; line: bound")
+    above[0].legend(fontsize=8)
+    for ax, model in zip(below, MODELS, strict=True):
+        series = {"paper": [printed_ratio(model, system) for system in SYSTEMS]}
+        for n in IN_FLIGHT:
+            cases = (Case(model, system, n, BESIDE, False) for system in SYSTEMS)
+            series[f"ours, {n} in flight"] = [latency_ratio(case, results).mean for case in cases]
         for i, (label, values) in enumerate(series.items()):
-            ax.bar([x + 0.27 * (i - 1) for x in range(4)], values, width=0.27, label=label)
+            ax.bar([x + 0.2 * (i - 1.5) for x in range(len(values))], values, width=0.2, label=label)
         ax.axhline(1.0, color="k", lw=0.6)
-        ax.set_xticks(range(4), labels)
-        ax.set(title=model)
-    axes[0].set_ylabel("time with latency / without")
-    axes[0].legend(fontsize=8)
+        ax.set_xticks(range(len(SYSTEMS)), SYSTEMS)
+        ax.set(title=f"{model}, equal peers")
+    below[0].set_ylabel("time with latency / without")
+    figure.legend(*below[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=80)
 
 
-HEAD = ["model", "paper: SWARM", "GPipe", "1F1B", "ours: swarm, 4 a peer", "8 a peer"]
-HEAD += [f"{name}{how}" for how in (BLOCKING, BESIDE) for name in ("GPipe", "1F1B")]
-DETAIL_HEAD = ["", *MODELS]
-NEAR_HEAD = ["model", "paper: over GPipe", "ours: over GPipe, sender blocks", "over 1F1B, sender blocks"]
-NEAR_HEAD += ["over GPipe, transfers beside", "over 1F1B, transfers beside"]
-WHY = (
-    "With enough microbatches on their way (8 a peer) the order is the paper's: latency costs pipelines more than "
-    "stochastic wiring. With the default of 4 GPT-3 is the exception: its tensors keep a line busy 86 % of the time, "
-    "and without latency its peers fall into step and never wait, which jitter breaks. In seconds stochastic wiring is "
-    "ahead everywhere. No figure was fitted to this table.",
-    "The paper's pipelines lose far more. Its differences are 0.13, 0.66 and 0.44 s a microbatch of a pipeline for "
-    "GPT-3, xxlarge and Ours (6250 sequences per worker; see below), so 1.3, 6.6 and 4.4 added delays with no common "
-    "explanation. Ours lose two where the sender blocks (one forward, one backward), and less where transfers go "
-    "beside computation.",
-    "Ours beats pipelines without latency where the paper's SWARM is 2 to 10 % slower: 1F1B's usual depth "
-    "leaves 0.05 to 0.3 s of a microbatch's transfers exposed, stochastic wiring keeps more on their way. "
-    "The paper's SWARM pays for Python, gRPC and a trainer through which each boundary passes twice; ours does not.",
-    "Two microbatches a peer are too few: a tensor here takes as long as the Work on it, and peers idle. Differences "
-    "of a few percent between windows are chance of the routing.",
+ADDED_MEAN_S = ADDED_S + JITTER_S / 2
+UNEQUAL = (
+    f"Each peer is at half speed with probability {SLOW_PROB:g}. Both sides have {EQUAL} microbatches in flight and "
+    "send beside computation. Swarm wiring does not know who is slow. 1F1B knows nothing (equal shares), or divides "
+    "the microbatches by the speed of its pipelines (by speed), or also has its slow peers in as few pipelines as "
+    "possible (sorted), as a planner would place them that knows all speeds.\n\n"
 )
-ASSUMPTIONS = (
-    "Compute of a stage and microbatch: 2 / s of Table 1's fit, that is 0.469 s (GPT-3), 0.0575 s a sequence (xxlarge) "
-    "and 0.702 s (Ours: twelve layers a stage, as in the published server code). The paper's own figures for its "
-    "V100; a quarter is the forward, the rest recomputation and backward.",
-    "500 Mb/s each way on each peer's line, shared by all its traffic; fp16 boundaries, for Ours 8-bit ones in blocks "
-    "of 4096, no codec seconds. Without latency 0.5 ms one way.",
-    "100 +- 50 ms: uniform from 50 to 150 ms on each tensor; a link stays in order. Messages without payload take 50.",
-    f"A step is linear in its microbatches: {SHORT} and {LONG} a pipeline are simulated, the slope is shown. GPipe is "
-    "the exception: it fills and drains its pipelines for each flush, whose size the paper does not give; 4, 8 and 16 "
-    "are shown, flushes of 8 in the first table.",
-    "All-reduce, optimizer and commit are free: the paper lists them apart. One router; windows of 2, 4 and 8 "
-    "microbatches per peer.",
-    "The minutes of the paper fit its Table 1 only if 6250 sequences are for each of the 16 workers; ratios need none "
-    "of that.",
-)
+UNEQUAL_HEAD = ["model", "added latency", "bound, s", *(f"{name}, s" for name in PLACEMENTS), "swarm, s"]
+UNEQUAL_HEAD += [f"{name} / swarm" for name in PLACEMENTS]
+DEPTHS = "Transfers go beside computation on both sides.\n\n"
+DEPTH_HEAD = ["in flight", "model", "swarm: with latency / without", "1F1B: with / without"]
+DEPTH_HEAD += ["1F1B / swarm without latency", "1F1B / swarm with latency"]
+RATIO_HEAD = ["model", "system", "paper", *(f"{n}, {transfers}" for transfers in TRANSFERS for n in IN_FLIGHT)]
+SECONDS_HEAD = ["system", "transfers", "in flight", *MODELS]
+MINUTE_HEAD = ["model", "minutes, SWARM without latency", "s of a sequence and stage, Table 1"]
+MINUTE_HEAD += [f"printed / Table 1, {SEQUENCES} a worker", f"printed / Table 1, {SEQUENCES} in all"]
 NOT_MODELLED = (
     "Offloading of GPT-3's optimizer by the paper's GPipe; the row Offload; TCP's slow start; packet loss.",
 )

@@ -1,0 +1,59 @@
+"""The targets of scripts/reproduce.py: how one is written, and compared with what is committed."""
+
+import importlib
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.reproduce.results import FILE, Results
+from matplotlib.image import imread
+
+TARGETS = (
+    "dtfm",
+    "dtfm_gain",
+    "square_cube",
+    "swarm_table1",
+    "swarm_table2",
+    "swarm_scaling",
+    "swarm_rebalancing",
+    "swarm_cost",
+)
+WITHOUT_RESULTS = ("dtfm", "dtfm_gain")  # their searches take minutes, and no part of them is a sample
+
+
+def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) -> str:
+    """Write the page of a target, its pictures and its values to a folder. Returns the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    target = importlib.import_module(f"experiments.reproduce.{name}")
+    command = f"python scripts/reproduce.py {name}"
+    if name in WITHOUT_RESULTS:
+        text = target.run(out, command)
+    else:
+        text = target.run(out, command, results, **arguments)
+        (out / FILE).write_text(results.lines())
+    (out / "README.md").write_text(text)
+    return text
+
+
+def differences(committed: Path, made: Path) -> list[str]:
+    """A line for each file that is not alike in both folders: text and values byte for byte, pictures pixel for
+    pixel."""
+    lines = []
+    for file in sorted({path.name for folder in (committed, made) for path in folder.iterdir()}):
+        old, new = committed / file, made / file
+        if not old.exists() or not new.exists():
+            lines.append(f"{old}: {'is no longer written' if old.exists() else 'is missing'}")
+        elif file.endswith(".png"):
+            if imread(old).tobytes() != imread(new).tobytes():
+                lines.append(f"{old}: the picture differs")
+        elif old.read_bytes() != new.read_bytes():
+            lines.append(f"{old}: differs from what its command writes: {first_difference(old, new)}")
+    return lines
+
+
+def first_difference(old: Path, new: Path) -> str:
+    """The first pair of lines in which two text files differ."""
+    pairs = itertools.zip_longest(*(path.read_text().split("\n") for path in (old, new)))
+    number, (was, now) = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+    return f"line {number} was {was!r:.200}, now {now!r:.200}"
