@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxdt.model.data import write_tokens
 from jaxdt.runtime.run_dir import new_token
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.parts import step_folder
@@ -35,8 +36,10 @@ def get_config():
     config.train.steps = 6
     config.train.checkpoint_every_steps = 2
     config.remat = "dots"
+    config.data.path = {tokens!r}
     return config
 """
+N_TOKENS = 50_000
 N_STEPS = 60
 STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
 ENDLESS = (
@@ -45,9 +48,22 @@ ENDLESS = (
     "--config.train.checkpoint_on_stop=false",
     "--config.plan.microbatches=4",
 )
+# A run that ends when the test has seen what it waits for. Meanwhile it sleeps more than it computes.
+MANY_STEPS = ("--config.train.steps=100000", "--emulate_forward_s=0.02")
 ONE_PROCESS = ("--config.plan.stages=1", "--config.plan.pipelines=1")
 QUICK = ("--config.net.heartbeat_s=0.2", "--config.net.deadline_floor_s=2.0")
 SWARM = ("--config.wiring.kind=swarm", *QUICK)
+
+
+def write_config(folder: Path) -> Path:
+    """The config of these fleets. Its text is a small one of its own: every process of a run reads the text, and the
+    corpus takes each a third of a second of processor time."""
+    jumps = np.random.default_rng(0).integers(1, 4, N_TOKENS)
+    tokens = np.cumsum(jumps) % 256
+    file = write_tokens(folder / "text.tok", "bytes", 256, tokens[: N_TOKENS // 2], tokens[N_TOKENS // 2 :])
+    path = folder / "config.py"
+    path.write_text(CONFIG.format(tokens=str(file.path)))
+    return path
 
 
 class Finished:
@@ -67,8 +83,7 @@ class Launched(Finished):
 
     def __init__(self, tmp_path: Path, *flags: str, run_dir: str = "run", file_bytes_max: int = resource.RLIM_INFINITY):
         super().__init__(tmp_path / run_dir)
-        config = tmp_path / "config.py"
-        config.write_text(CONFIG)
+        config = write_config(tmp_path)
         command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={config}", f"--run_dir={self.run_dir}"]
         self.process = subprocess.Popen(
             [*command, "--report=false", *flags],

@@ -30,6 +30,9 @@ from jaxdt.wiring.routed import RoutedWiring
 pytestmark = pytest.mark.xdist_group("stage_functions")
 
 
+FEW_STEPS = 10  # three of them are delayed where the first seven are not
+
+
 def delayed(config, after_steps=0):
     return replace(config, sync=replace(config.sync, delay=1, delay_after_steps=after_steps))
 
@@ -96,13 +99,15 @@ def test_work_of_a_step_that_is_over_is_let_go(over):
     ("stages", "pipelines", "head"), [(1, 1, "tied"), (1, 2, "tied"), (2, 2, "untied"), (3, 1, "tied")]
 )
 def test_fixed_pipelines(stages, pipelines, head, after_steps, functions_of, one_process):  # noqa: F811
-    assert_same_training(delayed(make_config(stages, pipelines, head=head), after_steps), functions_of, one_process)
+    config = make_config(stages, pipelines, head=head, steps=FEW_STEPS)
+    assert_same_training(delayed(config, after_steps), functions_of, one_process)
 
 
 @pytest.mark.parametrize("after_steps", [0, 7])
 @pytest.mark.parametrize(("stages", "pipelines", "routers"), [(1, 2, 1), (2, 2, 2), (3, 2, 6)])
 def test_stochastic_wiring(stages, pipelines, routers, after_steps, functions_of, one_process):  # noqa: F811
-    config = make_config(stages, pipelines, head="tied", eval_every_steps=8, eval_microbatches=5)
+    options = dict(steps=FEW_STEPS, eval_every_steps=8, eval_microbatches=5)
+    config = make_config(stages, pipelines, head="tied", **options)
     config = replace(config, wiring=WiringConfig("swarm", routers))
     assert_same_training(delayed(config, after_steps), functions_of, one_process)
 

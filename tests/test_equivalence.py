@@ -39,6 +39,9 @@ pytestmark = pytest.mark.xdist_group("stage_functions")
 START = RunStart("r")
 
 N_STEPS = 20
+# Where nothing happens on the way: a mistake in a sum, a version or a moment shows by the third step. This is three
+# updates more than the warm-up has.
+FEW_STEPS = 8
 SEED = 3
 KINDS = (FORWARD, BACKWARD, EVALUATE, GATHER, UPDATE)
 MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=64, seq_len=16, vocab_size=64)
@@ -128,7 +131,13 @@ def gradient_of(model):
 @pytest.fixture(scope="session")
 def one_process():
     """(config) -> (losses, gradient norms, final parameters) of the plain run, once per what it depends on."""
-    return lambda config: train_in_one_process(config.model, config.optim, config.seq_lengths, config.sync)
+
+    def of(config):
+        n_steps = config.train.steps
+        losses, norms, versions = train_in_one_process(config.model, config.optim, config.seq_lengths, config.sync)
+        return losses[:n_steps], norms[:n_steps], versions[n_steps]
+
+    return of
 
 
 def plain_optimizer(optim):
@@ -148,11 +157,9 @@ def mean_loss(model, params, tokens_BT):
 
 
 @functools.cache
-def train_in_one_process(model, optim, lengths, sync):
-    """With a delay, steps from the second on compute with the parameters of one update before (SWARM App. E)."""
-    data, rule, loss_and_gradient = Tokens(), plain_optimizer(optim), gradient_of(model)
-    params = init_stage(model, 0, model.n_layers, SEED)
-    state = rule.init(params)
+def update_of(optim):
+    """(the initial state of the optimizer, one update of it)."""
+    rule = plain_optimizer(optim)
 
     @jax.jit
     def update(params, state, gradient):
@@ -160,6 +167,16 @@ def train_in_one_process(model, optim, lengths, sync):
             change, state = rule.update(gradient, state, params)
         return optax.tree.norm(gradient), optax.apply_updates(params, change), state
 
+    return jax.jit(rule.init), update
+
+
+@functools.cache
+def train_in_one_process(model, optim, lengths, sync):
+    """(losses, gradient norms, parameters before the first and after each of N_STEPS steps). With a delay, steps from
+    the second on compute with the parameters of one update before (SWARM App. E)."""
+    data, loss_and_gradient, (initial_state, update) = Tokens(), gradient_of(model), update_of(optim)
+    params = init_stage(model, 0, model.n_layers, SEED)
+    state = initial_state(params)
     losses, norms, versions = [], [], [params]
     for step in range(N_STEPS):
         seq_len = lengths.at(step)
@@ -170,7 +187,7 @@ def train_in_one_process(model, optim, lengths, sync):
         versions.append(params)
         losses.append(float(loss))
         norms.append(float(norm))
-    return losses, norms, params
+    return losses, norms, versions
 
 
 def train_in_pieces(
@@ -255,7 +272,8 @@ def assert_same_training(config, functions_of, one_process, plan=None, faults=()
 
 @pytest.mark.parametrize(("stages", "pipelines", "schedule", "remat", "head"), GRID)
 def test_every_cut_trains_as_one_process_does(stages, pipelines, schedule, remat, head, functions_of, one_process):
-    assert_same_training(make_config(stages, pipelines, schedule, remat, head), functions_of, one_process)
+    config = make_config(stages, pipelines, schedule, remat, head, steps=FEW_STEPS)
+    assert_same_training(config, functions_of, one_process)
 
 
 @pytest.mark.parametrize(
@@ -338,8 +356,7 @@ def test_a_lost_replica_of_unequal_ones_changes_nothing(functions_of, one_proces
     assert_same_training(config, functions_of, one_process, UNEQUAL[3], faults=faults)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("head", ["tied", "untied"])
+@pytest.mark.parametrize(("seed", "head"), [(0, "tied"), (1, "untied"), (2, "tied"), (3, "untied")])
 def test_peers_that_are_lost_change_nothing(seed, head, functions_of, one_process):
     """Crashes and pauses at any moment, as long as each stage keeps a replica: the same losses, the same parameters."""
     config = make_config(2, 3, head=head, eval_every_steps=8, eval_microbatches=5)
@@ -503,6 +520,7 @@ def test_a_stage_that_has_lost_two_of_three_gets_a_peer_of_the_other(functions_o
 def test_peers_that_change_stages_at_random_change_nothing(seed, functions_of, one_process):
     """Some are lost besides, and one joins."""
     config = elastic(3, 3)
+    config = replace(config, train=replace(config.train, steps=12))
     faults = draw(seed, run_config.default_plan(config).placement, 2, 200.0, 20.0, (CRASH, PAUSE))
     balance = RandomMoves(seed, every_s=60.0)
     how = dict(faults=[*faults, Fault(100.0, JOIN, 0)], balance=balance)

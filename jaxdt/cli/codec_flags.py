@@ -6,7 +6,7 @@ from collections.abc import Callable
 from absl import flags
 
 from jaxdt import build
-from jaxdt.cli import run_flags
+from jaxdt.cli import environment, run_flags
 from jaxdt.spec import codec, codec_choice
 from jaxdt.spec import profile as profiles
 from jaxdt.spec.config import RunConfig
@@ -37,7 +37,9 @@ def decided(config: RunConfig, plan: Plan) -> Plan:
 
 def _measured(config: RunConfig) -> Callable[[int, int], CodecTimes]:
     """Seconds of int8 at (peer, layer), measured on this machine and taken for every peer."""
-    from jaxdt.runtime.calibrate.stage_times import time_codec
+    from jaxdt.runtime.calibrate.stage_times import time_codec  # imports jax
+
+    environment.keep_off_gpus()
 
     @functools.cache
     def timed(width: int) -> CodecTimes:

@@ -17,7 +17,7 @@ def compute_on_cpu() -> None:
 
 def keep_off_gpus() -> None:
     """Keep this process, which computes nothing, off the GPUs, whatever JAX_PLATFORMS says: jax would take their memory
-    from the peers. Its children get the environment that its caller gave it."""
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
+    from the peers. Its children get the environment that its caller gave it. jax takes half a second to import, so this
+    does not import it: who imports jax later calls this again."""
+    if jax := sys.modules.get("jax"):
+        jax.config.update("jax_platforms", "cpu")

@@ -185,8 +185,8 @@ from jaxdt.cli import run_flags
 
 class Fleet:
     def __init__(self, *arguments):
-        import jax
-        print("launcher on", jax.default_backend(), "children on", os.environ.get("JAX_PLATFORMS"))
+        jax = sys.modules.get("jax")
+        print("launcher on", jax and jax.config.jax_platforms, "children on", os.environ.get("JAX_PLATFORMS"))
 
     def run(self):
         return 0
@@ -203,9 +203,16 @@ def launched(*arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_the_launcher_stays_off_the_gpus_and_does_not_keep_its_children_off_them(tmp_path):
-    done = launched(f"--run_dir={tmp_path / 'run'}", "--report=false")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "launcher on cpu children on None"), done.stderr
+@pytest.mark.parametrize(
+    ("flags", "platforms"),
+    [((), None), (("--config.codec=auto", f"--emulate={ROOT}/configs/networks/four_cities.json"), "cpu")],
+    ids=["without jax", "with jax"],
+)
+def test_the_launcher_stays_off_the_gpus_and_does_not_keep_its_children_off_them(flags, platforms, tmp_path):
+    """It imports jax only where it measures a codec."""
+    done = launched(f"--run_dir={tmp_path / 'run'}", "--report=false", *flags)
+    expected = f"launcher on {platforms} children on None"
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, expected), done.stderr
 
 
 def test_emitted_flag_files_name_the_gpus_of_each_peer(tmp_path):

@@ -7,7 +7,7 @@ import sys
 
 import cutting
 import pytest
-from fleets import CONFIG, ENDLESS, ROOT, SWARM, Churning, assert_equal
+from fleets import ENDLESS, ROOT, SWARM, Churning, assert_equal, write_config
 
 
 class Cut(Churning):
@@ -17,9 +17,9 @@ class Cut(Churning):
         self.run_dir, self.cuts = tmp_path / "run", tmp_path / "cuts.json"
         cutting.cut(self.cuts)
         cutting.write_scripts(tmp_path, ROOT)
-        (tmp_path / "config.py").write_text(CONFIG)
+        config = write_config(tmp_path)
         program = [sys.executable, str(ROOT / "tests/cutting.py"), str(tmp_path)]
-        command = [*program, f"--config={tmp_path / 'config.py'}", f"--run_dir={self.run_dir}", "--report=false"]
+        command = [*program, f"--config={config}", f"--run_dir={self.run_dir}", "--report=false"]
         environment = os.environ | {cutting.VARIABLE: str(self.cuts)}
         streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.process = subprocess.Popen([*command, *flags], env=environment, **streams)

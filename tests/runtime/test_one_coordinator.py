@@ -1,15 +1,14 @@
-"""A resumed run whose coordinator is killed, terminated and started twice; and one of its peers, started twice."""
+"""A resumed run whose coordinator is killed, terminated, started twice and ended by another signal; and one of its
+peers, started twice."""
 
 import os
 import signal
 import subprocess
 import sys
 
-from fleets import ONE_PROCESS, ROOT
+from fleets import MANY_STEPS, ONE_PROCESS, ROOT
 
 from jaxdt.runtime.run_dir import job_flags, peer_credential
-
-MANY_STEPS = "--config.train.steps=100000"
 
 
 def started(fleet, script, *flags):
@@ -22,7 +21,7 @@ def started(fleet, script, *flags):
 def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched, tmp_path):
     whole = launched(*ONE_PROCESS, "--config.train.steps=2")
     assert whole.ended() == 0, whole.output
-    fleet = launched(*ONE_PROCESS, "--resume", MANY_STEPS, "--config.train.keep_checkpoints=1")
+    fleet = launched(*ONE_PROCESS, "--resume", *MANY_STEPS, "--config.train.keep_checkpoints=1")
     began_from = fleet.run_dir / "checkpoints/00000002/complete.json"
     n_steps = 2
     while began_from.exists():  # until it is deleted in favour of a newer one
@@ -48,8 +47,9 @@ def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched
     assert "and answers; a second one at 127.0.0.1:0 (process " in line, line
 
     fleet.wait_for_step(len(fleet.losses()) + 2)
-    fleet.process.send_signal(signal.SIGINT)
-    assert fleet.ended(timeout_s=20) == 130, fleet.output
+    os.kill(fleet.coordinator(), signal.SIGUSR1)  # a failure, which no new start would mend
+    assert fleet.ended(timeout_s=60) == 3, fleet.output
     assert "coordinator: killed, started again" in fleet.output
     assert "coordinator: terminated, started again" in fleet.output
-    assert ": lost, " not in fleet.output
+    assert "coordinator: lost, " in fleet.output
+    assert "(stage 0): lost, " not in fleet.output

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from fleets import CONFIG, N_STEPS, ROOT, STEPS
+from fleets import N_STEPS, ROOT, STEPS, write_config
 
 from jaxdt.runtime.run_dir import new_token
 from jaxdt.runtime.storage.durable import read_json
@@ -29,8 +29,7 @@ class OwnFolders:
     def __init__(self, tmp_path, emulate: str):
         self.tmp_path, self.emulate = tmp_path, emulate
         self.processes: dict[str, subprocess.Popen] = {}
-        config = tmp_path / "config.py"
-        config.write_text(CONFIG)
+        config = write_config(tmp_path)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -3,22 +3,20 @@
 import json
 
 import numpy as np
-from fleets import ONE_PROCESS, SWARM, Launched
+from fleets import SWARM, Launched
 
 from jaxdt.spec.plan import Plan, to_json
 
-PLAN = Plan(2, ((0, 1), (1, 2)), ((1,), (0, 2)), (3,))
+PLAN = Plan(2, ((0, 1), (1, 2)), ((1,), (0, 2)), (4,))  # as many microbatches as the run of one process has
 
 
-def test_an_unequal_plan_has_the_losses_of_one_process(tmp_path):
+def test_an_unequal_plan_has_the_losses_of_one_process(tmp_path, alone):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(to_json(PLAN)))
     run = Launched(tmp_path, f"--plan={path}", *SWARM)
     assert run.ended() == 0, run.output
-    one = Launched(tmp_path, *ONE_PROCESS, run_dir="one")
-    assert one.ended() == 0, one.output
     assert len(run.losses()) == 6
-    np.testing.assert_allclose(run.losses(), one.losses(), rtol=1e-5)
+    np.testing.assert_allclose(run.losses(), alone.losses()[:6], rtol=1e-5)
 
 
 def test_wiring_along_pipelines_refuses_it(tmp_path):

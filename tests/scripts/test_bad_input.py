@@ -1,6 +1,7 @@
 """What a person or a file got wrong is one line and exit code 2, and nothing is started or overwritten.
 
-The scripts run as a user starts them, except that each is imported once and then forked for every case."""
+The scripts run as a user starts them, except that one process imports what takes long and is then forked for every
+case."""
 
 import contextlib
 import json
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import run_scripts
 
 from jaxdt.model.data import HEADER_BYTES, open_data, write_tokens
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.identity import credential
 from jaxdt.runtime.identity.certificate import new_key
 from jaxdt.runtime.run_dir import clear, hold
@@ -24,6 +27,8 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import to_json, uniform
 from jaxdt.spec.plan import Plan
+
+pytestmark = pytest.mark.xdist_group("bad_input")  # they share a folder of files
 
 ROOT = Path(__file__).resolve().parents[2]
 FORKS = """
@@ -45,6 +50,10 @@ for arguments in json.load(sys.stdin):
         text = output.read()
     results.append((os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text))
 print(json.dumps(results))
+"""
+LIBRARIES = """
+import flax, jax, matplotlib.pyplot, optax, orbax.checkpoint, ortools
+import jaxdt.config_file, jaxdt.runtime.coordinator_process, jaxdt.runtime.peer_process
 """
 CONFIG = """
 from jaxdt.config_file import base_config
@@ -273,39 +282,40 @@ def test_a_flag_file_that_is_not_there_is_one_line(tmp_path):
     assert done.stderr.startswith("--flagfile: ") and done.stderr.count("\n") == 1 and "none.flags" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("script", "flags", "words"),
-    [
-        ("simulate", "--model=debug --flops=1e9 --out={dir}/file", "file: File exists"),
-        ("simulate", "--model=debug --flops=1e9 --microbatch_size=0", "train.microbatch_size: got 0"),
-        ("simulate", "--model=debug --flops=1e9 --frob", "frob"),
-        (
-            "train",
-            "--config={dir}/good.py --config.platform=gpu --peer=0 --coordinator=127.0.0.1:1 --run_dir={dir}/run",
-            "this run expects gpu",
-        ),
-        ("doctor", "--run_dir={dir}/file", "file is not a folder"),
-        ("ablate", "--config={dir}/none_such.py --run_dir={dir}/run", "none_such.py"),
-        ("measure", "links --local=2 --out={dir}/thesis", "--out: {dir}/thesis cannot be written"),
-        ("measure", "profile --config={dir}/good.py --out={dir}/none/p.json", "p.json cannot be written"),
-        ("measure", "profile --config={dir}/good.py --out={dir}/p.json --codecs=int9", "--codecs: got 'int9'"),
-        ("experiments/make_corpus", "--packages= --out={dir}/run", "--packages: got none"),
-        ("experiments/make_corpus", "now", "argument: got 'now'"),
-        ("prepare_data", "--frob", "frob"),
-        ("bench/bench_codec", "--codecs=auto", "--codecs: got auto"),
-        ("bench/bench_codec", "--shapes=4x0", "--shapes: got '4x0'"),
-        ("bench/bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
-        ("bench/bench_averaging", "--n_peers=1", "n_peers"),
-        ("bench/bench_simulator", "--rounds=0", "rounds"),
-        ("experiments/delay_loss", "--config={dir}/good.py --seeds=1", "--seeds: got 1"),
-    ],
-)
-def test_every_script_refuses_in_one_line(script, flags, words, files):
+REFUSALS = [
+    ("simulate", "--model=debug --flops=1e9 --out={dir}/file", "file: File exists"),
+    ("simulate", "--model=debug --flops=1e9 --microbatch_size=0", "train.microbatch_size: got 0"),
+    ("simulate", "--model=debug --flops=1e9 --frob", "frob"),
+    (
+        "train",
+        "--config={dir}/good.py --config.platform=gpu --peer=0 --coordinator=127.0.0.1:1 --run_dir={dir}/run",
+        "this run expects gpu",
+    ),
+    ("doctor", "--run_dir={dir}/file", "file is not a folder"),
+    ("ablate", "--config={dir}/none_such.py --run_dir={dir}/run", "none_such.py"),
+    ("measure", "links --local=2 --out={dir}/thesis", "--out: {dir}/thesis cannot be written"),
+    ("measure", "profile --config={dir}/good.py --out={dir}/none/p.json", "p.json cannot be written"),
+    ("measure", "profile --config={dir}/good.py --out={dir}/p.json --codecs=int9", "--codecs: got 'int9'"),
+    ("experiments/make_corpus", "--packages= --out={dir}/run", "--packages: got none"),
+    ("experiments/make_corpus", "now", "argument: got 'now'"),
+    ("prepare_data", "--frob", "frob"),
+    ("bench/bench_codec", "--codecs=auto", "--codecs: got auto"),
+    ("bench/bench_codec", "--shapes=4x0", "--shapes: got '4x0'"),
+    ("bench/bench_pipeline", "--rival=/none/such", "--rival: got '/none/such'"),
+    ("bench/bench_averaging", "--n_peers=1", "n_peers"),
+    ("bench/bench_simulator", "--rounds=0", "rounds"),
+    ("experiments/delay_loss", "--config={dir}/good.py --seeds=1", "--seeds: got 1"),
+]
+
+
+def test_every_script_refuses_in_one_line(files):
     before = content_of(files)
-    command = [sys.executable, "-W", "ignore", str(ROOT / f"scripts/{script}.py"), *flags.format(dir=files).split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=files)
-    assert done.returncode == 2 and not done.stdout, (done.stdout, done.stderr)
-    assert words.format(dir=files) in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    scripts = [[str(ROOT / f"scripts/{name}.py"), *flags.format(dir=files).split()] for name, flags, _ in REFUSALS]
+    environment = os.environ | MALLOC_ENVIRONMENT  # without them a process that computes would start itself again
+    results = run_scripts(scripts, LIBRARIES, files, environment)
+    for (name, flags, words), (code, out, err) in zip(REFUSALS, results, strict=True):
+        assert code == 2 and not out, (name, flags, out, err)
+        assert words.format(dir=files) in err and len(err.splitlines()) == 1, (name, flags, err)
     assert content_of(files) == before and not (files / "run").exists()
 
 

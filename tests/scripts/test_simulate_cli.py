@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import run_scripts
 
 from jaxdt.spec import plan as plans
 from jaxdt.spec import profile as profiles
@@ -125,25 +126,27 @@ def test_orders_that_deadlock_are_shown_and_bad_ones_refused(tmp_path):
     assert "cannot be read" in call("simulate.py", f"--orders={tmp_path}/none.txt").stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (("--flops=1e9",), "--config, --profile, --model: got none of them"),
-        (("--model=debug",), "--profile, --flops: got neither"),
-        ((*SMALL, "--sweep=bandwith_gbps=1:2"), "did you mean"),
-        ((*SMALL, "--sweep=latency_ms=5"), "expected latency_ms=LOW:HIGH"),
-        ((*SMALL, "--flops=fast"), "expected FLOP/s or KIND=FLOP/s"),
-        ((*SMALL, "--steps=0"), "--steps: got 0"),
-        ((*SMALL, "--faults=7"), "--faults: got '7', expected SEED:N"),
-        ((*SMALL, "--trace=none.json"), "none.json: cannot be read"),
-        ((*SMALL, "--network=none.json"), "none.json: cannot be read"),
-        ((*SMALL, "--stages=8", f"--network={NETWORK}"), "expected at most n_layers 2"),
-        ((*SMALL, "--pipelines=5", f"--network={NETWORK}"), "has 8 devices, the plan uses device 9"),
-    ],
-)
-def test_bad_input_is_one_line_and_code_2(arguments, line):
-    done = call("simulate.py", *arguments)
-    assert done.returncode == 2 and line in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+REFUSALS = [
+    (("--flops=1e9",), "--config, --profile, --model: got none of them"),
+    (("--model=debug",), "--profile, --flops: got neither"),
+    ((*SMALL, "--sweep=bandwith_gbps=1:2"), "did you mean"),
+    ((*SMALL, "--sweep=latency_ms=5"), "expected latency_ms=LOW:HIGH"),
+    ((*SMALL, "--flops=fast"), "expected FLOP/s or KIND=FLOP/s"),
+    ((*SMALL, "--steps=0"), "--steps: got 0"),
+    ((*SMALL, "--faults=7"), "--faults: got '7', expected SEED:N"),
+    ((*SMALL, "--trace=none.json"), "none.json: cannot be read"),
+    ((*SMALL, "--network=none.json"), "none.json: cannot be read"),
+    ((*SMALL, "--stages=8", f"--network={NETWORK}"), "expected at most n_layers 2"),
+    ((*SMALL, "--pipelines=5", f"--network={NETWORK}"), "has 8 devices, the plan uses device 9"),
+]
+
+
+def test_bad_input_is_one_line_and_code_2():
+    commands = [("scripts/simulate.py", *arguments) for arguments, _ in REFUSALS]
+    imports = "sys.modules['jax'] = None; import matplotlib.pyplot, jaxdt.config_file, jaxdt.sim.fault_report"
+    results = run_scripts(commands, imports, ROOT)
+    for (arguments, line), (code, _, err) in zip(REFUSALS, results, strict=True):
+        assert code == 2 and line in err and len(err.splitlines()) == 1, (arguments, err)
 
 
 def test_reproduce_writes_a_page_with_its_picture_from_its_values(tmp_path):
