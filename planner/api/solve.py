@@ -40,6 +40,10 @@ def solve(
         from planner.api.by_cost import solve_by_cost
 
         return solve_by_cost(network, job, search, constraints, on_progress)
+    if job.unequal:
+        from planner.api.unequal import solve_unequal
+
+        return solve_unequal(network, job, search, constraints, on_progress)
     from planner.api.by_step import solve_by_step
 
     return solve_by_step(network, job, search, constraints, on_progress)
