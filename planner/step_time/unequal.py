@@ -5,8 +5,8 @@ plan, without pipelines. Devices move between stages by annealing on an estimate
 proportion to its speed; each trial cuts the layers anew. Stages of one site each, with links of their own, are starts
 too. The simulator ranks the best sets, and then has the last word on every move.
 
-The estimate is right for stages of equal devices, and too low for mixed ones. A router measures a device by the seconds
-between its results, which for a fast device include the wait for its input; so fast devices get less than their part.
+The estimate is right for stages of equal devices, and too low for mixed ones: routers give each device its part of the
+microbatches, but choose without a look at the queues, so that devices of unequal speeds run dry in turns (docs/log.md).
 
 S stages, N devices; a row is the devices of a stage. stage_of [N] is the stage of each device, SPARE for none.
 """
