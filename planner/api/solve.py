@@ -30,7 +30,8 @@ def solve(
     Raises BadInput, one line, for a job that the network cannot do, for constraints that contradict each other, and
     where no plan was found; BoundError for a bound above the cost of a plan that exists, which is a defect of the
     planner. It prints nothing, keeps no state, and may run in any thread, and in several at a time. Its own threads end
-    before it returns, but for an enumeration of at most 16 devices that was interrupted: that one ends by itself."""
+    before it returns, but for an enumeration of at most 16 devices, or the compilation of another one, that was
+    interrupted: that one ends by itself."""
     check_solver("solver", solver)
     from planner.api.search_run import Search
 

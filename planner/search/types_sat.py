@@ -197,7 +197,7 @@ class Effort(NamedTuple):
     work: float
 
 
-QUICK_EFFORTS = [Effort(True, 0.5), Effort(False, 9.0)]
+QUICK_EFFORTS = [Effort(True, 0.2), Effort(False, 9.0)]
 EFFORTS = [Effort(linear, work) for work in (4.0, 16.0, 64.0, 256.0, 1024.0) for linear in (False, True)]
 
 
