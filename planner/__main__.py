@@ -54,6 +54,12 @@ def parser() -> argparse.ArgumentParser:
 def _solve(solve: argparse.ArgumentParser):
     solve.add_argument("--network", required=True, help="network.json")
     _job(solve)
+    solve.add_argument(
+        "--replicas",
+        choices=("equal", "unequal"),
+        default="equal",
+        help="unequal: each stage may have replicas of its own number, by step time, for wiring.kind=swarm",
+    )
     solve.add_argument("--solver", choices=SOLVERS, default="auto")
     solve.add_argument("--time_limit_s", type=float, help="default 30, or none with --evaluations")
     solve.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")

@@ -42,13 +42,15 @@ class Job:
     price_rules: with a profile, whether the price of a step is minimised in place of its seconds, and what the devices
     may cost in all. Where prices decide, a plan may leave devices out.
 
-    n_stages, n_pipelines: None lets the search choose, which only step times can decide."""
+    n_stages, n_pipelines: None lets the search choose, which only step times can decide. `unequal`: each stage may have
+    replicas of its own number, under `swarm` wiring; there are no pipelines then, and prices do not count."""
 
     work: RunConfig | ByteSizes
     n_stages: int | None
     n_pipelines: int | None
     profile: Profile | None = None
     price_rules: PriceRules = PriceRules()
+    unequal: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_stages", "n_pipelines"):
@@ -68,6 +70,11 @@ class Job:
             name = "--objective" if self.price_rules.is_minimised else "--budget_per_hour"
             raise BadInput(
                 f"{name}: got a job by communication cost, expected one with a profile: prices need step times"
+            )
+        if self.unequal and (self.profile is None or self.n_pipelines is not None or not self.price_rules.empty):
+            raise BadInput(
+                "--replicas: got unequal with a number of pipelines, with prices or without step_time, expected "
+                "--pipelines auto and --objective step_time: any replica may get any microbatch"
             )
         if self.profile is not None:
             self._check_profile(self.profile)

@@ -30,7 +30,8 @@ def solve(
     Raises BadInput, one line, for a job that the network cannot do, for constraints that contradict each other, and
     where no plan was found; BoundError for a bound above the cost of a plan that exists, which is a defect of the
     planner. It prints nothing, keeps no state, and may run in any thread, and in several at a time. Its own threads end
-    before it returns, but for an enumeration of at most 16 devices that was interrupted: that one ends by itself."""
+    before it returns, but for an enumeration of at most 16 devices, or the compilation of another one, that was
+    interrupted: that one ends by itself."""
     check_solver("solver", solver)
     from planner.api.search_run import Search
 
@@ -40,6 +41,10 @@ def solve(
         from planner.api.by_cost import solve_by_cost
 
         return solve_by_cost(network, job, search, constraints, on_progress)
+    if job.unequal:
+        from planner.api.unequal import solve_unequal
+
+        return solve_unequal(network, job, search, constraints, on_progress)
     from planner.api.by_step import solve_by_step
 
     return solve_by_step(network, job, search, constraints, on_progress)

@@ -36,13 +36,14 @@ def job_of(flags: Namespace, network: Network) -> Job:
     """The job that the flags describe; BadInput where they contradict each other."""
     objective = _objective(flags)
     n_stages, n_pipelines = _shape(flags)
+    unequal = getattr(flags, "replicas", None) == "unequal"  # replan has no such flag
     rules = PriceRules(objective == COST_PER_STEP, flags.budget_per_hour)
     if objective == COMM_COST and None in (n_stages, n_pipelines):
         raise BadInput("--objective: got comm_cost with auto, expected step_time: Eq. 1-4 do not compare shapes")
     if objective == COMM_COST:
-        return Job(_cost_work(flags), n_stages, n_pipelines, price_rules=rules)
+        return Job(_cost_work(flags), n_stages, n_pipelines, price_rules=rules, unequal=unequal)
     work, profile = _step_work(flags, network)
-    return Job(work, n_stages, n_pipelines, profile, rules)
+    return Job(work, n_stages, n_pipelines, profile, rules, unequal)
 
 
 def _objective(flags: Namespace) -> str:

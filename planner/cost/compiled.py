@@ -34,6 +34,12 @@ def _drop_unreadable_cache(cache):
         cache.flush()
 
 
+def is_compiled(kernel: Any) -> bool:
+    """Whether a kernel is compiled: in this process, or by an earlier one that left it in the cache on disk."""
+    cache_file = getattr(kernel._cache, "_cache_file", None)  # None where no directory can be written
+    return bool(kernel.signatures) or (cache_file is not None and bool(cache_file._load_index()))
+
+
 @compiled
 def copy_row(source, target):
     """Copy one array of one dimension into another."""

@@ -121,7 +121,7 @@ def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
     is_cheapest = found["objective"] == "cost_per_step"
     lines += [
         WHY_COSTS_DIFFER + ("whose step costs least." if is_cheapest else "with the shortest step."),
-        f"{plan.n_stages} stages x {plan.n_pipelines} pipelines, layers {sizes}, microbatches {list(plan.shares)}, "
+        f"{plan.shape}, layers {sizes}, microbatches {list(plan.shares)}, "
         f"in flight {list(plan.in_flight) if plan.in_flight else 'all'}",
     ]
     if price := found.get("price"):

@@ -88,6 +88,16 @@ def types_of(problem: Problem, label: np.ndarray, pool: Pool = np.mean) -> Types
     return Types(members, dp_s, pp_s, spread == 0.0)
 
 
+def groups_from(types: Types, counts: np.ndarray) -> np.ndarray:
+    """Groups [S, P] with counts[k][s] devices of type k in stage s."""
+    stages = [[] for _ in range(counts.shape[1])]
+    for members, row in zip(types.members, counts, strict=True):
+        ends = np.cumsum(row)
+        for s, stage in enumerate(stages):
+            stage += members[ends[s] - row[s] : ends[s]]
+    return np.array(stages)
+
+
 def _pairs(matrix: np.ndarray, a: tuple[int, ...], b: tuple[int, ...]) -> np.ndarray:
     block = matrix[np.ix_(a, b)]
     if a != b:

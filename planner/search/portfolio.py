@@ -11,10 +11,12 @@ from collections.abc import Callable
 import numpy as np
 
 from planner.cost.communication import EXACT_PATH_STAGES
+from planner.cost.compiled import is_compiled
 from planner.model.problem import Problem
 from planner.search.anneal import compile_anneal_softened
 from planner.search.annealing_chains import ChainSequence, anneal_while_compiling, chain_sequences, in_threads
 from planner.search.base import SolverEntry
+from planner.search.compositions import prove_by_compositions, search_from
 from planner.search.device_types import Types
 from planner.search.evolve import evolve
 from planner.search.exact import MAX_DEVICES, in_background, prove_by_enumeration
@@ -22,7 +24,6 @@ from planner.search.incumbent import Incumbent
 from planner.search.types_sat import (
     EFFORTS,
     QUICK_EFFORTS,
-    Effort,
     affordable,
     bound_by_clusters,
     exact_types,
@@ -31,7 +32,7 @@ from planner.search.types_sat import (
 )
 
 # parts of the time limit
-QUICK_FRAC, WARM_UP_FRAC, BOUND_FRAC, PROOF_FRAC, EVOLVE_FRAC = 0.3, 0.05, 0.2, 0.75, 0.35
+QUICK_FRAC, ENUMERATE_FRAC, WARM_UP_FRAC, BOUND_FRAC, PROOF_FRAC, EVOLVE_FRAC = 0.3, 0.6, 0.05, 0.2, 0.75, 0.35
 HOPELESS_GAP = 0.15
 SMALL = 12  # devices that enumeration proves in less time than annealing takes to compile
 BOUND_WORK = 4.0
@@ -47,7 +48,8 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
         return
     types = exact_types(problem)
     if timed:
-        _prove_quickly(problem, types, incumbent, seed, QUICK_EFFORTS[:1])
+        enumerates = is_compiled(search_from)  # else the first plans would wait for that
+        _prove_quickly(problem, types, incumbent, seed, enumerates)
         if incumbent.done:
             return
     chains = chain_sequences(problem, incumbent, seed)
@@ -56,7 +58,7 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
         _prove(problem, types, incumbent, seed, lambda: np.inf, lambda: np.inf)
         return
     compile_anneal_softened()  # before the proof begins, which would compete for the cores
-    with in_background(lambda: _prove_beside(problem, types, incumbent, seed), incumbent):
+    with in_background(lambda: _prove_beside(problem, types, incumbent, seed, not enumerates), incumbent):
         anneal_while_compiling(chains[0])
         others = [functools.partial(chain.run, incumbent.starts) for chain in chains[1:]]
         if others and problem.n_stages <= EXACT_PATH_STAGES:
@@ -79,22 +81,35 @@ def _evolve_then_anneal(chain: ChainSequence, seed: int):
     chain.run(incumbent.starts)
 
 
-def _prove_quickly(problem: Problem, types: Types | None, incumbent: Incumbent, seed: int, efforts: list[Effort]):
+def _prove_quickly(problem: Problem, types: Types | None, incumbent: Incumbent, seed: int, enumerates: bool):
+    """Before any annealing: the first effort of CP-SAT, and the enumeration for networks of few types."""
     if types is not None and problem.n_devices > MAX_DEVICES:
-        end_s = QUICK_FRAC * incumbent.time_limit_s
-        prove_with_efforts(problem, types, incumbent, seed, efforts, lambda: end_s - incumbent.elapsed_s)
+        quick_left_s, enumerate_left_s = (
+            functools.partial(_left_s, incumbent, frac) for frac in (QUICK_FRAC, ENUMERATE_FRAC)
+        )
+        prove_with_efforts(problem, types, incumbent, seed, QUICK_EFFORTS[:1], quick_left_s)
+        if enumerates:
+            prove_by_compositions(problem, types, incumbent, enumerate_left_s)
 
 
-def _prove_beside(problem: Problem, types: Types | None, incumbent: Incumbent, seed: int):
-    """Another quick effort; then, against annealed plans, bounds and a proof within their parts of the time."""
+def _left_s(incumbent: Incumbent, frac: float) -> float:
+    """Seconds that are left until this part of the time limit."""
+    return frac * incumbent.time_limit_s - incumbent.elapsed_s
+
+
+def _prove_beside(problem: Problem, types: Types | None, incumbent: Incumbent, seed: int, enumerates: bool):
+    """Another quick effort, and the enumeration if its kernels are still to be compiled; then, against annealed plans,
+    bounds and a proof within their parts of the time."""
     time_s = incumbent.time_limit_s
-    _prove_quickly(problem, types, incumbent, seed, QUICK_EFFORTS[1:])
+    if types is not None and problem.n_devices > MAX_DEVICES:
+        quick_left_s = functools.partial(_left_s, incumbent, QUICK_FRAC)
+        prove_with_efforts(problem, types, incumbent, seed, QUICK_EFFORTS[1:], quick_left_s)
+        if enumerates:
+            prove_by_compositions(problem, types, incumbent, functools.partial(_left_s, incumbent, PROOF_FRAC))
     while incumbent.elapsed_s < WARM_UP_FRAC * time_s and not incumbent.done:
         time.sleep(0.02)
-    bound_end_s = incumbent.elapsed_s + BOUND_FRAC * time_s
-    proof_end_s = PROOF_FRAC * time_s
-    bound_left_s = lambda: bound_end_s - incumbent.elapsed_s  # noqa: E731
-    proof_left_s = lambda: proof_end_s - incumbent.elapsed_s  # noqa: E731
+    bound_left_s = functools.partial(_left_s, incumbent, incumbent.elapsed_s / time_s + BOUND_FRAC)
+    proof_left_s = functools.partial(_left_s, incumbent, PROOF_FRAC)
     _prove(problem, types, incumbent, seed, bound_left_s, proof_left_s)
 
 
@@ -113,6 +128,8 @@ def _prove(
     if problem.n_devices <= MAX_DEVICES:
         prove_by_enumeration(problem, incumbent)
         return
+    if incumbent.budget.evaluations is not None and types is not None:
+        prove_by_compositions(problem, types, incumbent, bound_left_s)
     bound_by_clusters(problem, incumbent, bound_left_s, min(BOUND_WORK, max_work(incumbent)), seed)
     has_plan = incumbent.best_s < problem.missing_s
     if types is not None and (not has_plan or incumbent.best_s <= incumbent.bound_s * (1 + HOPELESS_GAP)):

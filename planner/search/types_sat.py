@@ -23,7 +23,8 @@ from planner.model.problem import Problem, placement_s
 from planner.model.proof import PROOF_GAP
 from planner.search.annealing_chains import chain_sequences, in_threads
 from planner.search.base import SolverEntry
-from planner.search.device_types import Types, interchangeable, near_equal, types_of
+from planner.search.compositions import prove_by_compositions
+from planner.search.device_types import Types, groups_from, interchangeable, near_equal, types_of
 from planner.search.incumbent import Incumbent
 
 UNITS_PER_TERM = round(4 / PROOF_GAP)
@@ -196,7 +197,7 @@ class Effort(NamedTuple):
     work: float
 
 
-QUICK_EFFORTS = [Effort(True, 0.5), Effort(False, 9.0)]
+QUICK_EFFORTS = [Effort(True, 0.2), Effort(False, 9.0)]
 EFFORTS = [Effort(linear, work) for work in (4.0, 16.0, 64.0, 256.0, 1024.0) for linear in (False, True)]
 
 
@@ -233,16 +234,6 @@ def exact_types(problem: Problem) -> Types | None:
     if label.max() >= MAX_TYPES:
         return None
     return types_of(problem, label, np.min)
-
-
-def groups_from(types: Types, counts: np.ndarray) -> np.ndarray:
-    """Groups [S, P] with counts[k][s] devices of type k in stage s."""
-    stages = [[] for _ in range(counts.shape[1])]
-    for members, row in zip(types.members, counts, strict=True):
-        ends = np.cumsum(row)
-        for s, stage in enumerate(stages):
-            stage += members[ends[s] - row[s] : ends[s]]
-    return np.array(stages)
 
 
 def offer_counts(problem: Problem, types: Types, incumbent: Incumbent, counts: np.ndarray):
@@ -305,7 +296,10 @@ def search_types(problem: Problem, incumbent: Incumbent, seed: int):
     types = exact_types(problem)
     if types is not None:
         efforts = affordable(incumbent, [*QUICK_EFFORTS, *EFFORTS])
-        prove_with_efforts(problem, types, incumbent, seed, efforts, lambda: incumbent.left_s)
+        left_s = lambda: incumbent.left_s  # noqa: E731
+        prove_with_efforts(problem, types, incumbent, seed, efforts[:1], left_s)
+        prove_by_compositions(problem, types, incumbent, left_s)
+        prove_with_efforts(problem, types, incumbent, seed, efforts[1:], left_s)
         return
     types = types_of(problem, near_equal(problem, START_CLUSTERS)[-1], np.mean)
     solver = cp_sat(START_TIME_FRAC * incumbent.left_s, Effort(True, START_WORK), seed)

@@ -2,7 +2,11 @@
 
 Any replica of a stage takes any microbatch, and faster ones take more. A set of devices for each stage is therefore a
 plan, without pipelines. Devices move between stages by annealing on an estimate, in which every device takes part in
-proportion to its speed; each trial cuts the layers anew. The simulator ranks the best sets.
+proportion to its speed; each trial cuts the layers anew. Stages of one site each, with links of their own, are starts
+too. The simulator ranks the best sets, and then has the last word on every move.
+
+The estimate is right for stages of equal devices, and too low for mixed ones: routers give each device its part of the
+microbatches, but choose without a look at the queues, so that devices of unequal speeds run dry in turns (docs/log.md).
 
 S stages, N devices; a row is the devices of a stage. stage_of [N] is the stage of each device, SPARE for none.
 """
@@ -33,7 +37,9 @@ N_SHAPES = 3  # numbers of stages that are searched further
 N_ROUNDS = 4  # of the best shapes, without a time limit
 HOT, COLD = 0.05, 0.001  # temperatures, as parts of the step
 SPARE_PROB = 0.05  # of a move that takes a device out of the plan
-SIMULATE_FRAC = 0.7  # of the time limit, after which no annealing begins
+ANNEAL_FRAC = 0.4  # of the time limit, after which no annealing begins
+MAX_SITES = 5  # up to so many, sites are tried as stages in every order
+N_CLIMBED = 10  # simulations of the climb, without a time limit
 NO_HEARTBEATS = NetConfig(heartbeat_s=1e6, deadline_floor_s=1e7)  # they take time to simulate and change no step
 Rows = tuple[tuple[int, ...], ...]
 
@@ -253,14 +259,33 @@ def search_sets(
     if n_stages is not None and n_stages > most:
         raise BadInput(f"--stages: got {n_stages}, expected at most {most}: devices, or layers that may be cut")
     tables = LayerTables(workload)
-    searches = [SetSearch(tables, *shape, rng) for shape in _shapes(n, most, n_stages, equal)]
+    known = _anneal_shapes(tables, list(_shapes(n, most, n_stages, equal)), incumbent, rng)
+    if not equal and n_stages in (None, len(sites(workload))):
+        known += _sets_of_sites(tables)
+    found = {sets.rows: sets for sets in sorted(known, key=lambda sets: -sets.step_s)}
+    if not found:
+        refuse_memory(workload, n_stages or most)
+    ranked = sorted(found.values(), key=lambda sets: sets.step_s)[:N_SIMULATED]
+    simulated = [replace(sets, step_s=simulated_s(workload, sets)) for sets in ranked]
+    return climb(tables, simulated, incumbent, equal)
+
+
+def _anneal_shapes(
+    tables: "LayerTables",
+    shapes: list[tuple[int, tuple[int, ...] | None]],
+    incumbent: Incumbent,
+    rng: np.random.Generator,
+) -> list[StageSets]:
+    """The best sets of every round of annealing: all shapes once, then the best few in turns, from a random start and
+    from the best sets."""
     pools: list[tuple[SetSearch, list[StageSets]]] = []
-    for search in searches:
+    for shape in shapes:
+        search = SetSearch(tables, *shape, rng)
         sets = search.run(incumbent, FEW_MOVES)
         if sets is not None:
             pools.append((search, [sets]))
     pools = sorted(pools, key=lambda pool: pool[1][0].step_s)[:N_SHAPES]
-    end_s = SIMULATE_FRAC * incumbent.time_limit_s
+    end_s = ANNEAL_FRAC * incumbent.time_limit_s
     n_rounds = 0
     while pools and not incumbent.spent and incumbent.elapsed_s < end_s and (n_rounds < N_ROUNDS or end_s < math.inf):
         for search, known in pools:
@@ -268,12 +293,96 @@ def search_sets(
             sets = search.run(incumbent, MOVES, start)
             known += [sets] if sets is not None else []
         n_rounds += 1
-    found = {sets.rows: sets for _, known in pools for sets in known}
-    if not found:
-        refuse_memory(workload, n_stages or most)
-    ranked = sorted(found.values(), key=lambda sets: sets.step_s)[:N_SIMULATED]
-    simulated = [replace(sets, step_s=simulated_s(workload, sets)) for sets in ranked]
-    return sorted(simulated, key=lambda sets: sets.step_s)
+    return [sets for _, known in pools for sets in known]
+
+
+def sites(workload: StepWorkload) -> list[tuple[int, ...]]:
+    """The devices of each region and kind."""
+    members: dict[tuple[str, str], list[int]] = {}
+    for d, device in enumerate(workload.network.devices):
+        members.setdefault((device.region, device.kind), []).append(d)
+    return [tuple(devices) for devices in members.values()]
+
+
+def _sets_of_sites(tables: "LayerTables") -> list[StageSets]:
+    """Every order of the sites as stages."""
+    groups = sites(tables.workload)
+    if not 1 < len(groups) <= MAX_SITES:
+        return []
+    orders = (_cut_sets(tables, rows) for rows in itertools.permutations(groups))
+    return [sets for sets in orders if sets is not None]
+
+
+def _cut_sets(tables: "LayerTables", rows: Rows) -> StageSets | None:
+    """Sets with the best cut and its estimate; None if none fits into memory."""
+    stages = tables.cut(rows) if all(rows) else None
+    return None if stages is None else StageSets(rows, stages, estimate_s(tables.workload, rows, stages))
+
+
+def climb(
+    tables: "LayerTables", simulated: list[StageSets], incumbent: Incumbent, equal: bool = False
+) -> list[StageSets]:
+    """From simulated sets, simulate the moves of the best ones, the most promising estimate first, until the budget is
+    spent; the first move that is better is taken. Returns all that were simulated, best first."""
+    simulated = sorted(simulated, key=lambda sets: sets.step_s)
+    seen = {(sets.rows, sets.stages) for sets in simulated}
+    n_left = N_CLIMBED if incumbent.budget.time_s is None else math.inf
+    improved = True
+    while improved:
+        best_s = simulated[0].step_s
+        improved = False
+        for sets in sorted(moves(tables, simulated[0], equal), key=lambda sets: sets.step_s):
+            if n_left == 0 or incumbent.interrupted:
+                return simulated
+            if (sets.rows, sets.stages) in seen:
+                continue
+            seen.add((sets.rows, sets.stages))
+            n_left -= 1
+            simulated.append(replace(sets, step_s=simulated_s(tables.workload, sets)))
+            incumbent.count(1)
+            if simulated[-1].step_s < best_s:
+                improved = True
+                break
+        simulated.sort(key=lambda sets: sets.step_s)
+    return simulated
+
+
+def moves(tables: "LayerTables", sets: StageSets, equal: bool) -> Iterator[StageSets]:
+    """Sets with one device in another stage, or, where all stages have equally many, with two swapped; and the same
+    sets with one cut moved by a layer. Devices of one site count as one."""
+    workload = tables.workload
+    yield from _moved_cuts(workload, sets)
+    for one, other in itertools.permutations(range(len(sets.rows)), 2):
+        for d in _one_a_site(workload, sets.rows[one]):
+            for e in _one_a_site(workload, sets.rows[other]) if equal else [None]:
+                rows = list(sets.rows)
+                rows[one] = tuple(sorted({*rows[one]} - {d} | ({e} if e is not None else set())))
+                rows[other] = tuple(sorted({*rows[other]} - {e} | {d}))
+                found = _cut_sets(tables, tuple(rows))
+                if found is not None and (not equal or one < other):
+                    yield found
+
+
+def _one_a_site(workload: StepWorkload, row: tuple[int, ...]) -> list[int]:
+    devices = workload.network.devices
+    return list({(devices[d].region, devices[d].kind): d for d in row}.values())
+
+
+def _moved_cuts(workload: StepWorkload, sets: StageSets) -> Iterator[StageSets]:
+    ends = [lo for lo, _ in sets.stages] + [sets.stages[-1][1]]
+    n_peers = sum(map(len, sets.rows))
+    for i, step in itertools.product(range(1, len(ends) - 1), (-1, 1)):
+        at = workload.cuts.index(ends[i]) + step
+        moved = [*ends[:i], workload.cuts[at], *ends[i + 1 :]]
+        if not moved[i - 1] < moved[i] < moved[i + 1]:
+            continue
+        stages = tuple(itertools.pairwise(moved))
+        loads = [load_of(workload.config, n_peers, len(row), workload.n_microbatches) for row in sets.rows]
+        if all(
+            workload.stage_bytes(lo, hi, load) <= min(workload.memory_bytes[d] for d in row)
+            for (lo, hi), load, row in zip(stages, loads, sets.rows, strict=True)
+        ):
+            yield StageSets(sets.rows, stages, estimate_s(workload, sets.rows, stages))
 
 
 def _shapes(

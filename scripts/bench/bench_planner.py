@@ -82,7 +82,10 @@ def first_use():
 
 
 def targets() -> bool:
-    """Costs at equal limits of wall clock, the median of some seeds; whether all were met."""
+    """Costs at equal limits of wall clock, the median of some seeds; whether all were met. The kernels are compiled
+    before: `first_use` measures that."""
+    case5 = planner.load_network(NETWORKS / "dtfm_case5_worldwide.json")
+    planner.solve(case5, planner.Job(SIZES, n_stages=8, n_pipelines=8), planner.Stop(evaluations=50_000))
     met = True
     for name, (most_s, must_prove, time_s) in TARGETS.items():
         network = planner.load_network(NETWORKS / f"{name}.json")

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from planner_cases import C_DP, C_PP, brute_optimum, case, small
 
+from jaxdt.spec.network import Device, Network
 from planner.cost.bounds import floor_s
 from planner.model.problem import placement_s, problem_of
+from planner.search.compositions import prove_by_compositions
 from planner.search.device_types import near_equal, types_of
 from planner.search.exact import prove
 from planner.search.incumbent import Budget, Incumbent
-from planner.search.layouts import rows
+from planner.search.layouts import block, rows
 from planner.search.solve import solve
 from planner.search.types_sat import Effort, TypesModel, bound_by_clusters, cp_sat, exact_types, prove_types
 
@@ -80,9 +82,57 @@ def test_equal_links_are_proved_by_the_floors_alone():
     assert floor_s(problem) == pytest.approx(placement_s(problem, rows(problem)))
 
 
-@pytest.mark.slow
-def test_case_5_is_proved():
+# ------------------------------------------------------------------------------------------------------- compositions
+
+
+def network_of_kinds(n_devices, n_kinds, seed, decades):
+    """A network whose links depend on the kinds of its devices alone."""
+    rng = np.random.default_rng(seed)
+    kind = np.sort(rng.integers(n_kinds, size=n_devices))
+    a, b = np.meshgrid(kind, kind, indexing="ij")
+
+    def symmetric(low, high):
+        values = np.triu(10 ** rng.uniform(low, high, (n_kinds, n_kinds)))
+        values = values + np.triu(values, 1).T
+        links = values[a, b]
+        np.fill_diagonal(links, 0.0)
+        return tuple(map(tuple, links.tolist()))
+
+    devices = tuple(Device(f"d{d}", f"r{kind[d]}") for d in range(n_devices))
+    return Network(devices, symmetric(-3, -1), symmetric(-1, -1 + decades), "kinds")
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2), (3, 2), (8, 1), (1, 6)])
+def test_compositions_prove_the_optimum_of_brute_force(shape, seed):
+    n_devices = shape[0] * shape[1]
+    network = network_of_kinds(n_devices, 2 + seed % 4, seed, decades=(0.3, 1.0, 3.0)[seed % 3])
+    problem = problem_of(network, *shape, 1e8, 10 ** np.random.default_rng(seed).uniform(7, 9))
+    incumbent = Incumbent(Budget(60.0), problem.missing_s)
+    prove_by_compositions(problem, exact_types(problem), incumbent, lambda: np.inf)
+    assert incumbent.proved
+    enumerated_s = prove(problem, rows(problem), placement_s(problem, rows(problem)))[1]
+    optimum = brute_optimum(problem) if shape[0] < 7 else enumerated_s
+    assert incumbent.best_s == pytest.approx(optimum, rel=1e-6)
+    proved_s = incumbent.bound_s
+    known = Incumbent(Budget(60.0), problem.missing_s)
+    known.offer(incumbent.best, incumbent.best_s)
+    prove_by_compositions(problem, exact_types(problem), known, lambda: np.inf)
+    assert known.proved and known.bound_s <= optimum * (1 + 1e-9)
+    assert proved_s <= optimum * (1 + 1e-9)
+
+
+def test_compositions_prove_case_5_from_the_block_layout():
     problem = problem_of(case("dtfm_case5_worldwide"), 8, 8, 650_000_000, 471_249_220)
-    solution = solve(problem, Incumbent(Budget(300.0)), "auto", 0)
-    assert solution.proved
-    assert placement_s(problem, solution.placement) == pytest.approx(49.2184, abs=1e-3)
+    incumbent = Incumbent(Budget(60.0), problem.missing_s)
+    incumbent.offer(block(problem), placement_s(problem, block(problem)))
+    prove_by_compositions(problem, exact_types(problem), incumbent, lambda: np.inf)
+    assert incumbent.proved
+    assert incumbent.best_s == pytest.approx(49.2184, abs=1e-3)
+
+
+def test_compositions_of_many_equal_types_are_given_up_without_a_bound():
+    problem = problem_of(case("dtfm_case2_spot"), 8, 8, 650_000_000, 471_249_220)
+    incumbent = Incumbent(Budget(None, 2000), problem.missing_s)
+    prove_by_compositions(problem, exact_types(problem), incumbent, lambda: np.inf)
+    assert not incumbent.proved and incumbent.bound_s == 0.0

@@ -11,11 +11,21 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.work import BACKWARD, FORWARD
 from jaxdt.wiring.swarm import load_of
+from planner.__main__ import main
 from planner.api.by_step import workload_of
 from planner.cost.reference import cost_of
 from planner.model.generate import generate
 from planner.search.incumbent import Budget, Incumbent
-from planner.step_time.unequal import LayerTables, estimate_s, plan_of_sets, search_sets, simulated_s
+from planner.step_time.unequal import (
+    LayerTables,
+    StageSets,
+    _sets_of_sites,
+    climb,
+    estimate_s,
+    plan_of_sets,
+    search_sets,
+    simulated_s,
+)
 
 FLOPS = {"A100": 312e12, "V100": 125e12, "T4": 65e12}
 
@@ -124,3 +134,50 @@ def test_with_equal_numbers_the_best_pairs_are_those_of_the_best_matching():
     rows = ((0, 1, 2), (3, 4, 5))
     best_s = min(cost_of(network, (rows[0], order), 3e8, 2e8).total_s for order in itertools.permutations(rows[1]))
     assert best_s == pytest.approx(brute_cost_s(network, rows, 3e8, 2e8))
+
+
+# ----------------------------------------------------------------------------------------------- the search's parts
+
+
+def test_stages_of_one_site_are_starts_of_the_search():
+    work = workload(12)
+    rows = {frozenset(sets.rows) for sets in _sets_of_sites(LayerTables(work))}
+    by_region = {}
+    for d, device in enumerate(work.network.devices):
+        by_region.setdefault(device.region, []).append(d)
+    assert rows == {frozenset(map(tuple, by_region.values()))}
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_climb_ends_at_the_best_of_what_it_simulated_and_keeps_the_numbers_of_replicas(equal):
+    work = workload()
+    tables = LayerTables(work)
+    rows = ((0, 3, 4), (1, 2, 5))
+    start = StageSets(rows, tables.cut(rows), 0.0)
+    start = replace(start, step_s=simulated_s(work, start))
+    found = climb(tables, [start], Incumbent(Budget(None, 100)), equal)
+    assert len(found) > 1 and len({(sets.rows, sets.stages) for sets in found}) == len(found)
+    assert found[0].step_s == min(sets.step_s for sets in found) <= start.step_s
+    assert all(simulated_s(work, sets) == sets.step_s for sets in found)
+    sizes = {tuple(map(len, sets.rows)) for sets in found}
+    assert (sizes == {(3, 3)}) == equal
+    assert all(sorted(d for row in sets.rows for d in row) == list(range(6)) for sets in found)
+
+
+def test_the_command_line_plans_unequal_numbers_of_replicas(tmp_path, capsys):
+    network = tmp_path / "network.json"
+    assert main(["network", "generate", "--kind=mixed", "--devices=6", f"--out={network}"]) == 0
+    flags = [f"--network={network}", "--stages=2", "--model=debug", "--flops=A100=312e12,V100=125e12,T4=65e12"]
+    flags += ["--objective=step_time", "--global_batch=16", "--evaluations=500", "--replicas=unequal"]
+    out = tmp_path / "plan.json"
+    assert main(["solve", *flags, "--pipelines=auto", f"--out={out}"]) == 0
+    table = capsys.readouterr().out
+    plan = planner.load_plan(out)
+    assert plan.shape in table and plan.n_stages == 2 and len(plan.shares) in (1, plan.n_replicas[0])
+    assert main(["solve", *flags, "--pipelines=3"]) == 2
+    assert "--replicas: got unequal with a number of pipelines" in capsys.readouterr().err
+
+
+def test_a_job_by_cost_has_equal_numbers_of_replicas():
+    with pytest.raises(BadInput, match="--replicas: got unequal"):
+        planner.Job(planner.ByteSizes(1e8, 1e8), 2, 3, unequal=True)
