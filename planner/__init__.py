@@ -44,13 +44,16 @@ if TYPE_CHECKING:
     from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
     from planner.model.prices import PriceRules, StepPrice
     from planner.report.plan_file import save_plan
+    from planner.report.suggest import BoundaryCodec, FasterLinks, Shape, Suggestion, Swap
 
 # Name -> (module, name there)
 _PLACES = {
     "BadInput": ("jaxdt.spec.errors", "BadInput"),
+    "BoundaryCodec": ("planner.report.suggest", "BoundaryCodec"),
     "ByteSizes": ("planner.api.job", "ByteSizes"),
     "Change": ("planner.model.change", "Change"),
     "Constraints": ("planner.model.constraints", "Constraints"),
+    "FasterLinks": ("planner.report.suggest", "FasterLinks"),
     "Job": ("planner.api.job", "Job"),
     "PriceRules": ("planner.model.prices", "PriceRules"),
     "Progress": ("planner.api.result", "Progress"),
@@ -58,10 +61,13 @@ _PLACES = {
     "Replan": ("planner.api.replan", "Replan"),
     "Result": ("planner.api.result", "Result"),
     "SeatRule": ("planner.model.constraints", "SeatRule"),
+    "Shape": ("planner.report.suggest", "Shape"),
     "Statistics": ("planner.api.result", "Statistics"),
     "StepOptions": ("planner.api.job", "StepOptions"),
     "StepPrice": ("planner.model.prices", "StepPrice"),
     "Stop": ("planner.api.result", "Stop"),
+    "Suggestion": ("planner.report.suggest", "Suggestion"),
+    "Swap": ("planner.report.suggest", "Swap"),
     "explain": ("planner.api.explain", "explain"),
     "load_constraints": ("planner.model.constraints", "load_constraints"),
     "load_network": ("jaxdt.spec.network", "load"),
@@ -79,9 +85,11 @@ _PLACES = {
 }
 __all__ = [
     "BadInput",
+    "BoundaryCodec",
     "ByteSizes",
     "Change",
     "Constraints",
+    "FasterLinks",
     "Job",
     "PriceRules",
     "Progress",
@@ -89,10 +97,13 @@ __all__ = [
     "Replan",
     "Result",
     "SeatRule",
+    "Shape",
     "Statistics",
     "StepOptions",
     "StepPrice",
     "Stop",
+    "Suggestion",
+    "Swap",
     "explain",
     "load_constraints",
     "load_network",

@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from jaxdt.spec import network as networks
@@ -12,9 +13,9 @@ from planner.api.replan import DEFAULT_TIME_S, Replan, replan
 from planner.api.result import Stop
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
-from planner.model.change import Change
+from planner.model.change import Change, changed
 from planner.model.constraints import load_constraints
-from planner.report.plan_file import network_file_of
+from planner.report.plan_file import network_file_of, percentile_of
 from planner.report.tables import NONE, seconds
 
 N_SHOWN = 12
@@ -27,18 +28,22 @@ def run(flags: Namespace) -> int:
     if flags.out and not flags.out_network:
         raise BadInput("--out_network: missing, expected a file for the changed network, which the plan of --out names")
     plan = plans.load(flags.plan)
-    network = networks.load(flags.network or network_file_of(plan, flags.plan))
+    whole = networks.load(flags.network or network_file_of(plan, flags.plan))
     without = tuple(name for name in (flags.without or "").split(",") if name)
     change = Change(without, networks.load(flags.added) if flags.added else None)
+    percentile = percentile_of(plan, flags.percentile)
+    network = whole.at_percentile(percentile)
+    at = replace(change, added=change.added and change.added.at_percentile(percentile))
     constraints = load_constraints(flags.constraints) if flags.constraints else None
     time_s = DEFAULT_TIME_S if flags.time_limit_s is None and flags.evaluations is None else flags.time_limit_s
     stop = Stop(time_s, flags.evaluations)
     with interruptible(stop):
-        found = replan(plan, network, change, _job(flags, plan, network), stop, flags.horizon_steps, constraints)
+        found = replan(plan, network, at, _job(flags, plan, network), stop, flags.horizon_steps, constraints)
     print(table(found))
     if flags.out:
-        _write_network(found, flags.out_network)
-        write(found.result.plan, flags.out, flags.out_network)
+        _write_network(changed(whole, change), flags.out_network)
+        facts = {} if percentile is None else {"percentile": percentile}
+        write(found.result.plan, flags.out, flags.out_network, **facts)
     return 0
 
 
@@ -52,9 +57,9 @@ def _job(flags: Namespace, plan: plans.Plan, network: networks.Network) -> Job |
     return job_of(flags, network)
 
 
-def _write_network(found: Replan, path: str):
+def _write_network(network: networks.Network, path: str):
     try:
-        Path(path).write_text(json.dumps(networks.to_json(found.result.network)) + "\n")
+        Path(path).write_text(json.dumps(networks.to_json(network)) + "\n")
     except OSError as error:
         raise BadInput(f"--out_network: {path} cannot be written ({error.strerror})") from None
     print(f"wrote {path}")
