@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
+    from planner.api.unchanged import unchanged_s
     from planner.api.verify import verify
     from planner.model.change import Change
     from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
@@ -81,6 +82,7 @@ _PLACES = {
     "run_of_profile": ("planner.api.job", "run_of_profile"),
     "save_plan": ("planner.report.plan_file", "save_plan"),
     "solve": ("planner.api.solve", "solve"),
+    "unchanged_s": ("planner.api.unchanged", "unchanged_s"),
     "verify": ("planner.api.verify", "verify"),
 }
 __all__ = [
@@ -117,6 +119,7 @@ __all__ = [
     "run_of_profile",
     "save_plan",
     "solve",
+    "unchanged_s",
     "verify",
 ]
 

@@ -77,6 +77,11 @@ def _replan(replan: argparse.ArgumentParser):
     replan.add_argument(
         "--horizon_steps", type=float, default=1000.0, help="steps over which the seconds of moving are to pay off"
     )
+    replan.add_argument(
+        "--unchanged",
+        action="store_true",
+        help="also say what it costs to go on without a new plan",
+    )
     replan.add_argument("--config", help="a configs/*.py file of the run; needed, or --model, for plans by step time")
     _sizes(replan)
     _step(replan)

@@ -1,6 +1,7 @@
 """`python -m planner replan`: a plan for a network that has changed, what moves where, and how long that takes."""
 
 import json
+import math
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from jaxdt.spec.errors import BadInput
 from planner.api.job import Job
 from planner.api.replan import DEFAULT_TIME_S, Replan, replan
 from planner.api.result import Stop
+from planner.api.unchanged import unchanged_s
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.change import Change, changed
@@ -37,9 +39,12 @@ def run(flags: Namespace) -> int:
     constraints = load_constraints(flags.constraints) if flags.constraints else None
     time_s = DEFAULT_TIME_S if flags.time_limit_s is None and flags.evaluations is None else flags.time_limit_s
     stop = Stop(time_s, flags.evaluations)
+    job = _job(flags, plan, network)
     with interruptible(stop):
-        found = replan(plan, network, at, _job(flags, plan, network), stop, flags.horizon_steps, constraints)
+        found = replan(plan, network, at, job, stop, flags.horizon_steps, constraints)
     print(table(found))
+    if flags.unchanged:
+        found = _with_unchanged(found, unchanged_s(plan, network, at, job))
     if flags.out:
         _write_network(changed(whole, change), flags.out_network)
         facts = {} if percentile is None else {"percentile": percentile}
@@ -55,6 +60,16 @@ def _job(flags: Namespace, plan: plans.Plan, network: networks.Network) -> Job |
     flags.objective = flags.objective or plan.found.get("objective")
     flags.budget_per_hour = None
     return job_of(flags, network)
+
+
+def _with_unchanged(found: Replan, without_s: float | None) -> Replan:
+    """Say what it costs to go on without a new plan, and write it down in the plan."""
+    shown = "stands still: a stage has no device" if without_s is None else f"{seconds(without_s)} s"
+    print(f"without a new plan: {shown}")
+    finite = without_s if without_s is not None and math.isfinite(without_s) else None
+    plan = found.result.plan
+    facts = plan.found["replan"] | {"unchanged_s": finite}
+    return replace(found, result=replace(found.result, plan=replace(plan, found=plan.found | {"replan": facts})))
 
 
 def _write_network(network: networks.Network, path: str):
