@@ -150,7 +150,7 @@ class ReplanSearch:
         run_dir = self._run.run_dir
         stop = f"python scripts/fleet.py stop --run_dir={run_dir} && " if is_running else "interrupt the run, then "
         emulate = f" --emulate={folder / 'after.json'}" if self._run.emulates else f" --network={folder / 'after.json'}"
-        launch = f"python scripts/launch.py --config={folder / 'config.py'} --run_dir={run_dir} --resume"
+        launch = f"python scripts/launch.py --run_dir={run_dir} --resume"
         return f"{stop}{launch} --plan={folder / 'plan.json'}{emulate}"
 
 
