@@ -39,18 +39,22 @@ if TYPE_CHECKING:
     from planner.api.replan import Replan, replan
     from planner.api.result import Progress, Result, Statistics, Stop
     from planner.api.solve import solve
+    from planner.api.unchanged import unchanged_s
     from planner.api.verify import verify
     from planner.model.change import Change
     from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
     from planner.model.prices import PriceRules, StepPrice
     from planner.report.plan_file import save_plan
+    from planner.report.suggest import BoundaryCodec, FasterLinks, Shape, Suggestion, Swap
 
 # Name -> (module, name there)
 _PLACES = {
     "BadInput": ("jaxdt.spec.errors", "BadInput"),
+    "BoundaryCodec": ("planner.report.suggest", "BoundaryCodec"),
     "ByteSizes": ("planner.api.job", "ByteSizes"),
     "Change": ("planner.model.change", "Change"),
     "Constraints": ("planner.model.constraints", "Constraints"),
+    "FasterLinks": ("planner.report.suggest", "FasterLinks"),
     "Job": ("planner.api.job", "Job"),
     "PriceRules": ("planner.model.prices", "PriceRules"),
     "Progress": ("planner.api.result", "Progress"),
@@ -58,10 +62,13 @@ _PLACES = {
     "Replan": ("planner.api.replan", "Replan"),
     "Result": ("planner.api.result", "Result"),
     "SeatRule": ("planner.model.constraints", "SeatRule"),
+    "Shape": ("planner.report.suggest", "Shape"),
     "Statistics": ("planner.api.result", "Statistics"),
     "StepOptions": ("planner.api.job", "StepOptions"),
     "StepPrice": ("planner.model.prices", "StepPrice"),
     "Stop": ("planner.api.result", "Stop"),
+    "Suggestion": ("planner.report.suggest", "Suggestion"),
+    "Swap": ("planner.report.suggest", "Swap"),
     "explain": ("planner.api.explain", "explain"),
     "load_constraints": ("planner.model.constraints", "load_constraints"),
     "load_network": ("jaxdt.spec.network", "load"),
@@ -75,13 +82,16 @@ _PLACES = {
     "run_of_profile": ("planner.api.job", "run_of_profile"),
     "save_plan": ("planner.report.plan_file", "save_plan"),
     "solve": ("planner.api.solve", "solve"),
+    "unchanged_s": ("planner.api.unchanged", "unchanged_s"),
     "verify": ("planner.api.verify", "verify"),
 }
 __all__ = [
     "BadInput",
+    "BoundaryCodec",
     "ByteSizes",
     "Change",
     "Constraints",
+    "FasterLinks",
     "Job",
     "PriceRules",
     "Progress",
@@ -89,10 +99,13 @@ __all__ = [
     "Replan",
     "Result",
     "SeatRule",
+    "Shape",
     "Statistics",
     "StepOptions",
     "StepPrice",
     "Stop",
+    "Suggestion",
+    "Swap",
     "explain",
     "load_constraints",
     "load_network",
@@ -106,6 +119,7 @@ __all__ = [
     "run_of_profile",
     "save_plan",
     "solve",
+    "unchanged_s",
     "verify",
 ]
 

@@ -35,6 +35,10 @@ def parser() -> argparse.ArgumentParser:
     _pareto(commands.add_parser("pareto", help="plans between the shortest step and the cheapest one"))
     explain = commands.add_parser("explain", help="say in words what a plan's cost comes from and what would help")
     explain.add_argument("plan")
+    _percentile(explain, "the plan's")
+    explain.add_argument(
+        "--suggest", action="store_true", help="try every swap, and search other shapes for some seconds each"
+    )
     plot = commands.add_parser("plot", help="draw a plan: devices by stage, pipelines as paths, costs as bars")
     plot.add_argument("plan")
     plot.add_argument("--out", help="a .png file (default: beside the plan)")
@@ -53,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _solve(solve: argparse.ArgumentParser):
     solve.add_argument("--network", required=True, help="network.json")
+    _percentile(solve, "the network's plain bandwidths")
     _job(solve)
     solve.add_argument(
         "--replicas",
@@ -72,10 +77,16 @@ def _solve(solve: argparse.ArgumentParser):
 def _replan(replan: argparse.ArgumentParser):
     replan.add_argument("--from", dest="plan", required=True, help="plan.json of the plan that runs")
     replan.add_argument("--network", help="its network, where it is not the one that the plan names")
+    _percentile(replan, "the plan's")
     replan.add_argument("--without", help="names of the devices that left, separated by commas")
     replan.add_argument("--with", dest="added", help="network.json with the devices that came, and their links")
     replan.add_argument(
         "--horizon_steps", type=float, default=1000.0, help="steps over which the seconds of moving are to pay off"
+    )
+    replan.add_argument(
+        "--unchanged",
+        action="store_true",
+        help="also say what it costs to go on without a new plan",
     )
     replan.add_argument("--config", help="a configs/*.py file of the run; needed, or --model, for plans by step time")
     _sizes(replan)
@@ -96,6 +107,12 @@ def _pareto(pareto: argparse.ArgumentParser):
     pareto.add_argument("--budget_per_hour", type=float, help="what the devices of a plan may cost in all")
     pareto.add_argument("--seed", type=int, default=0)
     pareto.add_argument("--out", required=True, help="folder for front.md, front.png and the plans")
+
+
+def _percentile(command: argparse.ArgumentParser, default: str):
+    command.add_argument(
+        "--percentile", type=int, help=f"which of the network's bandwidth_percentiles to go by (default: {default})"
+    )
 
 
 def _job(command: argparse.ArgumentParser):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import environment, run_flags
+from jaxdt.cli import environment, replan_advice, run_flags
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
@@ -13,19 +13,24 @@ LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; p
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
 ADDRESS_FILE = flags.DEFINE_string("address_file", None, "Where to write the address at which peers reach it.")
 LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if on a terminal.")
+NETWORK = flags.DEFINE_string(
+    "network", None, "Measured links of the run's devices, for wiring.replan; by default those of --emulate."
+)
 BEGAN_S = flags.DEFINE_float("began_s", None, "When the launcher began, on this host's monotonic clock.")
 
 
 def main() -> int:
     environment.keep_off_gpus()
     run_flags.required("run_dir")
+    job = run_flags.job()
     options = CoordinatorOptions(
         own=OwnAddress(LISTEN.value, ADVERTISE.value),
         live=LIVE.value,
         stop_with_parent=run_flags.STOP_WITH_PARENT.value,
         launched_s=BEGAN_S.value,
+        replan=replan_advice.searches(job, NETWORK.value, run_flags.EMULATE.value),
     )
-    return run_coordinator(run_flags.job(), options, write_address).code
+    return run_coordinator(job, options, write_address).code
 
 
 def write_address(address: str) -> None:

@@ -3,7 +3,7 @@
     python scripts/fleet.py status|pause|resume|checkpoint|stop --run_dir=runs/x
     python scripts/fleet.py drain|evict PEER --run_dir=runs/x
 
-status      prints steps, view, checkpoint and members
+status      prints steps, view, checkpoint and members, and what a replan of them would gain (wiring.replan)
 pause       holds the run before the next step is committed, until resume
 checkpoint  makes a checkpoint after the next step
 stop        makes one and ends the run, which `launch.py --resume` continues
@@ -42,6 +42,8 @@ def table(status: dict) -> str:
     for name in ("candidates", "coming", "revoked"):
         if status[name]:
             lines.append(f"{name}: {', '.join(map(str, status[name]))}")
+    if status["replan"]:
+        lines.append(f"replan: {status['replan']}")
     return "\n".join(lines)
 
 

@@ -39,6 +39,9 @@ ME = flags.DEFINE_integer("me", None, "links: index of this host in --hosts.")
 HOSTS = flags.DEFINE_list("hosts", [], "links: host:port of every host.")
 NAMES = flags.DEFINE_list("names", [], "links: names of the hosts for network.json.")
 TRANSFER_S = flags.DEFINE_float("transfer_s", 1.0, "links: shortest duration of a long transfer.")
+REPEATS = flags.DEFINE_integer(
+    "repeats", 1, "links: rounds in which all links are measured; from 3 on, --out has percentiles of bandwidths.", 1
+)
 LOCAL = flags.DEFINE_integer("local", 0, "links: number of processes of this machine among which to measure.")
 
 
@@ -94,7 +97,8 @@ def links() -> int:
         raise BadInput(f"--me: got {ME.value}, expected an index of the {len(hosts)} hosts in --hosts, at least two")
     if ME.value == 0:
         check_out()
-    be_host(ME.value, Setup(hosts, names(len(hosts)), run_flags.CREDENTIAL.value, TRANSFER_S.value, OUT.value))
+    credential = run_flags.CREDENTIAL.value
+    be_host(ME.value, Setup(hosts, names(len(hosts)), credential, TRANSFER_S.value, OUT.value, REPEATS.value))
     return 0
 
 
@@ -116,7 +120,8 @@ def local_links() -> int:
     if network and network.n_devices < LOCAL.value:
         raise BadInput(f"{run_flags.EMULATE.value}: has {network.n_devices} devices, expected {LOCAL.value}")
     device_names = [device.name for device in network.devices[: LOCAL.value]] if network else names(LOCAL.value)
-    setup = Setup(free_addresses(LOCAL.value), device_names, None, TRANSFER_S.value, OUT.value, network)
+    addresses = free_addresses(LOCAL.value)
+    setup = Setup(addresses, device_names, None, TRANSFER_S.value, OUT.value, REPEATS.value, network)
     context = multiprocessing.get_context("spawn")
     followers = [context.Process(target=be_host, args=(me, setup), daemon=True) for me in range(1, LOCAL.value)]
     for process in followers:
@@ -137,13 +142,14 @@ def free_addresses(n: int) -> list[tuple[str, int]]:
 @dataclass(frozen=True)
 class Setup:
     """A measurement of links, equal on all its hosts. `names` are those of the hosts in the network that is written to
-    `out`; `network` is emulated, if it is not None."""
+    `out`, after `n_rounds` measurements of each link; `network` is emulated, if it is not None."""
 
     hosts: list[tuple[str, int]]
     names: list[str]
     credential: str | None
     transfer_s: float
     out: str | None
+    n_rounds: int = 1
     network: Network | None = None
 
 
@@ -160,7 +166,7 @@ def be_host(me: int, setup: Setup) -> None:
     credential = load(Path(setup.credential)) if setup.credential else None
     with MeasuringHost(me, setup.hosts, credential, setup.transfer_s, shape if setup.network else None) as host:
         if me == 0:
-            write(host.lead(setup.names, print_link), Path(setup.out))
+            write(host.lead(setup.names, print_link, setup.n_rounds), Path(setup.out))
         else:
             host.follow()
 

@@ -14,7 +14,9 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import CodecTimes
 
-NETWORK = flags.DEFINE_string("network", None, "For codec auto: measured links; by default those of --emulate.")
+NETWORK = flags.DEFINE_string(
+    "network", None, "Measured links, for codec auto and for wiring.replan; by default those of --emulate."
+)
 PROFILE = flags.DEFINE_string("profile", None, "For codec auto: a profile.json; by default int8 is measured.")
 
 

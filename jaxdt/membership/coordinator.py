@@ -29,6 +29,7 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     OPERATOR_IDS,
     Action,
+    Advised,
     CannotReach,
     Checkpoint,
     CheckpointComplete,
@@ -184,6 +185,9 @@ class Coordinator:
                 return self._on_stop()
             case Paused(seconds):
                 return self._on_pause(now_s, seconds)
+            case Advised(report):
+                self._operations.advice = report
+                return [report]
             case Terminated():
                 return self._step_down(TERMINATED, "terminated; the run waits for a coordinator")
             case LinkChanged(peer, up, _, gone):

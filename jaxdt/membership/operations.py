@@ -13,6 +13,7 @@ from typing import Any
 from jaxdt.membership.coordinator_config import OperatorState
 from jaxdt.membership.roster import Roster
 from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS, Hello, OperatorRequest, Record
+from jaxdt.protocol.reports import ReplanReport
 
 FOR_A_PEER = ("drain", "evict", "revoke")
 COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", *FOR_A_PEER)
@@ -29,11 +30,12 @@ class Progress:
 
 class Operations:
     """`state` is what has to be durable. `stops_at`: the run ends when the checkpoint of this version is complete; None
-    as long as nobody has asked for it, or its step is not committed."""
+    as long as nobody has asked for it, or its step is not committed. `advice`: what the planner has said last."""
 
     def __init__(self, state: OperatorState):
         self.state = state
         self.stops_at: int | None = None
+        self.advice: ReplanReport | None = None
         self._stop: tuple[int, str] | None = None  # exit code of a run that is to stop, and who has asked for it
         self._wants_checkpoint = False
         self._evicted: dict[int, int] = {}  # peer -> its process that an operator has put out
@@ -151,6 +153,7 @@ class Operations:
             "candidates": sorted(roster.candidates),
             "coming": sorted(roster.coming),
             "revoked": sorted(self.state.revoked),
+            "replan": self.advice.text if self.advice and set(self.advice.present) == set(roster.members) else "",
         }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.protocol.reports import Report
+from jaxdt.protocol.reports import ReplanReport, Report
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 from jaxdt.spec.work import Work
 
@@ -857,6 +857,13 @@ class StopRequested:
 
 
 @frozen_dataclass
+class Advised:
+    """The planner has looked for a better plan of the members."""
+
+    report: ReplanReport
+
+
+@frozen_dataclass
 class Paused:
     """This process did not run for so long: its host or its own work held it. What arrived meanwhile may not have been
     read yet, so a silence of that time says nothing."""
@@ -1229,6 +1236,7 @@ Event = (
     | Status
     | Interrupted
     | StopRequested
+    | Advised
     | Paused
     | Terminated
     | Leave

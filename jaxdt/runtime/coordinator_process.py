@@ -15,6 +15,7 @@ from jaxdt.runtime.identity.credential import load_signer
 from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.runtime.reporting.replan_advice import StartSearch
 from jaxdt.runtime.run_dir import write_config_and_plan
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
@@ -35,12 +36,14 @@ class CoordinatorOptions:
     live: show the fleet as a live table, if on a terminal.
     stop_with_parent: end when standard input ends.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
+    replan: starts the planner's search for a better plan of the members; None: there is no network to plan on.
     """
 
     own: OwnAddress
     live: bool
     stop_with_parent: bool
     launched_s: float | None = None
+    replan: StartSearch | None = None
 
 
 def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None]) -> Stop:
@@ -58,7 +61,7 @@ def _coordinate(
 ) -> Stop:
     beginning = load_beginning(job, durable)
     machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
-    journal = Journal(job, machine, durable, options.live, options.launched_s)
+    journal = Journal(job, machine, durable, options.live, options.launched_s, options.replan)
     goes_on = beginning.durable_state is not None
     path = job.run_dir / "trace" / "coordinator.jsonl"
     trace_file = LateFile(path, lambda reason: loop.post(WriteFailedReport(reason)), appends=goes_on, by_line=True)

@@ -25,6 +25,8 @@ DTYPES = ("float32", "bfloat16")
 REMATS = ("recompute", "dots")
 ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
+ADVISE = "advise"
+REPLANS = ("off", ADVISE)
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
 
 
@@ -92,6 +94,8 @@ class WiringConfig:
     complete checkpoint, or stop. A peer is lost when its process has ended (its host refuses the connection, or it was
     started again), or when a stage without any other peer has waited for it for `stage_grace_s`. Until then the run
     stands still and nothing is lost; afterwards the steps since the last complete checkpoint are.
+    `replan`: with "advise", after a change of members the planner looks for a better plan of those who are there,
+    beside the run, and a report says what it would gain and how to take it. It needs a network file with the links.
     `rebalance_s`: how often a stage that can do without a peer may give one to the stage with most work waiting (0:
     never). A period of several steps is best, since queues are averaged over whole steps. `rebalance_moves`: how many
     peers may change stages each time."""
@@ -102,6 +106,7 @@ class WiringConfig:
     on_stage_lost: str = "wait"
     stage_grace_s: float = 300.0
     retain_bytes: int = 1 << 30
+    replan: str = "off"
     rebalance_s: float = 0.0
     rebalance_moves: int = 1
 
@@ -195,6 +200,7 @@ class RunConfig:
     def _check_wiring(self) -> None:
         wiring = self.wiring
         require_one_of("wiring.on_stage_lost", wiring.on_stage_lost, ON_STAGE_LOST)
+        require_one_of("wiring.replan", wiring.replan, REPLANS)
         require_at_least("wiring.routers", wiring.routers, 1)
         require_at_least("wiring.window", wiring.window, 0)
         require_at_least("wiring.retain_bytes", wiring.retain_bytes, 0)

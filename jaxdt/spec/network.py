@@ -7,10 +7,11 @@ one currency.
 """
 
 import functools
+import itertools
 import json
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +73,30 @@ class Link:
         return self.latency_s + self.occupied_s(n_bytes)
 
 
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class BandwidthPercentile:
+    """The bandwidths that links did not reach in `percentile` percent of their measurements."""
+
+    percentile: int
+    bandwidth_gbps: Matrix
+
+
 @dataclass(frozen=True)
 class Network:
     """n devices and n x n directed links; the diagonal is not a link. `hosts` are those whose devices share something;
-    `egress_per_gb[region]` is the price of 1e9 bytes that leave a region for another one."""
+    `egress_per_gb[region]` is the price of 1e9 bytes that leave a region for another one; `bandwidth_percentiles`, in
+    ascending order, say how uncertain bandwidth_gbps is, where that is known."""
 
     devices: tuple[Device, ...]
-    latency_s: tuple[tuple[float, ...], ...]
-    bandwidth_gbps: tuple[tuple[float, ...], ...]
+    latency_s: Matrix
+    bandwidth_gbps: Matrix
     name: str = ""
     hosts: tuple[Host, ...] = ()
     egress_per_gb: dict[str, float] = field(default_factory=dict[str, float], hash=False)
+    bandwidth_percentiles: tuple[BandwidthPercentile, ...] = ()
 
     @property
     def n_devices(self) -> int:
@@ -97,6 +111,18 @@ class Network:
         """The host of each device; one of its own, without a name, for a device that shares nothing."""
         known = {host.name: host for host in self.hosts}
         return tuple(known.get(device.host, _UNSHARED) for device in self.devices)
+
+    def at_percentile(self, percentile: int | None) -> "Network":
+        """The network with the bandwidths of one of its percentiles; None leaves it as it is. BadInput for a percentile
+        that it does not have."""
+        if percentile is None:
+            return self
+        for known in self.bandwidth_percentiles:
+            if known.percentile == percentile:
+                return replace(self, bandwidth_gbps=known.bandwidth_gbps)
+        has = ", ".join(str(known.percentile) for known in self.bandwidth_percentiles) or "none"
+        name = self.name or "the network"
+        raise BadInput(f"--percentile: got {percentile}, the bandwidth_percentiles of {name} are {has}")
 
 
 _UNSHARED = Host("")
@@ -123,6 +149,7 @@ def parse(text: str, source: str) -> Network:
     latency_ms = _matrix(data, "latency_ms", len(devices), source)
     bandwidth_gbps = _matrix(data, "bandwidth_gbps", len(devices), source)
     latency_s = tuple(tuple(ms / 1e3 for ms in row) for row in latency_ms)
+    percentiles = _percentiles(data, len(devices), source)
     try:
         hosts = serialize.read(tuple[Host, ...], data.get("hosts", []), "hosts")
         egress_per_gb = serialize.read(dict[str, float], data.get("egress_per_gb", {}), "egress_per_gb")
@@ -130,7 +157,8 @@ def parse(text: str, source: str) -> Network:
         _check_egress(egress_per_gb, devices)
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from None
-    return Network(devices, latency_s, bandwidth_gbps, str(data.get("name", "")), hosts, egress_per_gb)
+    name = str(data.get("name", ""))
+    return Network(devices, latency_s, bandwidth_gbps, name, hosts, egress_per_gb, percentiles)
 
 
 def load(path: str | Path) -> Network:
@@ -143,11 +171,12 @@ def load(path: str | Path) -> Network:
 
 def to_json(network: Network) -> dict[str, Any]:
     """The content of network.json; links without a limit have no JSON number and are refused."""
-    if any(math.isinf(gbps) for row in network.bandwidth_gbps for gbps in row):
+    matrices = (network.bandwidth_gbps, *(one.bandwidth_gbps for one in network.bandwidth_percentiles))
+    if any(math.isinf(gbps) for matrix in matrices for row in matrix for gbps in row):
         raise BadInput("network: bandwidth_gbps: got a link without a limit, which a file cannot hold")
     devices = [_stated(device) for device in network.devices]
     shared = {"hosts": [_stated(host) for host in network.hosts], "egress_per_gb": network.egress_per_gb}
-    return {
+    data: dict[str, Any] = {
         SCHEMA_KEY: SCHEMA,
         "name": network.name,
         "devices": devices,
@@ -155,6 +184,12 @@ def to_json(network: Network) -> dict[str, Any]:
         "latency_ms": [[s * 1e3 for s in row] for row in network.latency_s],
         "bandwidth_gbps": [list(row) for row in network.bandwidth_gbps],
     }
+    if network.bandwidth_percentiles:
+        data["bandwidth_percentiles"] = [
+            {"percentile": one.percentile, "bandwidth_gbps": [list(row) for row in one.bandwidth_gbps]}
+            for one in network.bandwidth_percentiles
+        ]
+    return data
 
 
 def _stated(value: Device | Host) -> dict[str, Any]:
@@ -208,7 +243,37 @@ def _device(entry: Any, where: str) -> Device:
     return Device(name, region, kind, memory_bytes, host, float(price))
 
 
-def _matrix(data: dict[str, Any], field: str, n: int, source: str) -> tuple[tuple[float, ...], ...]:
+def _percentiles(data: dict[str, Any], n: int, source: str) -> tuple[BandwidthPercentile, ...]:
+    """The percentiles of the bandwidths; both numbers and bandwidths must ascend."""
+    entries: Any = data.get("bandwidth_percentiles", [])
+    if not is_list(entries):
+        raise BadInput(f"{source}: bandwidth_percentiles: got {_type_name(entries)}, expected a list")
+    found: list[BandwidthPercentile] = []
+    for i, entry in enumerate(entries):
+        where = f"{source}: bandwidth_percentiles[{i}]"
+        percentile = entry.get("percentile") if is_object(entry) else None
+        low = found[-1].percentile + 1 if found else 0
+        if type(percentile) is not int or not low <= percentile <= 100:
+            raise BadInput(f"{where}.percentile: got {percentile!r}, expected an integer from {low} to 100")
+        matrix = _matrix(entry, "bandwidth_gbps", n, where)
+        if found:
+            _check_at_least(matrix, found[-1], where)
+        found.append(BandwidthPercentile(percentile, matrix))
+    return tuple(found)
+
+
+def _check_at_least(matrix: Matrix, lower: BandwidthPercentile, where: str) -> None:
+    """BadInput for a bandwidth below that of a lower percentile."""
+    for src, dst in itertools.permutations(range(len(matrix)), 2):
+        gbps, least_gbps = matrix[src][dst], lower.bandwidth_gbps[src][dst]
+        if gbps < least_gbps:
+            raise BadInput(
+                f"{where}.bandwidth_gbps[{src}][{dst}]: got {gbps}, expected at least the {least_gbps} of percentile "
+                f"{lower.percentile}"
+            )
+
+
+def _matrix(data: dict[str, Any], field: str, n: int, source: str) -> Matrix:
     """The n x n numbers of a field; the diagonal is not a link and becomes 0."""
     rows = _list_of(data.get(field), n, f"{source}: {field}", "rows", f"{n} rows for {n} devices")
     return tuple(_matrix_row(row, i, n, f"{source}: {field}[{i}]") for i, row in enumerate(rows))

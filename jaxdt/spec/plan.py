@@ -50,8 +50,9 @@ class PriceTerms:
 class SolverResult:
     """What a solver says of its plan; every field may be missing.
 
-    `network`, `network_file`: for which network it was made; `left_out`, `left_out_why`: devices that it does not use;
-    `c_dp_bytes`, `c_pp_bytes`: gradients of one stage, and what one pipeline sends over a boundary in a step;
+    `network`, `network_file`: for which network it was made, `percentile`: with which of its bandwidths; `left_out`,
+    `left_out_why`: devices that it does not use; `c_dp_bytes`, `c_pp_bytes`: gradients of one stage, and what one
+    pipeline sends over a boundary in a step; `dtype`: of the latter before a codec, "" where only bytes were given;
     `problem_digest`: of the network and sizes; `cost`, `bound_s`, `gap`, `proved`: by Eq. 1-4, the gap relative to
     the bound; `objective`: comm_cost, step_time or cost_per_step; `step_s`, `step_s_with_all`: simulated seconds of a
     step, and of the best one that uses every device; `price`: of that step; `budget_per_hour`: what the devices may
@@ -61,10 +62,12 @@ class SolverResult:
 
     network: str = ""
     network_file: str = ""
+    percentile: int | None = None
     left_out: tuple[str, ...] = ()
     left_out_why: tuple[str, ...] = ()
     c_dp_bytes: float = 0.0
     c_pp_bytes: float = 0.0
+    dtype: str = ""
     problem_digest: str = ""
     cost: CostTerms | None = None
     bound_s: float = 0.0

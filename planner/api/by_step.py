@@ -147,6 +147,7 @@ def plan_of_step(workload: StepWorkload, solution: StepSolution, incumbent: Incu
         c_pp_bytes=sizes.c_pp_bytes,
         shares=layout.shares,
         model=workload.profile.model,
+        dtype=workload.profile.dtype,
     )
     plan = plan_of(workload.network, comm, emitted, facts)
     step_plan = plan_of_layout(workload, layout)

@@ -1,35 +1,18 @@
-"""What the commands that search have in common: the network and its warnings, interrupts, progress, the plan's file."""
+"""What the commands that search have in common: interrupts, and the files that they write."""
 
 import contextlib
 import os
 import select
 import signal
 import socket
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
-from jaxdt.spec import network as networks
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from planner.api.result import Stop
-from planner.model.problem import asymmetric_links
 from planner.report.plan_file import save_plan
-
-MAX_WARNINGS = 3
-
-
-def read_network(path: str) -> Network:
-    """A network, with warnings about links whose directions differ."""
-    network = networks.load(path)
-    warnings = asymmetric_links(network)
-    for line in warnings[:MAX_WARNINGS]:
-        print(f"warning: averaged both directions of {line}", file=sys.stderr)
-    if len(warnings) > MAX_WARNINGS:
-        print(f"warning: and {len(warnings) - MAX_WARNINGS} more links", file=sys.stderr)
-    return network
 
 
 def check_out(path: str | None, flag: str = "out"):
@@ -78,7 +61,7 @@ def interruptible(stop: Stop):
         reader.close()
 
 
-def write(plan: Plan, out: str | None, network_file: str, **facts: str):
+def write(plan: Plan, out: str | None, network_file: str, **facts: str | int):
     """Write the plan to the file of --out, if there is one, with the name of its network's file and other facts."""
     if out:
         save_plan(replace(plan, found=plan.found | facts), out, network_file)

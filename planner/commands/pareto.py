@@ -3,11 +3,12 @@
 from argparse import Namespace
 from pathlib import Path
 
+from jaxdt.spec import network as networks
 from jaxdt.spec.errors import BadInput
 from planner.api.job import COST_PER_STEP
 from planner.api.pareto import pareto
 from planner.api.result import Stop
-from planner.commands.common import interruptible, read_network, write
+from planner.commands.common import interruptible, write
 from planner.commands.flags_job import job_of
 from planner.report.front import draw, markdown
 
@@ -20,7 +21,7 @@ def run(flags: Namespace) -> int:
     if flags.objective:
         raise BadInput(f"--objective: got {flags.objective}, expected none: `pareto` goes by step time and by price")
     flags.objective = COST_PER_STEP
-    network = read_network(flags.network)
+    network = networks.load(flags.network)
     job = job_of(flags, network)
     stop = Stop(flags.time_limit_s, flags.evaluations)
     with interruptible(stop):

@@ -1,7 +1,9 @@
 """`python -m planner replan`: a plan for a network that has changed, what moves where, and how long that takes."""
 
 import json
+import math
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from jaxdt.spec import network as networks
@@ -10,11 +12,12 @@ from jaxdt.spec.errors import BadInput
 from planner.api.job import Job
 from planner.api.replan import DEFAULT_TIME_S, Replan, replan
 from planner.api.result import Stop
+from planner.api.unchanged import unchanged_s
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
-from planner.model.change import Change
+from planner.model.change import Change, changed
 from planner.model.constraints import load_constraints
-from planner.report.plan_file import network_file_of
+from planner.report.plan_file import network_file_of, percentile_of
 from planner.report.tables import NONE, seconds
 
 N_SHOWN = 12
@@ -27,18 +30,25 @@ def run(flags: Namespace) -> int:
     if flags.out and not flags.out_network:
         raise BadInput("--out_network: missing, expected a file for the changed network, which the plan of --out names")
     plan = plans.load(flags.plan)
-    network = networks.load(flags.network or network_file_of(plan, flags.plan))
+    whole = networks.load(flags.network or network_file_of(plan, flags.plan))
     without = tuple(name for name in (flags.without or "").split(",") if name)
     change = Change(without, networks.load(flags.added) if flags.added else None)
+    percentile = percentile_of(plan, flags.percentile)
+    network = whole.at_percentile(percentile)
+    at = replace(change, added=change.added and change.added.at_percentile(percentile))
     constraints = load_constraints(flags.constraints) if flags.constraints else None
     time_s = DEFAULT_TIME_S if flags.time_limit_s is None and flags.evaluations is None else flags.time_limit_s
     stop = Stop(time_s, flags.evaluations)
+    job = _job(flags, plan, network)
     with interruptible(stop):
-        found = replan(plan, network, change, _job(flags, plan, network), stop, flags.horizon_steps, constraints)
+        found = replan(plan, network, at, job, stop, flags.horizon_steps, constraints)
     print(table(found))
+    if flags.unchanged:
+        found = _with_unchanged(found, unchanged_s(plan, network, at, job))
     if flags.out:
-        _write_network(found, flags.out_network)
-        write(found.result.plan, flags.out, flags.out_network)
+        _write_network(changed(whole, change), flags.out_network)
+        facts = {} if percentile is None else {"percentile": percentile}
+        write(found.result.plan, flags.out, flags.out_network, **facts)
     return 0
 
 
@@ -52,9 +62,19 @@ def _job(flags: Namespace, plan: plans.Plan, network: networks.Network) -> Job |
     return job_of(flags, network)
 
 
-def _write_network(found: Replan, path: str):
+def _with_unchanged(found: Replan, without_s: float | None) -> Replan:
+    """Say what it costs to go on without a new plan, and write it down in the plan."""
+    shown = "stands still: a stage has no device" if without_s is None else f"{seconds(without_s)} s"
+    print(f"without a new plan: {shown}")
+    finite = without_s if without_s is not None and math.isfinite(without_s) else None
+    plan = found.result.plan
+    facts = plan.found["replan"] | {"unchanged_s": finite}
+    return replace(found, result=replace(found.result, plan=replace(plan, found=plan.found | {"replan": facts})))
+
+
+def _write_network(network: networks.Network, path: str):
     try:
-        Path(path).write_text(json.dumps(networks.to_json(found.result.network)) + "\n")
+        Path(path).write_text(json.dumps(networks.to_json(network)) + "\n")
     except OSError as error:
         raise BadInput(f"--out_network: {path} cannot be written ({error.strerror})") from None
     print(f"wrote {path}")

@@ -2,10 +2,11 @@
 
 from argparse import Namespace
 
+from jaxdt.spec import network as networks
 from planner.api.job import COMM_COST
 from planner.api.result import Result, Stop
 from planner.api.solve import solve
-from planner.commands.common import check_out, interruptible, read_network, write
+from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
 from planner.model.problem import problem_of
@@ -18,7 +19,7 @@ def run(flags: Namespace) -> int:
     """Exit code 0, or BadInput."""
     check_out(flags.out)
     stop = Stop(flags.time_limit_s, flags.evaluations)
-    network = read_network(flags.network)
+    network = networks.load(flags.network).at_percentile(flags.percentile)
     job = job_of(flags, network)
     constraints = load_constraints(flags.constraints) if flags.constraints else None
     line = ProgressLine()
@@ -26,7 +27,11 @@ def run(flags: Namespace) -> int:
         result = solve(network, job, stop, flags.seed, flags.solver, line.show, constraints)
     line.close()
     print(table(result))
-    facts = {} if result.plan.found.get("profile") or not flags.profile else {"profile": flags.profile}
+    facts: dict[str, str | int] = {}
+    if flags.profile and not result.plan.found.get("profile"):
+        facts["profile"] = flags.profile
+    if flags.percentile is not None:
+        facts["percentile"] = flags.percentile
     write(result.plan, flags.out, flags.network, **facts)
     return 0
 

@@ -1,6 +1,6 @@
 """The reference cost: a placement's Eq. 1-4 straight from a network and two sizes, in plain Python.
 
-It checks what solvers claim, so it shares no code with them and takes the means of both directions itself.
+It checks what solvers claim, so it shares no code with them and adds up both directions of a pair itself.
 """
 
 import math
@@ -24,15 +24,15 @@ class Cost:
 
 
 def pair_s(network: Network, a: int, b: int, n_bytes: float) -> float:
-    """2 (alpha + n_bytes / beta), alpha and beta means of both directions; infinite without a link either way. Devices
-    of a host have equal parts of its line."""
+    """Seconds of n_bytes from a to b and of as many back; infinite without a link either way. Devices of a host have
+    equal parts of its line."""
     forth = network.link(a, b)
     back = network.link(b, a)
     forth_gbps, back_gbps = _fair_gbps(network, a, b), _fair_gbps(network, b, a)
     if min(forth_gbps, back_gbps) == 0:
         return math.inf
-    beta = (forth_gbps + back_gbps) / 2 * 1e9 / 8
-    return (forth.latency_s + back.latency_s) + 2 * n_bytes / beta
+    s_per_byte = (1 / forth_gbps + 1 / back_gbps) * 8 / 1e9
+    return (forth.latency_s + back.latency_s) + n_bytes * s_per_byte
 
 
 def _fair_gbps(network: Network, src: int, dst: int) -> float:

@@ -1,10 +1,10 @@
 """A network after some devices left and others came."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.network import Device, Host, Link, Network
+from jaxdt.spec.network import BandwidthPercentile, Device, Host, Link, Network
 
 NO_LINK = Link(0.0, 0.0)
 
@@ -20,7 +20,20 @@ class Change:
 
 
 def changed(network: Network, change: Change) -> Network:
-    """The network after a change; BadInput for devices that it does not have, and if nothing is left."""
+    """The network after a change, with the percentiles that it and the network of the devices which came have in
+    common; BadInput for devices that it does not have, and if nothing is left."""
+    after = _changed(network, change)
+    known = [] if change.added is None else [one.percentile for one in change.added.bandwidth_percentiles]
+    percentiles: list[BandwidthPercentile] = []
+    for percentile in (one.percentile for one in network.bandwidth_percentiles):
+        if change.added is None or percentile in known:
+            added = change.added and change.added.at_percentile(percentile)
+            at = _changed(network.at_percentile(percentile), Change(change.without, added))
+            percentiles.append(BandwidthPercentile(percentile, at.bandwidth_gbps))
+    return replace(after, bandwidth_percentiles=tuple(percentiles))
+
+
+def _changed(network: Network, change: Change) -> Network:
     index = {device.name: d for d, device in enumerate(network.devices)}
     for name in change.without:
         if name not in index:

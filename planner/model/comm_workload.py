@@ -19,7 +19,7 @@ from planner.model import layer_cuts
 class CommWorkload:
     """What one step moves: c_dp_bytes are the gradients of the largest stage, c_pp_bytes what the busiest pipeline
     sends over one boundary. shares[p] are the microbatches of pipeline p. `model` is None when only bytes were
-    given."""
+    given; `dtype` is then "", and else that of the tensors which cross boundaries, before a codec."""
 
     n_layers: int
     stages: layer_cuts.Ranges
@@ -27,6 +27,7 @@ class CommWorkload:
     c_pp_bytes: float
     shares: tuple[int, ...]
     model: GPTConfig | None = None
+    dtype: str = ""
 
 
 def from_bytes(
@@ -47,7 +48,9 @@ def from_run(n_stages: int, n_pipelines: int, run: RunConfig) -> CommWorkload:
     assert stages is not None  # there are enough cuts, and every range fits
     spec = codecs.parse(run.codec)
     c_pp_bytes = shares[0] * codecs.wire_bytes(spec, model.boundary_numbers(size), DTYPE_BYTES[run.dtype])
-    return CommWorkload(model.n_layers, stages, largest_gradient_bytes(model, stages), c_pp_bytes, shares, model)
+    return CommWorkload(
+        model.n_layers, stages, largest_gradient_bytes(model, stages), c_pp_bytes, shares, model, run.dtype
+    )
 
 
 def largest_gradient_bytes(model: GPTConfig, stages: layer_cuts.Ranges) -> int:

@@ -1,7 +1,10 @@
 """The instance that solvers see: symmetric matrices of seconds for Eq. 2 and Eq. 3, from a network and two sizes.
 
-alpha (latency) and beta (bandwidth) are means of both directions, as in the DT-FM paper, Sec. 3. A link with zero
-bandwidth in either direction is missing. In the matrices it costs `missing_s`, more than any plan without missing
+Each exchange goes both ways: activations forward and gradients back (Eq. 3), shards out and sums back (Eq. 2). So a
+pair costs the sum of both directions. This is the paper's 2 (alpha + n_bytes / beta) with the arithmetic mean of both
+latencies and the harmonic mean of both bandwidths; the DT-FM paper, Sec. 3, has the arithmetic mean of the bandwidths,
+which is the same where they are equal and hides the slow direction where they are not. A link with zero bandwidth in
+either direction is missing. In the matrices it costs `missing_s`, more than any plan without missing
 links: searches then avoid it, and a plan uses a missing link exactly if it costs missing_s or more.
 Devices of a host have equal parts of its line.
 """
@@ -13,8 +16,6 @@ import numpy as np
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from planner.model.hosts import fair_gbps
-
-ASYMMETRY_WARNED = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +45,18 @@ class Problem:
 
 
 def mean_links(network: Network) -> tuple[np.ndarray, np.ndarray]:
-    """(alpha [s], beta [bytes/s]), both [N, N]: means of both directions; beta is 0 where either direction is."""
+    """(alpha [s], beta [bytes/s]), both [N, N]: the arithmetic mean of both latencies, and the harmonic mean of both
+    bandwidths, which is 0 where either direction is."""
     latency_s = np.array(network.latency_s)
     bandwidth = fair_gbps(network) * 1e9 / 8
-    missing = (bandwidth == 0) | (bandwidth.T == 0)
-    return (latency_s + latency_s.T) / 2, np.where(missing, 0.0, (bandwidth + bandwidth.T) / 2)
+    s_per_byte = np.divide(1.0, bandwidth, out=np.full_like(bandwidth, np.inf), where=bandwidth > 0)
+    both_ways = s_per_byte + s_per_byte.T
+    beta = np.divide(2.0, both_ways, out=np.full_like(bandwidth, np.inf), where=both_ways > 0)
+    return (latency_s + latency_s.T) / 2, beta
 
 
 def exchange_s(alpha_s: np.ndarray, beta: np.ndarray, n_bytes: float) -> np.ndarray:
-    """2 (alpha + n_bytes / beta) for every pair; infinite where there is no link, 0 on the diagonal."""
+    """2 (alpha + n_bytes / beta) for every pair, there and back; infinite where there is no link, 0 on the diagonal."""
     seconds = 2 * (alpha_s + np.divide(n_bytes, beta, out=np.full_like(beta, np.inf), where=beta > 0))
     np.fill_diagonal(seconds, 0.0)
     return seconds
@@ -105,15 +109,3 @@ def placement_terms(problem: Problem, placement: np.ndarray) -> tuple[float, flo
 def placement_s(problem: Problem, placement: np.ndarray) -> float:
     """COMM-COST of a placement [S, P] with its own stage order and matchings."""
     return sum(placement_terms(problem, placement))
-
-
-def asymmetric_links(network: Network) -> list[str]:
-    """One line of text for every pair whose two directions differ by more than ASYMMETRY_WARNED times."""
-    lines = []
-    for field, unit in (("latency_s", "s"), ("bandwidth_gbps", "Gb/s")):
-        values = np.array(getattr(network, field))
-        low, high = np.minimum(values, values.T), np.maximum(values, values.T)
-        for i, j in zip(*np.nonzero(np.triu(high > ASYMMETRY_WARNED * low, 1)), strict=True):
-            pair = f"{network.devices[i].name} and {network.devices[j].name}"
-            lines.append(f"{field} between {pair}: {values[i, j]:g} and {values[j, i]:g} {unit}")
-    return lines

@@ -1,90 +1,46 @@
 """`python -m planner explain`: where a plan's cost comes from, and which single change would lower it most."""
 
 from argparse import Namespace
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jaxdt.spec.network import Network
 from planner.cost.reference import Cost, pair_s
-from planner.report.plan_file import CostedPlan, cost_plan, read
-
-N_CHANGES = 3
-
-
-@dataclass(frozen=True)
-class LinkChange:
-    """Links made twice as fast, and the seconds that the same plan then saves."""
-
-    saved_s: float
-    text: str
-
-
-def device_name(network: Network, index: int) -> str:
-    device = network.devices[index]
-    return f"{device.name} ({device.region})" if device.region else device.name
-
-
-def with_faster_links(network: Network, pairs: list[tuple[int, int]]) -> Network:
-    """The network with half the latency and twice the bandwidth on the given pairs, both ways."""
-    latency = [list(row) for row in network.latency_s]
-    bandwidth = [list(row) for row in network.bandwidth_gbps]
-    for a, b in {(a, b) for pair in pairs for a, b in (pair, pair[::-1])}:
-        latency[a][b] /= 2
-        bandwidth[a][b] *= 2
-    return replace(network, latency_s=tuple(map(tuple, latency)), bandwidth_gbps=tuple(map(tuple, bandwidth)))
-
-
-def link_changes(costed: CostedPlan) -> list[LinkChange]:
-    """Savings of faster links, the largest first: every slowest pair of a hop, and all links of the slowest device
-    inside its stage."""
-    network = costed.network
-    cost = costed.cost
-    device = cost.slowest_device
-    partners = [d for d in costed.plan.placement[cost.slowest_stage] if d != device]
-    tried = [("the link " + " - ".join(device_name(network, d) for d in pair), [pair]) for pair in cost.slowest_pair]
-    if partners:
-        label = f"the links of {device_name(network, device)} inside stage {cost.slowest_stage}"
-        tried.append((label, [(device, d) for d in partners]))
-    changes = []
-    for label, pairs in tried:
-        changed = cost_plan(costed.plan, with_faster_links(network, pairs), costed.c_dp_bytes, costed.c_pp_bytes)
-        changes.append(LinkChange(cost.total_s - changed.cost.total_s, label))
-    return sorted(changes, key=lambda change: -change.saved_s)
+from planner.report.plan_file import CostedPlan, read
+from planner.report.suggest import Suggestion, device_name, suggestions
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Where a plan's cost comes from: the cost and its terms, links that would lower it if they were faster, and the
-    same in words, which is also the text of str()."""
+    """Where a plan's cost comes from: the cost and its terms, changes that would lower it, the best first, and the same
+    in words, which is also the text of str()."""
 
     cost: Cost
-    changes: tuple[LinkChange, ...]
+    suggestions: tuple[Suggestion, ...]
     text: str
 
     def __str__(self) -> str:
         return self.text
 
 
-def explanation(costed: CostedPlan) -> Explanation:
-    """The explanation of a plan."""
+def explanation(costed: CostedPlan, search: bool = False) -> Explanation:
+    """The explanation of a plan; `search` as for `suggestions`."""
     plan = costed.plan
     cost = costed.cost
     found = plan.found
     lines = [
-        f"{plan.n_stages} stages x {plan.n_pipelines} pipelines on {costed.network.name or 'a network'}: "
+        f"{plan.shape} on {costed.network.name or 'a network'}: "
         f"{cost.total_s:.3f} s a step by Eq. 1-4, "
         f"{cost.datap_s:.3f} s of it data-parallel and {cost.pipelinep_s:.3f} s pipeline."
     ]
     if "step_s" in found:
         lines.append(f"Chosen by its step: {found['step_s']:.3f} s under the simulator, computing included.")
-    if plan.n_pipelines > 1:
+    if max(plan.n_replicas) > 1:
         lines.append(_slowest_group(costed))
     if plan.n_stages > 1:
         lines.append(_slowest_hop(costed))
-    changes = link_changes(costed)
-    lines += _help_lines(changes)
+    found_changes = suggestions(costed, search)
     bound_s = costed.bound_s
     if costed.proved:
-        lines.append("No other placement costs less (proved), so only a better network or smaller sizes help.")
+        lines.append("No other placement costs less (proved), so only another shape, a codec or a faster link helps.")
     elif bound_s > 0:
         lines.append(
             f"No placement costs less than {bound_s:.3f} s: this one is at most {cost.total_s / bound_s - 1:.1%} above."
@@ -93,7 +49,8 @@ def explanation(costed: CostedPlan) -> Explanation:
         lines.append("The plan's bound is for another network or other sizes, and says nothing here.")
     if found.get("left_out"):
         lines.append(f"Left out: {'; '.join(found.get('left_out_why') or found['left_out'])}.")
-    return Explanation(cost, tuple(changes), "\n".join(lines))
+    lines += _help_lines(found_changes)
+    return Explanation(cost, tuple(found_changes), "\n".join(lines))
 
 
 def _slowest_group(costed: CostedPlan) -> str:
@@ -122,15 +79,14 @@ def _slowest_hop(costed: CostedPlan) -> str:
     )
 
 
-def _help_lines(changes: list[LinkChange]) -> list[str]:
-    useful = [change for change in changes if change.saved_s > 1e-9][:N_CHANGES]
-    if not useful:
-        return ["No single faster link helps: each maximum is reached by several links."]
-    return ["Would help most, made twice as fast:"] + [
-        f"  {change.text}: saves {change.saved_s:.3f} s" for change in useful
+def _help_lines(changes: list[Suggestion]) -> list[str]:
+    if not changes:
+        return ["No single change that was tried helps: each maximum is reached several times."]
+    return ["Would help, each by itself, in seconds of Eq. 1-4:"] + [
+        f"  saves {change.saved_s:.3f} s: {change.text}" for change in changes
     ]
 
 
 def run(flags: Namespace) -> int:
-    print(explanation(read(flags.plan, flags.network)))
+    print(explanation(read(flags.plan, flags.network, flags.percentile), flags.suggest))
     return 0

@@ -76,6 +76,7 @@ def plan_of(network: Network, workload: CommWorkload, solution: Solution, facts:
         "left_out": [device.name for d, device in enumerate(network.devices) if d not in used],
         "c_dp_bytes": workload.c_dp_bytes,
         "c_pp_bytes": workload.c_pp_bytes,
+        "dtype": workload.dtype,
         "problem_digest": problem_digest(network, workload.c_dp_bytes, workload.c_pp_bytes),
         "cost": {"total_s": cost.total_s, "datap_s": cost.datap_s, "pipelinep_s": cost.pipelinep_s},
         "bound_s": bound_s,
@@ -118,10 +119,17 @@ def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan:
     return cost_plan(plan, network, float(plan.found["c_dp_bytes"]), float(plan.found["c_pp_bytes"]))
 
 
-def read(path: str, network_file: str | None = None) -> CostedPlan:
-    """A plan.json with its network: the given file, or the one that the plan names."""
+def read(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan:
+    """A plan.json with its network: the given file, or the one that the plan names, with the bandwidths of the given
+    percentile, or of the one by which the plan was made."""
     plan = plans.load(path)
-    return costed(plan, networks.load(network_file or network_file_of(plan, path)), path)
+    network = networks.load(network_file or network_file_of(plan, path))
+    return costed(plan, network.at_percentile(percentile_of(plan, percentile)), path)
+
+
+def percentile_of(plan: Plan, percentile: int | None) -> int | None:
+    """The percentile of bandwidths to look at: the given one, else the plan's own; None for plain bandwidths."""
+    return plan.found.get("percentile") if percentile is None else percentile
 
 
 def network_file_of(plan: Plan, path: str) -> str:

@@ -127,14 +127,14 @@ def all_placements(n_stages: int, n_pipelines: int) -> np.ndarray:
 
 
 def pair_cost_s(network: Network, n_bytes: float) -> np.ndarray:
-    """2 (alpha + n_bytes / beta) [N, N] with means of both directions; infinite without a link in either direction."""
+    """Seconds [N, N] of n_bytes from a to b and of as many back; infinite without a link in either direction."""
     n = network.n_devices
     cost_s = np.zeros((n, n))
     for a, b in itertools.permutations(range(n), 2):
-        gbps = network.bandwidth_gbps[a][b], network.bandwidth_gbps[b][a]
-        latency_s = (network.latency_s[a][b] + network.latency_s[b][a]) / 2
-        bytes_per_s = sum(gbps) / 2 * 1e9 / 8
-        cost_s[a, b] = math.inf if 0.0 in gbps else 2 * (latency_s + n_bytes / bytes_per_s)
+        for src, dst in ((a, b), (b, a)):
+            bytes_per_s = network.bandwidth_gbps[src][dst] * 1e9 / 8
+            sent_s = n_bytes / bytes_per_s if bytes_per_s else math.inf
+            cost_s[a, b] += network.latency_s[src][dst] + sent_s
     return cost_s
 
 

@@ -133,7 +133,7 @@ def test_a_saved_plan_is_explained_and_verified(tmp_path):
     plan = planner.load_plan(tmp_path / "plan.json")
     explanation = planner.explain(plan, network)
     assert str(explanation).startswith("4 stages x 4 pipelines")
-    assert explanation.changes[0].saved_s >= explanation.changes[-1].saved_s
+    assert explanation.suggestions[0].saved_s >= explanation.suggestions[-1].saved_s
     assert {verdict.state for verdict in planner.verify(plan, network)} == {"true"}
     with pytest.raises(BadInput, match="devices"):
         planner.explain(plan, case("four_cities"))

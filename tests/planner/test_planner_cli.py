@@ -183,12 +183,6 @@ def test_a_missing_link_is_avoided_where_a_plan_can(tmp_path):
     assert plan.seat(0)[1] != plan.seat(1)[1]
 
 
-def test_unequal_directions_are_averaged_with_a_warning(tmp_path, capsys):
-    network = changed(tmp_path, put("latency_ms", 0, 1, value=80))
-    assert solve(network, *SIZES, "--evaluations", "500", stages=2, pipelines=2) == 0
-    assert "averaged both directions of latency_s between london and frankfurt" in capsys.readouterr().err
-
-
 def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     model = gpt_config("small")
 

@@ -24,6 +24,7 @@ from planner_cases import (
     small,
 )
 
+from jaxdt.spec.network import Device, Network, uniform
 from planner.cost.communication import (
     held_karp,
     hop_matrix,
@@ -189,6 +190,24 @@ def test_the_independent_evaluator_agrees(kind):
     cost = cost_of(network, placement.tolist(), C_DP, C_PP)
     assert (cost.datap_s, cost.pipelinep_s) == pytest.approx(placement_terms(problem, placement), rel=1e-12)
     assert cost.total_s == pytest.approx(sum(cost.hop_s) + cost.datap_s)
+
+
+def test_a_pair_costs_what_each_direction_takes():
+    """Activations go forward and gradients back, shards out and sums back; the slow direction is not averaged away."""
+    links = {"latency_s": ((0.0, 0.01), (0.03, 0.0)), "bandwidth_gbps": ((0.0, 8.0), (0.08, 0.0))}
+    network = Network((Device("fast"), Device("slow")), **links)
+    boundary_s = 0.01 + 1e8 / 1e9 + 0.03 + 1e8 / 1e7
+    for placement, c_dp_bytes, c_pp_bytes in (([[0], [1]], 0.0, 1e8), ([[0, 1]], 2e8, 0.0)):
+        problem = problem_of(network, *np.shape(placement), c_dp_bytes, c_pp_bytes)
+        for order in (placement, [row[::-1] for row in placement[::-1]]):
+            assert cost_of(network, order, c_dp_bytes, c_pp_bytes).total_s == pytest.approx(boundary_s)
+            assert placement_s(problem, np.array(order)) == pytest.approx(boundary_s)
+
+
+def test_links_without_a_limit_cost_their_latency():
+    network = uniform(4, latency_s=0.25)
+    assert cost_of(network, [[0, 1], [2, 3]], C_DP, C_PP).total_s == pytest.approx(1.0)
+    assert placement_s(problem_of(network, 2, 2, C_DP, C_PP), np.arange(4).reshape(2, 2)) == pytest.approx(1.0)
 
 
 def test_one_stage_one_pipeline_and_equal_links():

@@ -47,6 +47,41 @@ def test_json_round_trip(tmp_path):
     assert load(path) == network
 
 
+PERCENTILES = [
+    {"percentile": 10, "bandwidth_gbps": [[0, 0.1], [1.5, 0]]},
+    {"percentile": 90, "bandwidth_gbps": [[0, 0.75], [2.5, 0]]},
+]
+
+
+def test_a_network_at_one_of_its_percentiles():
+    network = parse(changed(bandwidth_percentiles=PERCENTILES), "n.json")
+    slow = network.at_percentile(10)
+    assert (slow.link(0, 1), slow.link(1, 0)) == (Link(0.08, 0.1), Link(0.09, 1.5))
+    assert network.at_percentile(None) is network
+    assert slow.at_percentile(90).link(1, 0) == Link(0.09, 2.5)
+    assert parse(json.dumps(to_json(network)), "n.json") == network
+    with pytest.raises(BadInput, match="--percentile: got 50, the bandwidth_percentiles of two are 10, 90"):
+        network.at_percentile(50)
+    with pytest.raises(BadInput, match="are none"):
+        parse(json.dumps(DATA), "n.json").at_percentile(10)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (3, "bandwidth_percentiles: got int, expected a list"),
+        ([3], r"bandwidth_percentiles\[0\].percentile: got None, expected an integer from 0 to 100"),
+        (PERCENTILES[::-1], r"bandwidth_percentiles\[1\].percentile: got 10, expected an integer from 91 to 100"),
+        ([{"percentile": 10}], r"bandwidth_percentiles\[0\]: bandwidth_gbps: got NoneType"),
+        ([PERCENTILES[1] | {"percentile": 5}, PERCENTILES[0]], r"\[0\]\[1\]: got 0.1, expected at least the 0.75 of"),
+    ],
+)
+def test_percentiles_ascend(entries, message):
+    with pytest.raises(BadInput, match=message) as error:
+        parse(changed(bandwidth_percentiles=entries), "n.json")
+    assert "\n" not in str(error.value)
+
+
 def test_a_uniform_network_shares_one_host():
     network = uniform(3, 0.01, 5.0)
     assert network.link(2, 0) == Link(0.01, 5.0)

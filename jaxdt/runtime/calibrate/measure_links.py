@@ -21,13 +21,14 @@ from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.network import Device, Network, to_json
+from jaxdt.spec.network import BandwidthPercentile, Device, Matrix, Network, to_json
 
 N_PINGS = 8
 SHORT_BYTES = 1 << 18
 BYTES_MIN = 1 << 20
 BYTES_MAX = 1 << 28
 ANSWER_S = 60.0
+PERCENTILES, PERCENTILE_ROUNDS = (10, 50, 90), 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,30 @@ class MeasuredLink:
     latency_s: float
     bandwidth_gbps: float
     short_gbps: float
+
+
+Links = dict[tuple[int, int], list[MeasuredLink]]  # the measurements of each ordered pair of hosts
+
+
+def network_of(names: list[str], links: Links) -> dict:
+    """The content of network.json: shortest latencies, medians of bandwidths, from PERCENTILE_ROUNDS measurements of a
+    link on their percentiles, and the additional matrix `short_gbps`."""
+
+    def matrix(value: Callable[[list[MeasuredLink]], float]) -> Matrix:
+        n = len(names)
+        return tuple(tuple(value(links[i, j]) if i != j else 0.0 for j in range(n)) for i in range(n))
+
+    def gbps_at(percentile: int) -> Callable[[list[MeasuredLink]], float]:
+        return lambda found: float(np.percentile([link.bandwidth_gbps for link in found], percentile))
+
+    percentiles: tuple[BandwidthPercentile, ...] = ()
+    if min(map(len, links.values())) >= PERCENTILE_ROUNDS:
+        percentiles = tuple(BandwidthPercentile(percentile, matrix(gbps_at(percentile))) for percentile in PERCENTILES)
+    latency_s = matrix(lambda found: min(link.latency_s for link in found))
+    devices = tuple(Device(name) for name in names)
+    short_gbps = matrix(lambda found: float(np.median([link.short_gbps for link in found])))
+    network = Network(devices, latency_s, matrix(gbps_at(50)), "measured", percentiles)
+    return to_json(network) | {"short_gbps": short_gbps}
 
 
 class MeasuringHost:
@@ -78,25 +103,19 @@ class MeasuringHost:
 
     # -------------------------------------------------------------------------------------------------- the leader
 
-    def lead(self, names: list[str], on_link: Callable[[int, int, MeasuredLink], None]) -> dict:
-        """Measure all ordered pairs, call `on_link` with each, and end the other hosts. Returns the content of
-        network.json, with the additional matrix `short_gbps`."""
+    def lead(self, names: list[str], on_link: Callable[[int, int, MeasuredLink], None], n_rounds: int = 1) -> dict:
+        """Measure all ordered pairs, n_rounds times one after another, call `on_link` with each measurement, and end
+        the other hosts. Returns the content of network.json (`network_of`)."""
         n = len(self._addresses)
-        links: dict[tuple[int, int], MeasuredLink] = {}
-        for src, dst in itertools.permutations(range(n), 2):
-            links[src, dst] = self.measure(dst) if src == self._index else self._ask(src, dst)
-            on_link(src, dst, links[src, dst])
+        links: Links = {pair: [] for pair in itertools.permutations(range(n), 2)}
+        for src, dst in [*links] * n_rounds:
+            link = self.measure(dst) if src == self._index else self._ask(src, dst)
+            links[src, dst].append(link)
+            on_link(src, dst, link)
         for peer in range(n):
             if peer != self._index:
                 self._transport.send(peer, {"do": "end"})
-
-        def matrix(field: str) -> tuple[tuple[float, ...], ...]:
-            rows = [[getattr(links[i, j], field) if i != j else 0.0 for j in range(n)] for i in range(n)]
-            return tuple(map(tuple, rows))
-
-        devices = tuple(Device(name) for name in names)
-        network = Network(devices, matrix("latency_s"), matrix("bandwidth_gbps"), "measured")
-        return to_json(network) | {"short_gbps": matrix("short_gbps")}
+        return network_of(names, links)
 
     def _ask(self, src: int, dst: int) -> MeasuredLink:
         self._transport.send(src, {"do": "measure", "to": dst})

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from jaxdt.membership.coordinator import Coordinator
+from jaxdt.protocol.events import Advised
 from jaxdt.protocol.reports import (
     CheckpointReport,
     DoneReport,
@@ -18,6 +19,7 @@ from jaxdt.protocol.reports import (
     LostReport,
     OperatorReport,
     PredictionReport,
+    ReplanReport,
     Report,
     RollbackReport,
     StepReport,
@@ -29,8 +31,10 @@ from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest
+from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
+from jaxdt.spec.config import ADVISE
 
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction
@@ -40,11 +44,18 @@ SAVES_MAX = 1000  # the summary counts no more than the last checkpoints
 class Journal:
     """Records the reports of the coordinator's machine. A context manager: the metrics file is open inside it.
 
-    `post` hands a report to the loop; it is set before the loop runs.
-    launched_s: when the launcher began, on this host's monotonic clock; None without a launcher."""
+    `post` hands a report or an event to the loop; it is set before the loop runs.
+    launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
+    replan: what looks for a better plan after a change of members, if the config asks for advice."""
 
     def __init__(
-        self, job: RunJob, machine: Coordinator, durable: FileStore, live: bool, launched_s: float | None = None
+        self,
+        job: RunJob,
+        machine: Coordinator,
+        durable: FileStore,
+        live: bool,
+        launched_s: float | None = None,
+        replan: StartSearch | None = None,
     ):
         self._job = job
         self._machine = machine
@@ -53,7 +64,9 @@ class Journal:
         self._metrics = Metrics(job.run_dir / "metrics.jsonl", machine.n_committed, write_failed)
         self._prediction = Prediction()
         self._end: EndedReport | None = None
-        self.post: Callable[[Report], None]
+        self.post: Callable[[Report | Advised], None]
+        wants_advice = job.config.wiring.replan == ADVISE
+        self._advice = ReplanAdvice(job.plan, replan) if wants_advice else None
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._bytes: dict[str, int] = {}
@@ -68,6 +81,8 @@ class Journal:
 
     def __exit__(self, *exception):
         self._prediction.end(0.0)
+        if self._advice:
+            self._advice.end()
         self._display.close()
         self._metrics.__exit__(*exception)
 
@@ -99,6 +114,8 @@ class Journal:
                 self._end = report
             case PredictionReport(step_s=step_s, problem=None):
                 self._display.print(f"predicted step time {step_s:.3f} s")
+            case ReplanReport():
+                self._display.print(f"replan: {report.text}")
             case HeartbeatReport():
                 self._display.heartbeat(report)
             case OperatorReport(command, answer):
@@ -113,11 +130,17 @@ class Journal:
         on = ", ".join(f"{n} on {device}" for device, n in devices.items())
         self._display.print(f"all {len(report.members)} peers are ready, {on}")
         self._prediction.start(self._prediction_request(), self.post)
+        self._advise(report)
+
+    def _advise(self, report: ViewReport) -> None:
+        if self._advice:
+            self._advice.members(report.members, dict(self._machine.profiles), self.post)
 
     def _view(self, report: ViewReport) -> None:
         self._display.members(report.members)
         joining = "".join(f", {peer} joins" for peer in report.joining)
         self._display.print(f"view {report.view}: peers {sorted(report.members)}{joining}")
+        self._advise(report)
 
     def _leaving(self, report: LeavingReport) -> None:
         last = "; it is the last of its stage, and stays until another joins" if report.last_of_its_stage else ""

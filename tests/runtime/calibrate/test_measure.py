@@ -7,10 +7,11 @@ import threading
 import pytest
 
 from jaxdt.runtime.calibrate.layer_times import STAGES, kind_of
-from jaxdt.runtime.calibrate.measure_links import MeasuringHost
+from jaxdt.runtime.calibrate.measure_links import MeasuredLink, MeasuringHost, network_of
 from jaxdt.runtime.net.shaper import LinkShape
 from jaxdt.spec import network as networks
 from jaxdt.spec.model import gpt_config
+from jaxdt.spec.network import Link
 from jaxdt.spec.profile import DeviceKind, PartTimes, Profile, stage_seconds
 
 KIND = DeviceKind(PartTimes(1, 2, 0.25, 0.5), PartTimes(0.5, 0.25, 0.125, 0.25), PartTimes(3, 4, 0.5, 0.75), 0.125)
@@ -49,6 +50,21 @@ def measured():
             assert not thread.is_alive()
     assert [(src, dst) for src, dst, _ in lines] == sorted(gbps)
     return content, latency_s, gbps
+
+
+def test_repeated_measurements_give_percentiles():
+    links = {
+        (0, 1): [MeasuredLink(0.3, gbps, 0.5 * gbps) for gbps in (4.0, 2.0, 3.0, 1.0, 5.0)],
+        (1, 0): [MeasuredLink(latency_s, 8.0, 4.0) for latency_s in (0.2, 0.1, 0.2, 0.2, 0.2)],
+    }
+    content = network_of(["a", "b"], links)
+    network = networks.parse(json.dumps(content), "measured")
+    assert (network.link(0, 1), network.link(1, 0)) == (Link(0.3, 3.0), Link(0.1, 8.0))
+    assert content["short_gbps"] == ((0.0, 1.5), (4.0, 0.0))
+    found = [network.at_percentile(percentile).link(0, 1).bandwidth_gbps for percentile in (10, 50, 90)]
+    assert found == pytest.approx([1.4, 3.0, 4.6])
+    few = network_of(["a", "b"], {pair: found[:2] for pair, found in links.items()})
+    assert "bandwidth_percentiles" not in few
 
 
 def free_addresses(n):

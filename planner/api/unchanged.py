@@ -1,0 +1,46 @@
+"""`planner.unchanged_s`."""
+
+from dataclasses import replace
+
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from planner.api.job import Job
+from planner.model.change import Change, changed
+
+
+def unchanged_s(plan: Plan, network: Network, change: Change, job: Job | None = None) -> float | None:
+    """What the plan that runs costs after a change, if nothing is planned anew: seconds of a step for a job with a
+    profile, else seconds of Eq. 1-4 with the plan's own sizes. Replicas that left leave their microbatches to the
+    others of their stage, whichever is free, as under `swarm` wiring; devices that came do nothing. None for a stage
+    without a replica, where the run stands still; infinite over a missing link."""
+    after = changed(network, change)
+    index = {device.name: d for d, device in enumerate(after.devices)}
+    names = [[plan.devices[d] for d in row] for row in plan.placement]
+    rows = tuple(tuple(index[name] for name in row if name in index) for row in names)
+    if not all(rows):
+        return None
+    if job is not None and job.profile is not None:
+        return _step_s(plan, rows, after, job)
+    from planner.cost.reference import cost_of
+
+    largest = max(map(len, rows))
+    c_pp_bytes = plan.found["c_pp_bytes"] * len(plan.placement[0]) / largest
+    return cost_of(after, rows, plan.found["c_dp_bytes"], c_pp_bytes).total_s
+
+
+def _step_s(plan: Plan, rows: tuple[tuple[int, ...], ...], network: Network, job: Job) -> float:
+    """Simulated seconds of a step: in the plan's pipelines if they are whole, else with any replica of a stage."""
+    import numpy as np
+
+    from planner.api.by_step import workload_of
+    from planner.step_time import simulate, unequal
+    from planner.step_time.tune import Layout, estimate_s
+
+    workload = workload_of(job, network)
+    if not plan.is_even or any(len(row) < plan.n_pipelines for row in rows):
+        return unequal.simulated_s(workload, unequal.StageSets(rows, plan.stages, 0.0))
+    placement = np.array(rows)
+    spare = np.setdiff1d(np.arange(network.n_devices), placement)
+    depth = tuple(plan.depth(s) for s in range(plan.n_stages))
+    layout = Layout(placement, spare, plan.stages, plan.shares, depth, 0.0)
+    return simulate.simulated_s(workload, replace(layout, step_s=estimate_s(workload, layout)))
