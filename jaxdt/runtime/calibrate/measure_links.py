@@ -61,7 +61,7 @@ def network_of(names: list[str], links: Links) -> dict:
     latency_s = matrix(lambda found: min(link.latency_s for link in found))
     devices = tuple(Device(name) for name in names)
     short_gbps = matrix(lambda found: float(np.median([link.short_gbps for link in found])))
-    network = Network(devices, latency_s, matrix(gbps_at(50)), "measured", percentiles)
+    network = Network(devices, latency_s, matrix(gbps_at(50)), "measured", bandwidth_percentiles=percentiles)
     return to_json(network) | {"short_gbps": short_gbps}
 
 
