@@ -16,7 +16,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
 LAUNCH = "launch.json"
-KEPT = ("emulate", "emulate_forward_s", "pin", "gpus_per_peer")  # flags of launch.py beside the config and the plan
+KEPT = ("emulate", "network", "emulate_forward_s", "pin", "gpus_per_peer")  # flags of launch.py beside the config and the plan
 OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
 
 

@@ -52,7 +52,7 @@ def test_a_device_gets_an_equal_part_of_its_hosts_line():
     assert fair_gbps(only_out)[0, 3] == 2.0
     assert fair_gbps(only_out)[3, 0] == 10.0
     assert (fair_gbps(replace(network, hosts=())) == np.array(network.bandwidth_gbps)).all()
-    assert pair_s(only_out, 0, 3, 750_000_000) == pytest.approx(2e-3 + 2 * 1.0)  # a mean of 6 Gb/s
+    assert pair_s(only_out, 0, 3, 750_000_000) == pytest.approx(2e-3 + 3.0 + 0.6)  # 2 Gb/s there, 10 back
 
 
 @pytest.mark.parametrize("gbps", [0.5, 4.0])

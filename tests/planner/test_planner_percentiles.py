@@ -26,7 +26,9 @@ def uncertain():
 
     latency_s = tuple(tuple(0.01 if i != j else 0.0 for j in range(4)) for i in range(4))
     percentiles = (BandwidthPercentile(10, matrix(0.2, 0.5)), BandwidthPercentile(90, matrix(2.0, 1.0)))
-    return Network(tuple(map(Device, "abcd")), latency_s, matrix(2.0, 1.0), "uncertain", bandwidth_percentiles=percentiles)
+    return Network(
+        tuple(map(Device, "abcd")), latency_s, matrix(2.0, 1.0), "uncertain", bandwidth_percentiles=percentiles
+    )
 
 
 @pytest.fixture
