@@ -16,7 +16,9 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
 LAUNCH = "launch.json"
-KEPT = ("emulate", "network", "emulate_forward_s", "pin", "gpus_per_peer")  # flags of launch.py beside the config and the plan
+# Flags of launch.py, beside the config and the plan, that a resumed run keeps; some of them are paths.
+KEPT = ("emulate", "network", "emulate_forward_s", "pin", "gpus_per_peer")
+PATHS = ("emulate", "network")
 OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
 
 
@@ -62,9 +64,8 @@ def _without_config(words: Sequence[str]) -> Iterator[str]:
 def save(run_dir: Path) -> None:
     """Write launch.json: the flags of this launch that a resumed run keeps."""
     values = {name: flags.FLAGS[name] for name in KEPT}
-    fields = {name: flag.value for name, flag in values.items() if flag.value != flag.default}
-    if emulate := fields.get("emulate"):
-        fields["emulate"] = str(Path(emulate).resolve())
+    fields = {name: str(flag.value) for name, flag in values.items() if flag.value != flag.default}
+    fields |= {name: str(Path(fields[name]).resolve()) for name in PATHS if name in fields}
     write_json(run_dir / LAUNCH, fields)
 
 
