@@ -44,6 +44,7 @@ def get_config():
     config.train.checkpoint_every_steps = 0
     config.train.keep_checkpoints = 2
     config.train.checkpoint_copies = 2
+    config.train.checkpoint_on_stop = True
     config.train.on_nonfinite = "stop"
     config.optim.name = "adamw"
     config.optim.lr = 3e-3
