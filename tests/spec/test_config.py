@@ -18,9 +18,7 @@ STABLE_NAMES = {
     "data": {"path", "seq_start", "seq_growth_steps"},
     "train": {
         "steps", "seed", "microbatch_size", "eval_every_steps", "eval_microbatches", "checkpoint_every_steps",
-        "keep_checkpoints",
-        "checkpoint_copies",
-        "checkpoint_on_stop", "on_nonfinite",
+        "keep_checkpoints", "checkpoint_copies", "checkpoint_on_stop", "on_nonfinite",
     },
     "optim": {
         "name", "lr", "b1", "b2", "eps", "gradient_frac", "weight_decay", "momentum", "warmup_steps",
@@ -28,6 +26,7 @@ STABLE_NAMES = {
     },
     "wiring": {
         "kind", "routers", "window", "on_stage_lost", "stage_grace_s", "retain_bytes", "rebalance_s", "rebalance_moves",
+        "replan",
     },
     "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps"},
     "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s", "copies_gbps"},
