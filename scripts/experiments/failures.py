@@ -400,7 +400,8 @@ class Failures:
         return f"stage {stage}: {', '.join(map(str, hosts))} for good, {len(hosts)} newcomers come"
 
     def second_peer(self) -> str | None:
-        if not (host := self._any()):
+        host = self._any()
+        if not host or not self._fleet.is_member(host):  # of two processes that both are new, either may be let in
             return None
         self._second(host)
         return f"{host}"
