@@ -44,7 +44,7 @@ def main() -> int:
     try:
         train_missing(config, ablation, data, path, mark)
     except (KeyboardInterrupt, WorkerLost) as error:
-        print(f"{error or 'interrupted'}; the same command goes on from {path}", file=sys.stderr)
+        print(f"{str(error) or 'interrupted'}; the same command goes on from {path}", file=sys.stderr)
         return 3 if isinstance(error, WorkerLost) else 130
     timings = measured(config, ablation, run_dir / "timings.jsonl", mark)
     finished = results.load(path, mark)

@@ -29,8 +29,10 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
     A --config that is given with --resume is not read."""
     given = _given(argv)
     run_dir = Path(given.run_dir or "")
-    if not given.resume or not given.run_dir or not (run_dir / "config.py").exists():
+    if not given.resume or not given.run_dir:
         return list(argv)
+    if not (run_dir / "config.py").exists():
+        raise BadInput(f"--resume: {run_dir} holds no run, expected the folder of one")
     if given.config:
         print(f"--resume: {given.config} is not read, the run goes on with {run_dir / 'config.json'}", flush=True)
     added = [f"--config={run_dir / 'config.py'}"]

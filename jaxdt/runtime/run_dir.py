@@ -86,7 +86,7 @@ def clear(run_dir: Path, overwrite: bool) -> None:
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} is not empty and not a run's folder, expected a new or empty one")
     if not overwrite:
-        raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one, or --overwrite")
+        raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one, or --resume, or --overwrite")
     os.close(hold(run_dir))
     # config.json goes last: it marks the folder as a run's.
     for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):

@@ -51,10 +51,15 @@ def test_what_is_given_anew_replaces_what_the_run_had(run_dir, given, replaces):
     assert [word for word in completed if word.startswith(replaces)] == ([given] if given.startswith(replaces) else [])
 
 
-@pytest.mark.parametrize("argv", [["--run_dir={}"], ["--resume", "--run_dir={}/none"], ["--resume"], ["--resume=what"]])
+@pytest.mark.parametrize("argv", [["--run_dir={}"], ["--resume"], ["--resume=what"]])
 def test_other_command_lines_stay_as_they_are(run_dir, argv):
     argv = ["launch.py", *(word.format(run_dir) for word in argv), "--config=x.py"]
     assert resume_flags.with_flags_of_run(argv) == argv
+
+
+def test_a_folder_without_a_run_is_refused(run_dir):
+    with pytest.raises(BadInput, match="--resume: .*none holds no run, expected the folder of one"):
+        resume_flags.with_flags_of_run(["launch.py", "--resume", f"--run_dir={run_dir}/none"])
 
 
 def test_every_field_that_differs_is_named(run_dir):
