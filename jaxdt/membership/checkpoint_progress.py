@@ -92,8 +92,10 @@ class CheckpointProgress:
         of_others = {holder.disk for holder in holders if holder.stage != part.stage}
         holding = set(part.disks) & live
         fit = holding | (live - self._unfit)
-        lacks_other_stage = self._n_copies > 1 and of_others & fit and not of_others & holding
-        return max(max(1, min(self._n_copies, len(fit))) - len(holding), int(bool(lacks_other_stage)))
+        n_missing = max(1, min(self._n_copies, len(fit))) - len(holding)
+        if self._n_copies > 1 and of_others & fit and not of_others & holding:
+            return max(1, n_missing)
+        return n_missing
 
     def orders(self, holders: Collection[Holder]) -> list[tuple[int, Part]]:
         """Which peers are to copy which parts now, of those that have not been told so in this view."""

@@ -111,8 +111,8 @@ RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was star
 # Names under which state is made durable.
 TERM, VIEW, STEPS, CHECKPOINT = "coordinator_term", "view", "steps", "checkpoint"
 OPERATOR = "operator"
-FORGOTTEN = 6  # exit code of a peer that the run does not know any more
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
+FORGOTTEN = 6  # exit code of a peer that the run does not know any more
 INTERRUPTED = 130  # exit code: a person has ended the run
 TERMINATED = 143  # exit code: the system has asked this process to end, as shells say it of SIGTERM
 UNKNOWN_VIEW = "it follows a view of a coordinator that was superseded, and is admitted anew"
