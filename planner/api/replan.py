@@ -15,7 +15,7 @@ from planner.api.result import Result, Stop
 from planner.model.change import Change, changed
 from planner.model.constraints import Constraints
 
-DEFAULT_TIME_S = 1.5  # of the search; reading, matching and (by step time) one simulation come to it
+DEFAULT_TIME_S = 1.75  # of the search; reading, matching and (by step time) one simulation come to it
 HORIZON_STEPS = 1000.0
 STATES_PER_PARAMETER = 3  # parameters and two moments, where no optimizer is known
 
