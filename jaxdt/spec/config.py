@@ -27,6 +27,7 @@ ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
 ADVISE = "advise"
 REPLANS = ("off", ADVISE)
+CONNECTIVITY_WINDOWS = ("sliding", "tumbling")
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
 
 
@@ -112,6 +113,27 @@ class WiringConfig:
 
 
 @dataclass(frozen=True)
+class GroupsConfig:
+    """How replicas that may differ average, with sync.kind "groups" (names: jaxdt.sync.matching.base).
+
+    `match`: the rule by which groups form. `every_steps`: local steps between two averages.
+    Of the rule "window": a window stays open for `window_frac` of a measured step (0: one part in as many as there are
+    replicas), or for `window_s` if that is not 0. A group closes at `group_size_max` members (0: no limit). Any
+    `connectivity_groups` groups of a stage in a row connect all its replicas (0: not enforced; -1: four for each
+    replica), counted by a `connectivity_window` that is sliding or tumbling.
+    `seed` is that of the rule "pairs"."""
+
+    match: str = "all"
+    every_steps: int = 1
+    window_frac: float = 0.0
+    window_s: float = 0.0
+    group_size_max: int = 0
+    connectivity_groups: int = -1
+    connectivity_window: str = "sliding"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class SyncConfig:
     """With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one
     update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange.
@@ -123,6 +145,7 @@ class SyncConfig:
     delay_after_steps: int = 0
     slice_bytes: int = 1 << 22
     check_every_steps: int = 50
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
 
 
 @dataclass(frozen=True)
@@ -214,6 +237,14 @@ class RunConfig:
         require_at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
         require_at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
         require_at_least("sync.check_every_steps", self.sync.check_every_steps, 0)
+        groups = self.sync.groups
+        require_at_least("sync.groups.every_steps", groups.every_steps, 1)
+        require_at_least("sync.groups.group_size_max", groups.group_size_max, 0)
+        require_at_least("sync.groups.connectivity_groups", groups.connectivity_groups, -1)
+        require_one_of("sync.groups.connectivity_window", groups.connectivity_window, CONNECTIVITY_WINDOWS)
+        for name in ("window_frac", "window_s"):
+            if not getattr(groups, name) >= 0:
+                raise BadInput(f"sync.groups.{name}: got {getattr(groups, name)}, expected a number >= 0")
 
     def _check_net(self) -> None:
         heartbeat_s = self.net.heartbeat_s

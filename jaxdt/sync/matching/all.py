@@ -1,0 +1,52 @@
+"""All replicas of a stage average together: a group forms when the last of them is ready.
+
+With one local step in between this is all-reduce over parameters; with several it is local SGD.
+"""
+
+from typing import Any
+
+from jaxdt.spec.config import GroupsConfig, RunConfig
+from jaxdt.spec.plan import Plan
+from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
+
+
+class MatchAll:
+    """One stage's. It lives as long as one replica does, so it needs no timer: whoever is waited for comes or leaves."""
+
+    def __init__(self, replicas: tuple[int, ...]):
+        self._replicas = set(replicas)
+        self._ready: set[int] = set()
+
+    def ready(self, now_s: float, peer: int, step: int) -> Matched:
+        self._ready.add(peer)
+        return self._close_if_full()
+
+    def timer(self, now_s: float, tag: int) -> Matched:
+        return Matched()
+
+    def left(self, now_s: float, peer: int) -> Matched:
+        self._replicas.discard(peer)
+        self._ready.discard(peer)
+        return self._close_if_full()
+
+    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+        self._replicas.add(peer)
+        return Matched()
+
+    def _close_if_full(self) -> Matched:
+        if not self._ready or self._ready != self._replicas:
+            return Matched()
+        group = AveragingGroup(tuple(sorted(self._ready)), "full")
+        self._ready.clear()
+        return Matched((group,))
+
+
+def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: Any) -> MatchAll:
+    return MatchAll(replicas)
+
+
+def _check(config: RunConfig, plan: Plan) -> str:
+    return ""
+
+
+ENTRY = MatcherEntry(_build, _check)

@@ -1,0 +1,87 @@
+"""What a matcher is: the rule that answers ready replicas with averaging groups. The interface, and the table.
+
+A replica that has done its local steps says that it is ready, and waits. The matcher of its stage decides with whom it
+averages. It sees peers, step numbers and times, and never a parameter. A new rule is one file and one entry of
+MATCHERS.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxdt.spec.config import GroupsConfig, RunConfig
+from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.plan import Plan
+
+# Name of a rule -> the module that holds its `ENTRY`, imported when the rule is used.
+MATCHERS: dict[str, str] = {
+    "all": "jaxdt.sync.matching.all",
+    "none": "jaxdt.sync.matching.none",
+}
+
+
+@dataclass(frozen=True)
+class AveragingGroup:
+    """Replicas of a stage that average once. `members` are sorted. `cause`: what closed the group: "full" (every
+    replica is in it), "timeout", "enforced", "cap", "abandoned", or "step" (the step's number says who averages).
+    `enforced`: the stage has waited until the last groups connect all its replicas. `suspended`: they do not, and the
+    rule let it pass."""
+
+    members: tuple[int, ...]
+    cause: str
+    enforced: bool = False
+    suspended: bool = False
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The groups that form now. `timer`: (at_s, tag), when the matcher wants its `timer` to be called, with that
+    tag."""
+
+    groups: tuple[AveragingGroup, ...] = ()
+    timer: tuple[float, int] | None = None
+
+
+class Matcher(Protocol):
+    """One for each stage, and for each fragment of its parameters that averages by itself."""
+
+    def ready(self, now_s: float, peer: int, step: int) -> Matched:
+        """A replica has done `step` local steps, and waits for a group. No replica is ready twice at a time."""
+        ...
+
+    def timer(self, now_s: float, tag: int) -> Matched:
+        """The time of an earlier Matched.timer has come; it may be out of date by now."""
+        ...
+
+    def left(self, now_s: float, peer: int) -> Matched:
+        """A replica has gone, whether it was ready or not."""
+        ...
+
+    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+        """A replica has come, with the parameters of `donor`."""
+        ...
+
+
+@dataclass(frozen=True)
+class MatcherEntry:
+    """What the rest of jaxdt asks of a rule.
+
+    build      a matcher: of these settings, for a stage, with its replicas in the order of their pipelines, and the
+               enforcement token that the matchers of all stages of a run share
+    check      '' if config and plan make sense with it, else a line that names the field and the reason
+    averages   whether replicas average at all; if not, nobody says that it is ready
+    """
+
+    build: Callable[[GroupsConfig, int, tuple[int, ...], Any], Matcher]
+    check: Callable[[RunConfig, Plan], str]
+    averages: bool = True
+
+
+def matcher_entry(match: str) -> MatcherEntry:
+    """The entry of a rule; BadInput for one that does not exist."""
+    if match not in MATCHERS:
+        raise BadInput(
+            f"sync.groups.match: got {match!r}, expected one of {', '.join(MATCHERS)}{nearest(match, MATCHERS)}"
+        )
+    return importlib.import_module(MATCHERS[match]).ENTRY

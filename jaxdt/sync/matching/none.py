@@ -1,0 +1,34 @@
+"""No replica averages with another: N independent runs, and the upper bound of throughput."""
+
+from typing import Any
+
+from jaxdt.spec.config import GroupsConfig, RunConfig
+from jaxdt.spec.plan import Plan
+from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
+
+
+class MatchNone:
+    """Whoever is ready is alone."""
+
+    def ready(self, now_s: float, peer: int, step: int) -> Matched:
+        return Matched((AveragingGroup((peer,), "full"),))
+
+    def timer(self, now_s: float, tag: int) -> Matched:
+        return Matched()
+
+    def left(self, now_s: float, peer: int) -> Matched:
+        return Matched()
+
+    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+        return Matched()
+
+
+def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: Any) -> MatchNone:
+    return MatchNone()
+
+
+def _check(config: RunConfig, plan: Plan) -> str:
+    return ""
+
+
+ENTRY = MatcherEntry(_build, _check, averages=False)
