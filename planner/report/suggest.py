@@ -22,6 +22,7 @@ FACTORS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # by which a link is made faster
 MOST_OF_IT = 0.9  # a smaller factor will do if it saves so much of what the largest saves
 N_HOPS, N_LINKS = 3, 3  # slowest hops whose links are looked at; links that are suggested
 PAIRS_MAX = 300_000  # pairs that are added up without `search`, some tenths of a second
+ABSMAX_FRAC = 0.1  # codecs of which one differs from another by absmax numbers alone differ by less in size
 MANY_NUMBERS = 1 << 20  # of a tensor, whose bytes in each codec are compared
 BOUNDARY_DTYPE = "bfloat16"  # of boundaries, where a plan does not say it
 STATES_PER_GRADIENT = 4  # parameters, gradients and two moments, in fp32
@@ -295,8 +296,8 @@ def _sizes_of_codecs(dtype_bytes: int) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name in codecs.FAMILIES:
         n_bytes = codecs.wire_bytes(codecs.parse(name), MANY_NUMBERS, dtype_bytes)
-        rounded = {round(other / MANY_NUMBERS) for other in sizes.values()}
-        if n_bytes < MANY_NUMBERS * dtype_bytes and round(n_bytes / MANY_NUMBERS) not in rounded:
+        is_new = all(abs(n_bytes - other) > ABSMAX_FRAC * other for other in sizes.values())
+        if n_bytes < MANY_NUMBERS * dtype_bytes and is_new:
             sizes[name] = n_bytes
     return sizes
 

@@ -2,8 +2,8 @@
 
 A broken link has two ends, and each accuses the other. An accusation therefore waits until other members have had the
 time to report their links. Then we evict the peer whose stage keeps another replica. If both do, we evict the one with
-more broken links, since that mends more. If both have as many, we evict the one that was admitted last. So a peer that
-comes and goes cannot drive out those that stay.
+more broken links, since that mends more. If both have as many, we evict the one that was admitted last (of two first
+members the one with the higher number). So a peer that comes and goes cannot drive out those that stay.
 """
 
 from collections import Counter
