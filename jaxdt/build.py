@@ -58,6 +58,11 @@ def check(config: RunConfig, plan: Plan) -> None:
     """BadInput for a plan that does not fit the model, and for options that make no sense together."""
     check_config(config)
     check_plan(config, plan)
+    if plan.roles:
+        raise BadInput(
+            f"plan.roles: got peers with roles, expected none with wiring {config.wiring.kind} and sync "
+            f"{config.sync.kind}, which know replicas only"
+        )
     entry = wiring_entry(config.wiring.kind)
     for boundary, codec in enumerate(plan.codec):
         if "," in codec and not entry.follows_plan:

@@ -8,7 +8,7 @@ from jaxdt.build import check, check_config, follows_plan, peer_load
 from jaxdt.spec.config import RunConfig, SyncConfig, WiringConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import gpt_config
-from jaxdt.spec.plan import Plan
+from jaxdt.spec.plan import Plan, PlanRoles
 
 FIXED = RunConfig(gpt_config("debug", n_layers=4))
 SWARM = replace(FIXED, wiring=WiringConfig("swarm"))
@@ -38,6 +38,12 @@ def test_where_the_wiring_picks_the_receiver_a_boundary_has_one_codec():
     with pytest.raises(BadInput, match=r"plan.codec\[0\]: got 'int8,none', a name per pipeline, expected one for all"):
         check(SWARM, plan)
     assert follows_plan(FIXED) and not follows_plan(SWARM)
+
+
+def test_kinds_that_know_replicas_only_refuse_a_plan_with_roles():
+    plan = replace(PLAN, roles=PlanRoles(servers=((0,), (1,))))
+    with pytest.raises(BadInput, match="plan.roles: got peers with roles, expected none with wiring fixed"):
+        check(FIXED, plan)
 
 
 def test_forwards_in_flight_and_microbatches_of_a_peer():

@@ -5,7 +5,7 @@ are numbered over all pipelines; pipeline p takes a contiguous range of shares[p
 numbers of replicas there are no pipelines: placement[stage] are the replicas in any order, any of them may get any
 microbatch (so the wiring must choose routes), and shares has one entry, the microbatches of a step. codec[boundary]
 says how tensors travel between the stages `boundary` and boundary + 1: one name, or one per pipeline
-(jaxdt.spec.codec).
+(jaxdt.spec.codec). roles says which peers hold parameters for others; most plans have none.
 """
 
 import bisect
@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,41 @@ SOLVER_FIELDS = frozenset(SolverResult.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
+class PlanRoles:
+    """Peers with a role beside that of a replica (hybrid parameter servers, Sec. 3.1-3.2; HetPipe's servers). Each field has
+    a row of peers for each stage, or is empty.
+
+    `servers`: hold the stage's parameters for others; they may stand in the placement too, and then compute as well.
+    `front`, `back`: those servers that own the activations that enter the stage, and the gradients that enter it.
+    `workers`: reliable or not, compute for the stage's servers and hold nothing that only they have."""
+
+    servers: tuple[tuple[int, ...], ...] = ()
+    front: tuple[tuple[int, ...], ...] = ()
+    back: tuple[tuple[int, ...], ...] = ()
+    workers: tuple[tuple[int, ...], ...] = ()
+
+    def __bool__(self) -> bool:
+        return self != PlanRoles()
+
+    def check(self, n_stages: int, placed: Collection[int]) -> None:
+        """BadInput for rows that do not fit a plan whose placement has the peers `placed`."""
+        for name in self.__dataclass_fields__:
+            rows: tuple[tuple[int, ...], ...] = getattr(self, name)
+            if len(rows) not in (0, n_stages):
+                raise BadInput(f"plan.roles.{name}: got {len(rows)} rows, expected {n_stages}, one per stage")
+            peers = [peer for row in rows for peer in row]
+            if len(set(peers)) != len(peers) or any(peer < 0 for peer in peers):
+                raise BadInput(f"plan.roles.{name}: expected every device index once and none negative")
+        for name in ("front", "back"):
+            for stage, row in enumerate(getattr(self, name)):
+                if others := set(row) - set(self.servers[stage] if self.servers else ()):
+                    raise BadInput(f"plan.roles.{name}[{stage}]: got {min(others)}, expected servers of the stage")
+        servers = {peer for row in self.servers for peer in row}
+        if others := {peer for row in self.workers for peer in row} & (servers | set(placed)):
+            raise BadInput(f"plan.roles.workers: got {min(others)}, which is a server or a replica too")
+
+
+@dataclass(frozen=True)
 class Plan:
     """See the module text; `in_flight[stage]` bounds forwards without backward under 1F1B (None: n_stages - stage).
 
@@ -104,6 +140,7 @@ class Plan:
     in_flight: tuple[int, ...] | None = None
     codec: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    roles: PlanRoles = PlanRoles()
     found: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +156,7 @@ class Plan:
             expected = f"{n_pipelines} integers" if n_pipelines > 1 else "one integer"
             raise BadInput(f"plan.shares: got {list(self.shares)}, expected {expected} >= 1{why}")
         require_one_of("plan.schedule", self.schedule, SCHEDULES)
+        self.roles.check(self.n_stages, peers)
         self._check_in_flight()
         if self.codec and len(self.codec) != self.n_stages - 1:
             raise BadInput(f"plan.codec: got {len(self.codec)} names, expected {self.n_stages - 1}, one per boundary")
@@ -222,7 +260,7 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """16 hex digits that agree iff two plans run the same way; a solver's results do not count."""
-        fields: dict[str, Any] = serialize.write(self)
+        fields = _own_fields(self)
         del fields[FOUND]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -263,9 +301,17 @@ def ranges(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(bounds[:-1], bounds[1:], strict=True))
 
 
+def _own_fields(plan: Plan) -> dict[str, Any]:
+    """The fields as plain data, without the roles where there are none."""
+    fields: dict[str, Any] = serialize.write(plan)
+    if not plan.roles:
+        del fields["roles"]
+    return fields
+
+
 def to_json(plan: Plan) -> dict[str, Any]:
     """The content of plan.json; SOLVER_FIELDS names the results of a solver that stand beside the plan's own fields."""
-    fields: dict[str, Any] = serialize.write(plan)
+    fields = _own_fields(plan)
     found: dict[str, Any] = fields.pop(FOUND)
     solver = {name: found.pop(name) for name in list(found) if name in SOLVER_FIELDS}
     data = {serialize.SCHEMA_KEY: SCHEMA, **solver, "format": FORMAT, **fields, "microbatches": plan.n_microbatches}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.plan import Plan, check_stages, even_shares, load, parse, ranges, to_json
+from jaxdt.spec.plan import Plan, PlanRoles, check_stages, even_shares, load, parse, ranges, to_json
 
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 
@@ -35,6 +35,31 @@ def test_stages_of_unequal_numbers_of_replicas_have_no_pipelines():
     assert parse(json.dumps(to_json(plan)), "p.json") == plan
     with pytest.raises(BadInput, match=r"plan.codec\[0\]: got 2 names in 'int8,none', expected 1"):
         replace(plan, codec=("int8,none", "none"))
+
+
+ROLES = PlanRoles(((0, 6), (1,), (2,)), ((0,), (1,), (2,)), ((6,), (1,), ()), ((7, 8), (9,), ()))
+
+
+def test_roles_are_kept_and_count_for_the_fingerprint():
+    plan = replace(PLAN, roles=ROLES)
+    assert parse(json.dumps(to_json(plan)), "p.json") == plan
+    assert plan.fingerprint != PLAN.fingerprint
+    assert "roles" not in to_json(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"servers": ((0,),)}, "plan.roles.servers: got 1 rows, expected 3"),
+        ({"servers": ((0, 0), (1,), (2,))}, "plan.roles.servers: expected every device index once"),
+        ({"front": ((7,), (1,), (2,))}, r"plan.roles.front\[0\]: got 7, expected servers of the stage"),
+        ({"workers": ((3,), (), ())}, "plan.roles.workers: got 3, which is a server or a replica too"),
+        ({"workers": ((6,), (), ())}, "plan.roles.workers: got 6, which is a server or a replica too"),
+    ],
+)
+def test_roles_that_do_not_fit_are_refused(changed, problem):
+    with pytest.raises(BadInput, match=problem):
+        replace(PLAN, roles=replace(ROLES, **changed))
 
 
 def test_depth_falls_by_one_per_stage_unless_the_plan_says_otherwise():
