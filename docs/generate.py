@@ -3,31 +3,23 @@
     python docs/generate.py            writes the files
     python docs/generate.py --check    writes nothing; exit code 1 if a file differs from what would be written
 
-Names, defaults and descriptions come from the dataclasses. What a field accepts comes from the table that it names an
-entry of, else from the error message that the config gives for a value that no field accepts. Needs no jax.
+The rows of a table come from jaxdt/cli/config_fields.py, as those of `launch.py --help` do, and the text above a table
+from the dataclass. Needs no jax.
 """
 
 import argparse
 import dataclasses
 import json
-import re
 import sys
-import typing
 from pathlib import Path
 
 from jaxdt.ablation.grid import AblationConfig
-from jaxdt.spec import config as configs
-from jaxdt.spec.errors import BadInput
+from jaxdt.cli import config_fields
 from jaxdt.spec.model import PRESETS, GPTConfig
-from jaxdt.sync.base import SYNCS
-from jaxdt.wiring.base import WIRINGS
 from planner.model.file_schemas import schemas
 
 PAGE = Path(__file__).resolve().parent / "reference" / "config.md"
 SCHEMAS = PAGE.parent / "schemas"
-TABLES = {"wiring.kind": WIRINGS, "sync.kind": SYNCS}  # fields that name an entry of a table
-NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field accepts
-SIZE = re.compile(r"((?:model\.)?(?:n_layers|d_model|seq_len)) \d+")  # a size of the config that was tried
 
 HEAD = """# Config fields
 
@@ -35,8 +27,10 @@ HEAD = """# Config fields
 
 A config file (`configs/*.py`) returns these fields; each one is a flag too: `--config.plan.stages=4`. A name that does
 not exist is refused, with the nearest one that does. "Accepts" is the config's own error message, where there is one.
+
+`scripts/launch.py --help` prints the same list. With `--print_config` it prints the config that a command line gives,
+and for each field where its value comes from: config file, preset, plan, resume, flag or default. It starts nothing.
 """
-TOP = "## Top level"
 MODEL = """`model.preset` names a preset; the other fields change it. A changed `d_model` moves an unset `d_ff` to
 4 `d_model`. The vocabulary defaults to that of the token file."""
 ABLATION = "Only in the config of `scripts/ablate.py`."
@@ -60,15 +54,11 @@ def main() -> int:
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, TOP, prose(configs.RunConfig), table(configs.RunConfig, "")]
-    sections = typing.get_type_hints(configs.RunConfig)
-    for field in dataclasses.fields(configs.RunConfig):
-        kind = sections[field.name]
-        if field.name != "model" and dataclasses.is_dataclass(kind):
-            parts += [f"## {field.name}", prose(kind), table(kind, field.name)]
-    parts += ["## model", MODEL, prose(GPTConfig), table(GPTConfig, "model"), presets()]
-    parts += ["## ablation", ABLATION, prose(AblationConfig), table(AblationConfig, "ablation")]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    parts = [HEAD]
+    for section, kind in config_fields.sections().items():
+        parts += [f"## {section or 'Top level'}", MODEL if kind is GPTConfig else "", prose(kind), table(kind, section)]
+    parts += [presets(), "## ablation", ABLATION, prose(AblationConfig), table(AblationConfig, "ablation")]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def prose(kind: type) -> str:
@@ -78,46 +68,16 @@ def prose(kind: type) -> str:
 
 
 def table(kind: type, section: str) -> str:
-    """One row for each field that is not a section of its own."""
-    kinds = typing.get_type_hints(kind)
-    rows = ["| field | type | default | accepts |", "|---|---|---|---|"]
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(kinds[field.name]):
-            continue
-        name = f"{section}.{field.name}" if section else field.name
-        cells = [f"`{name}`", type_name(kinds[field.name]), default(field), accepts(section, field.name, kinds)]
+    """One row for each field that is not a section of its own. The ablation's fields have their meanings above."""
+    fields = config_fields.fields_of(kind, section)
+    has_meanings = any(field.meaning for field in fields)
+    head = ["field", *(["meaning"] if has_meanings else []), "type", "default", "accepts"]
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for field in fields:
+        default = "of the preset" if field.default is None else f"`{field.default}`"
+        cells = [f"`{field.name}`", *([field.meaning] if has_meanings else []), field.type_name, default, field.accepts]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
-
-
-def type_name(kind: typing.Any) -> str:
-    """As people write it: int, or tuple[int, ...]."""
-    return kind.__name__ if isinstance(kind, type) and not typing.get_origin(kind) else str(kind)
-
-
-def default(field: dataclasses.Field) -> str:
-    """The default as JSON."""
-    if field.default is not dataclasses.MISSING:
-        return f"`{json.dumps(field.default)}`"
-    if field.default_factory is not dataclasses.MISSING:
-        return f"`{json.dumps(field.default_factory())}`"
-    return "of the preset"
-
-
-def accepts(section: str, name: str, kinds: dict[str, typing.Any]) -> str:
-    """What the config expects of a field; '' where nothing but the type is checked."""
-    if f"{section}.{name}" in TABLES:
-        return f"one of {', '.join(TABLES[f'{section}.{name}'])}"
-    value = NO_VALUE.get(kinds[name])
-    if value is None or section == "ablation":
-        return ""
-    data: dict[str, typing.Any] = {"model": {"preset": "debug"}}
-    (data.setdefault(section, {}) if section else data)[name] = value
-    try:
-        configs.parse(data)
-    except BadInput as error:
-        return SIZE.sub(r"\1", str(error).partition("expected ")[2])
-    return ""
 
 
 def presets() -> str:

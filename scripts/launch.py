@@ -18,7 +18,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import codec_flags, environment, gpu_flags, resume_flags, run_flags
+from jaxdt.cli import codec_flags, config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
 from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import INTERRUPTED, LocalFleet, PeerDevices
@@ -43,6 +43,16 @@ GPUS_PER_PEER = flags.DEFINE_string(
     "GPUs, and with --emit each peer takes what jax finds.",
 )
 REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and report.png at the end.")
+PRINT_CONFIG = flags.DEFINE_bool(
+    "print_config", False, "Print the config and where each value comes from, and start nothing."
+)
+SUBJECTS = {  # of --help
+    "What to train": ("config", "plan", "print_config"),
+    "The folder of the run": ("run_dir", "resume", "overwrite", "report"),
+    "Links between the peers": ("emulate", "network", "profile"),
+    "This machine": ("pin", "gpus_per_peer", "emulate_forward_s"),
+    "Several hosts": ("emit", "hosts", "port"),
+}
 
 VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
 SCRIPTS = Path(__file__).resolve().parent
@@ -55,6 +65,9 @@ def main() -> int:
     if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
         verify_checksum(data)
     run_flags.emulated(plan)
+    if PRINT_CONFIG.value:
+        print(config_table(config, plan))
+        return 0
     plan = codec_flags.decided(config, plan)
     per_peer = gpus_per_peer(config)
     if EMIT.value:
@@ -87,6 +100,22 @@ def main() -> int:
     if code == 0 and REPORT.value:
         code = subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]).returncode
     return code
+
+
+def config_table(config: RunConfig, plan: Plan) -> str:
+    """Every field of the config and every flag that is not at its default, with where its value comes from."""
+    run_dir = Path(run_flags.RUN_DIR.value or "")
+    is_of_run = RESUME.value and run_flags.PLAN.value == str(run_dir / "plan.json")
+    given = config_sources.Given(
+        fields=run_flags.config_dict().to_dict(),
+        by_flag=flags.FLAGS["config"].override_values,
+        file_source=config_sources.RESUME if RESUME.value else "config file",
+        plan_source=(config_sources.RESUME if is_of_run else "plan") if run_flags.PLAN.value else None,
+    )
+    others = [name for names in SUBJECTS.values() for name in names if name not in ("config", "print_config")]
+    kept = resume_flags.kept(run_dir) if RESUME.value else {}
+    rows = config_sources.sourced(config, plan, given) + config_sources.sourced_flags(others, kept)
+    return config_sources.table(rows)
 
 
 def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
@@ -188,4 +217,8 @@ def _write_flags(path: Path, lines: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_flags.run(main, complete=resume_flags.with_flags_of_run)
+    run_flags.run(
+        main,
+        complete=resume_flags.with_flags_of_run,
+        help_text=lambda: launch_help.help_text(__doc__ or "", SUBJECTS),
+    )

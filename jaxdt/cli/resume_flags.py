@@ -38,8 +38,8 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
     added = [f"--config={run_dir / 'config.py'}"]
     if given.plan is None and not any(word.startswith(OF_THE_PLAN) for word in argv):
         added.append(f"--plan={run_dir / 'plan.json'}")
-    kept = _load(run_dir)
-    added += [f"--{name}={kept[name]}" for name in KEPT if name in kept and getattr(given, name) is None]
+    earlier = kept(run_dir)
+    added += [f"--{name}={earlier[name]}" for name in KEPT if name in earlier and getattr(given, name) is None]
     return [argv[0], *added, *_without_config(argv[1:])]
 
 
@@ -71,7 +71,8 @@ def save(run_dir: Path) -> None:
     write_json(run_dir / LAUNCH, fields)
 
 
-def _load(run_dir: Path) -> Mapping[str, Any]:
+def kept(run_dir: Path) -> Mapping[str, Any]:
+    """The flags of the launch of the run in this folder that a resumed run keeps."""
     path = run_dir / LAUNCH
     fields = read_json(path) if path.exists() else {}
     if not serialize.is_object(fields):

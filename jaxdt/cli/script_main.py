@@ -14,6 +14,7 @@ from jaxdt.runtime.storage.durable import refusal
 from jaxdt.spec.errors import BadInput, ThreadDied, nearest
 
 FLAGS = flags.FLAGS
+HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
 BUG = 70  # exit code of a process whose thread has died, EX_SOFTWARE of sysexits.h
 # absl.app defines these flags for app.run, which `run` replaces here. They would do nothing, so they are refused.
 APP_RUN_FLAGS = (
@@ -32,11 +33,16 @@ def run(
     commands: Collection[str] = (),
     takes_words: bool = False,
     complete: Callable[[list[str]], list[str]] | None = None,
+    help_text: Callable[[], str] | None = None,
 ) -> None:
     """Run a script and exit with the code that `main` returns. Bad input is one line on standard error and exit code 2.
     With `commands`, one of them must stand on the command line, and is passed to `main`. With `takes_words`, other
-    words may follow it. `complete` may change the command line before its flags are read."""
+    words may follow it. `complete` may change the command line before its flags are read. `help_text` is what --help
+    prints, instead of the docstring and the flags of the script alone."""
     raise_descriptor_limit()
+    if help_text and HELP.intersection(sys.argv[1:]):
+        print(help_text())
+        sys.exit(0)
     try:
         if complete:
             sys.argv = complete(sys.argv)

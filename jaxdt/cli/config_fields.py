@@ -1,0 +1,179 @@
+"""The fields of a run's config as people read about them: meaning, type, default, and what is accepted.
+
+`launch.py --help` and the page docs/reference/config.md are made from this list. Names and defaults come from the
+dataclasses. What a field accepts comes from the table that it names an entry of, else from the error message that the
+config gives for a value that no field accepts. Needs no jax.
+"""
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxdt.spec import config as configs
+from jaxdt.spec.errors import BadInput
+from jaxdt.sync.base import SYNCS
+from jaxdt.wiring.base import WIRINGS
+
+TOP = ""  # the section of the fields that stand in none
+MEANINGS = {
+    "codec": "how tensors travel between stages, where no plan says otherwise",
+    "error_feedback": "add a codec's rounding error to the next tensor",
+    "dtype": "numbers that stages compute with; parameters are float32",
+    "remat": "what a backward reads of its forward: its input alone (least memory), or the products of matrices too",
+    "platform": "what every peer has to compute on",
+    "plan.stages": "into how many stages the layers are cut",
+    "plan.pipelines": "replicas of each stage",
+    "plan.layers": 'layers of each stage, such as "3,2,3"; empty: an even split',
+    "plan.schedule": "order of forwards and backwards inside a stage",
+    "plan.microbatches": "microbatches of a step, over all pipelines",
+    "plan.in_flight": 'forwards in flight per stage, such as "4,2"; empty: n_stages - stage',
+    "data.path": "a token file of prepare_data.py; empty: the committed corpus in bytes",
+    "data.seq_start": "tokens of a sample at the first step; 0: always model.seq_len",
+    "data.seq_growth_steps": "steps until a sample has model.seq_len tokens",
+    "train.steps": "updates of the whole run",
+    "train.seed": "of the initial parameters and of the order of the samples",
+    "train.microbatch_size": "samples of a microbatch",
+    "train.eval_every_steps": "steps from one held-out loss to the next; 0: never measured",
+    "train.eval_microbatches": "microbatches of one held-out loss",
+    "train.checkpoint_every_steps": "steps from one checkpoint to the next; 0: one at the end",
+    "train.keep_checkpoints": "how many of the newest checkpoints stay",
+    "train.checkpoint_copies": "disks that hold each part of a checkpoint before it counts",
+    "train.checkpoint_on_stop": "the first Ctrl-C writes a checkpoint before the run ends",
+    "train.on_nonfinite": "what follows when a gradient is not finite",
+    "optim.name": "update rule",
+    "optim.lr": "learning rate after the warm-up",
+    "optim.b1": "decay of the mean of gradients (adamw, lamb)",
+    "optim.b2": "decay of the mean of squared gradients (adamw, lamb)",
+    "optim.eps": "added to the root of that mean (adamw, lamb)",
+    "optim.gradient_frac": "share of an update that is the newest gradient by itself (adamw)",
+    "optim.weight_decay": "weight decay of matrices, multiplied by the learning rate",
+    "optim.momentum": "momentum (sgd)",
+    "optim.warmup_steps": "updates over which the learning rate climbs to lr",
+    "optim.decay_steps": "update at which the decay ends, the warm-up counted",
+    "optim.lr_schedule": "learning rate after the warm-up",
+    "optim.final_lr_frac": "share of lr that is left at decay_steps",
+    "optim.clip_norm": "largest norm of the whole model's gradient; 0: no clipping",
+    "wiring.kind": "which peer gets a microbatch: the plan's, or one that a router chooses",
+    "wiring.routers": "peers that choose routes (swarm)",
+    "wiring.window": "microbatches under way at most (swarm); 0: four per peer",
+    "wiring.on_stage_lost": "when all peers of a stage are lost: wait for another one, or stop",
+    "wiring.stage_grace_s": "seconds before the silent last peer of a stage counts as lost",
+    "wiring.retain_bytes": "boundary tensors that a peer keeps for others to recover from",
+    "wiring.replan": "whether the planner looks for a better plan after a change of members",
+    "wiring.rebalance_s": "seconds from one move of peers between stages to the next; 0: never",
+    "wiring.rebalance_moves": "peers that may change stages each time",
+    "sync.kind": "how the replicas of a stage agree on an update",
+    "sync.delay": "1: a step is averaged while the next one computes",
+    "sync.delay_after_steps": "first steps that compute without that delay",
+    "sync.slice_bytes": "unit of the exchange of gradients",
+    "sync.check_every_steps": "steps from one comparison of the replicas' states to the next; 0: never",
+    "sync.groups.match": "rule by which the replicas that average together are chosen (sync.kind groups)",
+    "sync.groups.every_steps": "local steps from one average to the next",
+    "sync.groups.window_frac": "part of a step for which a window stays open (window); 0: one in as many as replicas",
+    "sync.groups.window_s": "the same in seconds (window); 0: window_frac counts",
+    "sync.groups.group_size_max": "members at which a group closes (window); 0: no limit",
+    "sync.groups.connectivity_groups": "groups in a row that connect all replicas; 0: any, -1: four for each replica",
+    "sync.groups.connectivity_window": "how those groups are counted",
+    "sync.groups.seed": "of the rule that draws pairs (pairs)",
+    "net.heartbeat_s": "seconds from one sign of life to the next",
+    "net.deadline_floor_s": "no deadline is shorter, in seconds",
+    "net.queue_bytes": "payload that waits for one peer at most before no new Work starts",
+    "net.outage_s": "seconds that peers wait for a coordinator that is gone",
+    "net.copies_gbps": "rate at which a peer fetches copies of checkpoints, in 1e9 bit/s; 0: no limit",
+    "model.n_layers": "transformer layers",
+    "model.d_model": "width",
+    "model.n_heads": "attention heads",
+    "model.d_ff": "width inside the feed-forward part of a layer",
+    "model.seq_len": "tokens of a sample",
+    "model.vocab_size": "tokens of the vocabulary; unset: that of the token file",
+    "model.positions": "how positions enter",
+    "model.activation": "nonlinearity of the feed-forward part",
+    "model.tied_head": "the head uses the table of the embedding",
+    "model.n_shared_blocks": "blocks that the layers share, as in ALBERT; 0: each layer has its own",
+    "model.compression": "a pair of layers that narrows a boundary",
+    "model.compression_after": "layers behind which such a pair stands",
+}
+TABLES = {"wiring.kind": WIRINGS, "sync.kind": SYNCS}  # fields that name an entry of a table
+NO_VALUE = {str: "?", int: -1, float: -1.0}  # values that no restricted field accepts
+SIZE = re.compile(r"((?:model\.)?(?:n_layers|d_model|seq_len)) \d+")  # a size of the config that was tried
+
+
+@dataclass(frozen=True)
+class ConfigField:
+    """One field. `name`: such as train.steps. `default`: as JSON, None where the model preset has it. `accepts`: the
+    config's own words, "" where nothing but the type is checked."""
+
+    name: str
+    type_name: str
+    default: str | None
+    accepts: str
+    meaning: str
+
+
+def sections() -> dict[str, type]:
+    """The dataclass of each section by its dotted name, in order: the top level first, the model last."""
+    found = dict(_sections(configs.RunConfig, TOP))
+    found["model"] = found.pop("model")
+    return found
+
+
+def _sections(kind: type, name: str) -> Iterator[tuple[str, type]]:
+    yield name, kind
+    for field, field_kind in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(field_kind) and isinstance(field_kind, type):
+            yield from _sections(field_kind, f"{name}.{field}" if name else field)
+
+
+def fields_of(kind: type, section: str) -> list[ConfigField]:
+    """The fields of a section that are no sections themselves."""
+    kinds = typing.get_type_hints(kind)
+    found: list[ConfigField] = []
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(kinds[field.name]):
+            continue
+        name = f"{section}.{field.name}" if section else field.name
+        found.append(
+            ConfigField(
+                name=name,
+                type_name=_type_name(kinds[field.name]),
+                default=_default(field),
+                accepts=_accepts(section, field.name, kinds),
+                meaning=MEANINGS.get(name, ""),
+            )
+        )
+    return found
+
+
+def _type_name(kind: typing.Any) -> str:
+    """As people write it: int, or tuple[int, ...]."""
+    return kind.__name__ if isinstance(kind, type) and not typing.get_origin(kind) else str(kind)
+
+
+def _default(field: dataclasses.Field[typing.Any]) -> str | None:
+    if field.default is not dataclasses.MISSING:
+        return json.dumps(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return json.dumps(field.default_factory())
+    return None
+
+
+def _accepts(section: str, name: str, kinds: dict[str, typing.Any]) -> str:
+    """What the config expects of a field; '' where nothing but the type is checked."""
+    if f"{section}.{name}" in TABLES:
+        return f"one of {', '.join(TABLES[f'{section}.{name}'])}"
+    value = NO_VALUE.get(kinds[name])
+    if value is None or section not in sections():
+        return ""
+    data: dict[str, typing.Any] = {"model": {"preset": "debug"}}
+    inner = data
+    for part in section.split(".") if section else ():
+        inner = inner.setdefault(part, {})
+    inner[name] = value
+    try:
+        configs.parse(data)
+    except BadInput as error:
+        return SIZE.sub(r"\1", str(error).partition("expected ")[2])
+    return ""

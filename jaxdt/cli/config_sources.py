@@ -1,0 +1,128 @@
+"""Where each value of a run's config comes from: config file, preset, plan, resume, flag or default. Needs no jax.
+
+A field that a config file sets to its default counts as default.
+"""
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import flags
+
+from jaxdt.cli.config_fields import sections
+from jaxdt.spec import codec as codecs
+from jaxdt.spec import serialize
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.model import PRESETS
+from jaxdt.spec.plan import Plan
+
+FLAG, RESUME, DEFAULT = "flag", "resume", "default"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command line gives. `fields`: those of the config file, with the flags applied. `by_flag`: names of the
+    fields that flags gave. `file_source`, `plan_source`: what to say of the config file and of the plan file, RESUME
+    for those of a run that is resumed; `plan_source` None without a plan file."""
+
+    fields: Mapping[str, Any]
+    by_flag: Collection[str]
+    file_source: str
+    plan_source: str | None = None
+
+
+@dataclass(frozen=True)
+class SourcedValue:
+    """A field or flag, its value and where the value comes from."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def sourced(config: RunConfig, plan: Plan, given: Given) -> list[SourcedValue]:
+    """Every field of the config, in the order of the reference. What a plan file decides has its values."""
+    values = dict(flat(serialize.write(config)))
+    own = dict(flat(given.fields))
+    of_plan = _of_plan(plan) if given.plan_source else {}
+    found: list[SourcedValue] = []
+    for name in _in_order(values):
+        if given.plan_source and name in of_plan:
+            found.append(SourcedValue(name, of_plan[name], given.plan_source))
+        else:
+            found.append(SourcedValue(name, values[name], _source(name, values[name], own, given)))
+    return found
+
+
+def sourced_flags(names: Sequence[str], resumed: Mapping[str, str]) -> list[SourcedValue]:
+    """The flags that are not at their defaults. `resumed`: those that a resumed run keeps."""
+    changed = [flags.FLAGS[name] for name in names if flags.FLAGS[name].value != flags.FLAGS[name].default]
+    source = lambda flag: RESUME if resumed.get(flag.name) == str(flag.value) else FLAG  # noqa: E731
+    return [SourcedValue(f"--{flag.name}", flag.value, source(flag)) for flag in changed]
+
+
+def table(values: Sequence[SourcedValue]) -> str:
+    """One line for each value."""
+    shown = [(one.name, json.dumps(one.value), one.source) for one in values]
+    widths = [max(len(row[column]) for row in shown) for column in (0, 1)]
+    return "\n".join(f"{name:{widths[0]}}  {value:{widths[1]}}  {source}" for name, value, source in shown)
+
+
+def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of nested objects by their dotted names."""
+    for name, value in fields.items():
+        if serialize.is_object(value):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _in_order(names: Collection[str]) -> list[str]:
+    order = list(sections())
+    return sorted(names, key=lambda name: order.index(name.rpartition(".")[0]))
+
+
+def _source(name: str, value: Any, own: Mapping[str, Any], given: Given) -> str:
+    if name in given.by_flag:
+        return FLAG
+    if given.file_source == RESUME:
+        return RESUME
+    section, _, field = name.rpartition(".")
+    if section == "model":
+        return _model_source(field, value, own, given)
+    return DEFAULT if name not in own or value == _default(section, field) else given.file_source
+
+
+def _model_source(field: str, value: Any, own: Mapping[str, Any], given: Given) -> str:
+    if field == "vocab_size" and own.get("model.vocab_size") is None:
+        return "token file"
+    if serialize.write(own.get(f"model.{field}")) == value:
+        return given.file_source
+    preset = str(own.get("model.preset", "debug"))
+    if PRESETS[preset].get(field) == value:
+        return f"preset {preset}"
+    if field.startswith("compression") and codecs.split_compression(own.get("codec", codecs.NONE))[0] != codecs.NONE:
+        return "codec"
+    return "4 model.d_model" if field == "d_ff" else DEFAULT
+
+
+def _default(section: str, field: str) -> Any:
+    default = next(one.default for one in dataclasses.fields(sections()[section]) if one.name == field)
+    return serialize.write(default)
+
+
+def _of_plan(plan: Plan) -> dict[str, Any]:
+    """The fields of the config that a plan decides, as a config writes them."""
+    fields: dict[str, Any] = {
+        "plan.stages": plan.n_stages,
+        "plan.pipelines": plan.n_pipelines,
+        "plan.layers": ",".join(str(hi - lo) for lo, hi in plan.stages),
+        "plan.schedule": plan.schedule,
+        "plan.microbatches": plan.n_microbatches,
+        "plan.in_flight": ",".join(map(str, plan.in_flight or ())),
+    }
+    if len(set(plan.codec)) > 1:
+        fields["codec"] = " ".join(plan.codec)
+    return fields

@@ -1,0 +1,110 @@
+"""`launch.py --help` and `--print_config`: all that a user needs, and where each value comes from."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdt.cli import config_fields, config_sources
+from jaxdt.cli.config_sources import DEFAULT, FLAG, RESUME, Given, sourced
+from jaxdt.config_file import base_config
+from jaxdt.spec.config import default_plan, parse
+from jaxdt.spec.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_FOR_USERS = {"credential", "token", "run", "allow_plaintext", "resume_from", "stop_with_parent"}  # of train.py
+PROGRAM = """
+import json, sys
+import launch
+from absl import flags
+from jaxdt.cli import launch_help
+own = [one.name for module in ("launch", "run_flags", "codec_flags")
+       for name, of_module in flags.FLAGS.flags_by_module_dict().items() if name.endswith(module) for one in of_module]
+own += [one.name for one in flags.FLAGS.get_flags_for_module(launch)]
+print(json.dumps([sorted(set(own)), launch.SUBJECTS, launch_help.help_text(launch.__doc__, launch.SUBJECTS)]))
+"""
+
+
+def all_fields() -> set[str]:
+    return {one.name for name, kind in config_fields.sections().items() for one in config_fields.fields_of(kind, name)}
+
+
+def test_every_field_has_a_meaning_and_no_meaning_is_left_over():
+    assert set(config_fields.MEANINGS) == all_fields()
+    assert all(config_fields.MEANINGS.values())
+
+
+def test_the_help_of_launch_shows_every_flag_by_subject_and_every_field():
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=ROOT / "scripts", capture_output=True, text=True, check=True)
+    own, subjects, text = json.loads(done.stdout)
+    assert set(own) - NOT_FOR_USERS == {name for names in subjects.values() for name in names}
+    for name in own:
+        assert (re.search(rf"^  --{name}\b", text, re.MULTILINE) is not None) == (name not in NOT_FOR_USERS), name
+    for field in all_fields():
+        assert f"  --config.{field}=" in text, field
+    assert "--config.train.steps=100" in text and "an integer >= 1" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_command_prints_it_and_ends_with_0():
+    done = subprocess.run([sys.executable, "scripts/launch.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Start a whole fleet on this machine") and "--config.wiring.kind=fixed" in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------- where values come from
+
+
+def sources(given: Given, plan: Plan | None = None) -> dict[str, tuple[object, str]]:
+    config = parse(given.fields, 300)
+    return {one.name: (one.value, one.source) for one in sourced(config, plan or default_plan(config), given)}
+
+
+def test_file_flag_preset_and_default_are_told_apart():
+    fields = base_config("debug")
+    fields.train.steps = 7
+    fields.optim.lr = 0.5
+    fields.model.d_model = 128
+    found = sources(Given(fields.to_dict(), {"optim.lr"}, "config file"))
+    assert found["train.steps"] == (7, "config file") and found["optim.lr"] == (0.5, FLAG)
+    assert found["train.seed"] == (0, DEFAULT)
+    assert found["model.d_model"] == (128, "config file") and found["model.d_ff"] == (512, "4 model.d_model")
+    assert found["model.n_heads"] == (4, "preset debug") and found["model.vocab_size"] == (300, "token file")
+    assert set(found) == all_fields()
+
+
+def test_compression_that_the_codec_names_is_said_to_come_from_there():
+    fields = base_config("debug")
+    fields.plan.stages = 2
+    fields.codec = "maxout2+int8"
+    found = sources(Given(fields.to_dict(), {"codec"}, "config file"))
+    assert found["codec"] == ("int8", FLAG)
+    assert found["model.compression"] == ("maxout2", "codec") and found["model.compression_after"] == ([1], "codec")
+
+
+def test_a_plan_file_decides_its_fields():
+    plan = Plan(2, ((0, 1), (1, 2)), ((0,), (1,)), (6,), schedule="gpipe")
+    found = sources(Given(base_config("debug").to_dict(), (), "config file", "plan"), plan)
+    assert found["plan.stages"] == (2, "plan") and found["plan.layers"] == ("1,1", "plan")
+    assert found["plan.microbatches"] == (6, "plan") and found["plan.schedule"] == ("gpipe", "plan")
+    assert found["train.steps"] == (100, DEFAULT)
+
+
+def test_a_resumed_run_has_its_values_from_there():
+    fields = base_config("debug")
+    fields.train.steps = 9
+    found = sources(Given(fields.to_dict(), {"train.steps"}, RESUME))
+    assert found.pop("train.steps") == (9, FLAG)
+    assert {source for _, source in found.values()} == {RESUME}
+
+
+@pytest.mark.parametrize("value", ["abc", 3, [1, 2]])
+def test_the_table_has_a_line_for_each_value(value):
+    rows = [config_sources.SourcedValue("a", value, FLAG), config_sources.SourcedValue("long.name", None, DEFAULT)]
+    first, second = config_sources.table(rows).splitlines()
+    assert first.split("  ")[0] == "a" and first.endswith(f"  {FLAG}") and json.dumps(value) in first
+    assert first.index(FLAG) == second.index(DEFAULT)
