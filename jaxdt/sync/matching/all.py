@@ -3,15 +3,14 @@
 With one local step in between this is all-reduce over parameters; with several it is local SGD.
 """
 
-from typing import Any
-
 from jaxdt.spec.config import GroupsConfig, RunConfig
 from jaxdt.spec.plan import Plan
 from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
+from jaxdt.sync.matching.token import EnforcementToken
 
 
 class MatchAll:
-    """One stage's. It lives as long as one replica does, so it needs no timer: whoever is waited for comes or leaves."""
+    """One stage's. It needs no timer: a replica that is waited for comes, or leaves."""
 
     def __init__(self, replicas: tuple[int, ...]):
         self._replicas = set(replicas)
@@ -33,6 +32,9 @@ class MatchAll:
         self._replicas.add(peer)
         return Matched()
 
+    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+        pass
+
     def _close_if_full(self) -> Matched:
         if not self._ready or self._ready != self._replicas:
             return Matched()
@@ -41,7 +43,7 @@ class MatchAll:
         return Matched((group,))
 
 
-def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: Any) -> MatchAll:
+def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: EnforcementToken) -> MatchAll:
     return MatchAll(replicas)
 
 

@@ -8,16 +8,19 @@ MATCHERS.
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from jaxdt.spec.config import GroupsConfig, RunConfig
 from jaxdt.spec.errors import BadInput, nearest
 from jaxdt.spec.plan import Plan
+from jaxdt.sync.matching.token import EnforcementToken
 
 # Name of a rule -> the module that holds its `ENTRY`, imported when the rule is used.
 MATCHERS: dict[str, str] = {
     "all": "jaxdt.sync.matching.all",
     "none": "jaxdt.sync.matching.none",
+    "pairs": "jaxdt.sync.matching.pairs",
+    "window": "jaxdt.sync.matching.window",
 }
 
 
@@ -62,6 +65,11 @@ class Matcher(Protocol):
         """A replica has come, with the parameters of `donor`."""
         ...
 
+    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+        """Group `number` of the stage, counted from 0 in the order in which groups formed, has averaged only these
+        members (none: nobody), because others of it have left. Survivors do not become ready again for it."""
+        ...
+
 
 @dataclass(frozen=True)
 class MatcherEntry:
@@ -73,7 +81,7 @@ class MatcherEntry:
     averages   whether replicas average at all; if not, nobody says that it is ready
     """
 
-    build: Callable[[GroupsConfig, int, tuple[int, ...], Any], Matcher]
+    build: Callable[[GroupsConfig, int, tuple[int, ...], EnforcementToken], Matcher]
     check: Callable[[RunConfig, Plan], str]
     averages: bool = True
 

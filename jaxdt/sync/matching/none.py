@@ -1,10 +1,9 @@
 """No replica averages with another: N independent runs, and the upper bound of throughput."""
 
-from typing import Any
-
 from jaxdt.spec.config import GroupsConfig, RunConfig
 from jaxdt.spec.plan import Plan
 from jaxdt.sync.matching.base import AveragingGroup, Matched, MatcherEntry
+from jaxdt.sync.matching.token import EnforcementToken
 
 
 class MatchNone:
@@ -22,8 +21,11 @@ class MatchNone:
     def joined(self, now_s: float, peer: int, donor: int) -> Matched:
         return Matched()
 
+    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+        pass
 
-def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: Any) -> MatchNone:
+
+def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: EnforcementToken) -> MatchNone:
     return MatchNone()
 
 

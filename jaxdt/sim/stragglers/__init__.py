@@ -1,0 +1,3 @@
+"""Machines that are slow at times, and what it costs: stalls.py (which Work is held up, in simulations and in real runs
+alike), group_timing.py (throughput of pipelines whose replicas average in groups, without network or arithmetic).
+"""

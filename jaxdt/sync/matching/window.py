@@ -1,0 +1,168 @@
+"""SDPipe's scheduler: replicas that are ready within one window average together (Miao et al., PVLDB 16(9), 2023).
+
+The rules of one stage (Alg. 2 of the paper):
+1. A window opens when the first replica is ready. It closes after T (window_length.py), or at once when all replicas
+   are ready or as many as a group may have. Those who are ready then are a group.
+2. The latest groups must connect all replicas of the stage (sync_graph.py). If they would not, the stage takes the
+   enforcement token (token.py) and waits without a limit, until the replicas that are ready connect the graph.
+3. Only one stage enforces at a time. If another one has the token, the group forms all the same and is marked as
+   suspended: the graph is not connected then.
+4. A replica that leaves is no longer waited for. One that joins counts as connected to the donor of its parameters.
+
+A run cannot get stuck: while one stage enforces, all others close their groups within T, so each pipeline that is
+waited for goes on until its replica of that stage is ready, or leaves (the run's failure detection sees to that).
+This needs a finite T where groups have a limit of size, and one token for all stages. Without the token, pipelines
+stuck in two stages that enforce wait for each other.
+
+Differences from the paper: a stage that enforces closes with the arrival that connects the graph, not after another
+window (as the public code does). `connectivity_groups` 1 asks for groups of all replicas at all stages, which the token
+would suspend where there are several; then groups form as with the rule "all".
+"""
+
+import enum
+import math
+
+from jaxdt.spec.config import GroupsConfig, RunConfig
+from jaxdt.spec.plan import Plan
+from jaxdt.sync.matching.all import MatchAll
+from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, MatcherEntry
+from jaxdt.sync.matching.sync_graph import SYNC_GRAPHS, SyncGraph, Unchecked
+from jaxdt.sync.matching.token import EnforcementToken
+from jaxdt.sync.matching.window_length import WindowLength
+
+GROUPS_PER_REPLICA = 4  # connectivity_groups -1; few groups are suspended then (3 % in simulations)
+
+
+class Phase(enum.Enum):
+    IDLE = "nobody is ready"
+    COLLECTING = "a window is open"
+    ENFORCING = "waits until the sync graph is connected"
+
+
+class MatchWindow:
+    """One stage's scheduler. `group_size_max` 0: no limit. A group is larger than its limit where only a larger one
+    connects the graph."""
+
+    def __init__(
+        self,
+        replicas: tuple[int, ...],
+        length: WindowLength,
+        graph: SyncGraph,
+        token: EnforcementToken,
+        group_size_max: int = 0,
+    ):
+        self._replicas = set(replicas)
+        self._length = length
+        self._graph = graph
+        self._token = token
+        self._group_size_max = group_size_max
+        self._ready: dict[int, int] = {}  # replica -> its local steps, in order of arrival
+        self._phase = Phase.IDLE
+        self._window = 0  # number of the window; a timer of another one is out of date
+
+    def ready(self, now_s: float, peer: int, step: int) -> Matched:
+        if peer not in self._replicas or peer in self._ready:
+            known = "is ready already" if peer in self._ready else "is no replica of the stage"
+            raise ValueError(f"peer {peer} is ready with step {step}, but it {known}")
+        self._length.step_time.ended(now_s, peer, step)
+        self._graph.arrived(len(self._replicas))
+        self._ready[peer] = step
+        timer = self._open(now_s) if self._phase is Phase.IDLE else None
+        return self._close_if_complete(now_s) or Matched(timer=timer)
+
+    def timer(self, now_s: float, tag: int) -> Matched:
+        if tag != self._window or self._phase is not Phase.COLLECTING:
+            return Matched()
+        suspended = self._graph.is_due and not self._connects
+        if suspended and not self._graph.enforces_early and self._token.take(self):
+            self._phase = Phase.ENFORCING
+            return Matched()
+        return self._close(now_s, "timeout", suspended)
+
+    def left(self, now_s: float, peer: int) -> Matched:
+        self._replicas.discard(peer)
+        self._length.step_time.left(peer)
+        was_ready = self._ready.pop(peer, None) is not None
+        if self._ready:
+            return self._close_if_complete(now_s) or Matched()
+        if was_ready:
+            self._end_window()
+        return Matched()
+
+    def joined(self, now_s: float, peer: int, donor: int) -> Matched:
+        self._replicas.add(peer)
+        self._graph.joined(peer, donor)
+        return Matched()
+
+    def failed(self, number: int, survivors: tuple[int, ...]) -> None:
+        self._graph.replace(number, survivors)
+
+    @property
+    def _connects(self) -> bool:
+        return self._graph.would_connect(self._replicas, self._ready)
+
+    def _open(self, now_s: float) -> tuple[float, int] | None:
+        """Open a window; the timer that ends it, if one does."""
+        self._window += 1
+        self._phase = Phase.COLLECTING
+        if self._graph.is_due and self._graph.enforces_early and self._token.take(self):
+            self._phase = Phase.ENFORCING
+            return None
+        seconds = self._length.seconds
+        return (now_s + seconds, self._window) if seconds < math.inf else None
+
+    def _close_if_complete(self, now_s: float) -> Matched | None:
+        """Form a group if nobody else has to be waited for."""
+        if len(self._ready) == len(self._replicas):
+            return self._close(now_s, "full")
+        if self._phase is Phase.ENFORCING:
+            return self._close(now_s, "enforced") if self._connects else None
+        # Without a timer only a group of all is live, so there the size has no limit.
+        limited = 0 < self._group_size_max <= len(self._ready) and self._length.longest_s < math.inf
+        if limited and (not self._graph.is_due or self._connects):
+            return self._close(now_s, "cap")
+        return None
+
+    def _close(self, now_s: float, cause: str, suspended: bool = False) -> Matched:
+        members = tuple(sorted(self._ready))
+        group = AveragingGroup(members, cause, self._phase is Phase.ENFORCING, suspended)
+        for peer, step in self._ready.items():
+            self._length.step_time.began(now_s, peer, step)
+        self._length.adapt(len(members))
+        self._graph.closed(self._replicas, members)
+        self._end_window()
+        return Matched((group,))
+
+    def _end_window(self) -> None:
+        self._ready = {}
+        self._phase = Phase.IDLE
+        self._token.release(self)
+
+
+# ------------------------------------------------------------------------------------------------------ table entry
+
+
+def _build(settings: GroupsConfig, stage: int, replicas: tuple[int, ...], token: EnforcementToken) -> Matcher:
+    n_groups = settings.connectivity_groups
+    if n_groups < 0:
+        n_groups = GROUPS_PER_REPLICA * len(replicas)
+    if n_groups == 1:
+        return MatchAll(replicas)
+    graph = SYNC_GRAPHS[settings.connectivity_window](n_groups) if n_groups else Unchecked()
+    length = WindowLength(settings.window_s, settings.window_frac or 1 / len(replicas))
+    return MatchWindow(replicas, length, graph, token, settings.group_size_max)
+
+
+def _check(config: RunConfig, plan: Plan) -> str:
+    groups = config.sync.groups
+    if groups.group_size_max == 1:
+        return "sync.groups.group_size_max: got 1, so nobody averages, expected 2 or more, or sync.groups.match none"
+    if groups.group_size_max and math.isinf(groups.window_s):
+        return (
+            f"sync.groups.window_s: got inf with sync.groups.group_size_max {groups.group_size_max}, expected a finite "
+            "time: those who are left over would wait for ever"
+        )
+    return ""
+
+
+ENTRY = MatcherEntry(_build, _check)
