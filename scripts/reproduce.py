@@ -4,9 +4,9 @@
     python scripts/reproduce.py TARGET|all --check
     TARGET: dtfm, dtfm_gain, square_cube, swarm_table1, swarm_table2, swarm_scaling, swarm_rebalancing, swarm_cost
 
-Writes OUT/TARGET/README.md, its pictures and, but for dtfm and dtfm_gain, results.jsonl: the simulated values that the
-page is written from. With --from_results they are read from there, and nothing is simulated. With --check nothing in
-OUT changes: the target is made again, all of it, and compared with what stands there, text and values byte for byte,
+Writes OUT/TARGET/README.md, its pictures and results.jsonl: the commit, and the simulated values that the page is
+written from. With --from_results they are read from there, and nothing is simulated. With --check nothing in OUT
+changes: the target is made again, all of it, and compared with what stands there, text and values byte for byte,
 pictures pixel for pixel. Needs no jax; uses all cores. dtfm, dtfm_gain, swarm_table2 and swarm_scaling take minutes,
 the others up to a minute. swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and swarm_cost
 accepts other prices. Exit codes: 0 done, 1 a page is not what its command writes, 2 bad input.
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from absl import flags
-from experiments.reproduce.results import Results, read
+from experiments.reproduce.results import Results, commit, read
 from experiments.reproduce.targets import TARGETS, differences, write
 
 from jaxdt.cli import script_main
@@ -42,7 +42,7 @@ def main(name: str) -> int:
         return 1 if lines else 0
     if name == ALL:
         raise BadInput("command: got all, expected one target, or all --check")
-    results = read(out / name) if FROM_RESULTS.value else Results()
+    results = read(out / name) if FROM_RESULTS.value else Results(commit=commit())
     print(write(name, out / name, results, arguments_of(name)))
     return 0
 
@@ -52,7 +52,7 @@ def check(name: str, committed: Path) -> list[str]:
     if not committed.is_dir():
         raise BadInput(f"{committed}: there is no such folder, expected the one that {name} was written to")
     with tempfile.TemporaryDirectory() as folder:
-        write(name, Path(folder), Results(), arguments_of(name))
+        write(name, Path(folder), Results(commit=read(committed).commit), arguments_of(name))
         return differences(committed, Path(folder))
 
 

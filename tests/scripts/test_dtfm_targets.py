@@ -21,7 +21,7 @@ def results():
     def draw(key, what):
         return 1 + crc32(f"{key} {what}".encode()) / 2**32
 
-    return dtfm.Results({key: Times(draw(key, "fixed"), draw(key, "each") / 1e3) for key in dtfm.all_keys()})
+    return dtfm.Steps({key: Times(draw(key, "fixed"), draw(key, "each") / 1e3) for key in dtfm.all_keys()})
 
 
 def test_the_parts_of_the_gain_are_the_whole(results):
@@ -54,7 +54,7 @@ def test_the_page_has_all_sections_and_no_number_of_its_own(results):
     assert "DeepSpeed | 3.6x | not modelled" in text and "1.7-2.3x" in text
     assert "43.5 to 49.5" in text and "1.5000 to 2.5000" in text
     assert "the line is off by 1.0% at most" in text
-    slower = dtfm.Results({key: replace(t, fixed_s=t.fixed_s + 9) for key, t in results.found.items()})
+    slower = dtfm.Steps({key: replace(t, fixed_s=t.fixed_s + 9) for key, t in results.found.items()})
     assert dtfm.split_sentences(slower) != dtfm.split_sentences(results)
     assert dtfm.trends(slower) != dtfm.trends(results)
 
@@ -74,18 +74,18 @@ def test_a_blocking_sender_computes_nothing_while_it_sends():
 # ----------------------------------------------------------------------------------------------------- gain, Figure 4
 
 
-def curves(ends):
-    return [[(1, 100.0), (9, end)] for end in ends]
+def runs(ends):
+    return [dtfm_gain.Run(end_s, ()) for end_s in ends]
 
 
 def test_the_difference_is_paired_by_seed():
     ours, other = [10.0 + seed for seed in range(10)], [11.0 + seed + 0.1 * (-1) ** seed for seed in range(10)]
-    found = dtfm_gain.difference(curves(ours), curves(other))
+    found = dtfm_gain.difference(runs(ours), runs(other))
     assert found.mean_s == pytest.approx(-1.0)
     assert found.half_s == pytest.approx(2.262 * 0.1 * math.sqrt(10 / 9) / math.sqrt(10))
     assert found.verdict == "DT-FM's"
-    assert dtfm_gain.difference(curves(other), curves(ours)).verdict == "Kernighan-Lin's"
-    assert dtfm_gain.difference(curves(ours), curves(ours)).verdict == "neither"
+    assert dtfm_gain.difference(runs(other), runs(ours)).verdict == "Kernighan-Lin's"
+    assert dtfm_gain.difference(runs(ours), runs(ours)).verdict == "neither"
 
 
 @pytest.mark.parametrize("study", dtfm_gain.STUDIES)

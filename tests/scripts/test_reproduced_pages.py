@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from experiments.reproduce.results import FILE, Job, Results, computed, read
-from experiments.reproduce.targets import TARGETS, WITHOUT_RESULTS, differences, write
+from experiments.reproduce.targets import TARGETS, differences, write
 
 from jaxdt.spec.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "configs/reproduce"
-PAGES = [name for name in TARGETS if name not in WITHOUT_RESULTS]
+PAGES = [name for name in TARGETS if (COMMITTED / name / FILE).is_file()]
 NUMBER = re.compile(r"\b\d+\.\d+\b")
 PAGE = re.compile(r"configs/reproduce/(\w+)/README\.md")
 N_SAMPLED, N_WORKS_MAX = 6, 8_000
@@ -52,16 +52,25 @@ def test_a_changed_value_text_or_picture_is_noticed(tmp_path):
     shutil.copytree(COMMITTED / "square_cube", tmp_path / "square_cube")
     folder = tmp_path / "square_cube"
     assert differences(COMMITTED / "square_cube", folder) == []
-    first, *others = (folder / FILE).read_text().splitlines()
+    head, first, *others = (folder / FILE).read_text().splitlines()
     entry = json.loads(first)
     entry["values"][0] *= 1.01
-    (folder / FILE).write_text("\n".join([json.dumps(entry), *others]) + "\n")
+    (folder / FILE).write_text("\n".join([head, json.dumps(entry), *others]) + "\n")
     write("square_cube", folder, read(folder), {})
     shutil.copy(COMMITTED / "swarm_table1" / "swarm_table1.png", folder / "square_cube.png")
     (folder / "extra.md").write_text("")
     told = " ".join(differences(COMMITTED / "square_cube", folder))
     for part in (f"{FILE}: differs", "README.md: differs", "the picture differs", "extra.md: is missing"):
         assert part in told
+
+
+def test_a_page_names_the_commit_of_its_values(tmp_path):
+    results = read(COMMITTED / "square_cube")
+    assert re.fullmatch("[0-9a-f]{7,}", results.commit)
+    assert f"commit {results.commit}." in write("square_cube", tmp_path, results, {})
+    results.commit = "1234567 with changes"
+    assert "commit 1234567 with changes." in write("square_cube", tmp_path, results, {})
+    assert read(tmp_path).commit == results.commit
 
 
 def test_a_value_that_nobody_has_simulated_is_refused():

@@ -3,11 +3,11 @@ placement, as assumed before and with equal options for all."""
 
 import statistics
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.reproduce.dtfm_cost import SEEDS, Costs, cost_table, placements_and_costs
+from experiments.reproduce import dtfm_cost
+from experiments.reproduce.dtfm_cost import RANDOM, SEEDS, Costs, cost_table
 from experiments.reproduce.dtfm_systems import (
     CASES,
     EFFICIENCIES,
@@ -20,16 +20,15 @@ from experiments.reproduce.dtfm_systems import (
     Placement,
     System,
     Times,
+    job,
     memory_gb,
     model_of,
     network_of,
-    simulated_s,
     times,
 )
 from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.results import Results
 from matplotlib.figure import Figure
-
-from planner.search.annealing_chains import n_cores
 
 LAYERS, BATCHES = (24, 32, 40), (1024, 2048, 4096)
 THEIRS, OURS = Options(overlap=False, depth=1), Options(overlap=True, depth=4)
@@ -37,7 +36,6 @@ GRID = tuple(Options(overlap, depth) for overlap in (False, True) for depth in (
 DEPTHS = (1, 2, 4, 8)
 MEGATRON = ("rows 8 x 8", "rows 4 x 16")  # ranks as listed: stage s on the s-th run of devices
 PLANS = (*MEGATRON, "block 8 x 8", "block 4 x 16", "planner 8 x 8", "planner 4 x 16")
-RANDOM = tuple(f"random {seed}" for seed in SEEDS)
 WORLD = "5 worldwide"
 CHECKED = 4096  # samples of the steps that check the line
 
@@ -53,7 +51,7 @@ class Key:
     efficiency: float = EFFICIENCY
 
 
-class Results:
+class Steps:
     """The times of all systems. A step is that of the best of some plans at one setting."""
 
     def __init__(self, found: dict[Key, Times]):
@@ -102,38 +100,39 @@ def system_of(plans: Plans, key: Key) -> System:
     return System(network_of(key.case), key.n_layers, plans[key.case][key.plan], key.options, key.efficiency)
 
 
-def run(out: Path, command: str) -> str:
+def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
-    with ProcessPoolExecutor(n_cores()) as pool:
-        found = dict(zip(CASES, pool.map(placements_and_costs, map(network_of, CASES)), strict=True))
-        plans = {case: placements for case, (placements, _) in found.items()}
-        keys = all_keys()
-        print(f"{len(keys)} systems, {2 * len(keys)} simulations", flush=True)
-        results = Results(dict(zip(keys, pool.map(times, [system_of(plans, key) for key in keys]), strict=True)))
-        checked = [Key(WORLD, 24, plan, option) for plan in PLANS for option in (THEIRS, OURS)]
-        exact = pool.map(simulated_s, [system_of(plans, key) for key in checked], [CHECKED] * len(checked))
-        off = max(abs(results.found[key].step_s(CHECKED) / s - 1) for key, s in zip(checked, exact, strict=True))
+    results.fill(map(dtfm_cost.job, CASES))
+    found = {case: dtfm_cost.decoded(results.get(dtfm_cost.job(case))) for case in CASES}
+    plans = {case: placements for case, (placements, _) in found.items()}
+    checked = [Key(WORLD, 24, plan, option) for plan in PLANS for option in (THEIRS, OURS)]
+    jobs = {(key, batch): job(key.case, system_of(plans, key), batch) for key in all_keys() for batch in (SHORT, LONG)}
+    jobs |= {(key, CHECKED): job(key.case, system_of(plans, key), CHECKED) for key in checked}
+    results.fill(jobs.values())
+    step_s = {name: results.get(one)[0] for name, one in jobs.items()}
+    steps = Steps({key: times(step_s[key, SHORT], step_s[key, LONG]) for key in all_keys()})
+    off = max(abs(steps.found[key].step_s(CHECKED) / step_s[key, CHECKED] - 1) for key in checked)
     most_gb = max(memory_gb(system_of(plans, Key(WORLD, 40, plan, OURS))) for plan in PLANS)
-    draw(out / "dtfm.png", results)
-    return text_of(command, {case: costs for case, (_, costs) in found.items()}, results, (off, most_gb))
+    draw(out / "dtfm.png", steps)
+    return text_of(origin, {case: costs for case, (_, costs) in found.items()}, steps, (off, most_gb))
 
 
-def text_of(command: str, costs: dict[str, Costs], results: Results, checks: tuple[float, float]) -> str:
+def text_of(origin: str, costs: dict[str, Costs], steps: Steps, checks: tuple[float, float]) -> str:
     """The page. `checks`: the largest relative error of the line, and the most gigabytes that a device holds."""
-    split = table(SPLIT_HEAD, split_rows(results)) + "\n" + bullets(split_sentences(results))
+    split = table(SPLIT_HEAD, split_rows(steps)) + "\n" + bullets(split_sentences(steps))
     sections = [
         ("COMM-COST of Eq. 1-4, seconds (grade A: exact)", cost_table(costs)),
-        ("Equal options: seconds of a step, 24 layers, batch 1024", table(GRID_HEAD, grid_rows(results))),
+        ("Equal options: seconds of a step, 24 layers, batch 1024", table(GRID_HEAD, grid_rows(steps))),
         ("Where the gain comes from, 24 layers, batch 1024", split),
-        ("Depth: seconds of our step with overlap, 24 layers, batch 1024", depth_section(results)),
-        ("The paper's claims and ours", table(CLAIM_HEAD, claims(results))),
-        ("PFLOPS", "![PFLOPS of five systems](dtfm.png)\n\n" + table(PFLOPS_HEAD, pflops_rows(results))),
-        ("Case 5 at other efficiencies, 24 layers, batch 1024, seconds", table(EFFICIENCY_HEAD, efficiency(results))),
-        ("Where ours differs, and why", bullets((*WHY, *trends(results)))),
+        ("Depth: seconds of our step with overlap, 24 layers, batch 1024", depth_section(steps)),
+        ("The paper's claims and ours", table(CLAIM_HEAD, claims(steps))),
+        ("PFLOPS", "![PFLOPS of five systems](dtfm.png)\n\n" + table(PFLOPS_HEAD, pflops_rows(steps))),
+        ("Case 5 at other efficiencies, 24 layers, batch 1024, seconds", table(EFFICIENCY_HEAD, efficiency(steps))),
+        ("Where ours differs, and why", bullets((*WHY, *trends(steps)))),
         ("Assumptions", bullets(assumptions(*checks))),
         ("Not modelled", bullets(NOT_MODELLED)),
     ]
-    return page("DT-FM Figure 3: GPT3-1.3B on 64 V100, five networks", command, sections)
+    return page("DT-FM Figure 3: GPT3-1.3B on 64 V100, five networks", origin, sections)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -141,45 +140,46 @@ def text_of(command: str, costs: dict[str, Costs], results: Results, checks: tup
 GRID_HEAD = ["case", "options", *MEGATRON, "ours", "ours is", "best rows over ours"]
 SPLIT_HEAD = ["case", "Megatron-like, s", "depth", "overlap", "overlap first", "then depth", "placement", "ours, s"]
 CLAIM_HEAD = ["figure", "paper", "Megatron-like blocks, depth 1", "equal options", "grade"]
-PFLOPS_HEAD = ["case", "layers", "batch", "Megatron-like", "rows, our options", "random", "DT-FM's search", "ours"]
+PFLOPS_HEAD = ["case", "layers", "batch", "Megatron-like", "rows, our options", "random, 8 x 8 alone"]
+PFLOPS_HEAD += ["DT-FM's search, 8 x 8 alone", "ours"]
 EFFICIENCY_HEAD = ["efficiency", "Megatron-like", "rows, our options", "ours", "over Megatron-like", "equal options"]
 
 
-def grid_rows(results: Results) -> list[list]:
+def grid_rows(steps: Steps) -> list[list]:
     """One row for each case and options: both rank orders, and the best of all plans."""
     rows = []
     for case in CASES:
         for options in GRID:
             key = key_of(case, options)
-            listed = [results.step_s(key, plan, 1024) for plan in MEGATRON]
-            ours_s, name = results.best(key, PLANS, 1024)
+            listed = [steps.step_s(key, plan, 1024) for plan in MEGATRON]
+            ours_s, name = steps.best(key, PLANS, 1024)
             rows.append([case, str(options), *listed, ours_s, name, min(listed) / ours_s])
     return rows
 
 
-def factors(results: Results, case: str) -> list[float]:
+def factors(steps: Steps, case: str) -> list[float]:
     """How much faster: by depth, then by overlap; by overlap, then by depth; then by placement. Ratios of steps."""
 
     def rows_s(overlap: bool, depth: int) -> float:
-        return results.best_s(key_of(case, Options(overlap, depth)), MEGATRON, 1024)
+        return steps.best_s(key_of(case, Options(overlap, depth)), MEGATRON, 1024)
 
     base_s, both_s = rows_s(False, 1), rows_s(True, 4)
-    ours_s = results.best_s(key_of(case, OURS), PLANS, 1024)
+    ours_s = steps.best_s(key_of(case, OURS), PLANS, 1024)
     deep_s, overlapped_s = rows_s(False, 4), rows_s(True, 1)
     return [base_s / deep_s, deep_s / both_s, base_s / overlapped_s, overlapped_s / both_s, both_s / ours_s]
 
 
-def split_rows(results: Results) -> list[list]:
+def split_rows(steps: Steps) -> list[list]:
     rows = []
     for case in CASES:
-        base_s = results.best_s(key_of(case, THEIRS), MEGATRON, 1024)
-        ours_s = results.best_s(key_of(case, OURS), PLANS, 1024)
-        rows.append([case, base_s, *factors(results, case), ours_s])
+        base_s = steps.best_s(key_of(case, THEIRS), MEGATRON, 1024)
+        ours_s = steps.best_s(key_of(case, OURS), PLANS, 1024)
+        rows.append([case, base_s, *factors(steps, case), ours_s])
     return rows
 
 
-def split_sentences(results: Results) -> list[str]:
-    by_case = {case: factors(results, case) for case in CASES}
+def split_sentences(steps: Steps) -> list[str]:
+    by_case = {case: factors(steps, case) for case in CASES}
     placement = {case: found[-1] for case, found in by_case.items()}
     most = max(placement, key=placement.__getitem__)
     n_little = sum(value < 1.05 for value in placement.values())
@@ -192,12 +192,12 @@ def split_sentences(results: Results) -> list[str]:
     ]
 
 
-def depth_section(results: Results) -> str:
+def depth_section(steps: Steps) -> str:
     """Our step at each depth, and which depth is the best where."""
     rows = []
     best = {}
     for case in CASES:
-        seconds = {depth: results.best_s(key_of(case, Options(True, depth)), PLANS, 1024) for depth in DEPTHS}
+        seconds = {depth: steps.best_s(key_of(case, Options(True, depth)), PLANS, 1024) for depth in DEPTHS}
         best[case] = min(seconds, key=seconds.__getitem__)
         rows.append([case, *seconds.values(), best[case], f"{seconds[4] / seconds[best[case]] - 1:.2%}"])
     head = ["case", *(f"depth {depth}" for depth in DEPTHS), "best", "depth 4 over it"]
@@ -212,34 +212,34 @@ def pflops(n_layers: int, batch: int, step_s: float) -> float:
     return model.train_flops(batch * model.seq_len) / step_s / 1e15
 
 
-def systems(results: Results, case: str, n_layers: int, batch: int) -> list[float]:
+def systems(steps: Steps, case: str, n_layers: int, batch: int) -> list[float]:
     """Seconds of a step of the systems of the picture, in the order of their names."""
     theirs, ours = key_of(case, THEIRS, n_layers), key_of(case, OURS, n_layers)
     return [
-        results.best_s(theirs, MEGATRON, batch),
-        results.best_s(ours, MEGATRON, batch),
-        results.random_s(ours, batch),
-        results.step_s(ours, "published", batch),
-        results.best_s(ours, PLANS, batch),
+        steps.best_s(theirs, MEGATRON, batch),
+        steps.best_s(ours, MEGATRON, batch),
+        steps.random_s(ours, batch),
+        steps.step_s(ours, "published", batch),
+        steps.best_s(ours, PLANS, batch),
     ]
 
 
-def pflops_rows(results: Results) -> list[list]:
+def pflops_rows(steps: Steps) -> list[list]:
     rows = []
     for case in CASES:
         for n_layers in LAYERS:
             for batch in BATCHES:
-                seconds = systems(results, case, n_layers, batch)
+                seconds = systems(steps, case, n_layers, batch)
                 rows.append([case, n_layers, batch, *(pflops(n_layers, batch, s) for s in seconds)])
     return rows
 
 
-def efficiency(results: Results) -> list[list]:
+def efficiency(steps: Steps) -> list[list]:
     rows = []
     for part in EFFICIENCIES:
         theirs, ours = (Key(WORLD, 24, "", options, part) for options in (THEIRS, OURS))
-        base_s = results.best_s(theirs, MEGATRON, 1024)
-        equal_s, ours_s = (results.best_s(ours, plans, 1024) for plans in (MEGATRON, PLANS))
+        base_s = steps.best_s(theirs, MEGATRON, 1024)
+        equal_s, ours_s = (steps.best_s(ours, plans, 1024) for plans in (MEGATRON, PLANS))
         rows.append([part, base_s, equal_s, ours_s, base_s / ours_s, equal_s / ours_s])
     return rows
 
@@ -254,21 +254,21 @@ def span(values: Iterable[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def over_rows(results: Results, case: str, options: Options) -> list[float]:
+def over_rows(steps: Steps, case: str, options: Options) -> list[float]:
     """The step of the better rank order with these options over ours, for all layers and batches."""
     found = []
     for n_layers, batch in SETTINGS:
-        rows_s = results.best_s(key_of(case, options, n_layers), MEGATRON, batch)
-        found.append(rows_s / results.best_s(key_of(case, OURS, n_layers), PLANS, batch))
+        rows_s = steps.best_s(key_of(case, options, n_layers), MEGATRON, batch)
+        found.append(rows_s / steps.best_s(key_of(case, OURS, n_layers), PLANS, batch))
     return found
 
 
-def gaps(results: Results, base: str, options: Options) -> list[list[float]]:
+def gaps(steps: Steps, base: str, options: Options) -> list[list[float]]:
     """Ours in case 5 over the better rank order in case 1, by layers and batch."""
     return [
         [
-            results.best_s(key_of(WORLD, OURS, n_layers), PLANS, batch)
-            / results.best_s(key_of(base, options, n_layers), MEGATRON, batch)
+            steps.best_s(key_of(WORLD, OURS, n_layers), PLANS, batch)
+            / steps.best_s(key_of(base, options, n_layers), MEGATRON, batch)
             for batch in BATCHES
         ]
         for n_layers in LAYERS
@@ -279,48 +279,48 @@ def falls(values: Sequence[float]) -> bool:
     return list(values) == sorted(values, reverse=True)
 
 
-def shrinks(results: Results, options: Options, by_layers: bool) -> str:
+def shrinks(steps: Steps, options: Options, by_layers: bool) -> str:
     """Whether the gap to case 1 shrinks, with the bandwidths of its file and of the text."""
     words = []
     for name, base in (("file", "1 data centre"), ("text", "1, text")):
-        rows = gaps(results, base, options)
+        rows = gaps(steps, base, options)
         lines = list(zip(*rows, strict=True)) if by_layers else rows
         words.append(f"{name}: {'yes' if all(falls(line) for line in lines) else 'no'}")
     return ", ".join(words)
 
 
-def claims(results: Results) -> list[list]:
+def claims(steps: Steps) -> list[list]:
     """Rows of the table of claims: the printed ratios and ours, over all layers and batches."""
     near = [case for case in CASES if case != WORLD]
     both = (THEIRS, OURS)
     gain = max(
-        results.random_s(key_of(case, OURS, n), batch) / results.best_s(key_of(case, OURS, n), PLANS, batch)
+        steps.random_s(key_of(case, OURS, n), batch) / steps.best_s(key_of(case, OURS, n), PLANS, batch)
         for case in CASES
         for n, batch in SETTINGS
     )
-    others = [span(ratio for case in near for ratio in over_rows(results, case, options)) for options in both]
+    others = [span(ratio for case in near for ratio in over_rows(steps, case, options)) for options in both]
     rows = [
-        ["case 5 over Megatron", "4.8x (elsewhere 3.8-4.8x)"] + [span(over_rows(results, WORLD, o)) for o in both],
+        ["case 5 over Megatron", "4.8x (elsewhere 3.8-4.8x)"] + [span(over_rows(steps, WORLD, o)) for o in both],
         ["case 5 over DeepSpeed", "3.6x", "not modelled", "not modelled"],
         ["cases 1-4 over Megatron and DeepSpeed", "1.2-2.5x", *others],
     ]
     for name, base in (("file", "1 data centre"), ("text", "1, text")):
-        cells = [span(gap for row in gaps(results, base, options) for gap in row) for options in both]
+        cells = [span(gap for row in gaps(steps, base, options) for gap in row) for options in both]
         rows.append([f"case 5 slower than Megatron in case 1 ({name})", "1.7-3.5x; Sec. 4 opens with 1.7-2.3x", *cells])
     rows += [
         ["scheduler over random (random at 8 x 8 alone), any case", "up to 2.7x", "-", f"up to {gain:.2f}x"],
-        ["larger batch: gap to case 1 shrinks", "yes", *(shrinks(results, options, False) for options in both)],
-        ["more layers: gap to case 1 shrinks", "yes", *(shrinks(results, options, True) for options in both)],
+        ["larger batch: gap to case 1 shrinks", "yes", *(shrinks(steps, options, False) for options in both)],
+        ["more layers: gap to case 1 shrinks", "yes", *(shrinks(steps, options, True) for options in both)],
     ]
     return [[*row, grade] for row, grade in zip(rows, "BBBCCBAA", strict=True)]
 
 
-def trends(results: Results) -> list[str]:
+def trends(steps: Steps) -> list[str]:
     """Sentences about the gap to case 1."""
     words = []
     for name, base in (("file", "1 data centre"), ("text", "1, text")):
         for about, options in (("Megatron-like", THEIRS), ("equal options", OURS)):
-            column = ", ".join(f"{row[0]:.2f}" for row in gaps(results, base, options))
+            column = ", ".join(f"{row[0]:.2f}" for row in gaps(steps, base, options))
             words.append(f"{column} ({name}, {about})")
     layers = ", ".join(map(str, LAYERS))
     return [
@@ -328,7 +328,7 @@ def trends(results: Results) -> list[str]:
     ]
 
 
-def draw(path: Path, results: Results) -> None:
+def draw(path: Path, steps: Steps) -> None:
     batches = (BATCHES[0], BATCHES[-1])
     figure = Figure(figsize=(15, 7), layout="constrained")
     panels = figure.subplots(len(batches), len(LAYERS), sharey=True)
@@ -336,7 +336,7 @@ def draw(path: Path, results: Results) -> None:
     for line, batch in zip(panels, batches, strict=True):
         for axes, n_layers in zip(line, LAYERS, strict=True):
             for x, case in enumerate(CASES):
-                for i, seconds in enumerate(systems(results, case, n_layers, batch)):
+                for i, seconds in enumerate(systems(steps, case, n_layers, batch)):
                     label = names[i] if x == 0 else None
                     height = pflops(n_layers, batch, seconds)
                     axes.bar(x + 0.16 * (i - 2), height, width=0.16, color=f"C{i}", label=label)
@@ -384,6 +384,6 @@ def assumptions(off: float, most_gb: float) -> list[str]:
         f"Steps of {SHORT} and {LONG} samples are simulated, others lie on the line through them: at {CHECKED} samples "
         f"in case 5 the line is off by {off:.1%} at most. Slices of {SLICE_BYTES >> 20} MiB (the runtime's default is "
         "4) keep the number of messages low.",
-        f"Random: the mean of {len(RANDOM)} placements (seeds {SEEDS[0]} to {SEEDS[-1]}). Random and DT-FM's search "
-        "have one shape, 8 x 8; ours and the rows have two.",
+        f"Seeds {SEEDS[0]} to {SEEDS[-1]} of the random placements, whose mean is shown, and of DT-FM's search; the "
+        "planner has seed 0. Random and DT-FM's search have one shape, 8 x 8; ours and the rows have two.",
     ]

@@ -1,13 +1,15 @@
 """COMM-COST of DT-FM's five cases, and the placements whose steps are simulated. Both come from the planner, whose
 searches are limited by plans scored, so that they do not depend on the machine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from experiments.reproduce.dtfm_systems import Placement
+from experiments.reproduce.dtfm_systems import Placement, label_of, network_of
 from experiments.reproduce.page import table
+from experiments.reproduce.results import Job
 
-from jaxdt.spec.network import Network
 from planner.model.problem import placement_s, problem_of
 from planner.search import layouts
 from planner.search.incumbent import Budget, Incumbent
@@ -44,9 +46,36 @@ def shape_name(shape: tuple[int, int]) -> str:
     return f"{shape[0]} x {shape[1]}"
 
 
-def placements_and_costs(network: Network) -> tuple[dict[str, Placement], Costs]:
+RANDOM = tuple(f"random {seed}" for seed in SEEDS)
+NAMES = tuple(f"{name} {shape_name(shape)}" for shape in SHAPES for name in ("rows", "block", "planner"))
+NAMES += ("published", *RANDOM)
+
+
+def job(case: str) -> Job:
+    """The placements and costs of a case; `decoded` reads its values."""
+    inputs = f"placements {label_of(case)} {PLANNER} evaluations={EVALUATIONS} candidates={CANDIDATES}"
+    return Job(inputs, EVALUATIONS, partial(_placements_and_costs, case))
+
+
+def decoded(values: Sequence[float]) -> tuple[dict[str, Placement], Costs]:
     """Placements by name and shape: block, rows and the planner's plan in both shapes; at 8 x 8 also random ones and
     the end of the published search with its median cost."""
+    n_devices = STAGES * PIPELINES
+    *seconds, planner_s, bound_s = values[: 4 + len(SEEDS)]
+    costs = Costs(seconds[0], seconds[1], tuple(seconds[2:]), planner_s, bound_s)
+    placements = {}
+    for index, name in enumerate(NAMES):
+        first = 4 + len(SEEDS) + index * n_devices
+        devices = list(map(int, values[first : first + n_devices]))
+        n_pipelines = int(name.split()[-1]) if name.split()[0] in ("rows", "block", "planner") else PIPELINES
+        placements[name] = tuple(
+            tuple(devices[start : start + n_pipelines]) for start in range(0, n_devices, n_pipelines)
+        )
+    return placements, costs
+
+
+def _placements_and_costs(case: str) -> list[float]:
+    network = network_of(case)
     arrays = {}
     for shape in reversed(SHAPES):
         n_stages, n_pipelines = shape
@@ -61,15 +90,9 @@ def placements_and_costs(network: Network) -> tuple[dict[str, Placement], Costs]
     for seed in SEEDS:
         permutation = np.random.default_rng(seed).permutation(network.n_devices)
         arrays[f"random {seed}"] = permutation.reshape(STAGES, PIPELINES)
-    placements = {name: tuple(tuple(int(d) for d in row) for row in rows) for name, rows in arrays.items()}
-    costs = Costs(
-        block_s=placement_s(problem, layouts.block(problem)),
-        random_s=layouts.mean_random(problem, 0)[0],
-        published_s=tuple(sorted(end.cost_s for end in ends)),
-        planner_s=solution.cost_s,
-        bound_s=solution.bound_s,
-    )
-    return placements, costs
+    costs = [placement_s(problem, layouts.block(problem)), layouts.mean_random(problem, 0)[0]]
+    costs += [*sorted(end.cost_s for end in ends), solution.cost_s, solution.bound_s]
+    return [*costs, *(float(device) for name in NAMES for device in np.ravel(arrays[name]))]
 
 
 def cost_table(costs: dict[str, Costs]) -> str:

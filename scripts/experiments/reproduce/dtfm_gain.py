@@ -3,21 +3,20 @@
 Each study swaps the gain and nothing else: crossover, repair, population, seeds, and annealing for both or for neither.
 """
 
-import json
 import math
 import statistics
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.results import Job, Results
 from matplotlib.figure import Figure
 
 from jaxdt.spec import network as networks
 from planner.model.problem import Problem, problem_of
-from planner.search.annealing_chains import n_cores
 from planner.search.baselines.dtfm import search_as_published
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN
 from planner.search.evolve import EVOLVE, KERNIGHAN_LIN, Genetic, evolve
@@ -82,7 +81,19 @@ STUDIES = {
 GAINS = ("DT-FM's gain", "Kernighan-Lin's gain")
 LOWER, NEITHER = ("DT-FM's", "Kernighan-Lin's"), "neither"
 Curve = list[tuple[int, float]]  # (plans scored, best cost in seconds) at each improvement
-Curves = dict[tuple[str, str, int], list[Curve]]  # by study, network and gain: one for each seed
+N_SHOWN = 60  # points of a curve in the picture
+PLAN_WORKS = 4  # simulated computations that take about as long as one plan's score
+
+
+@dataclass(frozen=True)
+class Run:
+    """The best cost at the end of a run, and after each number of plans of `shown_at`, in seconds."""
+
+    end_s: float
+    shown_s: tuple[float, ...]
+
+
+Runs = dict[tuple[str, str, int], list[Run]]  # by study, network and gain: one for each seed
 
 
 @dataclass(eq=False)
@@ -105,17 +116,35 @@ def curve_of(study: str, network: str, gain: int, seed: int) -> Curve:
     return incumbent.curve
 
 
-def all_curves() -> Curves:
-    """All runs, on all cores; no result depends on which ends first."""
+def shown_at(study: str) -> np.ndarray:
+    """The numbers of plans scored at which the picture shows a run."""
+    evaluations = STUDIES[study].evaluations
+    return np.unique(np.geomspace(evaluations / 100, evaluations, N_SHOWN).astype(int))
+
+
+def values_of(study: str, network: str, gain: int, seed: int) -> list[float]:
+    """The values of a run: its end, and what is shown of it."""
+    curve = curve_of(study, network, gain, seed)
+    return [curve[-1][1], *map(float, best_at(curve, shown_at(study)))]
+
+
+def job(study: str, network: str, gain: int, seed: int) -> Job:
+    """One run."""
+    n_plans = STUDIES[study].evaluations
+    inputs = f"study={study} network={network} gain={GAINS[gain]!r} seed={seed} evaluations={n_plans}"
+    return Job(inputs, PLAN_WORKS * n_plans, partial(values_of, study, network, gain, seed))
+
+
+def all_runs(results: Results) -> Runs:
+    """All runs, on all cores; no value depends on which ends first."""
     gains = range(len(GAINS))
     keys = [(name, network, gain) for name, study in STUDIES.items() for network in study.networks for gain in gains]
-    with ProcessPoolExecutor(n_cores()) as pool:
-        tasks = {key: [pool.submit(curve_of, *key, seed) for seed in SEEDS] for key in keys}
-        curves = {}
-        for key, runs in tasks.items():
-            curves[key] = [run.result() for run in runs]
-            print(*key, "done", flush=True)
-    return curves
+    results.fill(job(*key, seed) for key in keys for seed in SEEDS)
+    found = {}
+    for key in keys:
+        values = [results.get(job(*key, seed)) for seed in SEEDS]
+        found[key] = [Run(end_s, tuple(shown_s)) for end_s, *shown_s in values]
+    return found
 
 
 @dataclass(frozen=True)
@@ -135,27 +164,27 @@ class Difference:
         return LOWER[1] if self.mean_s - self.half_s > SAME_S else NEITHER
 
 
-def difference(ours: list[Curve], other: list[Curve]) -> Difference:
+def difference(ours: Sequence[Run], other: Sequence[Run]) -> Difference:
     """Of the ends of two lists of runs, paired by seed."""
-    ends = [[curve[-1][1] for curve in runs] for runs in (ours, other)]
+    ends = [[one.end_s for one in runs] for runs in (ours, other)]
     gaps = [a - b for a, b in zip(*ends, strict=True)]
     half_s = T_975[len(gaps)] * statistics.stdev(gaps) / math.sqrt(len(gaps))
     return Difference(statistics.fmean(ends[0]), statistics.fmean(ends[1]), statistics.fmean(gaps), half_s)
 
 
-def rows_of(study: str, curves: Curves) -> list[list]:
+def rows_of(study: str, runs: Runs) -> list[list]:
     """Rows of a study's table."""
     rows = []
     for network in STUDIES[study].networks:
-        found = difference(curves[study, network, 0], curves[study, network, 1])
+        found = difference(runs[study, network, 0], runs[study, network, 1])
         interval = f"{found.mean_s:+.3f} ± {found.half_s:.3f}"
         rows.append([Path(network).name, f"{found.ours_s:.3f}", f"{found.other_s:.3f}", interval, found.verdict])
     return rows
 
 
-def sentence(study: str, curves: Curves) -> str:
+def sentence(study: str, runs: Runs) -> str:
     """How many networks go to which gain."""
-    verdicts = [row[-1] for row in rows_of(study, curves)]
+    verdicts = [row[-1] for row in rows_of(study, runs)]
     ours, other, neither = (verdicts.count(verdict) for verdict in (*LOWER, NEITHER))
     return (
         f"Of {len(verdicts)} networks, DT-FM's gain ends lower on {ours}, Kernighan-Lin's on {other}, and on {neither} "
@@ -163,26 +192,21 @@ def sentence(study: str, curves: Curves) -> str:
     )
 
 
-def run(out: Path, command: str) -> str:
-    """The text of the page. The picture and the raw data are written to `out`."""
-    curves = all_curves()
-    draw(out / "dtfm_gain.png", curves)
-    rows = [
-        {"study": study, "network": Path(network).name, "gain": GAINS[gain], "cost_s": [c[-1][1] for c in runs]}
-        for (study, network, gain), runs in curves.items()
-    ]
-    (out / "costs.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+def run(out: Path, origin: str, results: Results) -> str:
+    """The text of the page. The picture is written to `out`."""
+    runs = all_runs(results)
+    draw(out / "dtfm_gain.png", runs)
     head = ["network", f"{GAINS[0]}, s", f"{GAINS[1]}, s", "difference, s", "lower"]
-    sections = [("What comes out", bullets([f"{s.title}. {sentence(name, curves)}" for name, s in STUDIES.items()]))]
+    sections = [("What comes out", bullets([f"{s.title}. {sentence(name, runs)}" for name, s in STUDIES.items()]))]
     for name, study in STUDIES.items():
-        body = f"{study.evaluations:,} plans scored in each run.\n\n" + table(head, rows_of(name, curves))
+        body = f"{study.evaluations:,} plans scored in each run.\n\n" + table(head, rows_of(name, runs))
         sections.append((study.title, body))
     sections.append(("Cost against plans scored", "![Best cost against plans scored](dtfm_gain.png)\n"))
     sections.append(("How to read it", bullets(NOTES)))
-    return page("DT-FM Figure 4: the gain of the local search", command, sections)
+    return page("DT-FM Figure 4: the gain of the local search", origin, sections)
 
 
-def draw(path: Path, curves: Curves) -> None:
+def draw(path: Path, runs: Runs) -> None:
     """Mean over seeds of the best cost so far, and its least and most, by plans scored."""
     figure = Figure(figsize=(4.2 * len(STUDIES), 2.6 * len(NETWORKS)), layout="constrained")
     panels = figure.subplots(len(NETWORKS), len(STUDIES), squeeze=False)
@@ -191,9 +215,9 @@ def draw(path: Path, curves: Curves) -> None:
             axes.set_visible(network in about.networks)
             if network not in about.networks:
                 continue
-            grid = np.unique(np.geomspace(about.evaluations / 100, about.evaluations, 60).astype(int))
+            grid = shown_at(study)
             for gain, name in enumerate(GAINS):
-                best = np.array([best_at(curve, grid) for curve in curves[study, network, gain]])
+                best = np.array([one.shown_s for one in runs[study, network, gain]])
                 axes.plot(grid, best.mean(axis=0), color=f"C{gain}", label=name)
                 axes.fill_between(grid, best.min(axis=0), best.max(axis=0), color=f"C{gain}", alpha=0.15, linewidth=0)
             axes.set(title=f"{Path(network).name}, {study}", xscale="log", xlabel="plans scored", ylabel="s")
@@ -211,7 +235,7 @@ def best_at(curve: Curve, grid: np.ndarray) -> np.ndarray:
 NOTES = (
     f"8 stages x 8 pipelines, c_dp {C_DP_BYTES:g} B, c_pp {C_PP_BYTES:.0f} B, cost by Eq. 1-4, {len(SEEDS)} seeds "
     f"({SEEDS[0]} to {SEEDS[-1]}), the same for both gains. The difference is DT-FM's gain less Kernighan-Lin's, "
-    "paired by seed, with Student's 95 % interval of its mean; `costs.json` has every run.",
+    "paired by seed, with Student's 95 % interval of its mean.",
     "The published Kernighan-Lin baseline adds up what a pair costs in a hop less what it costs in the exchange of "
     "gradients. `kl` adds up the cost in a hop alone, the weight that DT-FM's gain has.",
     "A plan scored is one evaluation of Eq. 1-4, whether of a whole partition or of one move of the annealing, so the "

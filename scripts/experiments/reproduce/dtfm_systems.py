@@ -1,7 +1,11 @@
 """The systems of DT-FM's Figure 3, simulated: GPT3-1.3B on 64 V100, with or without overlap, at some depth of 1F1B."""
 
+import functools
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from experiments.reproduce.results import Job
 
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.predict import WARM_UP_STEPS, Conditions, simulate
@@ -71,6 +75,7 @@ def model_of(n_layers: int) -> GPTConfig:
     return GPTConfig(n_layers, 2048, 16, 8192, 2048, 128)
 
 
+@functools.cache
 def network_of(case: str) -> Network:
     """The network of a case, with the bandwidths of the paper's text if the case asks for them."""
     file, text_gbps = CASES[case]
@@ -85,9 +90,32 @@ def network_of(case: str) -> Network:
     return replace(network, bandwidth_gbps=tuple(rows))
 
 
-def times(system: System) -> Times:
-    """The times of a system, from two simulations. At LONG samples they are the simulated ones."""
-    short_s, long_s = (simulated_s(system, batch) for batch in (SHORT, LONG))
+@functools.cache
+def label_of(case: str) -> str:
+    """A case, with a digest of its network."""
+    return f"case={case!r} network={_digest(network_of(case))}"
+
+
+def job(case: str, system: System, batch: int) -> Job:
+    """The simulation of a step of `batch` samples; its value is the step's seconds."""
+    n_stages, n_pipelines = len(system.placement), len(system.placement[0])
+    inputs = (
+        f"{label_of(case)} n_layers={system.n_layers} {n_stages} x {n_pipelines} "
+        f"placement={_digest(system.placement)} {system.options} efficiency={system.efficiency} batch={batch}"
+    )
+    return Job(inputs, 2 * n_stages * batch * (WARM_UP_STEPS + 1), functools.partial(_seconds, system, batch))
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+def _seconds(system: System, batch: int) -> list[float]:
+    return [simulated_s(system, batch)]
+
+
+def times(short_s: float, long_s: float) -> Times:
+    """The times of a system whose steps of SHORT and LONG samples take so many seconds."""
     each_s = (long_s - short_s) / (LONG - SHORT)
     return Times(long_s - LONG * each_s, each_s)
 

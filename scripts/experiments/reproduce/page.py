@@ -15,10 +15,10 @@ def bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
-def page(title: str, command: str, sections: Sequence[tuple[str, str]]) -> str:
-    """A page with sections of (heading, body)."""
+def page(title: str, origin: str, sections: Sequence[tuple[str, str]]) -> str:
+    """A page with sections of (heading, body). `origin` says how the page is made."""
     bodies = [f"## {heading}\n\n{body}" for heading, body in sections]
-    return f"# {title}\n\n`{command}` writes this page and its pictures.\n\n" + "\n".join(bodies)
+    return f"# {title}\n\n{origin}\n\n" + "\n".join(bodies)
 
 
 def _cell(value) -> str:

@@ -2,11 +2,13 @@
 
 A page is written from these values alone. With the committed ones it is written again in a second, without a
 simulation, so a test compares every page with its text. A value that the page asks for and the file does not hold means
-that the page's inputs have changed; a sample that is simulated again tells whether the simulator has.
+that the page's inputs have changed; a sample that is simulated again tells whether the simulator has. The file's first
+line names the commit at which its values were simulated.
 """
 
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import MISSING, dataclass, fields
@@ -16,6 +18,8 @@ from pathlib import Path
 from jaxdt.spec.errors import BadInput
 
 FILE = "results.jsonl"
+ROOT = Path(__file__).resolve().parents[3]
+CODE = ("jaxdt", "planner", "scripts", "configs/networks", "configs/reproduce/traces")  # what decides a value
 POOL_WORKS_MIN = 50_000  # in less time than these take a process hardly starts
 DIGITS = 9  # of a value. The last bits of a sum differ between Python 3.11 and 3.12
 
@@ -30,9 +34,11 @@ class Job:
 
 
 class Results:
-    """The values of jobs. Without `known` jobs are computed; otherwise their values are those of `known`."""
+    """The values of jobs, simulated at `commit`. Without `known` jobs are computed; otherwise their values are those of
+    `known`."""
 
-    def __init__(self, known: dict[str, list[float]] | None = None):
+    def __init__(self, known: dict[str, list[float]] | None = None, commit: str = ""):
+        self.commit = commit
         self._known = known
         self._values: dict[str, list[float]] = {}
         self._jobs: dict[str, Job] = {}
@@ -60,16 +66,31 @@ class Results:
         return small[:: max(1, -(-len(small) // n))]
 
     def lines(self) -> str:
-        """The file's text: the values that were asked for, in that order."""
-        return "".join(json.dumps({"of": inputs, "values": self._values[inputs]}) + "\n" for inputs in self._jobs)
+        """The file's text: the commit, and the values that were asked for, in that order."""
+        entries = [{"commit": self.commit}, *({"of": inputs, "values": self._values[inputs]} for inputs in self._jobs)]
+        return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
 def read(folder: Path) -> Results:
     """The committed results of a page. BadInput if there are none."""
     if not (folder / FILE).is_file():
         raise BadInput(f"{folder / FILE}: there is no such file, expected the values of a page")
-    entries = map(json.loads, (folder / FILE).read_text().splitlines())
-    return Results({entry["of"]: entry["values"] for entry in entries})
+    head, *entries = map(json.loads, (folder / FILE).read_text().splitlines())
+    return Results({entry["of"]: entry["values"] for entry in entries}, head["commit"])
+
+
+def commit() -> str:
+    """The commit that is checked out, and whether code or inputs differ from it. Empty outside a git checkout."""
+    try:
+        name, changed = (_git(*words) for words in (("rev-parse", "--short=7", "HEAD"), ("status", "-s", "--", *CODE)))
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{name} with changes" if changed else name
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def computed(jobs: Sequence[Job]) -> dict[str, list[float]]:

@@ -33,7 +33,7 @@ def flop(d_model: int) -> float:
     return 6.0 * layer(d_model).block_params * SEQ_LEN
 
 
-def run(out: Path, command: str, results: Results) -> str:
+def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
     counts, bars = [], []
     for name, (d_model, n_layers, params, flops, percent) in PRINTED.items():
@@ -55,7 +55,7 @@ def run(out: Path, command: str, results: Results) -> str:
     same = [row[0] for row in order] == [row[0] for row in sorted(bars, key=lambda row: row[1])]
     return page(
         "SWARM Figures 1 and 3: the square-cube law",
-        command,
+        origin,
         [
             (
                 "Parameters and FLOP of a layer (Table 6, grade A)",

@@ -236,7 +236,7 @@ def lines(rate: Rate, traces: Sequence[Recorded], prices: Sequence[float], resul
     return found
 
 
-def run(out: Path, command: str, results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> str:
+def run(out: Path, origin: str, results: Results, traces: Sequence[str] = (), prices: Sequence[float] = PRICES) -> str:
     """The text of the page. The picture is written to `out`. `prices` are those of an hour, as in PRICES."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
     rows = {rate: lines(rate, recorded, prices, results) for rate in RATES}
@@ -246,7 +246,7 @@ def run(out: Path, command: str, results: Results, traces: Sequence[str] = (), p
     ]
     return page(
         "SWARM Table 9: hours and price of preemptible GPUs (grade C: context)",
-        command,
+        origin,
         [
             ("Hours", "![hours](swarm_cost.png)\n"),
             *tables,

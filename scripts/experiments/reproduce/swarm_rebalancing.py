@@ -105,7 +105,7 @@ def _throughput(run: Replay, t_s: float) -> int:
     return next(x for x, from_s in zip(reversed(run.throughput), reversed(run.t_s), strict=True) if from_s <= t_s)
 
 
-def run(out: Path, command: str, results: Results, traces: Sequence[str] = ()) -> str:
+def run(out: Path, origin: str, results: Results, traces: Sequence[str] = ()) -> str:
     """The text of the page. The pictures are written to `out`. `traces`: files of node counts; by default the
     committed ones."""
     recorded = [read(Path(path)) for path in traces or [TRACES / f"{name}.json" for name in OWN]]
@@ -132,7 +132,7 @@ def run(out: Path, command: str, results: Results, traces: Sequence[str] = ()) -
     told = last_hours(groups, results), without_ahead(recorded, results)
     return page(
         "SWARM Table 5, Figures 5 and 6: rebalancing on traces of spot machines (grade B: the order)",
-        command,
+        origin,
         [
             ("Table 5: throughput, % of the optimum", table(HEAD, rows) + verdict(groups, results)),
             (

@@ -90,7 +90,7 @@ def shares(machines: Sequence[Fleet], results: Results) -> Interval:
     return interval(samples_per_s(fleet, results) / best for fleet in machines)
 
 
-def run(out: Path, command: str, results: Results) -> str:
+def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
     results.fill(machines.job(size) for machines in all_fleets() for size in (SHORT, LONG))
     many = [many_row(n, results) for n in PEERS]
@@ -107,7 +107,7 @@ def run(out: Path, command: str, results: Results) -> str:
     draw(out / "swarm_scaling.png", many, single)
     return page(
         "SWARM Figure 7: throughput from 8 to 128 T4 (grade B: the shape)",
-        command,
+        origin,
         [
             (
                 f"{MANY_LAYERS} layers a stage, compute to wire {compute_to_wire(MANY_LAYERS):.1f}: sequences a second",

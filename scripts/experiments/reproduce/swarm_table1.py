@@ -31,7 +31,7 @@ def law(percent: tuple[float, ...]) -> tuple[float, float]:
     return y - s * x, s
 
 
-def run(out: Path, command: str, results: Results) -> str:
+def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
     fits, sims = [], []
     figure = Figure(figsize=(15, 3.6), layout="constrained")
@@ -57,7 +57,7 @@ def run(out: Path, command: str, results: Results) -> str:
     closed = max(abs(row[3] / row[5] - 1) for row in sims)
     return page(
         "SWARM Table 1: utilisation against latency (grade B)",
-        command,
+        origin,
         [
             ("The law (grade A: its form)", LAW + table(FIT_HEAD, fits)),
             (

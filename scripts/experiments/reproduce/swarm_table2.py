@@ -195,7 +195,7 @@ def unequal_rows(results: Results) -> list[Unequal]:
 # -------------------------------------------------------------------------------------------------------- the page
 
 
-def run(out: Path, command: str, results: Results) -> str:
+def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
     results.fill(case.fleet(seed).job(size) for case in all_cases() for seed in SEEDS for size in case.sizes())
     results.fill(
@@ -211,7 +211,7 @@ def run(out: Path, command: str, results: Results) -> str:
     draw(out / "swarm_table2.png", rows, results)
     return page(
         "SWARM Table 2: what latency and unequal peers cost (grade B: ratios only)",
-        command,
+        origin,
         [
             (
                 f"Unequal peers, {EQUAL} microbatches in flight",

@@ -19,21 +19,22 @@ TARGETS = (
     "swarm_rebalancing",
     "swarm_cost",
 )
-WITHOUT_RESULTS = ("dtfm", "dtfm_gain")  # their searches take minutes, and no part of them is a sample
 
 
 def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) -> str:
     """Write the page of a target, its pictures and its values to a folder. Returns the page."""
     out.mkdir(parents=True, exist_ok=True)
     target = importlib.import_module(f"experiments.reproduce.{name}")
-    command = f"python scripts/reproduce.py {name}"
-    if name in WITHOUT_RESULTS:
-        text = target.run(out, command)
-    else:
-        text = target.run(out, command, results, **arguments)
-        (out / FILE).write_text(results.lines())
+    text = target.run(out, origin(name, results), results, **arguments)
+    (out / FILE).write_text(results.lines())
     (out / "README.md").write_text(text)
     return text
+
+
+def origin(name: str, results: Results) -> str:
+    """The sentence under a page's title: its command, and the commit at which its values were simulated."""
+    made = f"`python scripts/reproduce.py {name}` writes this page and its pictures"
+    return f"{made}. Values (`{FILE}`): commit {results.commit or 'unknown'}."
 
 
 def differences(committed: Path, made: Path) -> list[str]:
