@@ -14,7 +14,9 @@ ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach
 ADDRESS_FILE = flags.DEFINE_string("address_file", None, "Where to write the address at which peers reach it.")
 LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if on a terminal.")
 NETWORK = flags.DEFINE_string(
-    "network", None, "Measured links of the run's devices, for wiring.replan; by default those of --emulate."
+    "network",
+    None,
+    "Measured links of the run's devices, for the prediction and wiring.replan; else those of --emulate.",
 )
 BEGAN_S = flags.DEFINE_float("began_s", None, "When the launcher began, on this host's monotonic clock.")
 
@@ -28,6 +30,7 @@ def main() -> int:
         live=LIVE.value,
         stop_with_parent=run_flags.STOP_WITH_PARENT.value,
         launched_s=BEGAN_S.value,
+        measured=run_flags.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
         replan=replan_advice.searches(job, NETWORK.value, run_flags.EMULATE.value),
     )
     return run_coordinator(job, options, write_address).code

@@ -24,7 +24,7 @@ from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import INTERRUPTED, LocalFleet, PeerDevices
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.storage.checkpoint import about_run, complete_checkpoints, newest_whole
-from jaxdt.spec.config import ADVISE, RunConfig
+from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
@@ -81,7 +81,7 @@ def main() -> int:
     run_dir = Path(run_flags.RUN_DIR.value)
     extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
     extra += [f"--emulate_forward_s={run_flags.FORWARD_S.value}"] if run_flags.FORWARD_S.value else []
-    extra += replan_flags(config, plan)
+    extra += network_flags(plan)
     if RESUME.value:
         if not any(run_dir.glob("checkpoints/*/")):  # nothing is written there then
             raise BadInput(f"{run_dir}: holds no complete checkpoint")
@@ -137,10 +137,10 @@ def saved(run_dir: Path) -> str:
     return f"to go on from step {n_steps}: python scripts/launch.py --resume --run_dir={run_dir}"
 
 
-def replan_flags(config: RunConfig, plan: Plan) -> list[str]:
-    """The coordinator's flag with the network on which it looks for better plans; the peers of this machine, which get
-    the same flags, do not know it."""
-    if config.wiring.replan != ADVISE or not codec_flags.NETWORK.value:
+def network_flags(plan: Plan) -> list[str]:
+    """The coordinator's flag with the measured links, on which it predicts the step and looks for better plans; the
+    peers of this machine, which get the same flags, do not know it."""
+    if not codec_flags.NETWORK.value:
         return []
     run_flags.network_of(codec_flags.NETWORK.value, plan)
     return [f"--network={codec_flags.NETWORK.value}", "--undefok=network"]
@@ -185,7 +185,7 @@ def emit(folder: Path, config: RunConfig, plan: Plan, per_peer: Fraction | None)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
     coordinator = _address(HOSTS.value[0], PORT.value)
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
-    own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder), *replan_flags(config, plan)]
+    own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder), *network_flags(plan)]
     _write_flags(folder / "coordinator.flags", [*shared, *own_flags])
     print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):

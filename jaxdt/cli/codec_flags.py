@@ -15,7 +15,7 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import CodecTimes
 
 NETWORK = flags.DEFINE_string(
-    "network", None, "Measured links, for codec auto and for wiring.replan; by default those of --emulate."
+    "network", None, "Measured links, for the prediction, codec auto and wiring.replan; else those of --emulate."
 )
 PROFILE = flags.DEFINE_string("profile", None, "For codec auto: a profile.json; by default int8 is measured.")
 

@@ -22,6 +22,7 @@ from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import FileStore, LateFile
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Network
 
 # Each peer has two threads here. At the interpreter's 5 ms, the loop waited up to so long after each message of a view
 # that goes to hundreds of peers.
@@ -37,6 +38,7 @@ class CoordinatorOptions:
     stop_with_parent: end when standard input ends.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
     replan: starts the planner's search for a better plan of the members; None: there is no network to plan on.
+    measured: the links of the plan's devices, for the prediction of a run whose links are not emulated.
     """
 
     own: OwnAddress
@@ -44,6 +46,7 @@ class CoordinatorOptions:
     stop_with_parent: bool
     launched_s: float | None = None
     replan: StartSearch | None = None
+    measured: Network | None = None
 
 
 def run_coordinator(job: RunJob, options: CoordinatorOptions, on_address: Callable[[str], None]) -> Stop:
@@ -61,7 +64,7 @@ def _coordinate(
 ) -> Stop:
     beginning = load_beginning(job, durable)
     machine = build_coordinator(job.config, job.plan, beginning.start, beginning.durable_state)
-    journal = Journal(job, machine, durable, options.live, options.launched_s, options.replan)
+    journal = Journal(job, machine, durable, options.live, options.launched_s, options.replan, options.measured)
     goes_on = beginning.durable_state is not None
     path = job.run_dir / "trace" / "coordinator.jsonl"
     trace_file = LateFile(path, lambda reason: loop.post(WriteFailedReport(reason)), appends=goes_on, by_line=True)

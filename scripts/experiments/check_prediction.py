@@ -1,29 +1,42 @@
-"""Compare predicted and measured step times over emulated networks. Prints a table and one line of JSON.
+"""Compare predicted and measured step times, over emulated networks and over real TCP between hosts.
 
-    python scripts/experiments/check_prediction.py [--only=REGEX] [--runs=5] [--steps=4] [--out=FILE.md]
+    python scripts/experiments/check_prediction.py emulated [--only=REGEX] [--runs=5] [--steps=4] [--out=DIR]
+    python scripts/experiments/check_prediction.py hosts [--only=REGEX] [--runs=3] [--steps=5] [--out=DIR]
+    python scripts/experiments/check_prediction.py page --out=configs/prediction
 
-The cases are real runs of the workload `small`: 6 networks x schedules gpipe and 1f1b x cuts into 2 stages, 4 stages
-and 2 stages with 2 pipelines x codecs none and int8. The prediction is the one that a run prints before its first step.
-The error of a run is predicted / measured - 1. Even an idle virtual machine may change its speed between the timing of
-the stages and the steps, so the error of a case is the median over its runs, and all cases are run once before any is
-run again. The JSON object has `cases`, the median and the maximum of the cases' absolute errors (`median_error`,
-`max_error`) and those of single runs (`median_run`, `max_run`). Quote it from an otherwise idle machine only: 72 cases
-take nearly two hours on two cores.
+The cases are real runs of the workload `small`. `emulated`: 6 networks x schedules gpipe and 1f1b x cuts into 2 stages,
+4 stages and 2 stages with 2 pipelines x codecs none and int8. `hosts`: 4 networks x 3 systems, each peer in a network
+namespace of its own, with delay, rate, loss and jitter made by a router (prediction_error/network_hosts.py). It needs
+root; without it the command says so in one line and ends with code 0.
+
+The prediction is the one that a run prints before its first step. The error of a run is predicted / measured - 1. Even
+an idle virtual machine may change its speed between the timing of the stages and the steps, so the error of a case is
+the median over its runs, and all cases are run once before any is run again. --out receives a line of raw data for each
+run as soon as it has ended (emulated.jsonl or hosts.jsonl), of which `page` writes README.md. Quote figures from an
+otherwise idle machine only: the 72 cases of `emulated` take nearly two hours on two cores, the 12 of `hosts` a quarter
+of an hour.
 """
 
+import contextlib
+import importlib.metadata
 import itertools
 import json
+import os
+import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
+from prediction_error import host_runs, raw
+from prediction_error.network_hosts import missing
+from prediction_error.page import errors_table, page, summary
 
 from jaxdt.cli import environment, run_flags
 from jaxdt.model.data import write_tokens
@@ -33,7 +46,7 @@ from jaxdt.spec.errors import BadInput
 ONLY = flags.DEFINE_string("only", "", "Run only the cases whose name matches this regular expression.")
 RUNS = flags.DEFINE_integer("runs", 5, "Runs of each case.", 1)
 STEPS = flags.DEFINE_integer("steps", 4, "Steps of a run; its own summary leaves out the first two.", 3)
-OUT = flags.DEFINE_string("out", None, "File to which the table is written too.")
+OUT = flags.DEFINE_string("out", None, "Folder for the raw data, or of the page.")
 
 ROOT = Path(__file__).resolve().parents[2]
 N_PEERS_MAX = 4
@@ -50,7 +63,7 @@ CUTS = {"2x1": (2, 1), "4x1": (4, 1), "2x2": (2, 2)}
 
 @dataclass(frozen=True)
 class Case:
-    """The settings of a run."""
+    """The settings of a run over emulated links."""
 
     network: str
     cut: str
@@ -61,31 +74,22 @@ class Case:
         return f"{self.network} {self.cut} {self.schedule} {self.codec}"
 
 
-@dataclass(frozen=True)
-class Result:
-    """The step times of a run, from its summary."""
-
-    case: Case
-    predicted_s: float
-    measured_s: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted_s / self.measured_s - 1
-
-    def __str__(self) -> str:
-        return f"{self.case}: {self.predicted_s:.3f} s predicted, {self.measured_s:.3f} s, {100 * self.error:+.1f} %"
-
-
-def cases() -> list[Case]:
-    """The cases that --only selects."""
+def grid() -> list[Case]:
+    """All cases over emulated links."""
     every = itertools.product(CUTS, ("1f1b", "gpipe"), ("none", "int8"), [*LINKS, FOUR_CITIES])
-    grid = [Case(network, cut, schedule, codec) for cut, schedule, codec, network in every]
-    return [case for case in grid if re.search(ONLY.value, str(case))]
+    return [Case(network, cut, schedule, codec) for cut, schedule, codec, network in every]
 
 
-def run(case: Case, folder: Path, tokens: Path) -> Result:
-    """Run a case."""
+def chosen(cases: Sequence[Any]) -> list[Any]:
+    """The cases that --only selects."""
+    found = [case for case in cases if re.search(ONLY.value, str(case))]
+    if not found:
+        raise BadInput(f"--only: {ONLY.value!r} matches none of the cases, such as {cases[-1]}")
+    return found
+
+
+def run(case: Case, folder: Path, tokens: Path) -> dict[str, Any]:
+    """Run a case over emulated links. Returns its line of raw data."""
     stages, pipelines = CUTS[case.cut]
     run_dir = folder / "run"
     command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={ROOT / 'configs/small.py'}", "--overwrite"]
@@ -94,17 +98,8 @@ def run(case: Case, folder: Path, tokens: Path) -> Result:
     settings |= {"train.steps": STEPS.value, "data.path": tokens}
     command += [f"--config.{name}={value}" for name, value in settings.items()]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    summary = json.loads((run_dir / "summary.json").read_text())
-    return Result(case, summary["step_s_predicted"], summary["step_s_measured"])
-
-
-def row(case: Case, runs: list[Result]) -> str:
-    """A row of the table: medians over the runs, and the errors of all runs."""
-    errors = [100 * run.error for run in runs]
-    predicted_s = statistics.median(run.predicted_s for run in runs)
-    measured_s = statistics.median(run.measured_s for run in runs)
-    columns = [f"{predicted_s:.3f}", f"{measured_s:.3f}", f"{statistics.median(errors):+.1f} %"]
-    return f"| {case} | {' | '.join(columns)} | {', '.join(f'{error:+.1f}' for error in errors)} |"
+    found = json.loads((run_dir / "summary.json").read_text())
+    return {"case": str(case), "predicted_s": found["step_s_predicted"], "measured_s": found["step_s_measured"]}
 
 
 def prepare(folder: Path) -> Path:
@@ -120,36 +115,87 @@ def prepare(folder: Path) -> Path:
     return tokens
 
 
-def main() -> int:
+def about() -> dict[str, Any]:
+    """Where a series is made."""
+    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "cores": os.cpu_count(),
+        "load before": os.getloadavg()[0],
+        "Linux": platform.release(),
+        "Python": platform.python_version(),
+        "JAX": importlib.metadata.version("jax"),
+        "commit": git.stdout.strip() or "unknown",
+        "runs of a case": RUNS.value,
+    }
+
+
+@contextlib.contextmanager
+def record(file: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that prints a run and adds it to a file of --out. At the end the errors are printed."""
+    lines: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        output = None
+        if OUT.value:
+            Path(OUT.value).mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context((Path(OUT.value) / file).open("w"))
+            output.write(json.dumps({"about": about()}) + "\n")
+
+        def add(line: dict[str, Any]) -> None:
+            lines.append(line)
+            error = line["predicted_s"] / line["measured_s"] - 1
+            seconds = f"{line['predicted_s']:.3f} s predicted, {line['measured_s']:.3f} s"
+            print(f"{line['case']}: {seconds}, {100 * error:+.1f} %", file=sys.stderr, flush=True)
+            if output:
+                output.write(json.dumps(line) + "\n")
+                output.flush()
+
+        yield add
+    cases = raw.Series({}, tuple(lines)).cases
+    print(errors_table(cases), summary(cases), sep="\n", end="")
+
+
+def emulated() -> int:
     environment.compute_on_cpu()
-    chosen = cases()
-    if not chosen:
-        raise BadInput(
-            f"--only: {ONLY.value!r} matches none of the cases, such as {Case(FOUR_CITIES, '2x2', '1f1b', 'int8')}"
-        )
-    results: dict[Case, list[Result]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as name:
+    cases = chosen(grid())
+    with tempfile.TemporaryDirectory() as name, record(raw.EMULATED) as add:
         folder = Path(name)
         tokens = prepare(folder)
-        for case in chosen * RUNS.value:
-            results[case].append(run(case, folder, tokens))
-            print(results[case][-1], file=sys.stderr, flush=True)
-    lines = ["| case | predicted s | measured s | error | of each run |", "|---|---|---|---|---|"]
-    lines += [row(case, runs) for case, runs in results.items()]
-    errors = [abs(statistics.median(run.error for run in runs)) for runs in results.values()]
-    run_errors = [abs(run.error) for runs in results.values() for run in runs]
-    summary = {
-        "cases": len(results),
-        "median_error": statistics.median(errors),
-        "max_error": max(errors),
-        "median_run": statistics.median(run_errors),
-        "max_run": max(run_errors),
-    }
-    if OUT.value:
-        Path(OUT.value).write_text("\n".join([*lines, "", json.dumps(summary)]) + "\n")
-    print("\n".join([*lines, json.dumps(summary)]))
+        for case in cases * RUNS.value:
+            add(run(case, folder, tokens))
     return 0
 
 
+def hosts() -> int:
+    environment.compute_on_cpu()
+    cases = chosen(host_runs.CASES)
+    if lacks := missing():
+        print(f"skipped: hosts on this machine need {lacks}")
+        return 0
+    with tempfile.TemporaryDirectory() as name, record(raw.HOSTS) as add:
+        tokens = prepare(Path(name))
+        for seed in range(RUNS.value):
+            for network in dict.fromkeys(case.network for case in cases):
+                systems = [case.system for case in cases if case.network == network]
+                for line in host_runs.run_all(network, systems, STEPS.value, seed, tokens):
+                    add(line)
+    return 0
+
+
+def write_page() -> int:
+    if not OUT.value or not (Path(OUT.value) / raw.EMULATED).is_file():
+        raise BadInput(f"--out: got {OUT.value}, expected a folder with {raw.EMULATED}")
+    path = Path(OUT.value) / "README.md"
+    path.write_text(page(Path(OUT.value)))
+    print(f"wrote {path}")
+    return 0
+
+
+COMMANDS = {"emulated": emulated, "hosts": hosts, "page": write_page}
+
+
+def main(command: str) -> int:
+    return COMMANDS[command]()
+
+
 if __name__ == "__main__":
-    run_flags.run(main)
+    run_flags.run(main, COMMANDS)

@@ -2,6 +2,7 @@
 
 import math
 import queue
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from jaxdt.runtime.reporting import prediction
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, predict
 from jaxdt.sim.fuzz.cases import draw_case
+from jaxdt.spec.network import Device, Host, uniform
 
 CASE = draw_case(0)
 SECONDS = {peer: dict(seconds) for peer, seconds in CASE.seconds.items()}
@@ -88,6 +90,27 @@ def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
         journal.finish(0.25)
     summary = (tmp_path / "summary.json").read_text()
     assert '"step_s_predicted": null' in summary and '"loop_busy_s_max": 0.25' in summary
+
+
+def test_without_emulated_links_it_is_made_on_the_measured_ones(tmp_path):
+    """The addresses are those of different hosts; the network says that their devices share two cores."""
+    peers = sorted(CASE.plan.peers)
+    devices = tuple(Device(f"d{peer}", host="one") for peer in range(max(peers) + 1))
+    measured = replace(uniform(len(devices), 0.25, 0.5), devices=devices, hosts=(Host("one", cores=2),))
+    machine = build_coordinator(CASE.config, CASE.plan, RunStart("r"))
+    machine.profiles.update(SECONDS)
+    view = machine.roster.first_view(1, Checkpoint())
+    members = tuple(replace(member, address=f"10.0.0.{member.peer}:7700") for member in view.members)
+    machine.roster.view = replace(view, members=members)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)
+    durable = SimpleNamespace(put_s=0.01)
+    asked = Journal(job, machine, durable, live=False, measured=measured)._prediction_request()
+    assert asked.network == measured
+    assert asked.host_of == dict.fromkeys(peers, "one") and asked.cores["one"] == 2
+    unshared = Journal(job, machine, durable, live=False, measured=uniform(len(devices)))._prediction_request()
+    assert set(unshared.cores.values()) == {math.inf} and len(set(unshared.host_of.values())) == len(peers)
+    emulated = SimpleNamespace(**vars(job) | {"network": uniform(len(devices))})
+    assert Journal(emulated, machine, durable, live=False, measured=measured)._prediction_request().network != measured
 
 
 @pytest.mark.parametrize("report", [PredictionReport(1.5, 2.0), PredictionReport(problem="killed")])

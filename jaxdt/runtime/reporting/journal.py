@@ -35,6 +35,7 @@ from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.spec.config import ADVISE
+from jaxdt.spec.network import Network
 
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction
@@ -46,7 +47,8 @@ class Journal:
 
     `post` hands a report or an event to the loop; it is set before the loop runs.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
-    replan: what looks for a better plan after a change of members, if the config asks for advice."""
+    replan: what looks for a better plan after a change of members, if the config asks for advice.
+    measured: the links of the plan's devices, for the prediction of a run whose links are not emulated."""
 
     def __init__(
         self,
@@ -56,10 +58,12 @@ class Journal:
         live: bool,
         launched_s: float | None = None,
         replan: StartSearch | None = None,
+        measured: Network | None = None,
     ):
         self._job = job
         self._machine = machine
         self._durable = durable
+        self._measured = measured
         write_failed = lambda reason: self.report(WriteFailedReport(reason))  # noqa: E731
         self._metrics = Metrics(job.run_dir / "metrics.jsonl", machine.n_committed, write_failed)
         self._prediction = Prediction()
@@ -171,14 +175,20 @@ class Journal:
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 
     def _prediction_request(self) -> PredictionRequest:
-        """A prediction from the peers' own timings, on the emulated links."""
+        """A prediction from the peers' own timings, on the emulated links or else on the measured ones. A measured
+        network may say which devices share the cores of a host."""
         job = self._job
         view = self._machine.view
         assert view is not None, "the first view comes before the prediction"
         host_of = {member.peer: host_name(member.address) for member in view.members}
         cores = {host: os.cpu_count() or 1 if host == "here" else math.inf for host in host_of.values()}
+        network = job.network or self._measured
+        if network is self._measured and network is not None:
+            shared = {peer: network.shared_hosts[peer] for peer in host_of}
+            host_of |= {peer: host.name for peer, host in shared.items() if host.cores}
+            cores |= {host.name: host.cores for host in shared.values() if host.cores}
         profiles = dict(self._machine.profiles)
-        return PredictionRequest(job.config, job.plan, job.network, profiles, host_of, cores, self._durable.put_s)
+        return PredictionRequest(job.config, job.plan, network, profiles, host_of, cores, self._durable.put_s)
 
     def finish(self, loop_busy_s_max: float) -> None:
         """The loop has ended: write the summary of the run and show it. A run that is done waits for its prediction.

@@ -28,8 +28,8 @@ LEAST_PRIORITY = 19
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """What a prediction is made from: the run, and what is known of its hosts. `network`: the emulated links. The other
-    fields are those of Conditions."""
+    """What a prediction is made from: the run, and what is known of its hosts. `network`: the emulated or
+    measured links. The other fields are those of Conditions."""
 
     config: RunConfig
     plan: Plan

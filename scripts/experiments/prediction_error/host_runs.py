@@ -1,0 +1,147 @@
+"""Runs over real TCP between the hosts of network_hosts.py: twelve cases, and the links as measure.py finds them.
+
+What the simulator knows of a network here is what measure.py has measured over the same hosts, as a user would. It is
+not told what the router does.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
+from jaxdt.spec import network as networks
+from jaxdt.spec.errors import BadInput
+from prediction_error.network_hosts import NetworkHosts, WanLink
+
+ROOT = Path(__file__).resolve().parents[3]
+N_HOSTS = 4
+PORT = 7700
+MACHINE = "here"
+TRANSFER_S = 0.5  # of measuring a link
+RUN_S = 240.0  # a run that takes longer is given up
+CITIES = networks.load(ROOT / "configs/networks/four_cities.json")
+CITIES_GBPS = 0.2  # at most: the router is one thread
+SYSTEMS = {  # of each network; the last two have four microbatches in flight each
+    "4x1 1f1b": {"plan.stages": 4, "plan.pipelines": 1},
+    "2x2 1f1b": {"plan.stages": 2, "plan.pipelines": 2, "plan.in_flight": "2,1"},
+    "2x2 swarm": {"plan.stages": 2, "plan.pipelines": 2, "wiring.kind": "swarm", "wiring.window": 4},
+}
+
+
+def _same(link: WanLink) -> Callable[[int, int], WanLink]:
+    return lambda src, dst: link
+
+
+def _city(src: int, dst: int) -> WanLink:
+    link = CITIES.link(src, dst)
+    return WanLink(link.latency_s, min(link.bandwidth_gbps, CITIES_GBPS), jitter_s=5e-3, drop_prob=5e-4)
+
+
+NETWORKS: dict[str, Callable[[int, int], WanLink]] = {
+    "100mbps_20ms": _same(WanLink(20e-3, 0.1)),
+    "100mbps_20ms_jitter10ms": _same(WanLink(20e-3, 0.1, jitter_s=10e-3)),
+    "100mbps_10ms_loss0.1%": _same(WanLink(10e-3, 0.1, drop_prob=1e-3)),
+    "four_cities_jitter5ms_loss0.05%": _city,
+}
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """A system on a network."""
+
+    network: str
+    system: str
+
+    def __str__(self) -> str:
+        return f"{self.network} {self.system}"
+
+
+CASES = [HostCase(network, system) for network in NETWORKS for system in SYSTEMS]
+
+
+def run_all(network: str, systems: Sequence[str], steps: int, seed: int, tokens: Path) -> list[dict[str, Any]]:
+    """One run of each system on a network of new hosts, after its links were measured. Returns the lines of raw data.
+    `router` in each: what the router has counted in all of these runs, and the processor seconds that it took."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with NetworkHosts(N_HOSTS, NETWORKS[network], seed) as hosts:
+            measured = measure(hosts, folder)
+            lines = [run(HostCase(network, system), steps, hosts, measured, tokens) for system in systems]
+    return [line | {"seed": seed, "router": hosts.counted} for line in lines]
+
+
+def measure(hosts: NetworkHosts, folder: Path) -> Path:
+    """The file of the links between the hosts as measure.py finds them. All devices share this machine's cores."""
+    measured, credentials = folder / "measured.json", folder / "credentials"
+    _script("scripts/tools/credential.py", "init", f"--folder={credentials}", f"--peers={N_HOSTS}")
+    addresses = ",".join(f"{address}:{PORT}" for address in hosts.addresses)
+    shared = ["links", f"--hosts={addresses}", f"--transfer_s={TRANSFER_S}", f"--out={measured}"]
+    _wait(
+        [
+            _start(hosts, host, "measure.py", [*shared, f"--me={host}", f"--credential={credentials}/peer_{host}.pem"])
+            for host in range(N_HOSTS)
+        ]
+    )
+    content = json.loads(measured.read_text())
+    content["hosts"] = [{"name": MACHINE, "cores": os.cpu_count()}]
+    content["devices"] = [device | {"host": MACHINE} for device in content["devices"]]
+    measured.write_text(json.dumps(content) + "\n")
+    return measured
+
+
+def run(case: HostCase, steps: int, hosts: NetworkHosts, measured: Path, tokens: Path) -> dict[str, Any]:
+    """One run of a case. Returns its line of raw data."""
+    job = measured.parent / "job"
+    settings = {**SYSTEMS[case.system], "train.steps": steps, "data.path": tokens}
+    flags = [f"--config={ROOT / 'configs/small.py'}", f"--emit={job}", f"--hosts={','.join(hosts.addresses)}"]
+    flags += [f"--port={PORT}", f"--network={measured}", "--overwrite"]
+    load_before = os.getloadavg()[0]
+    _script("scripts/launch.py", *flags, *(f"--config.{name}={value}" for name, value in settings.items()))
+    processes = [_start(hosts, 0, "coordinate.py", [f"--flagfile={job}/coordinator.flags", "--nolive"])]
+    processes += [_start(hosts, i, "train.py", [f"--flagfile={job}/host_{i}.flags"]) for i in range(N_HOSTS)]
+    _wait(processes)
+    summary = json.loads((job / "run_dir/summary.json").read_text())
+    steps_s = [json.loads(line)["step_s"] for line in (job / "run_dir/metrics.jsonl").read_text().splitlines()]
+    network = networks.load(measured)
+    links = [network.link(src, dst) for src, dst in itertools.permutations(range(N_HOSTS), 2)]
+    return {
+        "case": str(case),
+        "predicted_s": summary["step_s_predicted"],
+        "measured_s": summary["step_s_measured"],
+        "steps_s": [round(seconds, 4) for seconds in steps_s],
+        "links_ms": [round(1e3 * link.latency_s, 2) for link in links],
+        "links_gbps": [round(link.bandwidth_gbps, 4) for link in links],
+        "load_before": load_before,
+    }
+
+
+def _script(path: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, str(ROOT / path), *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def _start(hosts: NetworkHosts, host: int, script: str, arguments: list[str]) -> subprocess.Popen:
+    one_thread = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
+    environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": one_thread, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(ROOT / "scripts" / script), *arguments]
+    return hosts.start(host, command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def _wait(processes: Sequence[subprocess.Popen]) -> None:
+    """Wait for all to end. BadInput if one fails or takes too long; then none is left."""
+    try:
+        codes = [process.wait(RUN_S) for process in processes]
+    except subprocess.TimeoutExpired:
+        raise BadInput(f"hosts: a process has not ended after {RUN_S:.0f} s") from None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(codes):
+        raise BadInput(f"hosts: exit codes {codes}, expected 0 of each process; the reason stands above")

@@ -1,0 +1,149 @@
+"""configs/prediction/README.md, from the raw data beside it."""
+
+import statistics
+from pathlib import Path
+
+from prediction_error.errors import absolute_runs, by_cut, median_interval
+from prediction_error.host_runs import CITIES_GBPS, NETWORKS
+from prediction_error.raw import EMULATED, HOSTS, CaseRuns, Series, read
+
+COMMAND = "python scripts/experiments/check_prediction.py"
+
+
+def page(folder: Path) -> str:
+    """The text of the page. The tables of real hosts are there once their data are."""
+    emulated = read(folder / EMULATED)
+    sections = [HEAD, EMULATED_TEXT.format(n=len(emulated.cases), about=_about(emulated))]
+    sections += [summary(emulated.cases), NAIVE_TEXT, errors_table(emulated.cases), naive_sentence(emulated.cases)]
+    if (folder / HOSTS).exists():
+        hosts = read(folder / HOSTS)
+        sections += [HOSTS_TEXT.format(n=len(hosts.cases), about=_about(hosts), links=links_text())]
+        sections += [summary(hosts.cases), errors_table(hosts.cases), naive_sentence(hosts.cases)]
+        sections += [systems_sentence(hosts.cases), cases_table(hosts.cases)]
+    else:
+        sections.append(NO_HOSTS_TEXT)
+    sections += ["## Every case over emulated links\n", cases_table(emulated.cases)]
+    return "\n".join(sections)
+
+
+def _about(series: Series) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in series.about.items())
+
+
+def summary(cases: list[CaseRuns]) -> str:
+    """The errors of cases and of single runs."""
+    errors = [100 * abs(case.error) for case in cases]
+    runs = [100 * error for error in absolute_runs(cases)]
+    low, high = median_interval(errors)
+    return (
+        f"Cases differ by {statistics.median(errors):.1f} % in the median (95 % interval {low:.1f} to {high:.1f} %) and "
+        f"by {max(errors):.1f} % at the worst. "
+        f"Single runs differ by {statistics.median(runs):.1f} % in the median and by {max(runs):.1f} % at the worst.\n"
+    )
+
+
+def errors_table(cases: list[CaseRuns]) -> str:
+    """Both predictors by cut."""
+    lines = ["| cut | cases | ours, median | ours, worst | one constant, s | its median | its worst |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for cut in by_cut(cases):
+        ours, naive = ([f"{100 * error:.1f} %" for error in pair] for pair in _pairs(cut))
+        lines.append(f"| {cut.cut} | {cut.n_cases} | {' | '.join(ours)} | {cut.constant_s:.3f} | {' | '.join(naive)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(cut) -> tuple[tuple[float, float], tuple[float, float]]:
+    return (cut.ours, cut.ours_max), (cut.naive, cut.naive_max)
+
+
+def naive_sentence(cases: list[CaseRuns]) -> str:
+    """Where the simulator beats the constant, and where it hardly does."""
+    told = [f"{cut.cut} {cut.naive / cut.ours:.1f}" for cut in by_cut(cases)]
+    return f"The constant's median error over ours: {', '.join(told)}.\n"
+
+
+def systems_sentence(cases: list[CaseRuns]) -> str:
+    """Swarm wiring against 1F1B, as measured and as predicted."""
+    by_name = {case.case: case for case in cases}
+    told = []
+    for network in NETWORKS:
+        pair = [by_name.get(f"{network} 2x2 {system}") for system in ("swarm", "1f1b")]
+        if pair[0] and pair[1]:
+            measured, predicted = pair[0].measured_s / pair[1].measured_s, pair[0].predicted_s / pair[1].predicted_s
+            told.append(f"{measured:.3f} on {network} (predicted {predicted:.3f})")
+    return f"Measured seconds of swarm wiring over those of 1F1B at equal depth: {'; '.join(told)}.\n"
+
+
+def cases_table(cases: list[CaseRuns]) -> str:
+    """A row for each case."""
+    lines = ["| case | predicted s | measured s | error | of each run |", "|---|---|---|---|---|"]
+    for case in cases:
+        runs = ", ".join(f"{100 * error:+.1f}" for error in case.errors)
+        seconds = f"{case.predicted_s:.3f} | {case.measured_s:.3f}"
+        lines.append(f"| {case.case} | {seconds} | {100 * case.error:+.1f} % | {runs} |")
+    return "\n".join(lines) + "\n"
+
+
+def links_text() -> str:
+    """What the router does on each network."""
+    told = []
+    for name, link in NETWORKS.items():
+        one = link(0, 1)
+        if name.startswith("four_cities"):
+            told.append(
+                f"`{name}`: [four_cities.json](../networks/four_cities.json), at most {CITIES_GBPS:g} Gb/s, jitter "
+                f"{1e3 * one.jitter_s:g} ms, loss {100 * one.drop_prob:g} %"
+            )
+        else:
+            told.append(
+                f"`{name}`: {1e3 * one.latency_s:g} ms one way, {one.gbps:g} Gb/s, jitter {1e3 * one.jitter_s:g} ms, "
+                f"loss {100 * one.drop_prob:g} %"
+            )
+    return "\n".join(f"- {line}" for line in told)
+
+
+HEAD = f"""# Predicted against measured
+
+Step times of small runs (`configs/small.py`), as predicted before the first step and as measured. This page is written
+from the raw data beside it, numbers in sentences included, by
+
+```
+{COMMAND} page --out=configs/prediction
+```
+"""
+EMULATED_TEXT = f"""## {{n}} cases over emulated links
+
+```
+{COMMAND} emulated --runs=5 --steps=4 --out=configs/prediction
+```
+
+{{about}}. Raw data: [`{EMULATED}`]({EMULATED}).
+
+A case's seconds and error are medians of its runs; all cases ran once before any ran again. A single run's error is
+mostly the machine's changing speed: the same case differs from run to run, in both directions. The transport emulates
+the links by the rules by which the simulator computes them.
+"""
+NAIVE_TEXT = """How much of that is the simulator's merit? The naive predictor is one constant for each cut: the
+median of the measured seconds of all cases with this cut. It is chosen after the fact, and knows no link, codec or
+schedule.
+"""
+NO_HOSTS_TEXT = f"""## Over real TCP between hosts
+
+No data yet: `{COMMAND} hosts --runs=3 --steps=5 --out=configs/prediction` takes a quarter of an hour, as root.
+"""
+HOSTS_TEXT = f"""## {{n}} cases over real TCP between hosts
+
+```
+{COMMAND} hosts --runs=3 --steps=5 --out=configs/prediction
+```
+
+{{about}}. Raw data, with every step and the links as they were measured: [`{HOSTS}`]({HOSTS}).
+
+Each peer is in a network namespace of its own. A router between them delays, limits, loses and jitters packets of up to
+9000 bytes, so links obey the kernel's TCP and not the simulator's rules. The prediction uses links that `measure.py
+links` has measured over the same hosts before the runs; it is not told what the router does. The router takes processor
+time of the same machine, which the prediction does not know. `2x2` with 1F1B and with swarm wiring have four
+microbatches in flight each.
+
+{{links}}
+"""
