@@ -42,8 +42,8 @@ def absolute_runs(cases: Sequence[CaseRuns]) -> list[float]:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The interval of a median by the sign test, for any distribution: the k-th smallest to the k-th largest value, with
-    the largest k that gives the confidence. Fewer than six values give their whole range."""
+    """The interval of a median by the sign test, for any distribution: the k-th smallest to the k-th largest value,
+    with the largest k that gives the confidence. Fewer than six values give their whole range."""
     ordered = sorted(values)
     n, k, tail = len(ordered), 0, 0.5 ** len(ordered)
     while tail + math.comb(n, k + 1) * 0.5**n <= (1 - confidence) / 2:

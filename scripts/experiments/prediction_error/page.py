@@ -36,8 +36,8 @@ def summary(cases: list[CaseRuns]) -> str:
     runs = [100 * error for error in absolute_runs(cases)]
     low, high = median_interval(errors)
     return (
-        f"Cases differ by {statistics.median(errors):.1f} % in the median (95 % interval {low:.1f} to {high:.1f} %) and "
-        f"by {max(errors):.1f} % at the worst. "
+        f"Cases differ by {statistics.median(errors):.1f} % in the median (95 % interval {low:.1f} to {high:.1f} %) "
+        f"and by {max(errors):.1f} % at the worst. "
         f"Single runs differ by {statistics.median(runs):.1f} % in the median and by {max(runs):.1f} % at the worst.\n"
     )
 
