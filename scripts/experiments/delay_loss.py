@@ -1,7 +1,7 @@
 """Measure what delayed updates cost in loss: the same run with sync.delay 0 and 1 from several seeds, in one process.
 
     python scripts/experiments/delay_loss.py --config=configs/quickstart.py --config.sync.delay_after_steps=50
-    [--seeds=0,1,2]
+    [--seeds=0,1,2] [--out=configs/delay]
 
 Both arms see the same tokens and apply the same number of updates. The config's stages and codec are not used: stages
 do not change what is computed, and a codec would change it a little. Prints a line per seed and arm, then one JSON
@@ -11,16 +11,22 @@ object:
   spread, deviation    of the losses with delay 0: largest less smallest, and standard deviation
   gap                  mean with delay 1 less mean with delay 0
   within               whether the gap is at most the spread
+
+--out receives each held-out loss as soon as it is there (losses.jsonl), and README.md made of all that stand there
+(delay_page.py).
 """
 
 import json
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
+import delay_page
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from ml_collections import config_flags
 
 from jaxdt.cli import run_flags, script_main
 from jaxdt.model.data import TokenFile
@@ -31,6 +37,7 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Two or more seeds.")
+OUT = flags.DEFINE_string("out", None, "Folder with losses.jsonl and a page, to which the losses are added.")
 LAST_STEPS = 20  # the training loss is a mean over them
 ARMS = {"delay 0": 0, "delay 1": 1}
 
@@ -49,8 +56,28 @@ def main() -> int:
             held_out, training = trained(arm_config, functions, data)
             losses[arm].append((held_out, training))
             print(f"{seed:4}  {arm}  {held_out:8.4f}  {training:8.4f}", flush=True)
+            if OUT.value:
+                record(Path(OUT.value), arm_config, held_out)
     print(json.dumps({"config_steps": config.train.steps, "seeds": SEEDS.value} | summary(losses)))
     return 0
+
+
+def record(folder: Path, config: RunConfig, held_out: float) -> None:
+    """Add a loss to the raw data of a folder and write its page again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    optim = config.optim
+    run = {
+        "config": str(config_flags.get_config_filename(run_flags.FLAGS["config"])),
+        "steps": config.train.steps,
+        "lr": optim.lr,
+        "b1": optim.b1,
+        "gradient_frac": optim.gradient_frac,
+        "seed": config.train.seed,
+        "delay": config.sync.delay,
+        "held_out": round(held_out, 5),
+    }
+    delay_page.add(folder / delay_page.FILE, run)
+    (folder / "README.md").write_text(delay_page.page(folder))
 
 
 def summary(losses: dict[str, list[tuple[float, float]]]) -> dict[str, dict]:

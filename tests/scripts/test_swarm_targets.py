@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2
+from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2, swarm_tables34
+from experiments.reproduce.hybrid_ps import table1 as hybrid_table1
 from experiments.reproduce.interval import interval, paired_ratio
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet, parts
@@ -115,3 +116,24 @@ def test_recomputation_is_counted_once():
     """A rate that was fitted to times with recomputation gives those times back: Table 1's 57.5 ms of a layer."""
     wide_s = swarm_cost.RATES[0].sample_s("V100") * (4096 / 1024) ** 2 / swarm_cost.LAYERS
     assert wide_s == pytest.approx(0.0575, rel=0.01)
+
+
+def test_the_fleets_of_tables_3_and_4_reach_the_best_case_but_for_averaging():
+    """The faster GPUs come first, and 1F1B's shares go by speed. A stage that owns its blocks averages 16 times more."""
+    mixed, alone = (swarm_tables34.Row(3, gpus) for gpus in (swarm_tables34.MIXED, swarm_tables34.A100))
+    fleet = mixed.fleet(swarm_tables34.ONE_F_ONE_B)
+    ratio = (400 / 19.2) / (56 / 25.5)
+    assert fleet.slowdown == pytest.approx(ratio) and list(fleet.slow) == [*range(18, 150)]
+    assert fleet.weights[:6] == (round(1000 * ratio),) * 6 and set(fleet.weights[6:]) == {1000}
+    assert mixed.best == pytest.approx(19.2 * 132 / 400 + 25.5 * 18 / 56)
+    assert swarm_tables34.Row(4, swarm_tables34.A100).ring_s == pytest.approx(16 * alone.ring_s)
+    step_s = alone.fleet(swarm_tables34.ONE_F_ONE_B).step_s(8, Results())
+    assert step_s >= 8 * alone.stage_s(swarm_tables34.A100) + alone.ring_s
+
+
+def test_costs_of_table_1_are_those_of_seven_tokens_and_days_follow_from_costs():
+    shapes = {shape.name: shape for shape in hybrid_table1.SHAPES}
+    assert shapes["GPT-3 175B"].macs == 12 * 96 * 12288**2
+    assert hybrid_table1.tokens(shapes["ALBERT-xxlarge"], Results())[2] == pytest.approx(7.3, abs=0.05)
+    days = [hybrid_table1.days_of_cost(row, Results())[0] for row in hybrid_table1.PRINTED]
+    assert max(days[:3]) / min(days[:3]) < 1.001 < days[3] / days[0] == pytest.approx(1.055, abs=0.001)

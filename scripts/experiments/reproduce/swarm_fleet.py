@@ -1,4 +1,4 @@
-"""Stages of peers with access lines of their own, all fast or some slow: SWARM's Tables 2 and 9, Figure 7."""
+"""Stages of peers with access lines of their own, all fast or some slow: SWARM's Tables 2 to 4 and 9, Figure 7."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Fleet:
         shares.
     window: the in-flight limit of the swarm wiring; 0 for its default.
     depth: the in-flight limit of 1F1B, as a multiple of the usual one (stages left, this one included).
-    slow: peers on which all Work takes SLOWDOWN times as long.
+    slow: peers on which all Work takes `slowdown` times as long.
     weights: how the pipelines divide the microbatches; equally without.
     seed: of the jitter and of the router's ties.
     blocking: a peer computes nothing while it sends a boundary tensor, latency included.
@@ -61,9 +61,10 @@ class Fleet:
     activation: str = "gelu"
     n_layers: int = 0
     depth: int = 1
-    slow: tuple[int, ...] = ()
+    slow: Sequence[int] = ()
     weights: tuple[int, ...] = ()
     seed: int = 0
+    slowdown: float = SLOWDOWN
 
     def job(self, share: int, faults: Sequence[Fault] = (), net: NetConfig = RARE) -> Job:
         """The simulation of a short run with `share` microbatches per pipeline; its values are the seconds of its
@@ -123,7 +124,7 @@ class Fleet:
 
     def _seconds(self, config: RunConfig, plan: Plan, peer: int) -> dict[str, float]:
         stage, pipeline = plan.seat(peer)
-        compute_s = self.compute_s * (SLOWDOWN if peer in self.slow else 1.0)
+        compute_s = self.compute_s * (self.slowdown if peer in self.slow else 1.0)
         forward_s = (1 - BACKWARD_SHARE) * compute_s
         backward_s = BACKWARD_SHARE * compute_s
         if stage == plan.n_stages - 1:  # its backward contains its forward

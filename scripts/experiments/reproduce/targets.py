@@ -15,16 +15,19 @@ TARGETS = (
     "square_cube",
     "swarm_table1",
     "swarm_table2",
+    "swarm_tables34",
     "swarm_scaling",
     "swarm_rebalancing",
     "swarm_cost",
+    "hybrid_ps_table1",
 )
+MODULES = {"hybrid_ps_table1": "hybrid_ps.table1"}  # of targets that are in a folder of their paper
 
 
 def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) -> str:
     """Write the page of a target, its pictures and its values to a folder. Returns the page."""
     out.mkdir(parents=True, exist_ok=True)
-    target = importlib.import_module(f"experiments.reproduce.{name}")
+    target = importlib.import_module(f"experiments.reproduce.{MODULES.get(name, name)}")
     text = target.run(out, origin(name, results), results, **arguments)
     (out / FILE).write_text(results.lines())
     (out / "README.md").write_text(text)
