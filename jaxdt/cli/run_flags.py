@@ -19,6 +19,7 @@ from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
 if TYPE_CHECKING:
+    from jaxdt.protocol.events import Welcome
     from jaxdt.runtime.run_job import RunJob
 
 FLAGS = flags.FLAGS
@@ -105,9 +106,9 @@ def job(coordinator: str | None = None) -> "RunJob":
     )
 
 
-def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
-    """(job, peer, stage) of a newcomer. The coordinator at `coordinator`, a host:port, assigns them. This imports jax,
-    as `job` does. `data_path` replaces the path of the token file in the run's config."""
+def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", "Welcome"]:
+    """The job of a newcomer, and the answer of the coordinator at `coordinator`, a host:port, with its peer id and
+    stage. This imports jax, as `job` does. `data_path` replaces the path of the token file in the run's config."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
@@ -134,7 +135,7 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
     )
-    return run_job, welcome.peer, welcome.stage
+    return run_job, welcome
 
 
 def _run_dir() -> Path:

@@ -324,9 +324,9 @@ class Coordinator:
     def _from_leased_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
         match body:
-            case Heartbeat(count, status):
+            case Heartbeat(count, status, bytes_to):
                 self._leases.heartbeat(now_s, src, status)
-                return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status)]
+                return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status, bytes_to)]
             case Profiled(process=process) if process == self.roster.processes.get(src):
                 return self._on_profiled(src, body)
             case Load():
@@ -383,7 +383,8 @@ class Coordinator:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run."""
         peer, stage = self.roster.newcomer(now_s, src, join.peer)
         self._claims.grant(now_s, peer)
-        return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
+        answer = self.config.answer(peer, stage, self.n_committed)
+        return [JoinRequestReport(peer, stage), self._send(src, answer)]
 
     def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A process asks, under a temporary id, whether it may be a peer that has an id already."""
@@ -399,7 +400,7 @@ class Coordinator:
             if is_granted:
                 stage = self.roster.stage_of[peer]
                 known = Welcome(self.config.run, peer, stage, "", {})
-                answer = self.config.answer(peer, stage) if claim.is_new else known
+                answer = self.config.answer(peer, stage, self.n_committed) if claim.is_new else known
                 actions.append(self._send(claim.temporary_id, answer))
                 continue
             runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
@@ -424,12 +425,13 @@ class Coordinator:
         if src in self.roster.missing and not is_new_process and not is_astray:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
-        actions += [Connect(src, hello.address), ConnectedReport(src, hello.stage)]
+        actions.append(Connect(src, hello.address))
         if self._operations.state.revoked:
             actions.append(self._send(src, Revoked(self._operations.state.revoked)))
         actions += [Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
         if self.roster.misplaced(hello):
             return [*actions, self._send(src, Reassign(stage))]
+        actions.append(ConnectedReport(src, hello.stage))
         if src in self.roster.members:
             return actions + ([] if is_new_process else self._send_missed(src))
         return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member

@@ -95,7 +95,9 @@ from jaxdt.spec.work import Work
 SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
 KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
+COUNTED_HEARTBEATS = 4  # the bytes of all links take too much of the coordinator's time to stand in every heartbeat
 BAD_INPUT = 2
+NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
 FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair}  # a record is repeated by anybody
@@ -271,6 +273,8 @@ class Membership:
                 return self._leave_if_free()
             case CheckpointComplete(checkpoint):
                 return self._on_complete(checkpoint)
+            case Ended(0, reason) if self.view is None and not self._void_admission:
+                return [Stop(NOT_JOINED, f"peer {self.identity.peer}: the run ended before it joined ({reason})")]
             case Ended(code, reason):
                 return [Stop(code, reason)]
             case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
@@ -327,7 +331,9 @@ class Membership:
         self._n_heartbeats += 1
         self._sent_s[self._n_heartbeats] = now_s
         self._sent_s.pop(self._n_heartbeats - KEPT_HEARTBEATS, None)
-        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._fetching)
+        is_counted = self._n_heartbeats % COUNTED_HEARTBEATS == 1
+        bytes_to = self._status.bytes_to if is_counted else None
+        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._fetching, bytes_to)
         return [Send(COORDINATOR, heartbeat), WakeAt(now_s + self.identity.heartbeat_s, "heartbeat")]
 
     def _acknowledged(self, now_s: float, count: int, coordinator_s: float) -> None:
@@ -482,7 +488,9 @@ class Membership:
             return []
         if self._is_leaving:
             return [Stop(0, f"peer {self.identity.peer}: left the run")]
-        return [] if self._next_stage is None else [MovingReport(self._next_stage), MoveTo(self._next_stage)]
+        if self._next_stage is None:
+            return []
+        return [MovingReport(self._next_stage), MoveTo(self._next_stage, self._version)]
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 

@@ -262,13 +262,14 @@ class Join:
 @frozen_dataclass
 class Welcome:
     """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
-    `config` and `plan` as JSON. Ended is the other answer."""
+    `config` and `plan` as JSON, and how many steps are committed. Ended is the other answer."""
 
     run: str
     peer: int
     stage: int
     fingerprint: str
     job: dict[str, str]
+    n_committed: int = 0
 
 
 @frozen_dataclass
@@ -293,10 +294,12 @@ class Reassign:
 
 @frozen_dataclass
 class Heartbeat:
-    """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED."""
+    """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED. `bytes_to`: payload sent to
+    each peer since the link was made; None in most heartbeats."""
 
     count: int
     status: dict[str, float]
+    bytes_to: dict[str, int] | None = None
 
 
 @frozen_dataclass
@@ -1200,15 +1203,17 @@ class MarkCheckpoint:
 
 @frozen_dataclass
 class MoveTo:
-    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id."""
+    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id.
+    `version`: how many updates the parameters here have seen."""
 
     stage: int
+    version: int = 0
 
 
 @frozen_dataclass
 class Stop:
     """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 5 another coordinator has taken
-    over, 130 interrupted, 143 this coordinator was asked to end and the run goes on."""
+    over, 7 the run was over before this peer was in it, 130 interrupted, 143 this coordinator was asked to end and the run goes on."""
 
     code: int
     reason: str

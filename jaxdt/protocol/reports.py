@@ -349,14 +349,23 @@ class PausedReport(Report):
 
 @dataclass(frozen=True)
 class HeartbeatReport(Report):
-    """A peer's heartbeat; `status`: its counters."""
+    """A peer's heartbeat; `status`: its counters; `bytes_to`: payload sent to each peer, None in most heartbeats."""
 
     kind: ClassVar[str] = "heartbeat"
     peer: int
     status: Mapping[str, float] = field(metadata=_MERGED)
+    bytes_to: Mapping[str, int] | None = None
 
 
 # ------------------------------------------------------------------------------------------------- from a peer
+
+
+@dataclass(frozen=True)
+class PreparingReport(Report):
+    """What this process does before it can compute, for people."""
+
+    kind: ClassVar[str] = "preparing"
+    what: str
 
 
 @dataclass(frozen=True)
