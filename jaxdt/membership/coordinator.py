@@ -13,7 +13,7 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBack
+from jaxdt.membership.agreement import TIMER, Agreement, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
 from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS, Claims
@@ -172,6 +172,8 @@ class Coordinator:
         match event:
             case Started():
                 return [self._persist(TERM, self.coordinator_term)]
+            case Woke(tag) if tag.startswith(TIMER):
+                return [*self._addressed(self._agreement.woke(now_s, tag)), *self._decide()]
             case Woke(tag):
                 judged = [*self._judge(now_s), *self._settle_claims(now_s)]
                 return [*judged, *([self._next_tick(now_s)] if tag == "tick" else [])]
@@ -241,6 +243,7 @@ class Coordinator:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
+            actions += self._decide()
         held = self._held
         self._held = []
         return actions + [action for event in held for action in self.handle(now_s, event)]
@@ -339,6 +342,8 @@ class Coordinator:
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
+            case Leaving() if problem := self._agreement.cannot_lose(src):
+                return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
             case Leaving() if src not in self.roster.leaving:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
             case PartMissing(digest, reason):
@@ -349,8 +354,8 @@ class Coordinator:
                 return self._refuse_pair(now_s, src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
                 if VIEW not in self._being_persisted:  # else the member says it again in the next view
-                    self._agreement.hear(src, body, self.roster.admissions)
-                    return self._decide()
+                    said = self._agreement.hear(now_s, src, body, self.roster.admissions)
+                    return [*self._addressed(said), *self._decide()]
         return []
 
     def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
@@ -483,7 +488,7 @@ class Coordinator:
     def _on_request(self, now_s: float, src: int, request: OperatorRequest) -> list[Action]:
         """An operator asks for something."""
         progress = self._progress
-        reason = self._operations.refusal(request, self.roster, progress)
+        reason = self._agreement.refusal(request.command) or self._operations.refusal(request, self.roster, progress)
         if not reason and OPERATOR in self._being_persisted:
             reason = f"{request.command}: an earlier request is being written, ask again"
         if reason:
@@ -508,7 +513,8 @@ class Coordinator:
     def _on_stop(self) -> list[Action]:
         """A person ends the run here: with a checkpoint if there are steps without one."""
         progress = self._progress
-        if self.view is None or progress.n_committed == progress.checkpoint:
+        may_stop = not self._agreement.refusal("stop")
+        if self.view is None or progress.n_committed == progress.checkpoint or not may_stop:
             return self._end(INTERRUPTED, "interrupted")
         if reason := self._operations.refusal(OperatorRequest("stop"), self.roster, progress):
             return [OperatorReport("stop", reason)]
@@ -661,6 +667,8 @@ class Coordinator:
             return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
             return self._end(3, reason)
+        if problem := self._agreement.cannot_lose(peer):
+            return self._end(3, f"{reason}; {problem}")
         self._leases.end(peer)
         actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
@@ -822,6 +830,10 @@ class Coordinator:
         self._ended = True
         reason = f"coordinator: {reason}"
         return [SteppedDownReport(reason), Stop(code, reason)]
+
+    def _addressed(self, actions: list[Action]) -> list[Action]:
+        """Of the agreement, with headers on what it sends."""
+        return [self._send(action.dst, action.body) if isinstance(action, Send) else action for action in actions]
 
     def _to_all(self, body: Message) -> list[Action]:
         return [self._send(member.peer, body) for member in self.roster.current_view.members]

@@ -22,17 +22,21 @@ from jaxdt.protocol.events import (
     CheckpointComplete,
     CheckpointFailed,
     Committed,
+    Continue,
     CopyPart,
     Disconnect,
     Done,
     Drain,
     Ended,
+    EndOfSteps,
     Event,
     Evicted,
     Failed,
     Fetch,
     Fetching,
     FetchResult,
+    GroupClosed,
+    GroupFormed,
     Header,
     Heartbeat,
     HeartbeatAck,
@@ -100,7 +104,8 @@ BAD_INPUT = 2
 NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
-FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair}  # a record is repeated by anybody
+OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps})
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair} | OF_GROUPS  # anybody repeats a record
 # A message that names its round, its version or what a part holds outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State, PartMissing})
 
@@ -108,7 +113,8 @@ OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State
 @dataclass(frozen=True)
 class PeerIdentity:
     """Which peer this is in its run, and what it owes. The member of a stage with the least id saves the stage's part
-    of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline."""
+    of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline. `outlives_views`:
+    messages that count also in a view after the one in which they were sent."""
 
     run: str
     fingerprint: str
@@ -121,6 +127,7 @@ class PeerIdentity:
     heartbeat_s: float
     deadline_floor_s: float
     outage_s: float = 0.0
+    outlives_views: frozenset[type] = OUTLIVES_VIEWS
 
 
 def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
@@ -190,7 +197,7 @@ class Membership:
             return HOLD
         if src != COORDINATOR and src not in self._members:
             return DROP
-        fits = header.view == own.view or type(body) in OUTLIVES_VIEWS
+        fits = header.view == own.view or type(body) in self.identity.outlives_views
         return ACCEPT if fits and header.generation == own.generation else DROP
 
     def _obeys(self, coordinator_term: int) -> bool:

@@ -17,6 +17,7 @@ from jaxdt.protocol.reports import (
     DoneReport,
     EndedReport,
     FailedReport,
+    GroupReport,
     HeartbeatReport,
     LeavingReport,
     LostReport,
@@ -128,6 +129,8 @@ class Journal:
             case EndedReport():
                 self._end = report
                 self._display.ended()
+            case GroupReport():
+                pass  # there is one for each step; the trace has them
             case PredictionReport(step_s=step_s, problem=None):
                 self._display.print(f"predicted step time {step_s:.3f} s")
             case ReplanReport():
