@@ -41,6 +41,7 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.seq_lengths import SeqLengths
 from jaxdt.spec.sizes import group_name, state_name
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
+from jaxdt.sync.matching.token import EnforcementToken
 
 NOT_YET = "with sync.kind groups a run cannot go on without one of its peers yet"
 
@@ -63,7 +64,7 @@ class GroupScheduler:
         self._config = config
         self._plan = plan
         self._view: View | None = None
-        token: Any = None
+        token = EnforcementToken()
         build = matcher_entry(run.sync.groups.match).build
         self._matchers: list[Matcher] = [
             build(run.sync.groups, stage, row, token) for stage, row in enumerate(plan.placement)
