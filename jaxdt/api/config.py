@@ -16,7 +16,8 @@ Config = ConfigDict | RunConfig | Mapping[str, Any]
 
 
 def load_config(path: str | Path) -> ConfigDict:
-    """What get_config() of a configs/*.py file returns. BadInput if the file cannot be read or fails."""
+    """What get_config() of a configs/*.py file returns, locked: to set a name that does not exist is an AttributeError.
+    BadInput if the file cannot be read or fails."""
     try:
         config = runpy.run_path(str(path))["get_config"]()
     except OSError as error:
@@ -28,7 +29,7 @@ def load_config(path: str | Path) -> ConfigDict:
         raise BadInput(f"{at.filename}:{at.lineno}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if not isinstance(config, ConfigDict):
         raise BadInput(f"{path}: get_config() returned {config!r:.40}, expected a ConfigDict")
-    return config
+    return config.lock()
 
 
 def fields_of(config: Config) -> dict[str, Any]:

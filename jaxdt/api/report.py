@@ -9,12 +9,15 @@ from jaxdt.cli.local_run import SCRIPTS
 from jaxdt.spec.errors import BadInput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Picture:
     """A PNG file; a notebook shows it inline. `text`: what was said when it was drawn."""
 
     path: Path
     text: str = ""
+
+    def __repr__(self) -> str:
+        return f"Picture({self.path.name})"
 
     def _repr_png_(self) -> bytes:
         return self.path.read_bytes()
