@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from jaxdt.cli import environment, run_flags
+from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.group_replay import GroupReplay, logged_group
 from jaxdt.protocol import trace
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport
@@ -48,7 +48,7 @@ def main() -> int:
     if set(n_steps) != set(range(plan.n_pipelines)):
         raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {sorted(n_steps)}, expected all")
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
-    replay = GroupReplay(config, plan, functions, run_flags.token_file(config.data.path))
+    replay = GroupReplay(config, plan, functions, run_inputs.token_file(config.data.path))
     replay.run(groups, n_steps)
     replay.average_states()
     made = {name: entry for states in replay.states for name, entry in split_entries(states[0]).items()}
