@@ -1,5 +1,8 @@
 """The coordinator of one run: python scripts/coordinate.py --flagfile=coordinator.flags"""
 
+from jaxdt.cli import interrupts  # noqa: F401
+
+# isort: split
 from pathlib import Path
 
 from absl import flags

@@ -9,6 +9,9 @@ On this machine the coordinator and the peers are children of this process. With
 0 done, 2 bad input, 3 a peer was lost, 130 interrupted.
 """
 
+from jaxdt.cli import interrupts
+
+# isort: split
 import signal
 import time
 from pathlib import Path
@@ -76,6 +79,7 @@ def main() -> int:
         signal.signal(number, lambda *_: run.stop())
     code = run.wait()
     assert code is not None, "it has waited without a limit"
+    interrupts.end_on_interrupt()
     if code == INTERRUPTED:
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:
@@ -122,7 +126,7 @@ def saved(run_dir: Path) -> str:
     """What an interrupted run has left, and the command that goes on from it."""
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
-        return f"{run_dir} holds no complete checkpoint, so nothing is left to go on from"
+        return f"{run_dir} holds no complete checkpoint, so there is nothing to go on from: start the run again"
     n_steps = int(checkpoints[-1].name)
     return f"to go on from step {n_steps}: python scripts/launch.py --resume --run_dir={run_dir}"
 

@@ -8,6 +8,9 @@ token. A newcomer asks the coordinator at HOST:PORT for a stage, fetches the sta
 and then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
 """
 
+from jaxdt.cli import interrupts  # noqa: F401
+
+# isort: split
 import contextlib
 import os
 import sys

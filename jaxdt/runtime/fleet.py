@@ -83,7 +83,8 @@ class LocalFleet:
             if address:
                 self._say(f"coordinator at {address}")
                 for peer in sorted(self._plan.peers):
-                    self._start_peer(peer, address)
+                    if not self._interrupted:
+                        self._start_peer(peer, address)
             return self._wait(address)
         finally:
             self._end()
@@ -218,7 +219,10 @@ class LocalFleet:
         return self._started_coordinator.poll() is not None
 
     def interrupt(self) -> None:
-        """Interrupt the coordinator, which then ends the run for all peers."""
+        """Interrupt the coordinator, which then ends the run for all peers. Before the first view there is nothing to
+        save, so nobody is waited for."""
+        if not self._interrupted and not self._first_view.exists():
+            self._say("interrupted before the first step: ends all processes")
         self._interrupted = True
         if self._coordinator and self._coordinator.poll() is None:
             self._coordinator.send_signal(signal.SIGINT)
@@ -226,6 +230,9 @@ class LocalFleet:
     def _end(self) -> None:
         """End the children that still run: first through the coordinator, then by force."""
         children = [child for child in (self._coordinator, *self._peers.values()) if child]
+        if self._interrupted and not self._first_view.exists():
+            for child in self._peers.values():
+                child.kill()
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
             if self._started_coordinator.poll() is None:
