@@ -1,5 +1,6 @@
 """A question to a coordinator that is not there or not the one that was meant: one line that says what to look at."""
 
+import contextlib
 import json
 import os
 import socket
@@ -29,7 +30,7 @@ def stranger():
                 connection, _ = server.accept()
             except OSError:
                 return
-            with connection:
+            with connection, contextlib.suppress(ConnectionError):
                 connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
                 while connection.recv(4096):
                     continue
