@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
-from jaxdt.membership.member import Membership, PeerIdentity
+from jaxdt.membership.member import OUTLIVES_VIEWS, Membership, PeerIdentity
 from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.protocol.events import Checkpoint
@@ -46,7 +46,17 @@ def check_config(config: RunConfig) -> None:
     """BadInput for kinds that do not exist, and for options that make no sense with a kind, whatever the plan."""
     wiring = config.wiring
     entry = wiring_entry(wiring.kind)
-    sync_entry(config.sync.kind)
+    sync = sync_entry(config.sync.kind)
+    if entry.is_independent and not sync.replicas_may_differ:
+        raise BadInput(
+            f"wiring.kind: got {wiring.kind}, whose pipelines run by themselves, but with sync.kind {config.sync.kind} "
+            "replicas stay equal, step by step"
+        )
+    if sync.replicas_may_differ and not entry.is_independent:
+        raise BadInput(
+            f"wiring.kind: got {wiring.kind}, expected independent with sync.kind {config.sync.kind}: no microbatch "
+            "may pass replicas of pipelines that differ"
+        )
     if wiring.rebalance_s and not entry.may_change_stages:
         raise BadInput(
             f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
@@ -79,6 +89,11 @@ def follows_plan(config: RunConfig) -> bool:
     return wiring_entry(config.wiring.kind).follows_plan
 
 
+def sends_again(config: RunConfig) -> bool:
+    """Whether a boundary tensor may have to be sent again after it was sent."""
+    return config.wiring.retain_bytes > 0 and not wiring_entry(config.wiring.kind).is_independent
+
+
 def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
     """What a peer in a place of the plan holds of a step at most."""
     return wiring_entry(config.wiring.kind).peer_load(config, plan, stage, pipeline)
@@ -105,6 +120,7 @@ def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, start: 
 
 def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
     config = setup.config
+    of_kinds = wiring_entry(config.wiring.kind).outlives_views | sync_entry(config.sync.kind).outlives_views
     identity = PeerIdentity(
         run=start.run,
         fingerprint=digest,
@@ -117,6 +133,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         heartbeat_s=config.net.heartbeat_s,
         deadline_floor_s=config.net.deadline_floor_s,
         outage_s=config.net.outage_s,
+        outlives_views=OUTLIVES_VIEWS | of_kinds,
     )
     sync = sync_entry(config.sync.kind).build(setup)
     slice_bytes = config.sync.slice_bytes
@@ -171,7 +188,7 @@ def build_coordinator(
     )
     if balance is None and config.wiring.rebalance_s:
         balance = Rebalancer(config.wiring.rebalance_s, config.wiring.rebalance_moves)
-    agreement = sync_entry(config.sync.kind).build_agreement(coordinator_config)
+    agreement = sync_entry(config.sync.kind).build_agreement(coordinator_config, config, plan)
     return Coordinator(coordinator_config, agreement, durable_state, balance)
 
 

@@ -23,7 +23,7 @@ from jaxdt.ablation.picture import draw
 from jaxdt.ablation.predict import step_seconds
 from jaxdt.ablation.report import cut_cases, markdown, rows
 from jaxdt.ablation.workers import SPAWN, Setup, WorkerLost, trained
-from jaxdt.cli import run_flags
+from jaxdt.cli import run_flags, run_inputs
 from jaxdt.model.data import TokenFile
 from jaxdt.spec import config as configs
 from jaxdt.spec import serialize
@@ -109,7 +109,7 @@ def config_of_flags() -> tuple[RunConfig, AblationConfig, TokenFile]:
     """The config without its group `ablation`, that group, and the token file."""
     fields = run_flags.config_dict().to_dict()
     ablation = serialize.read(AblationConfig, fields.pop("ablation", {}), "ablation")
-    data = run_flags.token_file(fields.get("data", {}).get("path", ""))
+    data = run_inputs.token_file(fields.get("data", {}).get("path", ""))
     config = configs.parse(fields, data.vocab_size)
     build.check_config(config)
     if config.model.compression != "none" or config.codec != "none":

@@ -1,10 +1,13 @@
 """The coordinator of one run: python scripts/coordinate.py --flagfile=coordinator.flags"""
 
+from jaxdt.cli import interrupts  # noqa: F401
+
+# isort: split
 from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import environment, replan_advice, run_flags
+from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
@@ -30,7 +33,7 @@ def main() -> int:
         live=LIVE.value,
         stop_with_parent=run_flags.STOP_WITH_PARENT.value,
         launched_s=BEGAN_S.value,
-        measured=run_flags.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
+        measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
         replan=replan_advice.searches(job, NETWORK.value, run_flags.EMULATE.value),
     )
     return run_coordinator(job, options, write_address).code

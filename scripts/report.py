@@ -6,6 +6,9 @@
 The second command also compares runs: it prints a table and writes comparison.png to the folder of the first run.
 """
 
+from jaxdt.cli import interrupts  # noqa: F401
+
+# isort: split
 import json
 import math
 from pathlib import Path

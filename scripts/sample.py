@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from jaxdt.cli import environment, run_flags
+from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.sample import assemble, generate
 from jaxdt.model.tokenizer import load_tokenizer
 from jaxdt.runtime.storage.checkpoint import newest
@@ -34,7 +34,7 @@ def main() -> int:
         config = configs.parse(json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError, BadInput) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run (config.json: {error})") from None
-    tokenizer = load_tokenizer(run_flags.token_file(config.data.path).tokenizer)
+    tokenizer = load_tokenizer(run_inputs.token_file(config.data.path).tokenizer)
     folder = Path(CHECKPOINT.value) if CHECKPOINT.value else newest(run_dir)
     params = assemble(config.model, [{name: entry["params"]} for name, entry in load_entries(folder).items()])
     prompt = tokenizer.encode(PROMPT.value.encode()).tolist()

@@ -27,33 +27,29 @@ Exit codes: 0 done, 1 the orders deadlock, 2 bad input.
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
 
 from jaxdt import build
+from jaxdt.api import simulate as api
 from jaxdt.cli import script_main
 from jaxdt.protocol import schedule, trace
-from jaxdt.protocol.perfetto import chrome
 from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
-from jaxdt.sim.link_table import LinkOptions
-from jaxdt.sim.links import Jitter, Ramp
-from jaxdt.sim.predict import simulate
-from jaxdt.sim.scenario import SWEEPS, Scenario, memory_bytes
+from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
-from jaxdt.sim.time_breakdown import WARM_UP_STEPS, TimeBreakdown, break_down_step
+from jaxdt.sim.time_breakdown import WARM_UP_STEPS
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec import profile as profiles
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput, nearest
-from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import Profile
 
@@ -62,7 +58,7 @@ PLAN = flags.DEFINE_string("plan", None, "A plan.json.")
 NETWORK = flags.DEFINE_string("network", None, "A network.json; without one links cost nothing.")
 PROFILE = flags.DEFINE_string("profile", None, "A profile.json; without one --flops says how fast devices are.")
 FLOPS = flags.DEFINE_list("flops", [], "Peak FLOP/s of every device, or KIND=FLOP/s per kind of the network.")
-EFFICIENCY = flags.DEFINE_float("efficiency", 0.35, "Share of --flops that the maths reaches.")
+EFFICIENCY = flags.DEFINE_float("efficiency", api.EFFICIENCY, "Share of --flops that the maths reaches.")
 MODEL = flags.DEFINE_string("model", None, "A model preset, without --config and --profile.")
 STAGES = flags.DEFINE_integer("stages", None, "Without a plan: stages.")
 PIPELINES = flags.DEFINE_integer("pipelines", None, "Without a plan: pipelines.")
@@ -109,18 +105,15 @@ def run_prediction(scenario: Scenario) -> None:
     sweep = parse_sweep(SWEEP.value) if SWEEP.value else None
     if OUT.value:
         Path(OUT.value).mkdir(parents=True, exist_ok=True)
-    result = break_down_step(scenario, STEPS.value)
-    print(table(scenario, result))
+    result = api.simulate_scenario(scenario, STEPS.value)
+    print(result)
     if OUT.value:
-        out = Path(OUT.value)
-        (out / "prediction.json").write_text(json.dumps(as_json(scenario, result), indent=1) + "\n")
-        if TIMELINE.value:
-            write_timeline(out, scenario, result)
+        result.save(OUT.value, TIMELINE.value)
     if sweep:
         name, values = sweep
         run_sweep(scenario, name, values)
     if OUT.value:
-        print(f"wrote {', '.join(str(path) for path in sorted(out.iterdir()))}")
+        print(f"wrote {', '.join(str(path) for path in sorted(Path(OUT.value).iterdir()))}")
 
 
 # ------------------------------------------------------------------------------------------------------------- input
@@ -131,17 +124,17 @@ def scenario_of_flags() -> Scenario:
     profile = profiles.load(PROFILE.value) if PROFILE.value else None
     config = config_of_flags(profile)
     plan = plan_of_flags(config)
-    build.check(config, plan)
-    network = networks.load(NETWORK.value) if NETWORK.value else networks.uniform(max(plan.peers) + 1)
-    if not NETWORK.value:  # equal devices, each on a host of its own
-        network = replace(network, devices=tuple(replace(device, host="") for device in network.devices))
-    profile = profile or profile_of_flops(config, network)
-    options = LinkOptions(
-        jitter=Jitter(JITTER_MS.value / 1e3, SEED.value) if JITTER_MS.value else None,
-        ramp=Ramp() if RAMP.value else None,
-        access_gbps=access_gbps_of_flags(network, plan) if ACCESS.value is not None else {},
+    network = networks.load(NETWORK.value) if NETWORK.value else None
+    profile = profile or api.profile_of_flops(config, flops_of_flags(), network, EFFICIENCY.value)
+    options = api.SimulateOptions(
+        steps=STEPS.value,
+        persist_s=PERSIST_MS.value / 1e3,
+        jitter_s=JITTER_MS.value / 1e3,
+        seed=SEED.value,
+        tcp_ramp=RAMP.value,
+        access_gbps=ACCESS.value,
     )
-    return Scenario(config, plan, profile, network, PERSIST_MS.value / 1e3, options)
+    return api.scenario_of(config, profile, network, plan, options)
 
 
 def config_of_flags(profile: Profile | None) -> RunConfig:
@@ -177,8 +170,8 @@ def plan_of_flags(config: RunConfig) -> Plan:
     return replace(plan, codec=(CODEC.value,) * (plan.n_stages - 1)) if CODEC.value else plan
 
 
-def profile_of_flops(config: RunConfig, network: Network) -> Profile:
-    """A profile from FLOP/s: one figure for all kinds of the network's devices, or one for each."""
+def flops_of_flags() -> float | dict[str, float]:
+    """FLOP/s of all devices, or of each kind."""
     if not FLOPS.value:
         raise BadInput("--profile, --flops: got neither, expected one that says how fast the devices are")
     entries = dict(entry.rpartition("=")[::2] for entry in FLOPS.value)
@@ -186,19 +179,7 @@ def profile_of_flops(config: RunConfig, network: Network) -> Profile:
         flops = {kind: float(value) for kind, value in entries.items()}
     except ValueError:
         raise BadInput(f"--flops: got {','.join(FLOPS.value)}, expected FLOP/s or KIND=FLOP/s") from None
-    kinds = {device.kind for device in network.devices}
-    if set(flops) == {""}:
-        flops = dict.fromkeys(kinds, flops[""])
-    size, remat = config.train.microbatch_size, config.remat
-    return profiles.from_flops(config.model, size, flops, EFFICIENCY.value, dtype=config.dtype, remat=remat)
-
-
-def access_gbps_of_flags(network: Network, plan: Plan) -> dict[str, tuple[float, float]]:
-    """(out, in) of the access line of each host."""
-    if not ACCESS.value > 0:
-        raise BadInput(f"--access_gbps: got {ACCESS.value}, expected a number > 0")
-    hosts = [network.devices[peer].host or f"device{peer}" for peer in plan.peers]
-    return dict.fromkeys(hosts, (ACCESS.value, ACCESS.value))
+    return flops[""] if set(flops) == {""} else flops
 
 
 def parse_sweep(text: str) -> tuple[str, list[float]]:
@@ -219,71 +200,13 @@ def parse_sweep(text: str) -> tuple[str, list[float]]:
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def table(scenario: Scenario, result: TimeBreakdown) -> str:
-    plan, memory = scenario.plan, memory_bytes(scenario)
-    tokens = plan.n_microbatches * scenario.config.train.microbatch_size * scenario.config.model.seq_len
-    lines = [
-        f"{plan.shape}, {plan.n_microbatches} microbatches, {plan.schedule}",
-        f"step         {result.step_s:12.4f} s   {tokens / result.step_s:,.0f} tokens/s",
-    ]
-    for name, seconds in asdict(result.parts).items():
-        label = name.removesuffix("_s")
-        lines.append(f"  {label:10} {seconds:12.4f} s   {100 * seconds / result.step_s:5.1f} %")
-    low, high = (pick(result.utilisation.values()) for pick in (min, max))
-    lines.append(
-        f"utilisation  {100 * result.utilisation_mean:12.1f} %   {100 * low:.1f} to {100 * high:.1f} % by peer"
-    )
-    lines.append(f"memory       {max(memory.values()) / 1e9:12.3f} GB  on the fullest peer")
-    if result.n_bytes:
-        (src, dst), n_bytes = max(result.n_bytes.items(), key=lambda item: item[1])
-        total = sum(result.n_bytes.values())
-        lines.append(
-            f"network      {total / 1e9:12.3f} GB  a step, {n_bytes / 1e9:.3f} GB on the link p{src} -> p{dst}"
-        )
-    return "\n".join(lines)
-
-
-def as_json(scenario: Scenario, result: TimeBreakdown) -> dict:
-    return {
-        "step_s": result.step_s,
-        "parts": asdict(result.parts),
-        "utilisation": result.utilisation,
-        "memory_bytes": dict(sorted(memory_bytes(scenario).items())),
-        "bytes_per_link": {f"{src}>{dst}": n for (src, dst), n in result.n_bytes.items()},
-        "stages": scenario.plan.stages,
-        "placement": scenario.plan.placement,
-        "profile": scenario.profile.source,
-        "network": scenario.network.name,
-    }
-
-
-def write_timeline(out: Path, scenario: Scenario, result: TimeBreakdown) -> None:
-    """The first steps as a timeline and as a picture."""
-    from jaxdt.cli import plots
-
-    traced = trace_records(scenario)
-    stage_of = {peer: scenario.plan.seat(peer)[0] for peer in scenario.plan.peers}
-    (out / "timeline.json").write_text(json.dumps(chrome(traced, stage_of)))
-    plots.simulation(out / "simulation.png", traced, asdict(result.parts), result.utilisation)
-
-
-def trace_records(scenario: Scenario) -> list[dict]:
-    """The trace of the warm-up and one step after it."""
-    lines: list[str] = []
-    simulate(scenario.quiet(WARM_UP_STEPS + 1), scenario.plan, scenario.conditions(), trace.Trace(lines.append))
-    return trace.read(lines)
-
-
 def run_sweep(scenario: Scenario, name: str, values: list[float]) -> None:
     """Step time and utilisation along one quantity."""
     points = []
-    for value in values:
-        result = break_down_step(SWEEPS[name](scenario, value), STEPS.value)
-        point = {name: value, "step_s": result.step_s, "utilisation": result.utilisation_mean}
-        points.append(point | {"parts": asdict(result.parts)})
-        print(
-            f"{name} {value:10.4g}   step {result.step_s:10.4f} s   utilisation {100 * result.utilisation_mean:5.1f} %"
-        )
+    for point in api.sweep(scenario, name, values, STEPS.value):
+        points.append(point)
+        value, utilisation = point[name], 100 * point["utilisation"]
+        print(f"{name} {value:10.4g}   step {point['step_s']:10.4f} s   utilisation {utilisation:5.1f} %")
     if OUT.value:
         from jaxdt.cli import plots
 
@@ -307,7 +230,7 @@ def run_grid(scenario: Scenario) -> int:
         if code := print_schedule(orders):
             return code
     print(f"step {WARM_UP_STEPS} as simulated, in the order of each peer:")
-    print(trace.grid(trace_records(scenario), WARM_UP_STEPS))
+    print(trace.grid(api.step_records(scenario), WARM_UP_STEPS))
     return 0
 
 

@@ -8,6 +8,9 @@ token. A newcomer asks the coordinator at HOST:PORT for a stage, fetches the sta
 and then takes Work. The first SIGTERM or SIGINT lets a peer leave without loss, a second one ends it at once.
 """
 
+from jaxdt.cli import interrupts  # noqa: F401
+
+# isort: split
 import contextlib
 import os
 import sys
@@ -40,16 +43,19 @@ def main() -> int:
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
     from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
+    from jaxdt.runtime.peer_process import JoinedStage
     from jaxdt.runtime.transport_setup import OwnAddress
 
     jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
     if JOIN.value:
-        job, peer, joins_stage = run_flags.newcomer(JOIN.value, DATA.value)
-        print(f"peer {peer}: joins for stage {joins_stage}", flush=True)
+        job, welcome = run_flags.newcomer(JOIN.value, DATA.value)
+        peer = welcome.peer
+        joins = JoinedStage(welcome.stage, welcome.n_committed)
+        print(f"peer {peer}: joins for stage {joins.stage}, after {joins.from_step} steps of the run", flush=True)
     else:
         job = run_flags.job(COORDINATOR.value)
         peer = PEER.value
-        joins_stage = None
+        joins = None
     jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)
     options = peer_process.PeerOptions(
         peer=peer,
@@ -57,7 +63,7 @@ def main() -> int:
         own=OwnAddress(LISTEN.value, ADVERTISE.value),
         n_devices=DEVICES.value or max(1, len(GPUS.value)),
         stop_with_parent=run_flags.STOP_WITH_PARENT.value,
-        joins_stage=joins_stage,
+        joins=joins,
     )
     stop = peer_process.run_peer(job, options)
     if JOIN.value and stop.code == FORGOTTEN:  # the coordinator that had let it in died before a view had it

@@ -94,7 +94,8 @@ if __name__ == "__main__":  # a launcher: cutting.py FOLDER FLAGS, with the fold
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
     import launch
 
+    from jaxdt.api import launch as api
     from jaxdt.cli import run_flags
 
-    launch.SCRIPTS = folder
+    api.SCRIPTS = folder
     run_flags.run(launch.main)

@@ -130,7 +130,7 @@ class Alone:
 
 SYNC = SyncEntry(
     build=Alone,
-    build_agreement=TwoPhaseCommit,
+    build_agreement=lambda coordinator, config, plan: TwoPhaseCommit(coordinator),
     check=lambda config, plan: "" if plan.n_pipelines == 1 else "plan.pipelines: got more than one, alone has 1",
 )
 

@@ -1,5 +1,6 @@
 """What the scripts share that ask a live run's coordinator for something: the run, its address, the operator's file."""
 
+import json
 import secrets
 from pathlib import Path
 
@@ -17,6 +18,8 @@ RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of the run, for its coord
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, if not that in --run_dir.")
 CREDENTIAL = flags.DEFINE_string("credential", None, "The operator's credential file, if not that in --run_dir.")
 PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Ask without a credential, as the run has none.")
+ADDRESS = "coordinator_address"
+PATIENCE_S = 1.0  # an operator can ask again
 
 
 def run_dir() -> Path:
@@ -35,7 +38,12 @@ def ask(command: str, peer: int | None = None) -> str:
     credential = None if PLAINTEXT.value else load(path)
     own_id = OPERATOR_IDS + secrets.randbelow(OPERATOR_IDS)
     request = OperatorRequest(command, peer)
-    answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value)
+    try:
+        answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value, PATIENCE_S)
+    except BadInput:
+        if RUN_DIR.value and not COORDINATOR.value and (ended := ended_run(run_dir())):
+            raise BadInput(f"{command}: {ended}") from None
+        raise
     if not isinstance(answer, OperatorAnswer):
         raise BadInput(f"{command}: got {type(answer).__name__} for an answer, expected OperatorAnswer")
     if not answer.accepted:
@@ -43,8 +51,24 @@ def ask(command: str, peer: int | None = None) -> str:
     return answer.text
 
 
+def ended_run(run_dir: Path) -> str:
+    """How the run of a folder has ended, and what goes on from there; '' if its coordinator was started since."""
+    summary, address = run_dir / "summary.json", run_dir / ADDRESS
+    if not summary.exists() or (address.exists() and address.stat().st_mtime > summary.stat().st_mtime):
+        return ""
+    reason = json.loads(summary.read_text())["reason"]
+    return f"the run in {run_dir} has ended: {reason}; {how_to_go_on(run_dir)}"
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """The command that goes on from a run's newest checkpoint."""
+    if (run_dir / "run").exists():  # launched here
+        return f"to go on: python scripts/launch.py --resume --run_dir={run_dir}"
+    return f"to go on: start each process again with its flag file and --resume_from={run_dir}/checkpoints/STEP"
+
+
 def _known_address() -> str:
-    file = run_dir() / "coordinator_address"
+    file = run_dir() / ADDRESS
     if not file.exists():
         raise BadInput(f"--coordinator: missing, and {file} is not there")
     return file.read_text().strip()

@@ -16,7 +16,9 @@ from jaxdt.protocol.trace import bytes_per_link
 from jaxdt.spec.work import parse_work
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
-NAMES = {"F": "forward", "B": "backward", "E": "evaluate", "G": "gather", "U": "update"}
+COLOURS |= {"R": "#e45756", "N": "#b279a2", "L": "#54a24b", "P": "#72b7b2", "A": "#9d755d"}
+NAMES = {"E": "evaluate", "F": "forward", "B": "backward", "R": "regenerate", "G": "gather", "U": "update"}
+NAMES |= {"N": "norm", "L": "local step", "P": "lay out", "A": "adopt a mean"}
 PARTS = ("compute", "bubble", "transfer", "sync", "commit")
 PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
 EVENT_LINES = {"leave": ":", "join": "--"}
@@ -72,7 +74,7 @@ def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
         axes.barh(row, r["s"], left=r["t"] - zero_s, height=0.7, color=COLOURS[work.kind], edgecolor="white", lw=0.4)
     axes.set_yticks(range(len(peers)), [f"p{p} (stage {_stage_and_peer(runs, p)[0]})" for p in peers])
     axes.invert_yaxis()
-    kinds = sorted({work.kind for _, work in runs}, key="EFBGU".index)
+    kinds = sorted({work.kind for _, work in runs}, key=list(NAMES).index)
     axes.legend(handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds], fontsize=8, ncols=len(kinds))
 
 

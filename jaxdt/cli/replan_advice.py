@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxdt
-from jaxdt.cli import run_flags
+from jaxdt.cli import run_inputs
 from jaxdt.protocol.reports import ReplanReport
 from jaxdt.runtime.reporting.replan_advice import Seconds, StartSearch
 from jaxdt.runtime.run_dir import CONFIG_PY
@@ -58,7 +58,7 @@ def searches(job: RunJob, network_file: str | None, emulate_file: str | None) ->
     path = network_file or emulate_file
     if job.config.wiring.replan != ADVISE or path is None:
         return None
-    network = run_flags.network_of(path, job.plan)
+    network = run_inputs.network_of(path, job.plan)
     names = tuple(device.name for device in network.devices)
     if job.plan.devices and job.plan.devices != names:
         raise BadInput(f"{path}: devices: differ from those of the run's plan, expected {', '.join(job.plan.devices)}")

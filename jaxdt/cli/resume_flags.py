@@ -63,10 +63,9 @@ def _without_config(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def save(run_dir: Path) -> None:
-    """Write launch.json: the flags of this launch that a resumed run keeps."""
-    values = {name: flags.FLAGS[name] for name in KEPT}
-    fields = {name: str(flag.value) for name, flag in values.items() if flag.value != flag.default}
+def save(run_dir: Path, options: object) -> None:
+    """Write launch.json: what a resumed run keeps of the options of this launch, which have the names of flags."""
+    fields = {name: str(getattr(options, name)) for name in KEPT if getattr(options, name)}
     fields |= {name: str(Path(fields[name]).resolve()) for name in PATHS if name in fields}
     write_json(run_dir / LAUNCH, fields)
 

@@ -1,6 +1,5 @@
 """The flags that launch.py, train.py and coordinate.py share, and the job that they describe. Needs no jax."""
 
-import itertools
 import json
 import os
 import sys
@@ -10,10 +9,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxdt import build
-from jaxdt.cli import script_main
-from jaxdt.model.data import TokenFile, open_data
-from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
+from jaxdt.cli import run_inputs, script_main
+from jaxdt.model.data import TokenFile
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
@@ -22,6 +19,7 @@ from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
 if TYPE_CHECKING:
+    from jaxdt.protocol.events import Welcome
     from jaxdt.runtime.run_job import RunJob
 
 FLAGS = flags.FLAGS
@@ -45,7 +43,6 @@ PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Run without a credentia
 RESUME = flags.DEFINE_string("resume_from", None, "Folder of a complete checkpoint to go on from.")
 STOP_WITH_PARENT = flags.DEFINE_bool("stop_with_parent", False, "End when standard input ends.")
 
-CORPUS_TOKENS = Path(__file__).resolve().parents[2] / "runs" / "data" / "corpus_bytes.tok"
 run = script_main.run
 
 
@@ -79,44 +76,13 @@ def config_dict() -> ConfigDict:
 
 def config_and_plan() -> tuple[configs.RunConfig, plans.Plan, TokenFile]:
     """The config and plan that the flags describe, both checked, and the open token file."""
-    fields = config_dict().to_dict()
-    data = token_file(fields.get("data", {}).get("path", ""))
-    config = configs.parse(fields, data.vocab_size)
-    build.check_config(config)
-    plan = plans.load(PLAN.value) if PLAN.value else configs.default_plan(config)
-    plan = configs.with_codec(config, plan)
-    try:
-        build.check(config, plan)
-    except BadInput as error:
-        raise BadInput(f"{PLAN.value or '--config'}: {error}") from None
-    data.n_train_windows(config.model.seq_len)
-    if config.train.eval_every_steps:
-        data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
-    return config, plan, data
-
-
-def token_file(path: str) -> TokenFile:
-    """The token file of a config; the committed corpus is tokenized on first use."""
-    if path:
-        return open_data(path)
-    CORPUS_TOKENS.parent.mkdir(parents=True, exist_ok=True)
-    return prepare(TRAIN_TEXTS, EVAL_TEXTS, "bytes", CORPUS_TOKENS)
+    plan = plans.load(PLAN.value) if PLAN.value else None
+    return run_inputs.config_and_plan(config_dict().to_dict(), plan, PLAN.value or "--config")
 
 
 def emulated(plan: plans.Plan) -> networks.Network | None:
     """The network to emulate, or None."""
-    return None if EMULATE.value is None else network_of(EMULATE.value, plan)
-
-
-def network_of(path: str, plan: plans.Plan) -> networks.Network:
-    """A network from its file; it must have every device of the plan, and links between them."""
-    network = networks.load(path)
-    if max(plan.peers) >= network.n_devices:
-        raise BadInput(f"{path}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")
-    for src, dst in itertools.permutations(sorted(plan.peers), 2):
-        if network.link(src, dst).bandwidth_gbps == 0:
-            raise BadInput(f"{path}: bandwidth_gbps[{src}][{dst}]: got 0, expected more between two peers")
-    return network
+    return None if EMULATE.value is None else run_inputs.network_of(EMULATE.value, plan)
 
 
 def job(coordinator: str | None = None) -> "RunJob":
@@ -140,9 +106,9 @@ def job(coordinator: str | None = None) -> "RunJob":
     )
 
 
-def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
-    """(job, peer, stage) of a newcomer. The coordinator at `coordinator`, a host:port, assigns them. This imports jax,
-    as `job` does. `data_path` replaces the path of the token file in the run's config."""
+def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", "Welcome"]:
+    """The job of a newcomer, and the answer of the coordinator at `coordinator`, a host:port, with its peer id and
+    stage. This imports jax, as `job` does. `data_path` replaces the path of the token file in the run's config."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
@@ -155,7 +121,7 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
     plan = plans.parse(welcome.job["plan"], "the run's plan")
     if welcome.peer in plan.peers:
         raise BadInput(f"--join: {credential} is that of peer {welcome.peer} of the plan, expected a newcomer's")
-    data = token_file(data_path or config.data.path)
+    data = run_inputs.token_file(data_path or config.data.path)
     own_fingerprint = fingerprint(config, plan, data.checksum)
     if own_fingerprint != welcome.fingerprint:
         raise BadInput(f"--data: {data.path}: here is {own_fingerprint}, the run has {welcome.fingerprint}")
@@ -169,7 +135,7 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", int, int]:
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
     )
-    return run_job, welcome.peer, welcome.stage
+    return run_job, welcome
 
 
 def _run_dir() -> Path:

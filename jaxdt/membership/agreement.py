@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from jaxdt.protocol.events import Action, Message, Record, Repair, Round, Tally, View
 from jaxdt.protocol.reports import Report
 
+TIMER = "agreement "  # the tags of its timers begin with it
 Results = tuple[tuple[Round, tuple[int, ...]], ...]  # rounds of steps under way, and who holds their whole result
 
 
@@ -61,8 +62,21 @@ class Agreement(Protocol):
         view."""
         ...
 
-    def hear(self, src: int, message: Message, admissions: Mapping[int, int]) -> None:
-        """A member of the present view has said something. `admissions`: member -> its present admission."""
+    def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
+        """A member of the present view has said something. `admissions`: member -> its present admission. The answer:
+        reports, WakeAt with a tag that begins with TIMER, and Send, whose headers the coordinator fills in."""
+        ...
+
+    def woke(self, now_s: float, tag: str) -> list[Action]:
+        """The time of an earlier WakeAt has come."""
+        ...
+
+    def cannot_lose(self, peer: int) -> str:
+        """'' if the run goes on without this member, else why it does not."""
+        ...
+
+    def refusal(self, command: str) -> str:
+        """'' if an operator may ask for this, else why not."""
         ...
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:

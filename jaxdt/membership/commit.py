@@ -45,11 +45,21 @@ class TwoPhaseCommit:
         self._steps = tuple(steps)
         self.n_committed = max([n_committed, *(record.step + 1 for record in self.records)])
 
-    def hear(self, src: int, message: Message, admissions: Mapping[int, int]) -> None:
+    def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
         """A vote on the first step that is not committed, or with a delay on one of the next."""
         assert isinstance(message, Prepared)
         if self.n_committed <= message.step <= self.n_committed + self._config.delay_steps:
             self._votes.add(src, message, admissions)
+        return []
+
+    def woke(self, now_s: float, tag: str) -> list[Action]:
+        return []
+
+    def cannot_lose(self, peer: int) -> str:
+        return ""
+
+    def refusal(self, command: str) -> str:
+        return ""
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         """The record of the next step once every member is prepared for it."""

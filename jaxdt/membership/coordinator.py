@@ -13,7 +13,7 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.membership.agreement import Agreement, EndRun, RepairReplicas, RollBack
+from jaxdt.membership.agreement import TIMER, Agreement, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
 from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS, Claims
@@ -172,6 +172,8 @@ class Coordinator:
         match event:
             case Started():
                 return [self._persist(TERM, self.coordinator_term)]
+            case Woke(tag) if tag.startswith(TIMER):
+                return [*self._addressed(self._agreement.woke(now_s, tag)), *self._decide()]
             case Woke(tag):
                 judged = [*self._judge(now_s), *self._settle_claims(now_s)]
                 return [*judged, *([self._next_tick(now_s)] if tag == "tick" else [])]
@@ -241,6 +243,7 @@ class Coordinator:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
             actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
+            actions += self._decide()
         held = self._held
         self._held = []
         return actions + [action for event in held for action in self.handle(now_s, event)]
@@ -324,9 +327,9 @@ class Coordinator:
     def _from_leased_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
         match body:
-            case Heartbeat(count, status):
+            case Heartbeat(count, status, bytes_to):
                 self._leases.heartbeat(now_s, src, status)
-                return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status)]
+                return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status, bytes_to)]
             case Profiled(process=process) if process == self.roster.processes.get(src):
                 return self._on_profiled(src, body)
             case Load():
@@ -339,6 +342,8 @@ class Coordinator:
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
+            case Leaving() if problem := self._agreement.cannot_lose(src):
+                return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
             case Leaving() if src not in self.roster.leaving:
                 return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
             case PartMissing(digest, reason):
@@ -349,8 +354,8 @@ class Coordinator:
                 return self._refuse_pair(now_s, src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
                 if VIEW not in self._being_persisted:  # else the member says it again in the next view
-                    self._agreement.hear(src, body, self.roster.admissions)
-                    return self._decide()
+                    said = self._agreement.hear(now_s, src, body, self.roster.admissions)
+                    return [*self._addressed(said), *self._decide()]
         return []
 
     def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
@@ -383,7 +388,8 @@ class Coordinator:
         """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run."""
         peer, stage = self.roster.newcomer(now_s, src, join.peer)
         self._claims.grant(now_s, peer)
-        return [JoinRequestReport(peer, stage), self._send(src, self.config.answer(peer, stage))]
+        answer = self.config.answer(peer, stage, self.n_committed)
+        return [JoinRequestReport(peer, stage), self._send(src, answer)]
 
     def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A process asks, under a temporary id, whether it may be a peer that has an id already."""
@@ -399,7 +405,7 @@ class Coordinator:
             if is_granted:
                 stage = self.roster.stage_of[peer]
                 known = Welcome(self.config.run, peer, stage, "", {})
-                answer = self.config.answer(peer, stage) if claim.is_new else known
+                answer = self.config.answer(peer, stage, self.n_committed) if claim.is_new else known
                 actions.append(self._send(claim.temporary_id, answer))
                 continue
             runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
@@ -424,12 +430,13 @@ class Coordinator:
         if src in self.roster.missing and not is_new_process and not is_astray:
             actions += self._returned(now_s, src)
         self._leases.arrived(src, now_s)
-        actions += [Connect(src, hello.address), ConnectedReport(src, hello.stage)]
+        actions.append(Connect(src, hello.address))
         if self._operations.state.revoked:
             actions.append(self._send(src, Revoked(self._operations.state.revoked)))
         actions += [Disconnect(temporary_id) for temporary_id in self.roster.arrived(src)]
         if self.roster.misplaced(hello):
             return [*actions, self._send(src, Reassign(stage))]
+        actions.append(ConnectedReport(src, hello.stage))
         if src in self.roster.members:
             return actions + ([] if is_new_process else self._send_missed(src))
         return actions + ([self._send(src, self.view)] if self.view else [])  # it may believe that it is a member
@@ -481,7 +488,7 @@ class Coordinator:
     def _on_request(self, now_s: float, src: int, request: OperatorRequest) -> list[Action]:
         """An operator asks for something."""
         progress = self._progress
-        reason = self._operations.refusal(request, self.roster, progress)
+        reason = self._agreement.refusal(request.command) or self._operations.refusal(request, self.roster, progress)
         if not reason and OPERATOR in self._being_persisted:
             reason = f"{request.command}: an earlier request is being written, ask again"
         if reason:
@@ -506,7 +513,8 @@ class Coordinator:
     def _on_stop(self) -> list[Action]:
         """A person ends the run here: with a checkpoint if there are steps without one."""
         progress = self._progress
-        if self.view is None or progress.n_committed == progress.checkpoint:
+        may_stop = not self._agreement.refusal("stop")
+        if self.view is None or progress.n_committed == progress.checkpoint or not may_stop:
             return self._end(INTERRUPTED, "interrupted")
         if reason := self._operations.refusal(OperatorRequest("stop"), self.roster, progress):
             return [OperatorReport("stop", reason)]
@@ -659,6 +667,8 @@ class Coordinator:
             return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
             return self._end(3, reason)
+        if problem := self._agreement.cannot_lose(peer):
+            return self._end(3, f"{reason}; {problem}")
         self._leases.end(peer)
         actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
@@ -820,6 +830,10 @@ class Coordinator:
         self._ended = True
         reason = f"coordinator: {reason}"
         return [SteppedDownReport(reason), Stop(code, reason)]
+
+    def _addressed(self, actions: list[Action]) -> list[Action]:
+        """Of the agreement, with headers on what it sends."""
+        return [self._send(action.dst, action.body) if isinstance(action, Send) else action for action in actions]
 
     def _to_all(self, body: Message) -> list[Action]:
         return [self._send(member.peer, body) for member in self.roster.current_view.members]

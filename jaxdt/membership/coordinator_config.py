@@ -53,9 +53,9 @@ class CoordinatorConfig:
             f"expected stage {stage} of {self.fingerprint}"
         )
 
-    def answer(self, peer: int, stage: int) -> Welcome:
+    def answer(self, peer: int, stage: int, n_committed: int) -> Welcome:
         """What a newcomer is told."""
-        return Welcome(self.run, peer, stage, self.fingerprint, dict(self.job))
+        return Welcome(self.run, peer, stage, self.fingerprint, dict(self.job), n_committed)
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,21 @@ from jaxdt.protocol.events import (
     CheckpointComplete,
     CheckpointFailed,
     Committed,
+    Continue,
     CopyPart,
     Disconnect,
     Done,
     Drain,
     Ended,
+    EndOfSteps,
     Event,
     Evicted,
     Failed,
     Fetch,
     Fetching,
     FetchResult,
+    GroupClosed,
+    GroupFormed,
     Header,
     Heartbeat,
     HeartbeatAck,
@@ -95,10 +99,13 @@ from jaxdt.spec.work import Work
 SAVE_AGAIN_S = 5.0  # after the last checkpoint could not be written
 KEPT_RECORDS = 2  # with a delay of one step a member may have missed two
 KEPT_HEARTBEATS = 100  # whose round trip may still be measured
+COUNTED_HEARTBEATS = 4  # the bytes of all links take too much of the coordinator's time to stand in every heartbeat
 BAD_INPUT = 2
+NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
-FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair}  # a record is repeated by anybody
+OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps})
+FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair} | OF_GROUPS  # anybody repeats a record
 # A message that names its round, its version or what a part holds outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State, PartMissing})
 
@@ -106,7 +113,8 @@ OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State
 @dataclass(frozen=True)
 class PeerIdentity:
     """Which peer this is in its run, and what it owes. The member of a stage with the least id saves the stage's part
-    of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline."""
+    of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline. `outlives_views`:
+    messages that count also in a view after the one in which they were sent."""
 
     run: str
     fingerprint: str
@@ -119,6 +127,7 @@ class PeerIdentity:
     heartbeat_s: float
     deadline_floor_s: float
     outage_s: float = 0.0
+    outlives_views: frozenset[type] = OUTLIVES_VIEWS
 
 
 def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
@@ -188,7 +197,7 @@ class Membership:
             return HOLD
         if src != COORDINATOR and src not in self._members:
             return DROP
-        fits = header.view == own.view or type(body) in OUTLIVES_VIEWS
+        fits = header.view == own.view or type(body) in self.identity.outlives_views
         return ACCEPT if fits and header.generation == own.generation else DROP
 
     def _obeys(self, coordinator_term: int) -> bool:
@@ -271,6 +280,8 @@ class Membership:
                 return self._leave_if_free()
             case CheckpointComplete(checkpoint):
                 return self._on_complete(checkpoint)
+            case Ended(0, reason) if self.view is None and not self._void_admission:
+                return [Stop(NOT_JOINED, f"peer {self.identity.peer}: the run ended before it joined ({reason})")]
             case Ended(code, reason):
                 return [Stop(code, reason)]
             case Suspect(peer, reason) if self.view and peer == self.identity.peer and peer in self.view.joining:
@@ -327,7 +338,9 @@ class Membership:
         self._n_heartbeats += 1
         self._sent_s[self._n_heartbeats] = now_s
         self._sent_s.pop(self._n_heartbeats - KEPT_HEARTBEATS, None)
-        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._fetching)
+        is_counted = self._n_heartbeats % COUNTED_HEARTBEATS == 1
+        bytes_to = self._status.bytes_to if is_counted else None
+        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._fetching, bytes_to)
         return [Send(COORDINATOR, heartbeat), WakeAt(now_s + self.identity.heartbeat_s, "heartbeat")]
 
     def _acknowledged(self, now_s: float, count: int, coordinator_s: float) -> None:
@@ -482,7 +495,9 @@ class Membership:
             return []
         if self._is_leaving:
             return [Stop(0, f"peer {self.identity.peer}: left the run")]
-        return [] if self._next_stage is None else [MovingReport(self._next_stage), MoveTo(self._next_stage)]
+        if self._next_stage is None:
+            return []
+        return [MovingReport(self._next_stage), MoveTo(self._next_stage, self._version)]
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 

@@ -163,7 +163,10 @@ def open_data(path: str | Path) -> TokenFile:
 
 def _parse_header(path: Path, blob: bytes) -> TokenFileHeader:
     if blob[: len(MAGIC)] != MAGIC:
-        raise BadInput(f"{path}: got first bytes {blob[: len(MAGIC)]!r}, expected {MAGIC!r} of a token file")
+        raise BadInput(
+            f"{path}: got first bytes {blob[: len(MAGIC)]!r}, expected a token file; to make one of a text: "
+            f"python scripts/prepare_data.py --train={path} --out={path.with_suffix('.tok')}"
+        )
     if len(blob) < HEADER_BYTES:
         raise BadInput(f"{path}: got {len(blob)} bytes, expected a header of {HEADER_BYTES}")
     header = TokenFileHeader(*HEADER.unpack_from(blob))

@@ -1,5 +1,6 @@
 """Makes a token file from text files; the committed corpus is the default text."""
 
+import codecs
 import hashlib
 import lzma
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from jaxdt.model.data import TokenFile, open_data, verify_checksum, write_tokens
 from jaxdt.model.tokenizer import Tokenizer, load_tokenizer
 from jaxdt.spec.errors import BadInput
 
+LOOKED_AT_BYTES = 4096
 CORPUS = Path(__file__).resolve().parents[2] / "configs" / "corpus"
 TRAIN_TEXTS = (CORPUS / "train.txt.xz",)
 EVAL_TEXTS = (CORPUS / "heldout.txt.xz",)
@@ -42,14 +44,35 @@ def prepare(
 
 
 def read_text(path: str | Path) -> bytes:
-    """A text file's bytes, decompressed if its name ends in .xz. Raises BadInput."""
+    """A text file's bytes, decompressed if its name ends in .xz. Raises BadInput, also for UTF-16 and UTF-32: as bytes,
+    every second token of such a text would be a zero."""
     try:
         content = Path(path).read_bytes()
-        return lzma.decompress(content) if str(path).endswith(".xz") else content
+        text = lzma.decompress(content) if str(path).endswith(".xz") else content
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a text file") from error
     except lzma.LZMAError as error:
         raise BadInput(f"{path}: cannot be decompressed ({error}), expected an .xz file") from error
+    if encoding := _wide_encoding(text):
+        raise BadInput(
+            f"{path}: is {encoding}, expected UTF-8; to convert it: iconv -f {encoding} -t UTF-8 {path} > {path}.utf8"
+        )
+    return text
+
+
+def _wide_encoding(text: bytes) -> str:
+    """UTF-16 or UTF-32 where a text begins with its byte order mark, or has a zero in place of the upper bytes of most
+    characters; '' for other texts."""
+    if text.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    head = text[:LOOKED_AT_BYTES]
+    for first, name in ((1, "UTF-16LE"), (0, "UTF-16BE")):
+        upper, lower = head[first::2], head[1 - first :: 2]
+        if upper and upper.count(0) > len(upper) / 2 and lower.count(0) < len(lower) / 10:
+            return name
+    return ""
 
 
 def source_checksum(train: Sequence[bytes], held_out: Sequence[bytes]) -> str:

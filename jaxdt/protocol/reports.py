@@ -38,7 +38,11 @@ class Report:
 class StepReport(Report):
     """A committed step. `loss` is a mean over samples, NaN where none was measured; `gradient_norm` is the norm of the
     mean gradient; `verdict` is that of its Record. `eval_loss`: the held-out loss, in steps that measure it. A
-    coordinator that was started again reports the last step of the one before once more, with a `step_s` of NaN."""
+    coordinator that was started again reports the last step of the one before once more, with a `step_s` of NaN.
+
+    Where replicas may differ this is a row: as many steps of pipelines as there are pipelines, in the order in which
+    they were done. `group_size`: the mean of the groups that formed since the row before, `suspended_frac`: the share
+    of them that were suspended; None if none formed."""
 
     kind: ClassVar[str] = "step"
     step: int
@@ -48,6 +52,32 @@ class StepReport(Report):
     gradient_norm: float
     verdict: str
     eval_loss: float | None = None
+    group_size: float | None = None
+    suspended_frac: float | None = None
+
+
+@dataclass(frozen=True)
+class GroupReport(Report):
+    """Group `k` of a stage has formed: its members, and how many local steps each has done. `cause`, `enforced` and
+    `suspended` are those of jaxdt.sync.matching.base.AveragingGroup."""
+
+    kind: ClassVar[str] = "group"
+    stage: int
+    k: int
+    members: list[int]
+    steps: list[int]
+    cause: str
+    enforced: bool
+    suspended: bool
+
+
+@dataclass(frozen=True)
+class PipelineEndReport(Report):
+    """A pipeline has done its last local step, `n_steps` in all."""
+
+    kind: ClassVar[str] = "pipeline_end"
+    pipeline: int
+    n_steps: int
 
 
 @dataclass(frozen=True)
@@ -349,14 +379,23 @@ class PausedReport(Report):
 
 @dataclass(frozen=True)
 class HeartbeatReport(Report):
-    """A peer's heartbeat; `status`: its counters."""
+    """A peer's heartbeat; `status`: its counters; `bytes_to`: payload sent to each peer, None in most heartbeats."""
 
     kind: ClassVar[str] = "heartbeat"
     peer: int
     status: Mapping[str, float] = field(metadata=_MERGED)
+    bytes_to: Mapping[str, int] | None = None
 
 
 # ------------------------------------------------------------------------------------------------- from a peer
+
+
+@dataclass(frozen=True)
+class PreparingReport(Report):
+    """What this process does before it can compute, for people."""
+
+    kind: ClassVar[str] = "preparing"
+    what: str
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from jaxdt.protocol.events import Digested, DigestState, Event, Install, Installed, Ran, Restore, Restored
 from jaxdt.runtime.loop import CheckpointWriter, Loop
-from jaxdt.spec.work import UPDATE
+from jaxdt.spec.work import REPLACES_STATE, TIMED_AS
 
 
 def compute(
@@ -18,8 +18,8 @@ def compute(
     """Run this as a thread. `prepare` makes the loop's tensors and returns the event that tells the machine so. After
     that, this takes actions from the loop's `work` until None comes, and posts one event for each.
 
-    An update waits until the checkpointer has copied the state that the update replaces. A Work of a kind takes at
-    least work_s_min[kind], which emulates a slower device. An exception is posted too, and ends the process."""
+    A Work that replaces the state waits until the checkpointer has copied it. A Work of a kind takes at least
+    work_s_min[kind], which emulates a slower device. An exception is posted too, and ends the process."""
     try:
         loop.post(prepare())
         while (action := loop.work.get()) is not None:
@@ -34,11 +34,11 @@ def compute(
                 loop.post(Digested(action.version, action.generation, *loop.tensors.digest()))
             else:
                 kind = action.work.kind
-                if kind == UPDATE and checkpointer:
+                if kind in REPLACES_STATE and checkpointer:
                     checkpointer.wait()
                 loop.running = action.work
                 values = loop.tensors.run(action.work, action.scale, action.rounds)
-                if seconds_min := work_s_min.get(kind):
+                if seconds_min := work_s_min.get(TIMED_AS.get(kind, kind)):
                     time.sleep(max(0.0, started_s + seconds_min - time.monotonic()))
                 loop.running = None
                 loop.post(Ran(action.work, started_s, time.monotonic() - started_s, values))

@@ -1,5 +1,7 @@
 """One question to a run's coordinator, from a process that is no peer of the run: a newcomer or an operator."""
 
+import time
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from jaxdt.protocol.events import COORDINATOR, Ended, Header, Message, Received
@@ -11,6 +13,22 @@ from jaxdt.runtime.net.transport import Transport
 from jaxdt.spec.errors import BadInput
 
 ANSWER_S = 30.0
+NOBODY_LISTENS = "the run has ended, or its coordinator is elsewhere"
+NO_ANSWER = "is this the address of a coordinator?"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one side does not speak with the other."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """Why there is no connection, for the moment."""
+
+    reason: str
 
 
 def ask_coordinator(
@@ -20,17 +38,22 @@ def ask_coordinator(
     coordinator: Address,
     credential: Credential | None,
     allow_plaintext: bool,
+    patience_s: float = ANSWER_S,
 ) -> Message:
-    """The coordinator's answer. BadInput, which begins with `name`, if it refuses, or does not answer. `own_id`: the
-    temporary id or operator's id under which the question is sent."""
-    answers: SimpleQueue[Message | str] = SimpleQueue()
+    """The coordinator's answer. BadInput, which begins with `name`, if it refuses, does not answer, or cannot be
+    reached for `patience_s`. `own_id`: the temporary id or operator's id under which the question is sent."""
+    answers: SimpleQueue[Message | Refusal | Unreached] = SimpleQueue()
 
     def on_message(src: int, event: Received, leaves: list) -> None:
         answers.put(event.body)
 
     def on_link(peer: int | None, state: str, reason: str) -> None:
         if state == "refused":
-            answers.put(reason)
+            answers.put(Refusal(reason))
+        elif state == "gone":
+            answers.put(Unreached(f"nobody listens there: {NOBODY_LISTENS}"))
+        elif state in ("down", "no way"):
+            answers.put(Unreached(f"not reached: {reason}; {NO_ANSWER}"))
 
     transport = Transport(
         own_id,
@@ -44,13 +67,30 @@ def ask_coordinator(
     try:
         transport.connect(COORDINATOR, coordinator)
         transport.send(COORDINATOR, to_plain(Header("", 0, 0, own_id), question))
-        answer = answers.get(timeout=ANSWER_S)
-    except Empty:
-        raise BadInput(f"{where}: no answer within {ANSWER_S:.0f} s") from None
+        answer = _first_answer(answers, patience_s)
     finally:
         transport.close(0.0)
-    if isinstance(answer, Ended):
-        answer = answer.reason
-    if isinstance(answer, str):
-        raise BadInput(f"{where}: {answer}")
+    if isinstance(answer, Ended | Refusal | Unreached):
+        raise BadInput(f"{where}: {answer.reason}")
     return answer
+
+
+def _first_answer(
+    answers: "SimpleQueue[Message | Refusal | Unreached]", patience_s: float
+) -> "Message | Refusal | Unreached":
+    """The coordinator's answer or refusal. Else, when the patience is over, why it was not reached."""
+    failure = Unreached(f"no answer within {ANSWER_S:.0f} s")
+    is_failing = False
+    deadline_s = time.monotonic() + ANSWER_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        try:
+            answer = answers.get(timeout=left_s)
+        except Empty:
+            break
+        if not isinstance(answer, Unreached):
+            return answer
+        failure = answer
+        if not is_failing:
+            is_failing = True
+            deadline_s = min(deadline_s, time.monotonic() + patience_s)
+    return failure

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
@@ -34,55 +35,56 @@ class PeerDevices:
     gpu_flags: Mapping[int, list[str]]
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """What the process that starts a run gives to all of the run's processes.
+
+    scripts: the folder of train.py and coordinate.py.
+    flags: of all processes, beside those of the run's job.
+    began_s: when the launcher began, on the monotonic clock.
+    lock: a file descriptor that every process inherits.
+    log: where the coordinator's output goes, and what is said here; None: to the terminal."""
+
+    scripts: Path
+    flags: list[str]
+    began_s: float
+    lock: int
+    log: Path | None = None
+
+
 class LocalFleet:
     """Starts the processes, waits for them, and leaves none behind.
 
     Once the run has begun, a peer that ends does not end it: the coordinator decides what follows. A coordinator that
-    is killed or terminated is started again.
+    is killed or terminated is started again. `run` may go on in any thread, and `interrupt` be called from another."""
 
-    scripts: the folder of train.py and coordinate.py.
-    launched_s: when the launcher began, on the monotonic clock.
-    lock: a file descriptor that every process inherits."""
-
-    def __init__(
-        self,
-        run_dir: Path,
-        plan: Plan,
-        scripts: Path,
-        extra_flags: list[str],
-        devices: PeerDevices,
-        launched_s: float,
-        lock: int,
-    ):
+    def __init__(self, run_dir: Path, plan: Plan, launcher: Launcher, devices: PeerDevices):
         self._run_dir = run_dir
         self._plan = plan
-        self._scripts = scripts
-        self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *extra_flags]
+        self._launcher = launcher
+        self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *launcher.flags]
         self._n_cpus = devices.n_cpus or (os.cpu_count() or 1) // len(plan.peers)
         self._gpu_flags = devices.gpu_flags
         self._peers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
-        self._launched_s = launched_s
-        self._lock = lock
         self._interrupted = False
         self._first_view = run_dir / "coordinator" / "view.json"
 
     def run(self) -> int:
         """Run all processes until they have ended. Returns the exit code of the run: the coordinator's, unless a peer
         could not even start."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupt)
         (self._run_dir / "logs").mkdir(exist_ok=True)
         try:
             self._first_view.unlink(missing_ok=True)
             address = self._start_coordinator()
             if not address and self._started_coordinator.poll() is None:
-                print(f"coordinator: has no address after {ADDRESS_S:.0f} s", flush=True)
+                self._say(f"coordinator: has no address after {ADDRESS_S:.0f} s")
                 return 3
             if address:
-                print(f"coordinator at {address}", flush=True)
+                self._say(f"coordinator at {address}")
                 for peer in sorted(self._plan.peers):
-                    self._start_peer(peer, address)
+                    if not self._interrupted:
+                        self._start_peer(peer, address)
             return self._wait(address)
         finally:
             self._end()
@@ -96,12 +98,19 @@ class LocalFleet:
         """Start the coordinator. Returns its address, or '' if it ended before it had one."""
         address_file = self._run_dir / "coordinator_address"
         address_file.unlink(missing_ok=True)
-        own_flags = [f"--address_file={address_file}", f"--began_s={self._launched_s}", f"--listen={listen}"]
+        own_flags = [f"--address_file={address_file}", f"--began_s={self._launcher.began_s}", f"--listen={listen}"]
         own_flags.append(coordinator_credential(self._run_dir))
-        command = [sys.executable, str(self._scripts / "coordinate.py"), *own_flags, *self._flags]
-        self._coordinator = subprocess.Popen(
-            command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[self._lock]
-        )
+        command = [sys.executable, str(self._launcher.scripts / "coordinate.py"), *own_flags, *self._flags]
+        with self._log() as log:
+            self._coordinator = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                bufsize=0,
+                start_new_session=True,
+                pass_fds=[self._launcher.lock],
+            )
         deadline_s = time.monotonic() + ADDRESS_S
         while not address_file.exists() and self._coordinator.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
@@ -123,14 +132,14 @@ class LocalFleet:
             part.unlink(missing_ok=True)
         with path.open("a") as log:  # `cut_log` needs a file that is appended to
             self._peers[peer] = subprocess.Popen(
-                [sys.executable, str(self._scripts / "train.py"), *flags],
+                [sys.executable, str(self._launcher.scripts / "train.py"), *flags],
                 stdin=subprocess.PIPE,
                 bufsize=0,
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=[self._lock],
+                pass_fds=[self._launcher.lock],
             )
 
     def _cpus(self, peer: int) -> list[str]:
@@ -160,7 +169,7 @@ class LocalFleet:
         if self._interrupted and code in RESTARTED_CODES:
             code = INTERRUPTED  # a system that shuts down signals every process: this one was not faster
         if code is not None and code not in RUN_CODES:
-            print(f"coordinator: lost, its process ended with exit code {code}")
+            self._say(f"coordinator: lost, its process ended with exit code {code}")
         return code if code in RUN_CODES else 3
 
     def _restarts_coordinator(self, address: str) -> bool:
@@ -169,7 +178,7 @@ class LocalFleet:
         code = self._started_coordinator.poll()
         if self._interrupted or code not in RESTARTED_CODES or not self._first_view.exists():
             return False
-        print(f"coordinator: {RESTARTED_CODES[code]}, started again", flush=True)
+        self._say(f"coordinator: {RESTARTED_CODES[code]}, started again")
         return bool(self._start_coordinator(address))
 
     def _end_for_lost_peer(self, peer: int) -> None:
@@ -184,9 +193,17 @@ class LocalFleet:
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(line)
 
+    def _log(self) -> contextlib.AbstractContextManager[IO[str] | None]:
+        """The file for what would be printed, if it is not printed."""
+        return self._launcher.log.open("a") if self._launcher.log else contextlib.nullcontext()
+
+    def _say(self, line: str) -> None:
+        with self._log() as log:
+            print(line, file=log, flush=True)
+
     def _print_exit(self, peer: int) -> None:
         """Print the exit code of a peer that crashed, and the last line of its log."""
-        print(f"peer {peer}: exit code {self._peers[peer].returncode}, in its log: {self._last_line(peer)}")
+        self._say(f"peer {peer}: exit code {self._peers[peer].returncode}, in its log: {self._last_line(peer)}")
 
     def _log_path(self, peer: int) -> Path:
         return self._run_dir / "logs" / f"peer_{peer}.log"
@@ -201,8 +218,11 @@ class LocalFleet:
             time.sleep(POLL_S)
         return self._started_coordinator.poll() is not None
 
-    def _interrupt(self, *_) -> None:
-        """Interrupt the coordinator, which then ends the run for all peers."""
+    def interrupt(self) -> None:
+        """Interrupt the coordinator, which then ends the run for all peers. Before the first view there is nothing to
+        save, so nobody is waited for."""
+        if not self._interrupted and not self._first_view.exists():
+            self._say("interrupted before the first step: ends all processes")
         self._interrupted = True
         if self._coordinator and self._coordinator.poll() is None:
             self._coordinator.send_signal(signal.SIGINT)
@@ -210,6 +230,9 @@ class LocalFleet:
     def _end(self) -> None:
         """End the children that still run: first through the coordinator, then by force."""
         children = [child for child in (self._coordinator, *self._peers.values()) if child]
+        if self._interrupted and not self._first_view.exists():
+            for child in self._peers.values():
+                child.kill()
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
             if self._started_coordinator.poll() is None:

@@ -78,7 +78,7 @@ def _redeem(credential: Credential, coordinator: Address, request: bytes) -> byt
             raise BadInput(f"{where}: {error}") from None
         except OSError as error:
             if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-                raise BadInput(f"{where}: {error}") from None
+                raise BadInput(f"{where}: {authentication.explain(error)}") from None
             if time.monotonic() > give_up_s:
                 raise BadInput(f"{where}: no answer within {FIRST_CONTACT_S:.0f} s ({error})") from None
             if not said:

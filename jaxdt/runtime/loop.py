@@ -79,7 +79,7 @@ from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.runtime.storage.words import WORD, check_slice
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
-from jaxdt.spec.work import UPDATE, Work
+from jaxdt.spec.work import LOCAL_STEP, UPDATE, Work
 
 PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the same peer
 CONGESTED_S = 0.002
@@ -341,7 +341,7 @@ class Loop:
             self._busy_s += event.seconds
             assert event.work.step is not None, "all Work that runs belongs to a step"
             self._last_step = event.work.step
-            if event.work.kind == UPDATE:
+            if event.work.kind in (UPDATE, LOCAL_STEP):
                 usage = UsageReport(event.work.step, time.process_time())
                 self._trace.report(self._peer, time.monotonic(), usage)
                 self._report(usage)

@@ -6,10 +6,11 @@ import threading
 from dataclasses import dataclass
 
 from jaxdt.build import RunStart, build_newcomer, build_peer
+from jaxdt.membership.member import NOT_JOINED
 from jaxdt.membership.peer import Peer
 from jaxdt.model.stage import computes_on
 from jaxdt.protocol.events import COORDINATOR, Leave, Ready, Restore, Stop
-from jaxdt.protocol.reports import WriteFailedReport
+from jaxdt.protocol.reports import PreparingReport, WriteFailedReport
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.calibrate.message_cost import MessageCostProbe
 from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_stage
@@ -28,6 +29,14 @@ from jaxdt.spec.sizes import sync_groups
 
 
 @dataclass(frozen=True)
+class JoinedStage:
+    """The stage of a peer that comes to a run which has done `from_step` steps."""
+
+    stage: int
+    from_step: int
+
+
+@dataclass(frozen=True)
 class PeerOptions:
     """What one peer is given beside the job of the run.
 
@@ -35,7 +44,7 @@ class PeerOptions:
     own: where the peer listens, and where others reach it.
     n_devices: local devices over which the stage's microbatches are spread.
     stop_with_parent: end when standard input ends.
-    joins_stage: the stage of a newcomer, which the plan does not name; None for a peer of the plan.
+    joins: the stage of a newcomer, which the plan does not name; None for a peer of the plan.
     """
 
     peer: int
@@ -43,18 +52,20 @@ class PeerOptions:
     own: OwnAddress
     n_devices: int = 1
     stop_with_parent: bool = False
-    joins_stage: int | None = None
+    joins: JoinedStage | None = None
 
 
 @dataclass(frozen=True)
 class ServedStage:
     """The stage that a peer serves: its index, the peer's machine for it, and the plan with the peer in it. The stage's
-    state is read from a checkpoint if `is_planned`, and fetched from other peers otherwise."""
+    state is read from a checkpoint if `is_planned`, and fetched from other peers otherwise. No step before `from_step`
+    is computed, unless the run goes back."""
 
     stage: int
     machine: Peer
     plan: Plan
     is_planned: bool
+    from_step: int
 
 
 def run_peer(job: RunJob, options: PeerOptions) -> Stop:
@@ -65,17 +76,17 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     its old stage, compiles the functions of the new one, and fetches the new state from the peers that hold it."""
     peer = options.peer
     stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
-    joins_stage = options.joins_stage
+    joins = options.joins
     coordinator = parse_address("coordinator", options.coordinator)
     log = PeerLog(coordinator, job.config.train.steps)
-    if joins_stage is None:
+    if joins is None:
         listen = options.own.advertise or options.own.listen
         answer = claim_peer(job, peer, coordinator, listen, stop_requests, log.report)
         if answer.code or answer.reason:
             return answer
     has_moved = False
     while True:
-        served = _planned_stage(job, peer) if joins_stage is None else _joined_stage(job, peer, joins_stage)
+        served = _planned_stage(job, peer) if joins is None else _joined_stage(job, peer, joins)
         checkpointer = job.checkpointer(served.stage)
         trace_file = LateFile(
             job.run_dir / "trace" / f"peer_{peer}.jsonl",
@@ -95,9 +106,10 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
             compute_thread.start()
             end = loop.run(address)
             if isinstance(end, Stop):
-                return end
+                # A peer that moves was in the run, though not at its new stage yet.
+                return Stop(0, end.reason) if has_moved and end.code == NOT_JOINED else end
             compute_thread.join()  # only then is there room for the arrays of the next stage
-        joins_stage = end.stage
+        joins = JoinedStage(end.stage, max(end.version, served.from_step))
         has_moved = True
 
 
@@ -105,14 +117,14 @@ def _planned_stage(job: RunJob, peer: int) -> ServedStage:
     """The stage that the plan gives to the peer."""
     stage, _ = job.plan.seat(peer)
     machine = build_peer(job.config, job.plan, peer, job.run_start)
-    return ServedStage(stage, machine, job.plan, True)
+    return ServedStage(stage, machine, job.plan, True, job.start.version)
 
 
-def _joined_stage(job: RunJob, peer: int, stage: int) -> ServedStage:
+def _joined_stage(job: RunJob, peer: int, joins: JoinedStage) -> ServedStage:
     """A stage of a run that the peer joins later."""
     start = RunStart(job.run, data_checksum=job.data.checksum)
-    machine = build_newcomer(job.config, job.plan, peer, stage, start)
-    return ServedStage(stage, machine, job.plan.with_newcomer(peer, stage), False)
+    machine = build_newcomer(job.config, job.plan, peer, joins.stage, start)
+    return ServedStage(joins.stage, machine, job.plan.with_newcomer(peer, joins.stage), False, joins.from_step)
 
 
 def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop) -> Ready:
@@ -126,8 +138,13 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     if served.is_planned:
         store.restore(Restore(job.start.version, job.start.generation, job.start.n_reseeds, job.start.parts))
     loop.tensors = store
-    for step in config.seq_lengths.first_steps(job.start.version, config.train.steps):
+    first_steps = config.seq_lengths.first_steps(served.from_step, config.train.steps)
+    for n_before, step in enumerate(first_steps):
+        which = f" ({n_before + 1} of {len(first_steps)})" if len(first_steps) > 1 else ""
+        what = f"compiles stage {stage} for samples of {config.seq_lengths.at(step)} tokens{which}"
+        loop.post(PreparingReport(what))
         compile_step(store, peer, stage, step)
+    loop.post(PreparingReport(f"times stage {stage}"))
     timed = TimedStage(
         peer=peer,
         stage=stage,
@@ -135,8 +152,12 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
         evaluates=config.train.eval_every_steps > 0,
         step=config.data.seq_growth_steps,
         microbatch=plan.microbatches(plan.seat(peer)[1]).start,
+        is_brief=not served.is_planned,
     )
-    with MessageCostProbe(encrypted=job.credential is not None) as probe:
+    with contextlib.ExitStack() as stack:
+        probe = None
+        if served.is_planned:  # the first prediction of a step needs it
+            probe = stack.enter_context(MessageCostProbe(encrypted=job.credential is not None))
         measured_s = time_stage(store, timed, probe)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}

@@ -92,7 +92,7 @@ from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stale_coordinator import StaleCoordinator
 from jaxdt.sim.tensors import Perturbed
-from jaxdt.spec.work import BACKWARD, MESSAGE, REGENERATE, Work
+from jaxdt.spec.work import MESSAGE, TIMED_AS, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 ActionHandler = Callable[[int, Any], None]
@@ -457,7 +457,7 @@ class Simulation:
     def _run(self, peer: int, run: Run) -> None:
         sim_peer, work, now_s = self._peers[peer], run.work, self.outcome.now_s
         values = sim_peer.tensors.run(work, run.scale, run.rounds)
-        seconds = sim_peer.seconds[BACKWARD if work.kind == REGENERATE else work.kind]
+        seconds = sim_peer.seconds[TIMED_AS.get(work.kind, work.kind)]
         if self._active_faults:
             seconds *= self._active_faults.slow_factor(peer)
         self._running.setdefault(peer, []).append(work)

@@ -19,6 +19,16 @@ class Group:
     n_elements: int
 
 
+def group_name(stage: int) -> str:
+    """The group of the parameters of a stage, but for a token table that another stage holds too."""
+    return f"stage{stage}"
+
+
+def state_name(stage: int) -> str:
+    """The group of the whole state of a stage, parameters and moments, where replicas may differ."""
+    return f"state{stage}"
+
+
 def boundary_bytes(config: RunConfig, plan: Plan, boundary: int, pipeline: int, forward: bool) -> int:
     """Payload of a tensor of a pipeline that crosses a boundary (between the stages `boundary` and boundary + 1) as an
     activation (forward) or as its gradient: [microbatch_size, seq_len, boundary width], encoded as the plan says.
@@ -36,7 +46,7 @@ def sync_groups(config: RunConfig, plan: Plan) -> tuple[Group, ...]:
     groups: list[Group] = []
     for stage, (lo, hi) in enumerate(plan.stages):
         shared = model.token_table_params if tied and (lo == 0 or hi == model.n_layers) else 0
-        groups.append(Group(f"stage{stage}", (stage,), model.stage_params(lo, hi) - shared))
+        groups.append(Group(group_name(stage), (stage,), model.stage_params(lo, hi) - shared))
     if tied:
         groups.append(Group(TIED, (0, plan.n_stages - 1), model.token_table_params))
     return tuple(groups)

@@ -24,7 +24,6 @@ from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.commit import TwoPhaseCommit
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
-    BULK,
     COORDINATOR,
     Accumulated,
     Action,
@@ -58,7 +57,6 @@ from jaxdt.protocol.events import (
     SliceKey,
     StateName,
     StepBlocked,
-    Sum,
     Summed,
     Suspect,
     Tally,
@@ -75,9 +73,9 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import sync_groups
 from jaxdt.spec.work import GATHER, UPDATE, Work
 from jaxdt.sync.base import SyncEntry
-from jaxdt.sync.exchange import Bounds, Exchange, total, update_scale
+from jaxdt.sync.exchange import Bounds, Exchange, update_scale
 from jaxdt.sync.own_state import OwnState
-from jaxdt.sync.rounds import FLOAT_BYTES, Rounds
+from jaxdt.sync.rounds import Rounds
 
 
 class AllReduce:
@@ -282,27 +280,17 @@ class AllReduce:
         return [*sends, *(action for exchange in exchanges for action in self._sum_complete(exchange))]
 
     def _freeze(self, exchange: Exchange) -> Post:
-        """This peer's contribution is final and its vector is there: keep the own shard, send every other owner its
-        slices."""
-        exchange.is_frozen = True
-        round, own = exchange.round, self._peer
+        """This peer's contribution is final and its vector is there."""
+        round = exchange.round
         is_own_stage = self._rounds.groups[round.group].stages == (self._stage,)  # losses count in one group only
         items, n_samples = self._ledger.items(round.step), self._ledger.n_samples(round.step)
         tally = self._ledger.tally(round.step) if is_own_stage else NO_LOSSES
-        for (lo, hi), parts in exchange.parts.items():
-            parts[own] = Shard(SliceKey(round, lo, hi, own), items, n_samples, tally)
-        letters = [
-            (owner, Shard(SliceKey(round, lo, hi, own), items, n_samples, tally), FLOAT_BYTES * (hi - lo))
-            for (lo, hi), owner in exchange.in_turn
-            if owner != own
-        ]
-        return Post(tuple(letters), BULK)
+        return exchange.freeze(items, n_samples, tally)
 
     def _sum_complete(self, exchange: Exchange) -> list[Action | Event]:
         """Add up the slices whose parts are all here, once all groups' shards are on their way: others wait for
         those."""
-        complete = [bounds for bounds in exchange.parts if exchange.has_all_parts(bounds)]
-        return [self._sum(exchange, bounds) for bounds in complete]
+        return [self._sum(exchange, bounds) for bounds in exchange.addable]
 
     def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
         exchange, bounds = self._rounds.find(shard.key.round, self._steps), (shard.key.lo, shard.key.hi)
@@ -312,26 +300,16 @@ class AllReduce:
         return [self._sum(exchange, bounds)] if exchange.has_all_parts(bounds) else []
 
     def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
-        parts = exchange.parts[bounds]
-        shards = [parts[src] for src in exchange.contributors]
-        cover = (exchange.contributors, tuple([shard.items for shard in shards]))
-        if problem := exchange.problem(cover):
-            return self._suspect(exchange, problem)
-        n_stages = len(self._rounds.groups[exchange.round.group].stages)
-        n_samples = sum([shard.n_samples for shard in shards]) // n_stages
-        exchange.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
-        return Sum(exchange.key(bounds), exchange.contributors)
+        added = exchange.add_up(bounds, len(self._rounds.groups[exchange.round.group].stages))
+        return self._suspect(exchange, added) if isinstance(added, str) else added
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
         exchange = self._rounds.find(key.round, self._steps)
-        bounds = (key.lo, key.hi)
-        if exchange is None or bounds not in exchange.covers:
+        given_out = exchange.give_out(key, digest, sq_norm) if exchange else None
+        if exchange is None or given_out is None:
             return []  # of a round that is void by now
-        del exchange.parts[bounds]
-        cover, n_samples, tally = exchange.covers.pop(bounds)
-        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
-        letters = [(member, body, n_bytes) for member in exchange.receivers]
-        return [Post(tuple(letters), BULK), *self._hold(exchange, body)]
+        post, body = given_out
+        return [post, *self._hold(exchange, body)]
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action | Event]:
         exchange, bounds = self._rounds.find(reduced.key.round, self._steps), (reduced.key.lo, reduced.key.hi)
@@ -445,7 +423,7 @@ def _build(setup: PeerSetup) -> AllReduce:
     return AllReduce(setup.peer, setup.stage, rounds, config.optim.clip_norm, config.delay, check_every_steps)
 
 
-def _build_agreement(config: CoordinatorConfig) -> Agreement:
+def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:
     return TwoPhaseCommit(config)
 
 

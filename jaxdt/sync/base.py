@@ -20,6 +20,7 @@ from jaxdt.spec.plan import Plan
 # Name of a kind -> the module that holds its `ENTRY`, imported when the kind is used.
 SYNCS: dict[str, str] = {
     "allreduce": "jaxdt.sync.allreduce",
+    "groups": "jaxdt.sync.groups",
 }
 
 
@@ -40,14 +41,19 @@ class Sync(Protocol):
 class SyncEntry:
     """What the rest of jaxdt asks of a kind of sync.
 
-    build            a peer's machine
-    build_agreement  the coordinator's part
-    check            '' if config and plan make sense with it, else a line that names the field and the reason
+    build                a peer's machine
+    build_agreement      the coordinator's part
+    check                '' if config and plan make sense with it, else a line that names the field and the reason
+    replicas_may_differ  whether a replica goes on with its own steps while others have done fewer; then each pipeline
+                         has to run by itself (WiringEntry.is_independent)
+    outlives_views       messages of peers that count also in a view after the one in which they were sent
     """
 
     build: Callable[[PeerSetup], Sync]
-    build_agreement: Callable[[CoordinatorConfig], Agreement]
+    build_agreement: Callable[[CoordinatorConfig, RunConfig, Plan], Agreement]
     check: Callable[[RunConfig, Plan], str]
+    replicas_may_differ: bool = False
+    outlives_views: frozenset[type] = frozenset()
 
 
 def sync_entry(kind: str) -> SyncEntry:

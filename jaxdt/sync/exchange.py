@@ -12,9 +12,11 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxdt.protocol.events import GroupResult, Record, Reduced, Round, Shard, SliceKey, Tally
+from jaxdt.protocol.events import BULK, GroupResult, Post, Record, Reduced, Round, Shard, SliceKey, Sum, Tally
+from jaxdt.protocol.ledger import Item
 from jaxdt.protocol.participants import Cover, CoverRule, Participants
 
+FLOAT_BYTES = 4
 Bounds = tuple[int, int]  # of a slice: its elements lo..hi-1
 
 
@@ -91,6 +93,46 @@ class Exchange:
         """The members that add nothing and get the sums all the same; contributors get them first."""
         self.joining = joining
         self.receivers = tuple([member for member in self.contributors + joining if member != self._peer])
+
+    def freeze(self, items: tuple[Item, ...], n_samples: int, tally: Tally) -> Post:
+        """This peer's contribution is final and its vector is there: keep the own shard, send every other owner its
+        slices."""
+        self.is_frozen = True
+        own = self._peer
+        for bounds, parts in self.parts.items():
+            parts[own] = Shard(self.key(bounds, own), items, n_samples, tally)
+        letters = [
+            (owner, Shard(self.key(bounds, own), items, n_samples, tally), FLOAT_BYTES * (bounds[1] - bounds[0]))
+            for bounds, owner in self.in_turn
+            if owner != own
+        ]
+        return Post(tuple(letters), BULK)
+
+    @property
+    def addable(self) -> list[Bounds]:
+        """The slices whose parts are all here."""
+        return [bounds for bounds in self.parts if self.has_all_parts(bounds)]
+
+    def add_up(self, bounds: Bounds, n_stages: int = 1) -> Sum | str:
+        """Add up a slice whose parts are all here, of a group of so many stages; or what is wrong with them."""
+        parts = self.parts[bounds]
+        shards = [parts[src] for src in self.contributors]
+        cover = (self.contributors, tuple([shard.items for shard in shards]))
+        if problem := self.problem(cover):
+            return problem
+        n_samples = sum([shard.n_samples for shard in shards]) // n_stages
+        self.covers[bounds] = (cover, n_samples, total([shard.tally for shard in shards]))
+        return Sum(self.key(bounds), self.contributors)
+
+    def give_out(self, key: SliceKey, digest: int, sq_norm: float) -> tuple[Post, Reduced] | None:
+        """A slice is added up: its sum for all receivers. None if the slice is not one that was to be added up."""
+        bounds = (key.lo, key.hi)
+        if bounds not in self.covers:
+            return None
+        del self.parts[bounds]
+        cover, n_samples, tally = self.covers.pop(bounds)
+        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
+        return Post(tuple([(member, body, n_bytes) for member in self.receivers]), BULK), body
 
     def problem(self, cover: Cover) -> str:
         """'' if the contributions are right. All slices of a round have the same cover, which is checked once."""

@@ -7,9 +7,7 @@ from dataclasses import replace
 from jaxdt.protocol.events import BULK, Action, FetchResult, Forget, Round, Send, View
 from jaxdt.protocol.participants import ExactCover, Participants
 from jaxdt.spec.sizes import Group
-from jaxdt.sync.exchange import Bounds, Exchange, RoundSpec
-
-FLOAT_BYTES = 4
+from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 
 
 def round_in_view(group: Group, view: View, step: int, n_microbatches: int) -> RoundSpec:

@@ -23,6 +23,7 @@ COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)  # kinds of Work that a wi
 # Name of a kind -> the module that holds its `ENTRY`, imported when the kind is used.
 WIRINGS: dict[str, str] = {
     "fixed": "jaxdt.wiring.fixed",
+    "independent": "jaxdt.wiring.independent",
     "swarm": "jaxdt.wiring.swarm",
 }
 
@@ -68,6 +69,8 @@ class WiringEntry:
                        pipeline may have codecs of its own. Else a peer sends to any of the next stage, and all
                        microbatches take one codec at a boundary
     may_change_stages  whether peers may move to other stages while the run goes on
+    is_independent     whether each pipeline runs by itself, with local steps of its own, and sends no tensor twice
+    outlives_views     messages of peers that count also in a view after the one in which they were sent
     """
 
     build: Callable[[PeerSetup, int], Sequence[Wiring]]
@@ -75,6 +78,8 @@ class WiringEntry:
     peer_load: Callable[[RunConfig, Plan, int, int], PeerLoad]
     follows_plan: bool
     may_change_stages: bool
+    is_independent: bool = False
+    outlives_views: frozenset[type] = frozenset()
 
 
 def wiring_entry(kind: str) -> WiringEntry:

@@ -93,6 +93,15 @@ def neediest(loads: Sequence[StageLoad], measured: bool = True) -> int:
     return min(stages, key=lambda s: (loads[s].rate(), -loads[s].queue, s))
 
 
+def slowest(loads: Sequence[StageLoad]) -> int:
+    """The stage for a newcomer: one without any peers, else that which holds the others up. Queues do not say which one
+    that is while stages keep pace with each other, nor do reports from before a loss. So of stages that are about
+    equally slow, the one with the fewest peers."""
+    least = min(load.rate() for load in loads)
+    equal = [stage for stage, load in enumerate(loads) if load.rate(MARGIN) <= least]
+    return min(equal, key=lambda s: (loads[s].n_peers, -loads[s].queue, s))
+
+
 def gains(loads: Sequence[StageLoad], src: int, dst: int, measured: bool = True) -> bool:
     """Whether stage src can spare a peer that helps dst."""
     if loads[src].n_peers < 2 or loads[src].rate(1 + MARGIN) <= loads[dst].rate():
@@ -126,9 +135,9 @@ class Rebalancer:
         return self._before
 
     def stage_for(self, stages: Stages) -> int:
-        """The stage of the greatest load; without a table the smallest."""
+        """The slowest stage; without a table the smallest."""
         table = self._table(stages)
-        return neediest(loads_of(table, _sizes(stages))) if table else ByNumber().stage_for(stages)
+        return slowest(loads_of(table, _sizes(stages))) if table else ByNumber().stage_for(stages)
 
     def better(self, stages: Stages, peer: int) -> int | None:
         """The same, if that stage needs the joiner more than its own does."""
@@ -136,8 +145,9 @@ class Rebalancer:
         if not table:
             return ByNumber().better(stages, peer)
         loads = loads_of(table, _sizes(stages))
-        own, best = next(s for s, peers in enumerate(stages) if peer in peers), neediest(loads)
-        return best if best != own and loads[own].rate(1 + MARGIN) > loads[best].rate() else None
+        own, best = next(s for s, peers in enumerate(stages) if peer in peers), slowest(loads)
+        is_smaller = loads[own].n_peers - 1 > loads[best].n_peers
+        return best if best != own and (is_smaller or loads[own].rate(1 + MARGIN) > loads[best].rate()) else None
 
     def _table(self, stages: Stages) -> list[dict[int, Load]]:
         """The fresh reports, per stage; empty if a stage with peers has none."""

@@ -30,7 +30,7 @@ from absl import flags
 
 from jaxdt.build import fingerprint
 from jaxdt.cli import environment, script_main
-from jaxdt.cli.run_flags import token_file
+from jaxdt.cli.run_inputs import token_file
 from jaxdt.protocol.events import (
     COORDINATOR,
     Committed,

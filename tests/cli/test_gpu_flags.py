@@ -168,7 +168,7 @@ def test_each_child_of_the_launcher_gets_its_gpus_and_its_callers_platform(
     flags = gpu_flags.flags_of_peers(FOUR_PEERS.peers, TWO, Fraction(1, 2))
     (tmp_path / "logs").mkdir()
     (tmp_path / "run").write_text("r")
-    local = fleet.LocalFleet(tmp_path, FOUR_PEERS, tmp_path, [], fleet.PeerDevices(0, flags), 0.0, 0)
+    local = fleet.LocalFleet(tmp_path, FOUR_PEERS, fleet.Launcher(tmp_path, [], 0.0, 0), fleet.PeerDevices(0, flags))
     for peer in FOUR_PEERS.peers:
         local._start_peer(peer, "here:1")
     gpus = [next(word for word in command if word.startswith("--gpus=")) for command, _ in started]
@@ -181,6 +181,7 @@ LAUNCH = """
 import os, sys
 sys.path.insert(0, "{scripts}")
 import launch
+from jaxdt.api import launch as api
 from jaxdt.cli import run_flags
 
 class Fleet:
@@ -191,7 +192,7 @@ class Fleet:
     def run(self):
         return 0
 
-launch.LocalFleet = Fleet
+api.LocalFleet = Fleet
 run_flags.run(launch.main)
 """
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from absl import flags
 
+from jaxdt.api.launch import LaunchOptions
 from jaxdt.cli import resume_flags
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.spec.config import default_plan, parse
@@ -79,13 +79,9 @@ def test_a_damaged_config_is_refused_in_one_line(run_dir, content):
         resume_flags.changes(run_dir, CONFIG, default_plan(CONFIG))
 
 
-def test_launch_flags_are_kept_where_they_are_not_the_default(tmp_path, monkeypatch):
-    values = flags.FlagValues()
-    for name in resume_flags.KEPT:
-        flags.DEFINE_string(name, "", "", flag_values=values)
-    values(["launch.py", "--pin=1", "--emulate=configs/networks/four_cities.json"])
-    monkeypatch.setattr(resume_flags.flags, "FLAGS", values)
-    resume_flags.save(tmp_path)
+def test_launch_options_are_kept_where_they_are_not_the_default(tmp_path):
+    options = LaunchOptions(pin=1, emulate="configs/networks/four_cities.json", overwrite=True)
+    resume_flags.save(tmp_path, options)
     kept = json.loads((tmp_path / resume_flags.LAUNCH).read_text())["value"]
     assert kept["pin"] == "1" and kept.keys() == {"pin", "emulate"}
     assert Path(kept["emulate"]) == Path("configs/networks/four_cities.json").resolve()

@@ -774,6 +774,7 @@ def test_a_stage_waits_while_nobody_holds_its_part():
     lost = lose(run, 3, now_s=20.0)
     assert reports(lost, "no_holder") == [{"version": 1, "stages": [0]}]
     (told,) = sent(run.message(TEMPORARY_IDS, Join(), run=""), Welcome).values()
+    assert told.n_committed == run.machine.n_committed > 0
     run.message(told.peer, Hello(told.peer, told.stage, "f", "n:1", 5, "new"))
     waits = run.message(told.peer, Profiled({"F": 1.0}, 0, 5))
     assert reports(waits, "candidate") and not of(waits, Persist)

@@ -105,7 +105,7 @@ def follower():
 
 def test_a_peer_says_hello_and_beats():
     actions = Membership(SEAT).handle(7.0, Started("h1:1"))
-    assert bodies(actions) == [Hello(1, 1, "f", "h1:1"), Heartbeat(1, {})]
+    assert bodies(actions) == [Hello(1, 1, "f", "h1:1"), Heartbeat(1, {}, {})]
     assert actions[-1] == WakeAt(7.5, "heartbeat")
 
 
@@ -334,6 +334,14 @@ def test_a_coordinator_that_is_there_again_is_greeted():
 def test_ended_and_interrupted_stop_the_peer():
     assert member().handle(1.0, from_coordinator(Ended(3, "peer 0: lost"))) == [Stop(3, "peer 0: lost")]
     assert member().handle(1.0, Interrupted()) == [Stop(130, "interrupted")]
+
+
+def test_a_run_that_ends_well_before_a_peer_is_in_it_is_no_success_of_that_peer():
+    ended = from_coordinator(Ended(0, "done: 9 steps"))
+    assert member().handle(1.0, ended) == [Stop(0, "done: 9 steps")]
+    outside = Membership(SEAT)
+    outside.handle(0.0, Started("h1:1"))
+    assert outside.handle(1.0, ended) == [Stop(7, "peer 1: the run ended before it joined (done: 9 steps)")]
 
 
 def test_who_cannot_go_on_says_why():

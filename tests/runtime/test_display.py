@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdt.protocol.reports import HeartbeatReport
+from jaxdt.protocol.reports import HeartbeatReport, StepReport
 from jaxdt.runtime.reporting import display as display_module
 from jaxdt.runtime.reporting.display import TABLE_EVERY_S, Display
 from jaxdt.spec.plan import Plan
@@ -51,3 +51,27 @@ def test_a_terminal_that_is_gone_ends_nobody(clock):
     display.heartbeat(HeartbeatReport(0, {"step": 1.0}))
     display.close()
     assert display._live is None
+
+
+def test_the_table_says_what_each_peer_does():
+    display = Display(Plan(1, ((0, 1),), ((0,),), (1,)), 10, live=False)
+
+    def states():
+        columns = display._table().renderables[0].columns
+        return dict(zip(columns[0].cells, columns[2].cells, strict=True))
+
+    display.arriving(0, 0, "compiling")
+    assert states() == {"0": "compiling"}
+    display.members({0: 0})
+    display.heartbeat(HeartbeatReport(0, {"step": 1.0}))
+    display.step(StepReport(0, 5.0, 1.0, 10.0, 0.0, "apply"))
+    display.arriving(4, 0, "compiling")
+    assert states() == {"0": "training", "4": "compiling"}
+    display.ready(4)
+    assert states()["4"] == "ready"
+    display.members({0: 0, 4: 0}, fetching=[4])
+    assert states()["4"] == "fetching state"
+    display.arriving(5, 0, "compiling")
+    display.gone(5)
+    display.ended()
+    assert states() == {"0": "ended", "4": "ended"}

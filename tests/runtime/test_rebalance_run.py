@@ -168,7 +168,7 @@ def test_processes_change_stages_and_the_losses_are_those_of_one(churning):
         os.kill(pids[peer], signal.SIGKILL)
     assert fleet.ended() == 0, fleet.output
     assert one.ended() == 0, one.output
-    moves = re.findall(r"move: peer (\d+), stage 0, to_stage 1", fleet.output)
+    moves = re.findall(r"peer (\d+): moves from stage 0 to stage 1", fleet.output)
     assert moves and moves[0] in "024" and "back from step" not in fleet.output, fleet.output
     assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
     log = (fleet.run_dir / "logs" / f"peer_{moves[0]}.log").read_text()

@@ -14,15 +14,16 @@ PROGRAM = """
 import os, runpy, sys
 from types import ModuleType, SimpleNamespace
 from jaxdt.cli import run_flags
-from jaxdt.protocol.events import Stop
+from jaxdt.protocol.events import Stop, Welcome
 
 code, *argv = sys.argv[1:]
 job = SimpleNamespace(config=SimpleNamespace(platform="any"))
 run_flags.job = lambda coordinator: job
-run_flags.newcomer = lambda coordinator, data: (job, 7, 1)
+run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
 jax_setup.set_up_jax = jax_setup.check_platform = lambda *_: None
 peer_process.PeerOptions = lambda **_: None
+peer_process.JoinedStage = lambda stage, from_step: SimpleNamespace(stage=stage, from_step=from_step)
 peer_process.run_peer = lambda job, options: Stop(int(code), "peer 7: its end")
 sys.modules |= {"jaxdt.runtime.jax_setup": jax_setup, "jaxdt.runtime.peer_process": peer_process}
 def again(program, words):
@@ -32,6 +33,7 @@ os.execv = again
 sys.argv = argv
 runpy.run_path(argv[0], run_name="__main__")
 """
+JOINS = "peer 7: joins for stage 1, after 5 steps of the run\n"
 JOIN = "--join=127.0.0.1:9"
 PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
 
@@ -39,8 +41,8 @@ PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
 @pytest.mark.parametrize(
     ("code", "flags", "ends_with", "prints"),
     [
-        (6, (JOIN,), 99, "peer 7: joins for stage 1\npeer 7: its end; it asks again\nagain\n"),
-        (3, (JOIN,), 3, "peer 7: joins for stage 1\npeer 7: its end\n"),
+        (6, (JOIN,), 99, JOINS + "peer 7: its end; it asks again\nagain\n"),
+        (3, (JOIN,), 3, JOINS + "peer 7: its end\n"),
         (6, PLANNED, 6, "peer 7: its end\n"),
     ],
     ids=["a newcomer that is forgotten", "a newcomer that is lost", "a peer of the plan"],

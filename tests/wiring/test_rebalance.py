@@ -148,6 +148,17 @@ def test_who_is_on_its_way_will_share_the_load_and_does_not_move():
     assert rebalancer.stage_for([[0, 1, 2, 3], [4, 5]]) == 1
 
 
+def test_who_joins_is_not_misled_by_queues_of_stages_that_keep_pace():
+    """Peer 3 has been killed. Its stage has one peer for the other's two, and all reports are from before that."""
+    rebalancer = Rebalancer(60.0)
+    for peer, queue in ((0, 3.0), (2, 3.0), (1, 2.0)):
+        rebalancer.report(1.0, peer, Load(queue, 0.4))
+    assert rebalancer.stage_for([[0, 2], [1]]) == 1
+    assert rebalancer.better([[0, 2], [1, 4]], 4) is None
+    assert rebalancer.better([[0, 2, 4], [1]], 4) == 1
+    assert rebalancer.stage_for([[0, 2], [1, 4]]) == 0, "now the queues decide"
+
+
 def test_joiners_that_come_at_once_are_for_different_stages():
     rebalancer = Rebalancer(60.0)
     for peer in range(4):

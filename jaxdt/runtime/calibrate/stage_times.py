@@ -28,6 +28,7 @@ from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, MESSAGE, UPDATE
 
 N_WARM_UP = 2
 N_TIMED = 8
+N_BRIEF = 2  # times that a newcomer's stage is timed: only the deadlines of its own Work come from that
 # A stage is timed for STAGE_S seconds, and at most N_STAGE_MAX times. Fewer seconds would depend too much on the moment
 # at which they were measured.
 STAGE_S = 3.0
@@ -60,6 +61,7 @@ class TimedStage:
     evaluates: time evaluation too.
     step: the step whose tensors' length is used.
     microbatch: a microbatch of the pipeline whose codecs are used.
+    is_brief: no step is predicted from the seconds, so a few rounds will do.
     """
 
     peer: int
@@ -68,6 +70,13 @@ class TimedStage:
     evaluates: bool
     step: int
     microbatch: int = 0
+    is_brief: bool = False
+
+    def is_enough(self, n_done: int, elapsed_s: float) -> bool:
+        """Whether so many rounds, in so many seconds, are enough."""
+        if self.is_brief:
+            return n_done >= N_WARM_UP + N_BRIEF
+        return n_done >= N_WARM_UP + N_TIMED and elapsed_s > STAGE_S
 
 
 def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None = None) -> dict[str, float]:
@@ -84,7 +93,7 @@ def time_stage(store: Store, timed: TimedStage, probe: MessageCostProbe | None =
     started_s = time.monotonic()
     with _at_version(store, timed.step):
         for n_done in range(N_WARM_UP + N_STAGE_MAX):
-            if n_done >= N_WARM_UP + N_TIMED and time.monotonic() - started_s > STAGE_S:
+            if timed.is_enough(n_done, time.monotonic() - started_s):
                 break
             step = timed.step + n_done
             rounds = tuple(Round(step, name, 0) for name in timed.group_sizes)

@@ -26,12 +26,13 @@ NO_CHECK_TIME = 0x200000
 
 @dataclass(frozen=True)
 class Credential:
-    """TLS 1.3 contexts for accepting and for dialling, the holder of the certificate, and the run's root."""
+    """TLS 1.3 contexts for accepting and for dialling, the holder of the certificate, the run's root, and the file."""
 
     server_context: ssl.SSLContext
     client_context: ssl.SSLContext
     holder: Holder
     root: x509.Certificate
+    file: Path
 
     def read_certificate(self, der: bytes) -> SignedCertificate:
         """What the certificate of the other side says; BadInput."""
@@ -71,7 +72,7 @@ def load(path: Path) -> Credential:
             context.load_verify_locations(cadata=certificate.to_pem((root,)).decode())
         except ssl.SSLError as error:
             raise BadInput(f"{path}: broken ({error.reason or error}), {EXPECTED}") from None
-    return Credential(server, client, certificate.holder_of(signer.chain[0]), root)
+    return Credential(server, client, certificate.holder_of(signer.chain[0]), root, path)
 
 
 def load_signer(path: Path) -> Signer:

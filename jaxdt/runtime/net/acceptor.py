@@ -182,7 +182,7 @@ class Acceptor:
             handshake.send_refusal(connection, str(error))
             connection.linger(_LINGER_S)
         except ssl.SSLError as error:
-            self._report(peer, host, error)
+            self._report(peer, host, self._authentication.explain(error))
             connection.linger(_LINGER_S)
         except OSError as error:
             self._report(peer, host, error)

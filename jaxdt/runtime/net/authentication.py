@@ -3,9 +3,11 @@
 One object serves all connections of a transport, from any thread.
 """
 
+import ssl
 from collections.abc import Collection
 
 from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS
+from jaxdt.runtime.identity import tls_refusals
 from jaxdt.runtime.identity.certificate import TOKEN, SignedCertificate
 from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net import frame, handshake
@@ -38,6 +40,11 @@ class Authentication:
         """Encrypt a connection to `peer`, which must answer with its certificate. HandshakeRefused, FrameError or
         OSError."""
         self.check(handshake.secure(connection, self._credential, is_dialer=True) if self._credential else None, peer)
+
+    def explain(self, error: ssl.SSLError) -> str:
+        """What a failed TLS handshake means, for people."""
+        file = f" (this side has {self._credential.file})" if self._credential else ""
+        return f"the process there {tls_refusals.meaning(error)}{file}"
 
     def check(self, shown: SignedCertificate | None, peer: int) -> None:
         """HandshakeRefused unless the other side may speak as `peer`."""

@@ -51,7 +51,12 @@ class Dialer:
             return None
         except ssl.SSLEOFError as error:  # the other side has closed meanwhile, as a peer does that ends
             self._fail(self._link_state.unreachable, f"{format_address(address)}: {error}", self._pause_s)
-        except (HandshakeRefused, FrameError, ssl.SSLError) as error:
+        except ssl.SSLError as error:
+            reason = self._authentication.explain(error)
+            self._fail(self._link_state.refused, f"{format_address(address)}: {reason}", self._limits.backoff_s_max)
+        except FrameError as error:
+            self._fail(self._link_state.refused, f"{format_address(address)}: {error}", self._limits.backoff_s_max)
+        except HandshakeRefused as error:
             self._fail(self._link_state.refused, error, self._limits.backoff_s_max)
         except ConnectionRefusedError as error:
             self._fail(self._link_state.gone, f"{format_address(address)}: {error}", self._pause_s)

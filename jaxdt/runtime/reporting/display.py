@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,16 +27,17 @@ class Display:
         self._heartbeats: dict[int, Mapping[str, float]] = {}  # the latest of each peer
         self._rate_starts: dict[int, tuple[float, Mapping[str, float]]] = {}  # where a peer's next rates count from
         self._rates: dict[int, dict[str, float]] = {}  # per second
+        self._arriving: dict[int, tuple[int, str]] = {}  # peers that are no members yet: stage, and what they do
+        self._fetching: frozenset[int] = frozenset()  # members that lack their stage's state
+        self._is_over = False
         self._latest_step: StepReport | None = None
         self._printed_s = 0.0
         self._drawn_s = 0.0
         self._live: Live | None = None
-        if live and sys.stdout.isatty():
-            columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._progress = Progress(*columns)
-            self._task = self._progress.add_task("steps", total=n_steps)
-            self._live = Live(self._table(), console=Console(), refresh_per_second=4)
-            self._live.start()
+        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns)
+        self._task = self._progress.add_task("steps", total=n_steps)
+        self._draws = live and sys.stdout.isatty()
 
     def close(self) -> None:
         if self._live:
@@ -44,6 +45,11 @@ class Display:
                 self._live.update(self._table())
                 self._live.stop()
             self._live = None
+        self._draws = False
+
+    def ended(self) -> None:
+        """The run is over: no peer trains any more."""
+        self._is_over = True
 
     def print(self, line: str) -> None:
         """Print one line, above the table if there is one."""
@@ -53,9 +59,26 @@ class Display:
         else:
             print_line(line)
 
-    def members(self, stages: Mapping[int, int]) -> None:
-        """Show these members of the run: peer -> stage."""
+    def arriving(self, peer: int, stage: int, what: str) -> None:
+        """Show a peer that is here and no member yet, and what it does."""
+        self._arriving[peer] = (stage, what)
+        self._refresh()
+
+    def ready(self, peer: int) -> None:
+        """A peer that was arriving can compute."""
+        if peer in self._arriving:
+            self.arriving(peer, self._arriving[peer][0], "ready")
+
+    def gone(self, peer: int) -> None:
+        """A peer that was arriving does not come."""
+        self._arriving.pop(peer, None)
+        self._refresh()
+
+    def members(self, stages: Mapping[int, int], fetching: Collection[int] = ()) -> None:
+        """Show these members of the run: peer -> stage. `fetching`: those that lack their stage's state."""
         self._stages = dict(stages)
+        self._fetching = frozenset(fetching)
+        self._arriving = {peer: state for peer, state in self._arriving.items() if peer not in stages}
         for by_peer in (self._heartbeats, self._rate_starts, self._rates):
             for peer in by_peer.keys() - stages.keys():
                 del by_peer[peer]
@@ -78,6 +101,7 @@ class Display:
     def step(self, report: StepReport) -> None:
         """Show a committed step."""
         self._latest_step = report
+        self._fetching = frozenset()  # a step is committed only once all members have their state
         if self._live:
             self._progress.update(self._task, completed=report.step + 1)
             self._refresh()
@@ -102,6 +126,9 @@ class Display:
     def _refresh(self) -> None:
         """Draw the table, unless it was drawn a moment ago: heartbeats come all the time."""
         now_s = time.monotonic()
+        if self._draws and not self._live:  # not before: the launcher prints a line first, which would go amiss
+            self._live = Live(self._table(), console=Console(), refresh_per_second=4)
+            self._live.start()
         if self._live and now_s - self._drawn_s >= TABLE_EVERY_S:
             self._drawn_s = now_s
             with contextlib.suppress(OSError):
@@ -109,20 +136,32 @@ class Display:
 
     def _table(self) -> Group:
         table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
-        for peer, stage in sorted(self._stages.items()):
+        arriving = {peer: stage for peer, (stage, _) in self._arriving.items()}
+        for peer, stage in sorted((self._stages | arriving).items()):
             heartbeat = self._heartbeats.get(peer)
             rates = self._rates.get(peer, {})
-            state = "absent" if heartbeat is None else "training" if self._latest_step else "preparing"
             table.add_row(
                 str(peer),
                 str(stage),
-                state,
+                self._state(peer),
                 f"{0 if heartbeat is None else heartbeat.get('step', 0):.0f}",
                 f"{rates.get('bytes_out', 0) / 1e6:.2f}",
                 f"{rates.get('bytes_in', 0) / 1e6:.2f}",
                 f"{max(0.0, 1 - rates.get('busy_s', 0)):.0%}" if rates else "",
             )
         return Group(table, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
+
+    def _state(self, peer: int) -> str:
+        """What a peer does, in a word or two."""
+        if self._is_over:
+            return "ended"
+        if peer in self._arriving:
+            return self._arriving[peer][1]
+        if peer in self._fetching:
+            return "fetching state"
+        if peer not in self._heartbeats:
+            return "absent"
+        return "training" if self._latest_step else "ready"
 
 
 def _summary_lines(summary: dict) -> list[str]:

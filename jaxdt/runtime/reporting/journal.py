@@ -11,9 +11,13 @@ from collections.abc import Callable
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.protocol.events import Advised
 from jaxdt.protocol.reports import (
+    CandidateReport,
     CheckpointReport,
+    ConnectedReport,
     DoneReport,
     EndedReport,
+    FailedReport,
+    GroupReport,
     HeartbeatReport,
     LeavingReport,
     LostReport,
@@ -29,9 +33,11 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.reporting.display import Display
+from jaxdt.runtime.reporting.link_bytes import LinkBytes
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
+from jaxdt.runtime.reporting.report_lines import line_of, names
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.spec.config import ADVISE
@@ -73,7 +79,7 @@ class Journal:
         self._advice = ReplanAdvice(job.plan, replan) if wants_advice else None
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
-        self._bytes: dict[str, int] = {}
+        self._links = LinkBytes()
         self._clock_offset_s: dict[str, float] = {}
         self._started_s = time.monotonic()
         self._launched_s = self._started_s if launched_s is None else launched_s
@@ -100,7 +106,13 @@ class Journal:
                 self._first_view(report)
             case ViewReport():
                 self._view(report)
-            case LostReport():
+            case ConnectedReport():
+                self._connected(report)
+            case CandidateReport(peer):
+                self._display.ready(peer)
+                self._display.print(line_of(report))
+            case LostReport() | FailedReport():
+                self._display.gone(report.peer)
                 self._display.print(report.reason)
             case LeavingReport():
                 self._leaving(report)
@@ -116,20 +128,26 @@ class Journal:
                 self._done(report)
             case EndedReport():
                 self._end = report
+                self._display.ended()
+            case GroupReport():
+                pass  # there is one for each step; the trace has them
             case PredictionReport(step_s=step_s, problem=None):
                 self._display.print(f"predicted step time {step_s:.3f} s")
             case ReplanReport():
                 self._display.print(f"replan: {report.text}")
             case HeartbeatReport():
+                if report.bytes_to is not None:
+                    self._links.counted(report.peer, report.bytes_to)
                 self._display.heartbeat(report)
             case OperatorReport(command, answer):
                 self._display.print(f"{command}: {answer}")
             case _:
-                self._display.print(f"{report.kind}: " + ", ".join(f"{k} {v}" for k, v in report.fields.items()))
+                self._display.print(line_of(report))
 
     def _first_view(self, report: ViewReport) -> None:
         """All peers have timed their stages, so the step time can be predicted."""
         self._start_s = time.monotonic() - self._launched_s
+        self._display.members(report.members)
         devices = Counter(self._machine.devices[peer] for peer in sorted(report.members))
         on = ", ".join(f"{n} on {device}" for device, n in devices.items())
         self._display.print(f"all {len(report.members)} peers are ready, {on}")
@@ -141,10 +159,17 @@ class Journal:
             self._advice.members(report.members, dict(self._machine.profiles), self.post)
 
     def _view(self, report: ViewReport) -> None:
-        self._display.members(report.members)
-        joining = "".join(f", {peer} joins" for peer in report.joining)
-        self._display.print(f"view {report.view}: peers {sorted(report.members)}{joining}")
+        self._display.members(report.members, report.joining)
+        verb = "fetches" if len(report.joining) == 1 else "fetch"
+        joining = f"; {names(report.joining)} {verb} the state of the stage" if report.joining else ""
+        self._display.print(f"view {report.view}: {names(report.members)}{joining}")
         self._advise(report)
+
+    def _connected(self, report: ConnectedReport) -> None:
+        """A member that was cut off for a moment says hello again, too."""
+        if report.peer not in self._machine.roster.members:
+            self._display.arriving(report.peer, report.stage, "compiling")
+            self._display.print(line_of(report))
 
     def _leaving(self, report: LeavingReport) -> None:
         last = "; it is the last of its stage, and stays until another joins" if report.last_of_its_stage else ""
@@ -171,7 +196,7 @@ class Journal:
 
     def _done(self, report: DoneReport) -> None:
         """A peer has ended, and reports what it sent."""
-        self._bytes |= {f"{report.peer}->{dst}": n_bytes for dst, n_bytes in report.bytes_to.items()}
+        self._links.counted(report.peer, report.bytes_to)
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 
     def _prediction_request(self) -> PredictionRequest:
@@ -212,7 +237,7 @@ class Journal:
             "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,
             "tokens_per_s": tokens_per_s,
-            "bytes_on_links": self._bytes,
+            "bytes_on_links": self._links.totals(),
             "codec_on_links": {f"{src}->{dst}": name for (src, dst), name in self._job.plan.codec_of_links.items()},
             "start_s": self._start_s,
             "save_s_p50": statistics.median(self._save_s) if self._save_s else None,

@@ -6,6 +6,7 @@ from jaxdt.protocol.events import Report
 from jaxdt.protocol.reports import UnreachedReport, UsageReport
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.reporting.report_lines import peer_line_of
 
 STEP_EVERY_S = 10.0
 
@@ -27,7 +28,7 @@ class PeerLog:
             case UnreachedReport():
                 _print(f"waiting for the coordinator at {format_address(self._coordinator)}")
             case _:
-                _print(" ".join([report.kind, *(f"{name}={value}" for name, value in report.fields.items())]))
+                _print(peer_line_of(report))
 
 
 def _print(line: str) -> None:

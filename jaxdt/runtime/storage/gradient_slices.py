@@ -13,6 +13,12 @@ import numpy as np
 from jaxdt.protocol.events import Round, SliceKey
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 
+
+def sq_norm(vector: np.ndarray) -> float:
+    """Squared norm of a vector. On one thread, unlike a dot product."""
+    return float(np.einsum("i,i", vector, vector))
+
+
 ABORTED_MAX = 1000  # aborted rounds whose late parts are ignored
 
 
@@ -56,8 +62,8 @@ class GradientSlices:
         for part in parts[2:]:
             np.add(total, part, out=total)
         self._slices[key] = total
-        sq_norm = float(np.einsum("i,i", total, total))  # one thread, unlike a dot product
-        return zlib.crc32(struct.pack("<d", sq_norm)), sq_norm
+        norm = sq_norm(total)
+        return zlib.crc32(struct.pack("<d", norm)), norm
 
     def result(self, round: Round) -> np.ndarray:
         """The whole sum, joined from its slices in a new buffer, which jax may keep."""

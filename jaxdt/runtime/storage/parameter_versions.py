@@ -5,6 +5,7 @@ version that it began with, so two versions are held. A state that moves to anot
 otherwise the run would continue with other numbers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -54,7 +55,7 @@ class ParameterVersions:
             raise RuntimeError(f"step {step} computes with version {version}, held is {self.version}")
         return self.before
 
-    def update(self, vectors: dict[str, np.ndarray], scale: float) -> None:
+    def update(self, vectors: Mapping[str, Any], scale: float) -> None:
         """Make the next version from the summed gradients of the sync groups, times `scale`. Without vectors the update
         is skipped: the next version has the same parameters."""
         before = self.params

@@ -5,14 +5,17 @@ time. The compute thread calls `run`, `restore`, `install` and `digest`; receive
 the rest.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxdt.build import sends_again
 from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
+from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
@@ -21,15 +24,27 @@ from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
-from jaxdt.runtime.storage.gradient_slices import GradientSlices
+from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
 from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import TIED
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, REGENERATE, UPDATE, Work
+from jaxdt.spec.sizes import TIED, group_name, state_name
+from jaxdt.spec.work import (
+    ADOPT,
+    BACKWARD,
+    EVALUATE,
+    FORWARD,
+    GATHER,
+    LAY_OUT,
+    LOCAL_STEP,
+    NORM,
+    REGENERATE,
+    UPDATE,
+    Work,
+)
 
 # After a gradient that was not finite, other samples are drawn from the checkpoint on: with seeds that are far from
 # those that people choose. After any other return to a checkpoint the samples are the same again, and so are the
@@ -74,7 +89,7 @@ class Store:
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
         self._slices = GradientSlices(peer)
-        self._retains_boundaries = config.wiring.retain_bytes > 0
+        self._retains_boundaries = sends_again(config)
         self._n_evals = 1
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
@@ -122,7 +137,7 @@ class Store:
         """Do the Work and wait for its result. Returns the values of its Ran. This does not wait for the encoding of a
         tensor that is sent to a neighbour, since the next Work does not need it."""
         assert work.step is not None, "all Work that runs belongs to a step"
-        if work.step < self.parameter_versions.version and work.kind not in (GATHER, UPDATE):
+        if work.step < self.parameter_versions.version and work.kind not in (GATHER, UPDATE, LAY_OUT, ADOPT):
             return {}  # its step has ended since the Work was requested, and its inputs have been freed
         if work.kind == FORWARD:
             return self._forward(work)
@@ -134,7 +149,49 @@ class Store:
             return self._evaluate(work)
         if work.kind == GATHER:
             return self._gather(work.step, rounds)
-        return self._update(scale, rounds)
+        if work.kind == UPDATE:
+            return self._update(scale, rounds)
+        return self._run_local(work, scale, rounds)
+
+    def _run_local(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+        """Work of replicas that may differ."""
+        step = work.step
+        assert step is not None, "all Work that runs belongs to a step"
+        if work.kind == NORM:
+            return {"sq_norm": self._local_sq_norm(step)}
+        if work.kind == LOCAL_STEP:
+            vectors = self.functions.gradient_vectors(self._gradient_sum(step)) if scale else {}
+            self.parameter_versions.update(vectors, scale)
+        elif work.kind == LAY_OUT:
+            for round in rounds:
+                self._slices.offer(round, self._averaged_vector(round).of(self._averaged_tree(round)))
+        else:
+            assert work.kind == ADOPT
+            for round in rounds:
+                self._adopt(round, step, scale)
+        return {}
+
+    def _local_sq_norm(self, step: int) -> float:
+        """Squared norm of the accumulated gradient of a step."""
+        vectors = self.functions.gradient_vectors(self._gradient_sum(step)).values()
+        return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
+
+    def _averaged_tree(self, round: Round) -> Any:
+        """What a round of replicas that may differ averages: the parameters, or the whole state."""
+        versions = self.parameter_versions
+        return versions.state if round.group == state_name(self._stage) else versions.params
+
+    def _averaged_vector(self, round: Round) -> FloatVector:
+        return FloatVector(self._averaged_tree(round))
+
+    def _adopt(self, round: Round, version: int, scale: float) -> None:
+        """The sum of a round, times `scale`, takes the place of what was averaged."""
+        mean = self._averaged_vector(round).tree(self._slices.result(round), scale)
+        versions = self.parameter_versions
+        if round.group == state_name(self._stage):
+            versions.put(version, mean)
+        else:
+            versions.put(version, (mean, versions.opt_state))
 
     def _forward(self, work: Work) -> dict[str, float]:
         """The last stage does nothing here: its backward contains the forward."""
@@ -246,7 +303,7 @@ class Store:
 
     def _group(self, local_name: str) -> str:
         """The name by which the run knows a sync group of the stage functions."""
-        return {STAGE_GROUP: f"stage{self._stage}", TIED_GROUP: TIED}[local_name]
+        return {STAGE_GROUP: group_name(self._stage), TIED_GROUP: TIED}[local_name]
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
@@ -288,13 +345,19 @@ class Store:
                 raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")
             wanted = [(WORD, (key.hi - key.lo + 1,))]
         elif key is not None:
-            n = sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == key.round.group)
+            n = self._group_size(key.round.group)
             if not 0 <= key.lo <= key.hi <= n:
                 raise BadInput(f"{type(body).__name__} {key}: expected a slice of the {n} numbers that are held here")
             wanted = [(np.dtype(np.float32), (key.hi - key.lo,))]
         if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
             raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
+
+    def _group_size(self, group: str) -> int:
+        """Numbers of a group's vector; 0 for a group that this peer is not in."""
+        if group == state_name(self._stage):
+            return self.n_words
+        return sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == group)
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 TARGETS = (
     "dtfm",
     "dtfm_gain",
+    "sdpipe",
     "square_cube",
     "swarm_table1",
     "swarm_table2",

@@ -164,7 +164,7 @@ def beside_tls(secure, data):
 
 
 BEFORE_RECORDS = {
-    "a record at once": (beside_tls, b"\x00\x00\x01\x00" + bytes(272), "SSL"),
+    "a record at once": (beside_tls, b"\x00\x00\x01\x00" + bytes(272), "TLS"),
     "no share": (in_tls, frame.pack(frame.GREETING, b"\x80"), "frame kind: got greeting, expected keys"),
     "a short share": (in_tls, share(31), "share of the keys: expected 32 bytes"),
     "more in TLS": (in_tls, share() + b"\x00", "more was sent in TLS"),

@@ -1,0 +1,236 @@
+"""A run whose processes are all on this machine: start it, look at it, wait for it, stop it. scripts/launch.py is this
+with flags.
+
+    run = launch(config, "runs/x", LaunchOptions(emulate="configs/networks/four_cities.json"))
+    run.metrics  # of the steps so far
+    run.wait()
+
+A thread of this process looks after the coordinator and the peers, which are its children. They end when it ends.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from jaxdt.api.config import Config, fields_of
+from jaxdt.api.report import Picture, report
+from jaxdt.cli import codec_decision, gpu_flags, resume_flags, run_inputs
+from jaxdt.cli.local_run import SCRIPTS, objects
+from jaxdt.model.data import TokenFile, verify_checksum
+from jaxdt.runtime import run_dir as run_dirs
+from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
+from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
+
+VERIFIED_BYTES_MAX = 1 << 30  # takes about a second; scripts/doctor.py verifies larger token files
+COORDINATOR_LOG = "coordinator.log"
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How a run is launched, beside its config.
+
+    plan: instead of the plan fields of the config.
+    emulate: a network.json whose links are emulated inside the transport.
+    network: a network.json with measured links, for the prediction, codec auto and wiring.replan; else `emulate`.
+    profile: for codec auto, a profile.json; by default int8 is measured.
+    emulate_forward_s: a forward takes at least so long, a backward twice that.
+    pin: CPUs of each peer; 0 divides this machine's among them if there are enough.
+    gpus_per_peer: an integer or 1/N; by default the peers divide this machine's GPUs.
+    overwrite: delete the files of an earlier run in the folder.
+    resume: go on from the newest complete checkpoint in the folder.
+    show: print what the coordinator prints; without it, that goes to logs/coordinator.log.
+    """
+
+    plan: Plan | None = None
+    emulate: str | Path | None = None
+    network: str | Path | None = None
+    profile: str | Path | None = None
+    emulate_forward_s: float = 0.0
+    pin: int = 0
+    gpus_per_peer: str = ""
+    overwrite: bool = False
+    resume: bool = False
+    show: bool = False
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that can be launched: its config, its plan, the open token file, and how many GPUs each peer gets."""
+
+    config: RunConfig
+    plan: Plan
+    data: TokenFile
+    options: LaunchOptions
+    gpus_per_peer: Fraction | None = field(default=None)
+
+
+class Run:
+    """A run that `start` has started, in its folder `run_dir`."""
+
+    def __init__(self, run_dir: Path, fleet: LocalFleet, lock: int):
+        self.run_dir = run_dir
+        self._fleet = fleet
+        self._lock = lock
+        self._code: int | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._look_after, name="fleet", daemon=True)
+        self._thread.start()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """An object for each committed step so far: step, loss, step_s, tokens_per_s (docs/reference/files.md)."""
+        return objects(self.run_dir / "metrics.jsonl")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json, empty until the run has ended."""
+        path = self.run_dir / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    @property
+    def output(self) -> str:
+        """What the coordinator has printed, if the run was not launched to show it."""
+        path = self.run_dir / "logs" / COORDINATOR_LOG
+        return path.read_text() if path.exists() else ""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until the run has ended, for at most `timeout_s`. Returns its exit code (docs/reference/exit_codes.md),
+        or None while it goes on."""
+        self._thread.join(timeout_s)
+        if self._error:
+            raise self._error
+        return self._code
+
+    def stop(self) -> None:
+        """What Ctrl-C does at launch.py: end the run after a checkpoint. A second call ends it at once. This only asks:
+        `wait` says when it has ended, with code 130."""
+        self._fleet.interrupt()
+
+    def report(self) -> Picture:
+        """The picture of the report of the run, which must have ended (jaxdt.report)."""
+        return report(self.run_dir)
+
+    def _look_after(self) -> None:
+        try:
+            self._code = self._fleet.run()
+        except BaseException as error:  # wait raises it where somebody reads it
+            self._error = error
+        finally:
+            os.close(self._lock)
+
+
+def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchOptions()) -> Run:
+    """Start a run of the config in a new folder and return while it goes on. The config is what `load_config` or
+    `base_config` returns, or a RunConfig. BadInput where it is wrong, where the options do not fit it, or where the
+    folder holds something else; nothing is started then."""
+    say = print if options.show else _say_nothing
+    return start(with_codecs(check(config, options), say), run_dir, say)
+
+
+def check(config: Config, options: LaunchOptions, source: str = "config") -> CheckedRun:
+    """Read and check what a run is given; `source` names the plan in errors."""
+    run_config, plan, data = run_inputs.config_and_plan(fields_of(config), options.plan, source)
+    if data.tokens.nbytes <= VERIFIED_BYTES_MAX:
+        verify_checksum(data)
+    for path in (options.emulate, options.network):
+        if path:
+            run_inputs.network_of(str(path), plan)
+    return CheckedRun(run_config, plan, data, options, _gpus_per_peer(run_config, options))
+
+
+def with_codecs(checked: CheckedRun, say: Callable[[str], None]) -> CheckedRun:
+    """The run with a codec for each link where its plan says auto; `say` hears each choice and its reason."""
+    options = checked.options
+    path = options.network or options.emulate
+    network = run_inputs.network_of(str(path), checked.plan) if path else None
+    profile = str(options.profile) if options.profile else None
+    plan, choices = codec_decision.decided(checked.config, checked.plan, network, profile)
+    for choice in choices:
+        say(choice)
+    return replace(checked, plan=plan)
+
+
+def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
+    """Start the processes of a run that was checked. `say` hears what a resumed run changes. `began_s`: since when the
+    user waits, on the monotonic clock."""
+    run_dir, config, plan, options = Path(run_dir), checked.config, checked.plan, checked.options
+    began_s = time.monotonic() if began_s is None else began_s
+    if not (SCRIPTS / "train.py").exists():
+        raise BadInput(f"{SCRIPTS}: has no train.py, expected an installation from the repository: pip install -e .")
+    _check_pin(options.pin, plan)
+    gpus = gpu_flags.flags_of_local_peers(sorted(plan.peers), config.platform, checked.gpus_per_peer)
+    flags = process_flags(options)
+    if options.resume:
+        if not any(run_dir.glob("checkpoints/*/")):  # nothing is written there then
+            raise BadInput(f"{run_dir}: holds no complete checkpoint")
+    else:
+        run_dirs.clear(run_dir, options.overwrite)
+    lock = run_dirs.hold(run_dir)
+    try:
+        if options.resume:
+            flags.append(f"--resume_from={_resumable(run_dir, checked, say)}")
+            for line in resume_flags.changes(run_dir, config, plan):
+                say(line)
+        run_dirs.write_job(run_dir, config, plan)
+        resume_flags.save(run_dir, options)
+    except BaseException:
+        os.close(lock)
+        raise
+    log = None if options.show else run_dir / "logs" / COORDINATOR_LOG
+    launcher = Launcher(SCRIPTS, [*flags, *network_flags(options)], began_s, lock, log)
+    return Run(run_dir, LocalFleet(run_dir, plan, launcher, PeerDevices(options.pin, gpus)), lock)
+
+
+def process_flags(options: LaunchOptions) -> list[str]:
+    """The flags of train.py and coordinate.py that follow from the options."""
+    flags = [f"--emulate={options.emulate}"] if options.emulate else []
+    return flags + ([f"--emulate_forward_s={options.emulate_forward_s}"] if options.emulate_forward_s else [])
+
+
+def network_flags(options: LaunchOptions) -> list[str]:
+    """The coordinator's flag with the measured links, on which it predicts the step and looks for better plans; the
+    peers of this machine, which get the same flags, do not know it."""
+    return [f"--network={options.network}", "--undefok=network"] if options.network else []
+
+
+def _resumable(run_dir: Path, checked: CheckedRun, say: Callable[[str], None]) -> Path:
+    """The newest complete checkpoint that is whole. BadInput if this config cannot continue from it."""
+    n_steps = checked.config.train.steps
+    folder, problems = newest_whole(run_dir, about_run(checked.config, checked.data.checksum))
+    for problem in problems:
+        say(f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}: {problem}")
+    if int(folder.name) >= n_steps:
+        raise BadInput(f"train.steps: got {n_steps}, expected more than the {int(folder.name)} of {folder}")
+    return folder
+
+
+def _say_nothing(line: str) -> None:
+    del line
+
+
+def _check_pin(pin: int, plan: Plan) -> None:
+    """BadInput unless this machine has `pin` CPUs for each peer."""
+    n_peers, n_cpus = len(plan.peers), os.cpu_count() or 1
+    if pin * n_peers > n_cpus:
+        most = f"at most {n_cpus // n_peers}" if n_peers <= n_cpus else "0, which lets them share"
+        raise BadInput(f"--pin: got {pin} for each of {n_peers} peers, this machine has {n_cpus}, expected {most}")
+
+
+def _gpus_per_peer(config: RunConfig, options: LaunchOptions) -> Fraction | None:
+    """GPUs of each peer, which must fit the platform and the microbatches of the config."""
+    per_peer = gpu_flags.parse_gpus_per_peer(options.gpus_per_peer)
+    if per_peer and config.platform not in ("any", "gpu"):
+        raise BadInput(f"--gpus_per_peer: got {per_peer}, but platform is {config.platform}, expected any or gpu")
+    size = config.train.microbatch_size
+    if per_peer and per_peer > 1 and size % per_peer:
+        raise BadInput(f"--gpus_per_peer: got {per_peer}, expected a divisor of train.microbatch_size {size}")
+    return per_peer

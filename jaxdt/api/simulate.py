@@ -1,0 +1,217 @@
+"""What a step of a config costs on a network, before anything runs. scripts/simulate.py is this with flags.
+
+    network = load_network("configs/networks/four_cities.json")
+    result = simulate(config, profile_of_flops(config, 1e12, network), network)
+    result.step_s, result.parts
+
+Needs no jax.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jaxdt import build
+from jaxdt.api.config import Config, fields_of
+from jaxdt.protocol import trace
+from jaxdt.protocol.perfetto import chrome
+from jaxdt.sim.link_table import LinkOptions
+from jaxdt.sim.links import Jitter, Ramp
+from jaxdt.sim.predict import simulate as simulate_run
+from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes
+from jaxdt.sim.time_breakdown import WARM_UP_STEPS, Parts, TimeBreakdown, break_down_step
+from jaxdt.spec import config as configs
+from jaxdt.spec import network as networks
+from jaxdt.spec import profile as profiles
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.profile import Profile
+
+EFFICIENCY = 0.35
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """What else a simulation depends on.
+
+    steps: how many are simulated after the first; the result is their mean.
+    persist_s: seconds until the record of a step is durable.
+    jitter_s: uniform jitter of every message's latency, drawn from `seed`.
+    tcp_ramp: connections start slowly again when they were idle.
+    access_gbps: the line that all traffic of a host shares, each way.
+    """
+
+    steps: int = 3
+    persist_s: float = PERSIST_S
+    jitter_s: float = 0.0
+    seed: int = 0
+    tcp_ramp: bool = False
+    access_gbps: float | None = None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated step of a scenario. `str` of it is the table that scripts/simulate.py prints."""
+
+    scenario: Scenario
+    times: TimeBreakdown
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.times.step_s
+
+    @property
+    def parts(self) -> Parts:
+        """Where these seconds go (jaxdt.sim.time_breakdown)."""
+        return self.times.parts
+
+    @property
+    def utilisation(self) -> dict[int, float]:
+        """peer -> the share of the step for which it computes, 0 to 1."""
+        return self.times.utilisation
+
+    @property
+    def memory_bytes(self) -> dict[int, int]:
+        """peer -> the most bytes that it holds at once."""
+        return dict(sorted(memory_bytes(self.scenario).items()))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of a step in its seconds."""
+        plan, config = self.scenario.plan, self.scenario.config
+        return plan.n_microbatches * config.train.microbatch_size * config.model.seq_len / self.step_s
+
+    def __str__(self) -> str:
+        plan, times = self.scenario.plan, self.times
+        lines = [
+            f"{plan.shape}, {plan.n_microbatches} microbatches, {plan.schedule}",
+            f"step         {self.step_s:12.4f} s   {self.tokens_per_s:,.0f} tokens/s",
+        ]
+        for name, seconds in asdict(times.parts).items():
+            lines.append(f"  {name.removesuffix('_s'):10} {seconds:12.4f} s   {100 * seconds / self.step_s:5.1f} %")
+        low, high = (pick(times.utilisation.values()) for pick in (min, max))
+        mean = 100 * times.utilisation_mean
+        lines.append(f"utilisation  {mean:12.1f} %   {100 * low:.1f} to {100 * high:.1f} % by peer")
+        lines.append(f"memory       {max(self.memory_bytes.values()) / 1e9:12.3f} GB  on the fullest peer")
+        if times.n_bytes:
+            (src, dst), n_bytes = max(times.n_bytes.items(), key=lambda item: item[1])
+            total = sum(times.n_bytes.values())
+            most = f"{n_bytes / 1e9:.3f} GB on the link p{src} -> p{dst}"
+            lines.append(f"network      {total / 1e9:12.3f} GB  a step, {most}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of prediction.json."""
+        plan = self.scenario.plan
+        return {
+            "step_s": self.step_s,
+            "parts": asdict(self.parts),
+            "utilisation": self.utilisation,
+            "memory_bytes": self.memory_bytes,
+            "bytes_per_link": {f"{src}>{dst}": n for (src, dst), n in self.times.n_bytes.items()},
+            "stages": plan.stages,
+            "placement": plan.placement,
+            "profile": self.scenario.profile.source,
+            "network": self.scenario.network.name,
+        }
+
+    def save(self, folder: str | Path, timeline: bool = True) -> None:
+        """Write prediction.json, and with `timeline` the first steps as timeline.json and simulation.png."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "prediction.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        if not timeline:
+            return
+        from jaxdt.cli import plots  # loads matplotlib
+
+        records = step_records(self.scenario)
+        stage_of = {peer: self.scenario.plan.seat(peer)[0] for peer in self.scenario.plan.peers}
+        (folder / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
+        plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation)
+
+
+def simulate(
+    config: Config,
+    profile: Profile,
+    network: Network | None = None,
+    plan: Plan | None = None,
+    options: SimulateOptions = SimulateOptions(),
+) -> Simulation:
+    """The seconds of a step of the config, in its parts. Without a network links cost nothing, without a plan the
+    config's plan fields make one. BadInput where these do not fit together."""
+    return simulate_scenario(scenario_of(run_config(config), profile, network, plan, options), options.steps)
+
+
+def simulate_scenario(scenario: Scenario, n_steps: int) -> Simulation:
+    """As `simulate`, for a scenario: the mean of n_steps after the first."""
+    return Simulation(scenario, break_down_step(scenario, n_steps))
+
+
+def run_config(config: Config) -> RunConfig:
+    """The checked config of a config object. A vocabulary that is not set is the preset's."""
+    return config if isinstance(config, RunConfig) else configs.parse(fields_of(config))
+
+
+def profile_of_flops(
+    config: Config,
+    flops: float | Mapping[str, float],
+    network: Network | None = None,
+    efficiency: float = EFFICIENCY,
+) -> Profile:
+    """The seconds of a model's parts on devices that do `flops` operations a second at their peak, of which the maths
+    reaches the share `efficiency`: one figure for all devices, or one for each kind of the network's."""
+    run = run_config(config)
+    kinds = {device.kind for device in network.devices} if network else {""}
+    by_kind = dict(flops) if isinstance(flops, Mapping) else dict.fromkeys(kinds, flops)
+    size = run.train.microbatch_size
+    return profiles.from_flops(run.model, size, by_kind, efficiency, dtype=run.dtype, remat=run.remat)
+
+
+def scenario_of(
+    config: RunConfig, profile: Profile, network: Network | None, plan: Plan | None, options: SimulateOptions
+) -> Scenario:
+    """The input of a simulation, checked."""
+    plan = plan or configs.default_plan(config)
+    build.check(config, plan)
+    if network is None:  # equal devices, each on a host of its own
+        network = networks.uniform(max(plan.peers) + 1)
+        network = replace(network, devices=tuple(replace(device, host="") for device in network.devices))
+    links = LinkOptions(
+        jitter=Jitter(options.jitter_s, options.seed) if options.jitter_s else None,
+        ramp=Ramp() if options.tcp_ramp else None,
+        access_gbps=_access_gbps(options.access_gbps, network, plan) if options.access_gbps is not None else {},
+    )
+    return Scenario(config, plan, profile, network, options.persist_s, links)
+
+
+def sweep(scenario: Scenario, name: str, values: Sequence[float], n_steps: int) -> Iterator[dict[str, Any]]:
+    """A point for each value of the quantity `name` (jaxdt.sim.scenario.SWEEPS): step_s, utilisation, parts."""
+    for value in values:
+        times = break_down_step(SWEEPS[name](scenario, value), n_steps)
+        yield {
+            name: value,
+            "step_s": times.step_s,
+            "utilisation": times.utilisation_mean,
+            "parts": asdict(times.parts),
+        }
+
+
+def step_records(scenario: Scenario) -> list[dict[str, Any]]:
+    """The trace of the warm-up and one step after it."""
+    lines: list[str] = []
+    config = scenario.quiet(WARM_UP_STEPS + 1)
+    simulate_run(config, scenario.plan, scenario.conditions(), trace.Trace(lines.append))
+    return trace.read(lines)
+
+
+def _access_gbps(gbps: float, network: Network, plan: Plan) -> dict[str, tuple[float, float]]:
+    """(out, in) of the access line of each host."""
+    if not gbps > 0:
+        raise BadInput(f"--access_gbps: got {gbps}, expected a number > 0")
+    hosts = [network.devices[peer].host or f"device{peer}" for peer in plan.peers]
+    return dict.fromkeys(hosts, (gbps, gbps))

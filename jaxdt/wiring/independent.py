@@ -1,0 +1,150 @@
+"""Independent pipelines: each does local steps of its own, in the order of the plan's schedule, and waits for no other.
+
+As in fixed wiring the next Work runs as soon as its input is here, and a boundary tensor goes to the neighbour in the
+same pipeline. But there is no step of the run: a step begins when the own replica's sync says so, and a tensor of a
+step that is ahead of this peer's waits for it. A step's tensors count as long as their pipeline is whole, whatever
+views come. Nothing is kept to be sent again, since nobody does the Work of a pipeline that has lost a peer.
+"""
+
+from collections import deque
+
+from jaxdt.protocol.events import (
+    Accumulated,
+    Action,
+    Boundary,
+    Drained,
+    Event,
+    Evicted,
+    Key,
+    Ran,
+    Received,
+    Send,
+    Stepped,
+    ViewChanged,
+)
+from jaxdt.protocol.schedule import stage_order
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.peer_setup import PeerSetup
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import BACKWARD, FORWARD, Work
+from jaxdt.wiring.base import PeerLoad, StepShape, WiringEntry, step_shape
+from jaxdt.wiring.compute_slot import ComputeSlot
+
+
+class IndependentWiring:
+    """One peer's side. `pipeline` is its own in the plan."""
+
+    READS = frozenset({ViewChanged, Evicted, Stepped, Boundary, Ran})
+
+    def __init__(self, plan: Plan, pipeline: int, shape: StepShape):
+        self._shape = shape
+        self._stage = shape.stage
+        self._order = stage_order(plan, shape.stage, pipeline)
+        activation_bytes, gradient_bytes = shape.sent_bytes[pipeline]
+        is_first, is_last = shape.stage == 0, shape.is_last_stage
+        self._next = None if is_last else (plan.placement[shape.stage + 1][pipeline], activation_bytes)
+        self._previous = None if is_first else (plan.placement[shape.stage - 1][pipeline], gradient_bytes)
+        self._slot = ComputeSlot()
+        self._is_member = False
+        self._step = -1
+        self._work: deque[Work] = deque()
+        self._arrived: set[Key] = set()
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        if type(event) is Ran:
+            work = event.work
+            if self._work and work.step == self._step and work.kind in (FORWARD, BACKWARD):
+                self._slot.free()
+                self._work.popleft()
+                return [*self._finished(work, event.values), *self._begin_next()]
+        elif type(event) is Received:
+            body = event.body
+            if type(body) is Boundary and body.key.step >= self._step:
+                self._arrived.add(body.key)
+                return self._begin_next()
+        elif type(event) is Stepped:
+            self._step = event.n_steps
+            self._work = deque(self._order)
+            return self._begin_next()
+        elif type(event) is ViewChanged:
+            self._is_member = True
+        elif type(event) is Evicted:
+            self._is_member = False
+            self._work.clear()
+            self._arrived.clear()
+        return []
+
+    @property
+    def queue(self) -> tuple[int, bool]:
+        return len(self._work), self._slot.is_busy
+
+    def cancel_run(self) -> None:
+        self._slot.free()
+
+    def _begin_next(self) -> list[Action | Event]:
+        if self._slot.is_busy or not self._work or not self._is_member:
+            return []
+        work = self._work[0]
+        key = self._needs(work)
+        if key is not None:
+            if key not in self._arrived:
+                return []
+            self._arrived.remove(key)
+        return [self._slot.start(Work(self._stage, work.kind, work.microbatch, self._shape.peer, self._step))]
+
+    def _needs(self, work: Work) -> Key | None:
+        """The tensor that must have come over a link before this Work may run."""
+        m = work.microbatch
+        assert m is not None  # as in all Work of a wiring
+        if work.kind == BACKWARD:
+            return None if self._next is None else Key("grad", self._step, self._stage + 1, m)
+        return None if self._previous is None else Key("act", self._step, self._stage, m)
+
+    def _finished(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
+        step, stage, m = self._step, self._stage, work.microbatch
+        assert m is not None  # as in all Work of a wiring
+        if work.kind == FORWARD:
+            return [] if self._next is None else [_send(Key("act", step, stage + 1, m), self._next)]
+        n_samples = int(values.get("n_samples", 0))
+        actions: list[Action | Event] = [Accumulated(step, stage, m, n_samples, values.get("loss_sum"))]
+        if self._previous is not None:
+            actions.append(_send(Key("grad", step, stage, m), self._previous))
+        return actions if self._work else [*actions, Drained(step)]
+
+
+def _send(key: Key, neighbour: tuple[int, int]) -> Send:
+    peer, n_bytes = neighbour
+    return Send(peer, Boundary(key), n_bytes)
+
+
+# ------------------------------------------------------------------------------------------------------ table entry
+
+
+def _build(setup: PeerSetup, n_under_way: int) -> list[IndependentWiring]:
+    _, pipeline = setup.plan.seat(setup.peer)
+    return [IndependentWiring(setup.plan, pipeline, step_shape(setup)) for _ in range(n_under_way)]
+
+
+def _check(config: RunConfig, plan: Plan) -> str:
+    if not plan.is_even:
+        return (
+            f"plan.placement: got {plan.shape}, expected equally many with wiring {config.wiring.kind}, whose "
+            "microbatches stay in a pipeline"
+        )
+    return ""
+
+
+def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
+    share = plan.shares[pipeline]
+    return PeerLoad(share if plan.schedule == "gpipe" else min(share, plan.depth(stage)), share)
+
+
+ENTRY = WiringEntry(
+    _build,
+    _check,
+    _peer_load,
+    follows_plan=True,
+    may_change_stages=False,
+    is_independent=True,
+    outlives_views=frozenset({Boundary}),
+)

@@ -1,0 +1,112 @@
+"""`from jaxdt import launch`: a config object in, a handle with metrics, wait and stop; lazy imports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fleets import write_config
+
+import jaxdt
+from jaxdt.api import launch as api
+from jaxdt.api.config import fields_of
+from jaxdt.spec.config import RunConfig, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LAZY = """
+import sys
+import jaxdt
+assert not {"numpy", "jax", "ortools", "ml_collections", "absl", "matplotlib"} & set(sys.modules)
+assert set(jaxdt.__all__) == set(jaxdt._PLACES) and set(jaxdt.__all__) <= set(dir(jaxdt))
+for name in jaxdt.__all__:
+    assert getattr(jaxdt, name).__doc__, name
+assert not {"jax", "ortools", "matplotlib", "jaxdt.cli.run_flags"} & set(sys.modules)
+try:
+    jaxdt.lunch
+except AttributeError as error:
+    assert "no attribute 'lunch'" in str(error)
+from jaxdt import build  # a module beside the names
+"""
+
+
+def test_importing_jaxdt_needs_neither_jax_nor_ortools():
+    done = subprocess.run([sys.executable, "-c", LAZY], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A config object of the tests' little model, cut into one stage."""
+    config = jaxdt.load_config(write_config(tmp_path))
+    config.plan.stages = config.plan.pipelines = 1
+    return config
+
+
+def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_process(config, tmp_path):
+    config.train.steps = 100_000
+    run = jaxdt.launch(config, tmp_path / "run", jaxdt.LaunchOptions(emulate_forward_s=0.02))
+    while len(run.metrics) < 2:
+        assert run.wait(0.05) is None, run.output
+    assert run.summary == {} and "coordinator at " in run.output
+    run.stop()
+    assert run.wait(60) == 130, run.output
+    n_steps = len(run.metrics)
+    assert run.summary["loss_last"] == run.metrics[-1]["loss"] and run.metrics[0]["step"] == 0
+
+    config = jaxdt.load_config(run.run_dir / "config.py")
+    config.train.steps = n_steps + 2
+    plan = jaxdt.load_plan(run.run_dir / "plan.json")
+    again = jaxdt.launch(config, run.run_dir, jaxdt.LaunchOptions(resume=True, plan=plan))
+    assert again.wait(60) == 0, again.output
+    assert again.metrics[-1]["step"] == n_steps + 1
+    picture = again.report()
+    assert picture._repr_png_().startswith(b"\x89PNG") and picture.path == again.run_dir / "report.png"
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "expected"),
+    [
+        ({"train.steps": 0}, {}, "train.steps: got 0"),
+        ({}, {"pin": 5000}, "--pin: got 5000"),
+        ({}, {"emulate": "none.json"}, "none.json: cannot be read"),
+        ({}, {"gpus_per_peer": "two"}, "--gpus_per_peer: got 'two'"),
+        ({}, {"resume": True}, "holds no complete checkpoint"),
+        ({"codec": "auto", "plan.stages": 2}, {}, "codec: auto needs to know the links"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_starts_nothing(config, tmp_path, fields, options, expected):
+    config.update_from_flattened_dict(fields)
+    with pytest.raises(jaxdt.BadInput) as error:
+        jaxdt.launch(config, tmp_path / "run", jaxdt.LaunchOptions(**options))
+    assert expected in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "run" / "logs").exists()
+
+
+def test_an_installation_without_the_scripts_says_so(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "SCRIPTS", tmp_path)
+    with pytest.raises(jaxdt.BadInput, match=r"has no train.py, expected .* pip install -e \."):
+        jaxdt.launch(config, tmp_path / "run")
+
+
+def test_every_config_object_gives_the_same_fields(config):
+    run_config = parse(config.to_dict(), 256)
+    assert isinstance(run_config, RunConfig)
+    assert parse(fields_of(run_config)) == run_config == parse(fields_of(config), 256)
+    assert fields_of(config.to_dict()) == fields_of(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("def get_config():\n    return 1 / 0\n", r"config.py:2: ZeroDivisionError"),
+        ("def get_config():\n    return 3\n", "get_config\\(\\) returned 3"),
+        ("", "has no function get_config"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_config_file_that_cannot_be_loaded_is_one_line(tmp_path, text, expected):
+    if text is not None:
+        (tmp_path / "config.py").write_text(text)
+    with pytest.raises(jaxdt.BadInput, match=expected):
+        jaxdt.load_config(tmp_path / "config.py")

@@ -1,0 +1,108 @@
+"""A question to a coordinator that is not there or not the one that was meant: one line that says what to look at."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+
+import pytest
+
+from jaxdt.cli import operator_flags
+from jaxdt.protocol.events import OPERATOR_IDS, OperatorRequest
+from jaxdt.runtime.coordinator_client import ask_coordinator
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.credential import load
+from jaxdt.runtime.joining import credential_for
+from jaxdt.runtime.net.options import TransportCallbacks
+from jaxdt.runtime.net.transport import Transport
+from jaxdt.spec.errors import BadInput
+
+
+@pytest.fixture
+def stranger():
+    """The address of a program that greets as an SSH server does."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(ConnectionError):
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+                while connection.recv(4096):
+                    continue
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield server.getsockname()
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    """The address of a coordinator of another run."""
+    authority.create_missing(tmp_path / "theirs")
+    credential = load(authority.coordinator_file(tmp_path / "theirs"))
+    callbacks = TransportCallbacks(lambda *_: None, lambda *_: None, lambda *_: None)
+    transport = Transport(-1, "theirs", ("127.0.0.1", 0), credential, callbacks)
+    yield transport.start()
+    transport.close(0.0)
+
+
+@pytest.fixture
+def own(tmp_path):
+    authority.create_missing(tmp_path / "own")
+    return tmp_path / "own"
+
+
+def refusal(address, credentials):
+    path = authority.operator_file(credentials) if credentials else None
+    with pytest.raises(BadInput) as refused:
+        request = OperatorRequest("status")
+        ask_coordinator("status", OPERATOR_IDS + 1, request, address, load(path) if path else None, False, 0.0)
+    return str(refused.value)
+
+
+def test_where_nobody_listens_the_line_says_so(own):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    line = f"status: coordinator 127.0.0.1:{address[1]}: nobody listens there: the run has ended, or its coordinator is"
+    assert refusal(address, own).startswith(line)
+
+
+def test_another_run_is_named_with_the_file_of_this_one(own, coordinator):
+    line = refusal(coordinator, own)
+    assert f"127.0.0.1:{coordinator[1]}: the process there is of another run" in line
+    assert str(authority.operator_file(own)) in line and "SSL" not in line
+
+
+def test_a_token_of_another_run_is_named(own, coordinator):
+    token = own / "new.token"
+    authority.create_token(own, token)
+    with pytest.raises(BadInput, match=f"--token: .*:{coordinator[1]}: the process there is of another run.*{token}"):
+        credential_for(token, coordinator)
+
+
+def test_a_stranger_does_not_speak_tls(own, stranger):
+    assert "the process there does not speak TLS" in refusal(stranger, own)
+
+
+def test_a_coordinator_expects_a_credential(coordinator):
+    assert "credential: got plaintext, expected TLS with a credential of this run" in refusal(coordinator, None)
+
+
+def test_a_run_that_has_ended_says_how_and_what_goes_on(tmp_path):
+    assert operator_flags.ended_run(tmp_path) == ""
+    (tmp_path / "summary.json").write_text(json.dumps({"reason": "stopped by an operator after 7 steps"}))
+    (tmp_path / "run").write_text("r")
+    command = f"to go on: python scripts/launch.py --resume --run_dir={tmp_path}"
+    ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; {command}"
+    assert operator_flags.ended_run(tmp_path) == ended
+    (tmp_path / "coordinator_address").write_text("127.0.0.1:1")
+    os.utime(tmp_path / "summary.json", (1.0, 1.0))
+    assert operator_flags.ended_run(tmp_path) == "", "its coordinator was started again"

@@ -1,0 +1,251 @@
+"""Replicas that may differ: a run under virtual time equals the replay of its log in one process, bit for bit.
+
+The replay computes with the jitted functions of the stages. That it computes the right thing is shown by the whole
+model in plain JAX, by all-reduce, and by runs of one pipeline."""
+
+import functools
+from dataclasses import replace
+
+import gpt_reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdt.build import RunStart, build_coordinator, build_peers, check
+from jaxdt.model.float_vector import FloatVector
+from jaxdt.model.gpt import init_stage
+from jaxdt.model.group_replay import GroupReplay, logged_group
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
+from jaxdt.runtime.storage.store import Store, stage_functions
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.sim_peer import Environment, SimPeer
+from jaxdt.spec import config as run_config
+from jaxdt.spec import serialize
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Link
+from jaxdt.spec.optim import OptimConfig
+
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
+SEED, BATCH, N_STEPS = 3, 2, 8
+ADAMW = OptimConfig("adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
+SGD = OptimConfig("sgd", lr=0.1, momentum=0.9, clip_norm=0.0)
+MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)
+
+
+class Tokens:
+    """Random text in which a token follows from the one before it more often than not."""
+
+    def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
+        rng = np.random.default_rng((seed, step, microbatch))
+        jumps = rng.integers(0, 64, (microbatch_size, seq_len + 1)) * (rng.random((microbatch_size, seq_len + 1)) < 0.3)
+        return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
+
+
+def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatches=4, **groups):
+    independent = match is not None
+    sync = {"kind": "groups", "groups": {"match": match, **groups}} if independent else {}
+    return run_config.parse(
+        dict(
+            model=MODEL,
+            plan=dict(stages=2, pipelines=pipelines, microbatches=microbatches),
+            train=dict(steps=steps, seed=SEED, microbatch_size=BATCH),
+            optim=serialize.write(optim),
+            wiring={"kind": "independent"} if independent else {},
+            sync=sync | {"slice_bytes": 1000},
+            net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
+        )
+    )
+
+
+@functools.cache
+def functions_of(stage, optim):
+    config = make_config(optim=optim)
+    return stage_functions(config, run_config.default_plan(config), stage)
+
+
+def simulated(config):
+    """(outcome, {peer: its state at the end}); peers and links are of unequal speeds."""
+    plan = run_config.default_plan(config)
+    stores, peers = {}, {}
+    for peer, machine in build_peers(config, plan, RunStart("r")).items():
+        stores[peer] = Store(config, plan, peer, Tokens(), functions_of(plan.seat(peer)[0], config.optim))
+        peers[peer] = SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
+    link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
+    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
+    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run()
+    assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
+    return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
+
+
+def log_of(config, outcome):
+    plan = run_config.default_plan(config)
+    groups = [logged_group(plan, report.stage, report.members, report.steps) for report in outcome.of(GroupReport)]
+    return groups, {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
+
+
+def replayed(config, outcome):
+    plan = run_config.default_plan(config)
+    replay = GroupReplay(config, plan, [functions_of(s, config.optim) for s in range(plan.n_stages)], Tokens())
+    replay.run(*log_of(config, outcome))
+    return replay
+
+
+def assert_equal_bits(got, expected):
+    jax.tree.map(np.testing.assert_array_equal, got, jax.device_get(expected))
+
+
+RULES = [
+    ("all", dict(every_steps=1)),
+    ("all", dict(every_steps=4)),
+    ("none", {}),
+    ("pairs", dict(every_steps=1)),
+    ("window", dict(every_steps=1, window_s=3.0, connectivity_groups=4)),
+    ("window", dict(every_steps=2, group_size_max=2, window_s=3.0)),
+]
+
+
+@pytest.mark.parametrize(("match", "groups"), RULES, ids=lambda value: str(value))
+def test_a_run_equals_the_replay_of_its_log(match, groups):
+    config = make_config(match, 3, microbatches=7, **groups)
+    outcome, states = simulated(config)
+    replay = replayed(config, outcome)
+    n_steps = log_of(config, outcome)[1]
+    assert sum(n_steps.values()) >= 3 * N_STEPS
+    sizes = {len(report.members) for report in outcome.of(GroupReport)}
+    assert sizes >= {"all": {3}, "none": set(), "pairs": {1, 2}, "window": {1, 2}}[match]
+    replay.average_states()
+    plan = run_config.default_plan(config)
+    for stage, row in enumerate(plan.placement):
+        for pipeline, peer in enumerate(row):
+            assert_equal_bits(states[peer], replay.states[stage][pipeline])
+    rows = [report.loss for report in outcome.of(StepReport)]
+    assert len(rows) == N_STEPS and rows[-1] < rows[0]
+
+
+# ------------------------------------------------------------------------------------ what the replay itself computes
+
+
+@functools.cache
+def whole_model_step(model, optim):
+    """(one update of the whole model, the initial state of its optimizer), for AdamW."""
+    matrices = functools.partial(jax.tree.map, lambda leaf: leaf.ndim >= 2)
+    lr = lambda count: optim.lr * jnp.minimum(1.0, (jnp.float32(count) + 1.0) / max(1, optim.warmup_steps))  # noqa: E731
+    adamw = optax.adamw(lr, optim.b1, optim.b2, optim.eps, weight_decay=optim.weight_decay, mask=matrices)
+    rule = optax.chain(optax.clip_by_global_norm(optim.clip_norm), adamw)
+
+    def loss(params, tokens_BT):
+        return gpt_reference.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / tokens_BT.shape[0]
+
+    @jax.jit
+    def step(params, state, tokens_BT):
+        value, gradient = jax.value_and_grad(loss)(params, tokens_BT)
+        with jax.numpy_dtype_promotion("standard"):
+            change, state = rule.update(gradient, state, params)
+        return value, optax.apply_updates(params, change), state
+
+    return step, jax.jit(rule.init)
+
+
+class WholeModel:
+    """The same in plain JAX: the whole model of each pipeline in one gradient, optax for the update."""
+
+    def __init__(self, config):
+        self.config, self.plan = config, run_config.default_plan(config)
+        model = config.model
+        self.step_of, initial_state = whole_model_step(model, config.optim)
+        params = init_stage(model, 0, model.n_layers, SEED)
+        self.params = [params] * self.plan.n_pipelines
+        self.states = [initial_state(params)] * self.plan.n_pipelines
+        self.names = [list(init_stage(model, lo, hi, SEED)) for lo, hi in self.plan.stages]
+
+    def step(self, pipeline, n):
+        plan = self.plan
+        parts = [Tokens().train_batch(SEED, n, m, BATCH, 8, plan.n_microbatches) for m in plan.microbatches(pipeline)]
+        loss, self.params[pipeline], self.states[pipeline] = self.step_of(
+            self.params[pipeline], self.states[pipeline], np.concatenate(parts)
+        )
+        return float(loss)
+
+    def average(self, stage):
+        for name in self.names[stage]:
+            mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *(params[name] for params in self.params))
+            self.params = [params | {name: mean} for params in self.params]
+
+
+def test_local_sgd_is_that_of_the_whole_model():
+    """Three pipelines of unequal shares average every second step: losses, and parameters at the end."""
+    config = make_config("all", 3, microbatches=7, every_steps=2)
+    outcome, _ = simulated(config)
+    replay, whole = replayed(config, outcome), WholeModel(config)
+    n_steps = replay.losses[0]
+    for n in range(len(n_steps)):
+        for pipeline in range(3):
+            assert whole.step(pipeline, n) == pytest.approx(replay.losses[pipeline][n], rel=1e-5)
+        if n % 2:
+            whole.average(0)
+            whole.average(1)
+    for pipeline in range(3):
+        params = {name: tree for stage in (0, 1) for name, tree in replay.states[stage][pipeline][0].items()}
+        got, expected = (
+            FloatVector(tree).of(tree) for tree in (params, {n: whole.params[pipeline][n] for n in params})
+        )
+        assert np.linalg.norm(got - expected) < 1e-4 * np.linalg.norm(expected)
+
+
+def test_averaging_after_every_step_of_sgd_is_all_reduce():
+    """Without clipping and with equal shares the mean of the updates is the update by the mean gradient."""
+    outcome, states = simulated(make_config("all", 2, SGD))
+    reference, same_states = simulated(make_config(None, 2, SGD))
+    losses, expected = ([report.loss for report in run.of(StepReport)] for run in (outcome, reference))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for peer, (params, _) in states.items():
+        got, expected = (FloatVector(tree).of(tree) for tree in (params, same_states[peer][0]))
+        assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+def test_one_pipeline_by_itself_is_the_run_that_there_was():
+    for match in ("all", "none"):
+        outcome, states = simulated(make_config(match, 1))
+        reference, same_states = simulated(make_config(None, 1))
+        losses, expected = ([report.loss for report in run.of(StepReport)] for run in (outcome, reference))
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)
+        norms, expected = ([report.gradient_norm for report in run.of(StepReport)] for run in (outcome, reference))
+        np.testing.assert_allclose(norms, expected, rtol=1e-5)
+        for peer, (params, _) in states.items():
+            got, expected = (FloatVector(tree).of(tree) for tree in (params, same_states[peer][0]))
+            assert np.linalg.norm(got - expected) < 1e-6 * np.linalg.norm(expected)
+
+
+def test_pipelines_that_never_average_are_runs_of_their_own():
+    """Each pipeline's losses are those of the whole model trained on its share alone."""
+    config = make_config("none", 3, microbatches=7)
+    replay, whole = replayed(config, simulated(config)[0]), WholeModel(config)
+    for pipeline in range(3):
+        losses = [whole.step(pipeline, n) for n in range(len(replay.losses[pipeline]))]
+        np.testing.assert_allclose(replay.losses[pipeline], losses, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "line"),
+    [
+        ("sync", "delay", 1, "sync.delay: got 1, expected 0"),
+        ("wiring", "kind", "fixed", "wiring.kind: got fixed, expected independent"),
+        ("wiring", "kind", "swarm", "wiring.kind: got swarm, expected independent"),
+        ("sync", "kind", "allreduce", "wiring.kind: got independent, whose pipelines run by themselves"),
+        ("model", "tied_head", True, "model.tied_head: got true, expected false"),
+        ("wiring", "rebalance_s", 60.0, "wiring.rebalance_s: got 60.0, expected 0"),
+        ("train", "on_nonfinite", "rollback", "train.on_nonfinite: got rollback"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(part, field, value, line):
+    config = make_config()
+    config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
+    with pytest.raises(BadInput, match=line):
+        check(config, run_config.default_plan(config))
