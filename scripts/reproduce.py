@@ -2,15 +2,15 @@
 
     python scripts/reproduce.py TARGET [--out=configs/reproduce] [--from_results]
     python scripts/reproduce.py TARGET|all --check
-    TARGET: dtfm, dtfm_gain, sdpipe, square_cube, swarm_table1, swarm_table2, swarm_scaling, swarm_rebalancing,
-            swarm_cost
+    TARGET: dtfm, dtfm_gain, sdpipe, square_cube, swarm_table1, swarm_table2, swarm_tables34, swarm_scaling,
+            swarm_rebalancing, swarm_cost, hybrid_ps_table1
 
 Writes OUT/TARGET/README.md, its pictures and results.jsonl: the commit, and the simulated values that the page is
 written from. With --from_results they are read from there, and nothing is simulated. With --check nothing in OUT
 changes: the target is made again, all of it, and compared with what stands there, text and values byte for byte,
-pictures pixel for pixel. Needs no jax; uses all cores. dtfm, dtfm_gain, swarm_table2 and swarm_scaling take minutes,
-the others up to a minute. swarm_rebalancing and swarm_cost accept other traces of node counts (--trace), and swarm_cost
-accepts other prices. Exit codes: 0 done, 1 a page is not what its command writes, 2 bad input.
+pictures pixel for pixel. Needs no jax; uses all cores. dtfm, dtfm_gain, swarm_table2, swarm_tables34 and swarm_scaling
+take minutes, the others up to a minute. swarm_rebalancing and swarm_cost accept other traces of node counts (--trace),
+and swarm_cost accepts other prices. Exit codes: 0 done, 1 a page is not what its command writes, 2 bad input.
 """
 
 import tempfile

@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2, swarm_tables34
-from experiments.reproduce.hybrid_ps import table1 as hybrid_table1
+from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2
 from experiments.reproduce.interval import interval, paired_ratio
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet, parts
 from experiments.reproduce.swarm_fleet import each_s as recorded_each_s
+from experiments.reproduce.tables import hybrid_ps_table1 as hybrid_table1
+from experiments.reproduce.tables import swarm_tables34
 
 from jaxdt.spec.errors import BadInput
 
@@ -119,7 +120,7 @@ def test_recomputation_is_counted_once():
 
 
 def test_the_fleets_of_tables_3_and_4_reach_the_best_case_but_for_averaging():
-    """The faster GPUs come first, and 1F1B's shares go by speed. A stage that owns its blocks averages 16 times more."""
+    """The faster GPUs come first, and 1F1B's shares go by speed. Without sharing, 16 times as much is averaged."""
     mixed, alone = (swarm_tables34.Row(3, gpus) for gpus in (swarm_tables34.MIXED, swarm_tables34.A100))
     fleet = mixed.fleet(swarm_tables34.ONE_F_ONE_B)
     ratio = (400 / 19.2) / (56 / 25.5)

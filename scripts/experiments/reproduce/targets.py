@@ -22,7 +22,7 @@ TARGETS = (
     "swarm_cost",
     "hybrid_ps_table1",
 )
-MODULES = {"hybrid_ps_table1": "hybrid_ps.table1"}  # of targets that are in a folder of their paper
+MODULES = {name: f"tables.{name}" for name in ("swarm_tables34", "hybrid_ps_table1")}  # those in a folder below
 
 
 def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) -> str:
