@@ -55,7 +55,7 @@ SUBJECTS = {  # of --help
     "What to train": ("config", "plan", "print_config"),
     "The folder of the run": ("run_dir", "resume", "overwrite", "report"),
     "Links between the peers": ("emulate", "network", "profile"),
-    "This machine": ("pin", "gpus_per_peer", "emulate_forward_s"),
+    "This machine": ("pin", "gpus_per_peer", "emulate_forward_s", "stall"),
     "Several hosts": ("emit", "hosts", "port"),
 }
 
@@ -98,6 +98,7 @@ def options_of_flags() -> api.LaunchOptions:
         network=NETWORK.value,
         profile=PROFILE.value,
         emulate_forward_s=run_flags.FORWARD_S.value,
+        stall=run_flags.STALL.value,
         pin=PIN.value,
         gpus_per_peer=GPUS_PER_PEER.value,
         overwrite=OVERWRITE.value,

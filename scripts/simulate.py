@@ -43,6 +43,7 @@ from jaxdt.sim.fault_report import records, run_with_faults, summary, time_limit
 from jaxdt.sim.faults import Fault, draw
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
+from jaxdt.sim.stragglers import stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
@@ -73,6 +74,9 @@ JITTER_MS = flags.DEFINE_float("jitter_ms", 0.0, "Uniform jitter of every messag
 RAMP = flags.DEFINE_bool("tcp_ramp", False, "Connections start slowly again when they were idle.")
 ACCESS = flags.DEFINE_float("access_gbps", None, "The line that all traffic of a host shares, each way.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the jitter, and of the peers that a --trace makes leave.")
+STALL = flags.DEFINE_string(
+    "stall", None, f"Stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or before each Work."
+)
 SWEEP = flags.DEFINE_string("sweep", None, f"NAME=LOW:HIGH with {', '.join(SWEEPS)}; log-spaced, for all links.")
 POINTS = flags.DEFINE_integer("points", 9, "Points of a sweep.")
 FAULTS = flags.DEFINE_string("faults", None, "SEED:N, N faults drawn from a seed.")
@@ -133,6 +137,7 @@ def scenario_of_flags() -> Scenario:
         seed=SEED.value,
         tcp_ramp=RAMP.value,
         access_gbps=ACCESS.value,
+        stalls=stalls.parse(STALL.value) if STALL.value else None,
     )
     return api.scenario_of(config, profile, network, plan, options)
 

@@ -15,3 +15,7 @@ FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # compiles twice as fast; later versions lack the flag
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # the caller's come last and win
+
+
+def pytest_addoption(parser):
+    parser.addoption("--readme", action="store_true", help="run the long blocks of README.md too, for about an hour")

@@ -26,6 +26,7 @@ from jaxdt.model.data import TokenFile, verify_checksum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import Launcher, LocalFleet, PeerDevices
 from jaxdt.runtime.storage.checkpoint import about_run, newest_whole
+from jaxdt.sim.stragglers import stalls
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -43,6 +44,7 @@ class LaunchOptions:
     network: a network.json with measured links, for the prediction, codec auto and wiring.replan; else `emulate`.
     profile: for codec auto, a profile.json; by default int8 is measured.
     emulate_forward_s: a forward takes at least so long, a backward twice that.
+    stall: stragglers, PROB,SECONDS,SEED (jaxdt.sim.stragglers.stalls).
     pin: CPUs of each peer; 0 divides this machine's among them if there are enough.
     gpus_per_peer: an integer or 1/N; by default the peers divide this machine's GPUs.
     overwrite: delete the files of an earlier run in the folder.
@@ -55,6 +57,7 @@ class LaunchOptions:
     network: str | Path | None = None
     profile: str | Path | None = None
     emulate_forward_s: float = 0.0
+    stall: str | None = None
     pin: int = 0
     gpus_per_peer: str = ""
     overwrite: bool = False
@@ -144,6 +147,8 @@ def check(config: Config, options: LaunchOptions, source: str = "config") -> Che
     for path in (options.emulate, options.network):
         if path:
             run_inputs.network_of(str(path), plan)
+    if options.stall:
+        stalls.parse(options.stall)
     return CheckedRun(run_config, plan, data, options, _gpus_per_peer(run_config, options))
 
 
@@ -193,7 +198,8 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
 def process_flags(options: LaunchOptions) -> list[str]:
     """The flags of train.py and coordinate.py that follow from the options."""
     flags = [f"--emulate={options.emulate}"] if options.emulate else []
-    return flags + ([f"--emulate_forward_s={options.emulate_forward_s}"] if options.emulate_forward_s else [])
+    flags += [f"--emulate_forward_s={options.emulate_forward_s}"] if options.emulate_forward_s else []
+    return flags + ([f"--stall={options.stall}"] if options.stall else [])
 
 
 def network_flags(options: LaunchOptions) -> list[str]:

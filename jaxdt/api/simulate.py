@@ -21,6 +21,7 @@ from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.links import Jitter, Ramp
 from jaxdt.sim.predict import simulate as simulate_run
 from jaxdt.sim.scenario import PERSIST_S, SWEEPS, Scenario, memory_bytes
+from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.sim.time_breakdown import WARM_UP_STEPS, Parts, TimeBreakdown, break_down_step
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
@@ -43,6 +44,7 @@ class SimulateOptions:
     jitter_s: uniform jitter of every message's latency, drawn from `seed`.
     tcp_ramp: connections start slowly again when they were idle.
     access_gbps: the line that all traffic of a host shares, each way.
+    stalls: pauses before some Work, or None; they count as compute.
     """
 
     steps: int = 3
@@ -51,6 +53,7 @@ class SimulateOptions:
     seed: int = 0
     tcp_ramp: bool = False
     access_gbps: float | None = None
+    stalls: Stalls | None = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def scenario_of(
         ramp=Ramp() if options.tcp_ramp else None,
         access_gbps=_access_gbps(options.access_gbps, network, plan) if options.access_gbps is not None else {},
     )
-    return Scenario(config, plan, profile, network, options.persist_s, links)
+    return Scenario(config, plan, profile, network, options.persist_s, links, options.stalls)
 
 
 def sweep(scenario: Scenario, name: str, values: Sequence[float], n_steps: int) -> Iterator[dict[str, Any]]:

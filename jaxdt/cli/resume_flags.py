@@ -17,7 +17,7 @@ from jaxdt.spec.plan import Plan
 
 LAUNCH = "launch.json"
 # Flags of launch.py, beside the config and the plan, that a resumed run keeps; some of them are paths.
-KEPT = ("emulate", "network", "emulate_forward_s", "pin", "gpus_per_peer")
+KEPT = ("emulate", "network", "emulate_forward_s", "stall", "pin", "gpus_per_peer")
 PATHS = ("emulate", "network")
 OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
 

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict, config_flags
 from jaxdt.cli import run_inputs, script_main
 from jaxdt.model.data import TokenFile
 from jaxdt.runtime.compute_environment import ONE_THREAD
+from jaxdt.sim.stragglers import stalls
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
@@ -37,6 +38,9 @@ TOKEN = flags.DEFINE_string("token", None, "A token file, for a credential of it
 EMULATE = flags.DEFINE_string("emulate", None, "A network.json whose links are emulated inside the transport.")
 FORWARD_S = flags.DEFINE_float(
     "emulate_forward_s", 0.0, "Emulate a slower device: a forward takes at least so long, a backward twice that.", 0.0
+)
+STALL = flags.DEFINE_string(
+    "stall", None, f"Emulate stragglers, {stalls.SYNTAX}: peers pause before the first forward of a step, or each Work."
 )
 RUN = flags.DEFINE_string("run", "local", "Name of the run, equal on all its processes.")
 PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Run without a credential outside of loopback.")
@@ -103,6 +107,7 @@ def job(coordinator: str | None = None) -> "RunJob":
         resume=Path(RESUME.value) if RESUME.value else None,
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
+        stalls=stalls.parse(STALL.value) if STALL.value else None,
     )
 
 
@@ -134,6 +139,7 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", "Welcome"]:
         credential=credential,
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
+        stalls=stalls.parse(STALL.value) if STALL.value else None,
     )
     return run_job, welcome
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from jaxdt.protocol.events import Digested, DigestState, Event, Install, Installed, Ran, Restore, Restored
 from jaxdt.runtime.loop import CheckpointWriter, Loop
+from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.spec.work import REPLACES_STATE, TIMED_AS
 
 
@@ -14,12 +15,14 @@ def compute(
     prepare: Callable[[], Event],
     checkpointer: CheckpointWriter | None = None,
     work_s_min: Mapping[str, float] = MappingProxyType({}),
+    stalls: PeerStalls | None = None,
 ) -> None:
     """Run this as a thread. `prepare` makes the loop's tensors and returns the event that tells the machine so. After
     that, this takes actions from the loop's `work` until None comes, and posts one event for each.
 
     A Work that replaces the state waits until the checkpointer has copied it. A Work of a kind takes at least
-    work_s_min[kind], which emulates a slower device. An exception is posted too, and ends the process."""
+    work_s_min[kind], which emulates a slower device, and `stalls` makes some Work begin late, which emulates a
+    straggler. An exception is posted too, and ends the process."""
     try:
         loop.post(prepare())
         while (action := loop.work.get()) is not None:
@@ -37,9 +40,12 @@ def compute(
                 if kind in REPLACES_STATE and checkpointer:
                     checkpointer.wait()
                 loop.running = action.work
+                stall_s = stalls.before_s(action.work) if stalls else 0.0
+                if stalls:
+                    time.sleep(stall_s)
                 values = loop.tensors.run(action.work, action.scale, action.rounds)
                 if seconds_min := work_s_min.get(TIMED_AS.get(kind, kind)):
-                    time.sleep(max(0.0, started_s + seconds_min - time.monotonic()))
+                    time.sleep(max(0.0, started_s + stall_s + seconds_min - time.monotonic()))
                 loop.running = None
                 loop.post(Ran(action.work, started_s, time.monotonic() - started_s, values))
     except BaseException as error:

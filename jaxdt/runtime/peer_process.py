@@ -101,7 +101,7 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
             loop.transport.connect(COORDINATOR, coordinator)
             stop_requests.deliver_to(loop)
             prepare = functools.partial(_prepare, job, options, served, loop)
-            arguments = (loop, prepare, checkpointer, job.work_s_min(served.stage))
+            arguments = (loop, prepare, checkpointer, job.work_s_min(served.stage), job.stalls_of(peer))
             compute_thread = threading.Thread(target=compute, args=arguments, name="compute", daemon=True)
             compute_thread.start()
             end = loop.run(address)

@@ -12,6 +12,7 @@ from jaxdt.runtime.identity.credential import load as load_credential_file
 from jaxdt.runtime.storage.checkpoint import about_run, check_resumable
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.runtime.storage.parts import part_folders
+from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
@@ -28,6 +29,7 @@ class RunJob:
     network: the links that the transport emulates, or None.
     resume: the folder of a complete checkpoint to resume from, or None.
     forward_s_min: emulates a slower device: a forward takes at least this long, and a backward twice as long.
+    stalls: emulated stragglers, or None.
     """
 
     config: RunConfig
@@ -41,6 +43,7 @@ class RunJob:
     trace_steps: int = 30
     allow_plaintext: bool = False
     forward_s_min: float = 0.0
+    stalls: Stalls | None = None
 
     @property
     def about(self) -> dict:
@@ -81,6 +84,10 @@ class RunJob:
             forward_s = self.forward_s_min
             backward_s = 2 * self.forward_s_min
         return {FORWARD: forward_s, BACKWARD: backward_s, REGENERATE: backward_s}
+
+    def stalls_of(self, peer: int) -> PeerStalls | None:
+        """The stalls of a peer that is emulated as a straggler."""
+        return PeerStalls(self.stalls, peer) if self.stalls else None
 
     def checkpointer(self, stage: int | None) -> Checkpointer:
         """What writes a stage's part of each checkpoint; for `stage` None, what marks checkpoints complete."""

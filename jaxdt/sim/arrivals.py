@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxdt.build import RunStart, build_newcomer
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.sim_peer import SimPeer
+from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Link
@@ -32,12 +33,14 @@ class Arrivals:
         host_of: Mapping[int, str],
         seconds_at: Callable[[int, int], Mapping[str, float]] | None,
         faults: Sequence[Fault],
+        stalls_of: Callable[[int], PeerStalls | None] = lambda peer: None,
     ):
         self._config = config
         self._plan = plan
         self._link = link
         self._host_of = host_of
         self._seconds_at = seconds_at
+        self._stalls_of = stalls_of
         joins = sorted((fault for fault in faults if fault.kind == JOIN), key=lambda fault: fault.at_s)
         self._free_machines = deque(fault.others[0] for fault in joins)
         self._machine_of = {peer: peer for peer in plan.peers}
@@ -59,6 +62,7 @@ class Arrivals:
             tensors=NoTensors(config.train.microbatch_size, state_words(config, plan, stage)),
             host=self._host_of[machine],
             seconds=self._seconds_at(machine, stage),
+            stalls=self._stalls_of(peer),
         )
 
 

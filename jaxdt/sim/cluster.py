@@ -461,8 +461,12 @@ class Simulation:
         if self._active_faults:
             seconds *= self._active_faults.slow_factor(peer)
         self._running.setdefault(peer, []).append(work)
-        host = self._hosts[sim_peer.host]
-        host.start(now_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
+        stall_s = sim_peer.stalls.before_s(work) if sim_peer.stalls else 0.0
+        arguments = (now_s + stall_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
+        if stall_s:  # the peer sleeps, and needs no core
+            self._queue.at(now_s + stall_s, self._hosts[sim_peer.host].start, arguments)
+        else:
+            self._hosts[sim_peer.host].start(*arguments)
 
     def _finish_work(self, sim_peer: SimPeer, peer: int, work: Work, start_s: float, values: dict[str, float]) -> None:
         seconds = self.outcome.now_s - start_s

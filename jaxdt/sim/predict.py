@@ -15,6 +15,7 @@ from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import JOIN, Fault
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, Recorder, SimPeer
+from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import UNLIMITED_GBPS, Link, Network
@@ -27,7 +28,8 @@ WARM_UP_STEPS = 1
 class Conditions:
     """Where a plan runs. `seconds[peer]`: per kind of Work on one core, and per MESSAGE where the time of handling one
     counts; `host_of[peer]`: its host; `seconds_at(peer, stage)`, where peers join or change stages: the seconds of a
-    stage on the machine of a peer of the plan. The other fields are those of Environment."""
+    stage on the machine of a peer of the plan; `stalls`: of all peers, None for none. The other fields are those of
+    Environment."""
 
     seconds: Mapping[int, Mapping[str, float]]
     link: Callable[[int, int], Link]
@@ -37,6 +39,11 @@ class Conditions:
     options: LinkOptions = field(default_factory=LinkOptions)
     free: frozenset[str] = frozenset()
     seconds_at: Callable[[int, int], Mapping[str, float]] | None = None
+    stalls: Stalls | None = None
+
+    def stalls_of(self, peer: int) -> PeerStalls | None:
+        """The stalls of one peer, from its first Work on."""
+        return PeerStalls(self.stalls, peer) if self.stalls else None
 
     def environment(self, link: Callable[[int, int], Link]) -> Environment:
         """The environment of a simulation with these links."""
@@ -53,7 +60,15 @@ def simulate(
 ) -> Outcome:
     """Run the config's steps in virtual time, without arithmetic."""
     with _without_gc():
-        arrivals = Arrivals(config, plan, conditions.link, conditions.host_of, conditions.seconds_at, faults)
+        arrivals = Arrivals(
+            config,
+            plan,
+            link=conditions.link,
+            host_of=conditions.host_of,
+            seconds_at=conditions.seconds_at,
+            faults=faults,
+            stalls_of=conditions.stalls_of,
+        )
         has_joiners = any(fault.kind == JOIN for fault in faults)
         simulation = Simulation(
             build_coordinator(config, plan, RunStart("sim")),
@@ -72,7 +87,13 @@ def _make_peers(config: RunConfig, plan: Plan, conditions: Conditions) -> dict[i
     size = config.train.microbatch_size
     tensors = [NoTensors(size, state_words(config, plan, stage)) for stage in range(plan.n_stages)]
     return {
-        peer: SimPeer(machine, tensors[plan.seat(peer)[0]], conditions.host_of[peer], conditions.seconds[peer])
+        peer: SimPeer(
+            machine,
+            tensors[plan.seat(peer)[0]],
+            conditions.host_of[peer],
+            conditions.seconds[peer],
+            stalls=conditions.stalls_of(peer),
+        )
         for peer, machine in build_peers(config, plan, RunStart("sim")).items()
     }
 

@@ -8,6 +8,7 @@ from jaxdt.build import peer_load
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links, shared_hosts
+from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.memory import MemoryOptions, most_retained, stage_memory_bytes
@@ -25,7 +26,7 @@ PERSIST_S = 0.002
 class Scenario:
     """A plan on a network, with the seconds of a profile. Every peer has its own device. Devices that the network puts
     on one host share its cores and its line, as far as the network's `hosts` say; `options` may give hosts another
-    line. The coordinator is beside the plan's first peer."""
+    line, and `stalls` hold up some Work. The coordinator is beside the plan's first peer."""
 
     config: RunConfig
     plan: Plan
@@ -33,6 +34,7 @@ class Scenario:
     network: Network
     persist_s: float = PERSIST_S
     options: LinkOptions = field(default_factory=LinkOptions)
+    stalls: Stalls | None = None
 
     def __post_init__(self):
         if max(self.plan.peers) >= self.network.n_devices:
@@ -58,6 +60,7 @@ class Scenario:
             persist_s=self.persist_s,
             options=options,
             seconds_at=partial(seconds_at, self),
+            stalls=self.stalls,
         )
 
     def quiet(self, n_steps: int) -> RunConfig:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 from jaxdt.membership.peer import DrivenMachine
 from jaxdt.protocol.events import Key, Report, SliceKey, StateKey, Stop
 from jaxdt.sim.link_table import LinkOptions
+from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 from jaxdt.spec.network import Link
@@ -19,13 +20,14 @@ CRASHED = 137  # the exit code of a process that was killed
 class SimPeer:
     """A simulated peer on its host. Peers with an equal `disk` see one another's parts of checkpoints. `seconds`: per
     kind of Work on one core. It may also hold MESSAGE, the seconds of handling one message; if any peer of a simulation
-    has that, each peer handles messages beside its Work."""
+    has that, each peer handles messages beside its Work. `stalls` holds some of its Work up."""
 
     machine: DrivenMachine
     tensors: Tensors
     host: str
     seconds: Mapping[str, float]
     disk: str = ""
+    stalls: PeerStalls | None = None
 
 
 ReportKind = TypeVar("ReportKind", bound=Report)

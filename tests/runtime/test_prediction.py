@@ -80,7 +80,7 @@ def test_the_first_view_does_not_wait_for_it(tmp_path, monkeypatch):
     machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
     members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
     machine.roster.view = machine.roster.first_view(1, Checkpoint())
-    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
     journal = Journal(job, machine, SimpleNamespace(put_s=0.01), live=False)
     journal.post = journal.report
     with journal:
@@ -102,7 +102,7 @@ def test_without_emulated_links_it_is_made_on_the_measured_ones(tmp_path):
     view = machine.roster.first_view(1, Checkpoint())
     members = tuple(replace(member, address=f"10.0.0.{member.peer}:7700") for member in view.members)
     machine.roster.view = replace(view, members=members)
-    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
     durable = SimpleNamespace(put_s=0.01)
     asked = Journal(job, machine, durable, live=False, measured=measured)._prediction_request()
     assert asked.network == measured
@@ -115,7 +115,7 @@ def test_without_emulated_links_it_is_made_on_the_measured_ones(tmp_path):
 
 @pytest.mark.parametrize("report", [PredictionReport(1.5, 2.0), PredictionReport(problem="killed")])
 def test_a_prediction_is_shown(report, tmp_path, capsys):
-    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None)
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
     Journal(job, SimpleNamespace(n_committed=0), SimpleNamespace(), live=False).report(report)
     shown = capsys.readouterr().out
     assert shown == ("predicted step time 1.500 s\n" if report.step_s else "prediction: problem killed\n")

@@ -213,7 +213,9 @@ class Journal:
             host_of |= {peer: host.name for peer, host in shared.items() if host.cores}
             cores |= {host.name: host.cores for host in shared.values() if host.cores}
         profiles = dict(self._machine.profiles)
-        return PredictionRequest(job.config, job.plan, network, profiles, host_of, cores, self._durable.put_s)
+        return PredictionRequest(
+            job.config, job.plan, network, profiles, host_of, cores, self._durable.put_s, job.stalls
+        )
 
     def finish(self, loop_busy_s_max: float) -> None:
         """The loop has ended: write the summary of the run and show it. A run that is done waits for its prediction.

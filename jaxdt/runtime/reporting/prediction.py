@@ -18,12 +18,14 @@ from pathlib import Path
 import jaxdt
 from jaxdt.protocol.reports import PredictionReport
 from jaxdt.sim.predict import Conditions, device_links, predict_step_s
+from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.spec.codec import NONE
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 
 LEAST_PRIORITY = 19
+N_STEPS, N_STALLED_STEPS = 4, 24  # steps with stalls differ
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class PredictionRequest:
     host_of: Mapping[int, str]
     cores: Mapping[str, float]
     persist_s: float
+    stalls: Stalls | None = None
 
 
 class Prediction:
@@ -94,12 +97,14 @@ def predict(request: PredictionRequest) -> PredictionReport:
     little too high: the peers' timings contain encoding and decoding."""
     link = device_links(request.network)
     conditions = Conditions(request.seconds, link, request.host_of, request.cores, request.persist_s)
-    plan = request.plan
-    step_s = predict_step_s(request.config, plan, conditions)
+    plan, n_steps = request.plan, N_STEPS
+    if request.stalls:
+        conditions, n_steps = replace(conditions, stalls=request.stalls), N_STALLED_STEPS
+    step_s = predict_step_s(request.config, plan, conditions, n_steps)
     if all(codec == NONE for codec in plan.codec_of_links.values()):
         return PredictionReport(step_s)
     uncompressed = replace(plan, codec=(NONE,) * (plan.n_stages - 1))
-    return PredictionReport(step_s, predict_step_s(request.config, uncompressed, conditions))
+    return PredictionReport(step_s, predict_step_s(request.config, uncompressed, conditions, n_steps))
 
 
 if __name__ == "__main__":
