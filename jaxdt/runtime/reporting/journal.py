@@ -26,6 +26,7 @@ from jaxdt.protocol.reports import (
     ReplanReport,
     Report,
     RollbackReport,
+    StateMeanReport,
     StepReport,
     VacantReport,
     ViewReport,
@@ -129,8 +130,8 @@ class Journal:
             case EndedReport():
                 self._end = report
                 self._display.ended()
-            case GroupReport():
-                pass  # there is one for each step; the trace has them
+            case GroupReport() | StateMeanReport():
+                pass  # there are some for each step; the trace has them
             case PredictionReport(step_s=step_s, problem=None):
                 self._display.print(f"predicted step time {step_s:.3f} s")
             case ReplanReport():
