@@ -170,7 +170,8 @@ def _summary_lines(summary: dict) -> list[str]:
         return lines
     lines.append(f"loss           {summary['loss_first']:.4f} -> {summary['loss_last']:.4f}")
     if summary["eval_loss_last"] is not None:
-        lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}")
+        step = summary["eval_loss_step"]
+        lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}, measured at step {step} of {summary['steps']}")
     measured_s = summary["step_s_measured"]
     predicted_s = summary["step_s_predicted"]
     if measured_s:

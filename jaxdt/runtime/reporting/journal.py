@@ -227,7 +227,7 @@ class Journal:
         code, reason = self._end.code, self._end.reason
         predicted = self._prediction.end(0.0 if code else PREDICTION_S) or PredictionReport()
         steps = list(self._metrics)
-        eval_losses = [step["eval_loss"] for step in steps if "eval_loss" in step]
+        evaluated = [step for step in steps if "eval_loss" in step]
         measured_s, tokens_per_s = self._speed(steps)
         summary = {
             "code": code,
@@ -235,7 +235,9 @@ class Journal:
             "steps": len(steps),
             "loss_first": steps[0]["loss"] if steps else None,
             "loss_last": steps[-1]["loss"] if steps else None,
-            "eval_loss_last": eval_losses[-1] if eval_losses else None,
+            "eval_loss_last": evaluated[-1]["eval_loss"] if evaluated else None,
+            "eval_loss_step": evaluated[-1]["step"] + 1 if evaluated else None,
+            "resumed_at": self._machine.config.start_version,
             "step_s_predicted": predicted.step_s,
             "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,

@@ -475,7 +475,7 @@ def test_a_damaged_mark_is_named_and_a_resume_goes_back(tmp_path, write, message
         ({"model": {"n_layers": 3, "d_model": 16}}, "made with model.d_model 8, the config has 16"),
         ({"model": {"n_layers": 3}}, "made with model.d_model 8, the config has None"),
         ({"optimizer": "sgd"}, "made with optimizer 'adamw', this run has 'sgd'"),
-        ({"data": "xyz"}, "made with data 'abc', this run has 'xyz'"),
+        ({"data": "xyz"}, "made with tokens of SHA256 abc, this run has xyz; data.path must name the text"),
     ],
 )
 def test_another_run_may_not_resume_it(tmp_path, about, message):
