@@ -19,6 +19,7 @@ TARGETS = (
     "swarm_scaling",
     "swarm_rebalancing",
     "swarm_cost",
+    "churn",
 )
 
 
