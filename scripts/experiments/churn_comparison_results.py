@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxdt.cli.interval import SEEDS, interval, sentence
+from jaxdt.runtime.reporting.interval import SEEDS, interval, sentence
 
 BIN_S = 5.0
 DIFFERENCE_MAX = 1e-5

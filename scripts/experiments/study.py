@@ -35,7 +35,7 @@ import churn_comparison_setup
 from absl import flags
 
 from jaxdt.cli import local_run, plots, script_main
-from jaxdt.cli.interval import SEEDS
+from jaxdt.runtime.reporting.interval import SEEDS
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import Fault
 from jaxdt.spec.errors import BadInput

@@ -5,9 +5,9 @@ import pytest
 from experiments.reproduce import churn
 from experiments.reproduce.literal_rule import LiteralRule
 
-from jaxdt.cli.interval import SEEDS, sentence
 from jaxdt.membership.rebalance_api import Move
 from jaxdt.protocol.events import Load
+from jaxdt.runtime.reporting.interval import SEEDS, sentence
 from jaxdt.sim.faults import CRASH, Fault
 
 STAGES = ({0, 1}, {2, 3}, {4, 5})

@@ -9,7 +9,7 @@ from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet, parts
 from experiments.reproduce.swarm_fleet import each_s as recorded_each_s
 
-from jaxdt.cli.interval import interval, paired_ratio
+from jaxdt.runtime.reporting.interval import interval, paired_ratio
 from jaxdt.spec.errors import BadInput
 
 

@@ -17,8 +17,8 @@ from experiments.reproduce.results import Job, Results
 from experiments.reproduce.swarm_rebalancing import TRACES, read
 from matplotlib.figure import Figure
 
-from jaxdt.cli.interval import SEEDS, Interval, interval, paired_ratio, sentence
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio, sentence
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.predict import Conditions, simulate

@@ -15,7 +15,7 @@ from experiments.reproduce.swarm_fleet import Fleet
 from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read
 from matplotlib.figure import Figure
 
-from jaxdt.cli.interval import SEEDS, Interval, interval
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.spec.config import NetConfig
 from jaxdt.spec.model import GPTConfig

@@ -14,7 +14,7 @@ from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
-from jaxdt.cli.interval import SEEDS, Interval, interval
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.sim.availability import Counts, load
 from jaxdt.spec.errors import BadInput
 

@@ -9,7 +9,7 @@ from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet
 from matplotlib.figure import Figure
 
-from jaxdt.cli.interval import SEEDS, Interval, interval
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.network import Link
 

@@ -11,7 +11,7 @@ from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import SLOWDOWN, Fleet, each_s
 from matplotlib.figure import Figure
 
-from jaxdt.cli.interval import SEEDS, Interval, interval, paired_ratio
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio
 
 STAGES = PIPELINES = 4
 PEERS = STAGES * PIPELINES
