@@ -31,7 +31,7 @@ from jaxdt.spec.plan import Plan
 SETUP = Setup(stages=2, pipelines=4, microbatches=12, forward_s=0.15)
 TRACE = TRACES / "bamboo_aws_p3_v100.json"
 TRACE_BEGIN_S, TRACE_S = 24060.0, 2240.0
-SPEEDS = (14.0, 2.0)  # seconds of the trace in one of a run: that of the measured study, and a slower one
+SPEEDS = (14.0, 4.0)  # seconds of the trace in one of a run: that of the measured study, and a slower one
 PERIOD_S, ROUTERS = 8.0, 2
 BEGIN_S = 10.0  # of the simulation, when the trace begins
 LINK = Link(1e-4, 10.0)  # loopback
