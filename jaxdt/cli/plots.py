@@ -103,7 +103,8 @@ def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
     kinds = sorted({work.kind for _, work in runs}, key=list(NAMES).index)
     handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds]
     handles.append(Patch(label="averaging, commit", **SYNC_STYLE))
-    axes.legend(handles=handles, fontsize=8, ncols=len(handles))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}  # it would hide bars
+    axes.legend(handles=handles, fontsize=8, ncols=len(handles), **below)
 
 
 def peers_per_stage(axes: Axes, views: list[dict], end_s: float) -> None:

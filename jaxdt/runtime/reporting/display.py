@@ -179,6 +179,8 @@ def _summary_lines(summary: dict) -> list[str]:
             f", {predicted_s:.3f} s predicted ({100 * (predicted_s / measured_s - 1):+.1f} %)" if predicted_s else ""
         )
         lines.append(f"step           {measured_s:.3f} s measured{error}")
+        if predicted_s and summary["prediction_doubt"]:
+            lines.append(f"               ({summary['prediction_doubt']})")
         lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
     if total := sum(summary["bytes_on_links"].values()):
         lines.append(f"on the links   {total / 1e6:.1f} MB")

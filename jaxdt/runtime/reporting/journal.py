@@ -36,7 +36,7 @@ from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
 from jaxdt.runtime.reporting.metrics import Metrics
-from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.report_lines import line_of, names
 from jaxdt.runtime.run_job import RunJob
@@ -241,6 +241,7 @@ class Journal:
             "step_s_predicted": predicted.step_s,
             "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,
+            "prediction_doubt": self._doubt(),
             "tokens_per_s": tokens_per_s,
             "bytes_on_links": self._links.totals(),
             "codec_on_links": {f"{src}->{dst}": name for (src, dst), name in self._job.plan.codec_of_links.items()},
@@ -256,6 +257,12 @@ class Journal:
         except OSError as error:
             self.report(WriteFailedReport(f"{error.filename}: {error.strerror}"))
         self._display.summary(summary)
+
+    def _doubt(self) -> str:
+        """Why the prediction may be off, as far as this host knows."""
+        view = self._machine.view
+        n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
+        return doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0])
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
         """(median seconds of a step, tokens per second) of the steps that this coordinator has timed, without warm-up
