@@ -215,7 +215,7 @@ def test_an_even_cut_falls_between_shared_blocks():
     shared = lambda **model: replace(config, model=replace(config.model, **model))  # noqa: E731
     assert run_config.default_plan(shared(n_layers=6, n_shared_blocks=3)).stages == ((0, 4), (4, 6))
     assert run_config.default_plan(shared(n_layers=6, n_shared_blocks=2)).stages == ((0, 3), (3, 6))
-    with pytest.raises(BadInput, match=r"^plan.stages: got 2, expected at most n_shared_blocks 1$"):
+    with pytest.raises(BadInput, match=r"^plan.stages: got 2, expected at most n_shared_blocks 1;"):
         run_config.default_plan(shared(n_shared_blocks=1))
 
 

@@ -3,7 +3,7 @@
 Figures are made without pyplot: they need no display and no choice of a backend, and nothing has to be closed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.trace import bytes_per_link
-from jaxdt.spec.work import parse_work
+from jaxdt.spec.work import UPDATE, parse_work
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
 COLOURS |= {"R": "#e45756", "N": "#b279a2", "L": "#54a24b", "P": "#72b7b2", "A": "#9d755d"}
@@ -22,27 +22,47 @@ NAMES |= {"N": "norm", "L": "local step", "P": "lay out", "A": "adopt a mean"}
 PARTS = ("compute", "bubble", "transfer", "sync", "commit")
 PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
 EVENT_LINES = {"leave": ":", "join": "--"}
+SYNC_STYLE = {"facecolor": "#dceeec", "edgecolor": "#72b7b2", "hatch": "///", "lw": 0.0}
+OUTLIER = 5.0  # times the median rate: a step that was committed right after another one would flatten all others
 STAGE_LINES = ("-", "--", "-.", ":")
 
 
 def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) -> None:
     """report.png of a run: loss, timeline of the pipeline, bytes per link, predicted and measured step times. If peers
-    joined or left, also the number of peers of each stage and the throughput over time."""
+    joined or left, also the number of peers of each stage and the throughput over time. What was not recorded has no
+    panel; where the run was resumed is marked."""
     views = [r for r in records if r["what"] == "report" and r["kind"] == "view" and r["peer"] == COORDINATOR]
-    n_rows = 3 if len(views) > 1 else 2
-    figure = Figure(figsize=(14, 4.5 * n_rows), layout="constrained")
-    axes = figure.subplots(n_rows, 2)
+    resumed_at = summary.get("resumed_at") or 0
+    panels: list[Callable[[Axes], None]] = []
+    if metrics:
+        panels.append(lambda axes: loss(axes, metrics, resumed_at))
+    if (step := _middle_step(records)) is not None:
+        panels.append(lambda axes: timeline(axes, records, step))
+    if bytes_per_link(records):
+        panels.append(lambda axes: link_bytes(axes, records, summary.get("codec_on_links", {})))
+    if metrics:
+        predicted_s, uncompressed_s = summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed")
+        panels.append(lambda axes: step_times(axes, metrics, predicted_s, uncompressed_s, resumed_at))
     if len(views) > 1:
-        peers_per_stage(axes[2, 0], views, records[-1]["t"])
-        throughput(axes[2, 1], records, views[0]["t"])
-    loss(axes[0, 0], metrics)
-    timeline(axes[0, 1], records, _middle_step(records))
-    link_bytes(axes[1, 0], records, summary.get("codec_on_links", {}))
-    step_times(axes[1, 1], metrics, summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed"))
+        panels.append(lambda axes: peers_per_stage(axes, views, records[-1]["t"]))
+        panels.append(lambda axes: throughput(axes, records, views[0]["t"]))
+    n_rows = max(1, -(-len(panels) // 2))
+    figure = Figure(figsize=(14, 4.5 * n_rows), layout="constrained")
+    all_axes = figure.subplots(n_rows, 2, squeeze=False).ravel()
+    for axes, draw in zip(all_axes, panels, strict=False):
+        draw(axes)
+    for axes in all_axes[len(panels) :]:
+        axes.remove()
     figure.savefig(path, dpi=110)
 
 
-def loss(axes: Axes, metrics: list[dict]) -> None:
+def mark_resumed(axes: Axes, resumed_at: int) -> None:
+    """A line at the step at which a run was resumed; none for a run that was not."""
+    if resumed_at:
+        axes.axvline(resumed_at, color="#888888", ls=":", label=f"resumed at step {resumed_at}")
+
+
+def loss(axes: Axes, metrics: list[dict], resumed_at: int = 0) -> None:
     """Loss against steps (lower axis) and against time (upper axis)."""
     steps = [m["step"] for m in metrics]
     axes.plot(steps, [m["loss"] for m in metrics], color=COLOURS["F"], label="training")
@@ -50,6 +70,7 @@ def loss(axes: Axes, metrics: list[dict]) -> None:
     if held_out:
         xs, ys = [m["step"] for m in held_out], [m["eval_loss"] for m in held_out]
         axes.plot(xs, ys, "o", color=COLOURS["B"], label="held out")
+    mark_resumed(axes, resumed_at)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
     axes.legend()
     if metrics:
@@ -61,7 +82,7 @@ def loss(axes: Axes, metrics: list[dict]) -> None:
 
 
 def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
-    """The Work of one step, one row per peer."""
+    """The Work of one step, one row per peer. Between its last gradient and its update a peer averages with others."""
     runs = [(r, parse_work(r["work"])) for r in records if r["what"] == "run"]
     runs = [(r, work) for r, work in runs if work.step == step]
     axes.set(title=f"Pipeline, step {step}", xlabel="seconds", ylabel="peer")
@@ -72,10 +93,18 @@ def timeline(axes: Axes, records: list[dict], step: int | None) -> None:
     for r, work in runs:
         row = peers.index(r["peer"])
         axes.barh(row, r["s"], left=r["t"] - zero_s, height=0.7, color=COLOURS[work.kind], edgecolor="white", lw=0.4)
+    for row, peer in enumerate(peers):
+        updates_s = [r["t"] for r, work in runs if r["peer"] == peer and work.kind == UPDATE]
+        ends_s = [r["t"] + r["s"] for r, work in runs if r["peer"] == peer and work.kind != UPDATE]
+        if updates_s and ends_s and (began_s := max(ends_s)) < updates_s[0]:
+            axes.barh(row, updates_s[0] - began_s, left=began_s - zero_s, height=0.7, **SYNC_STYLE)
     axes.set_yticks(range(len(peers)), [f"p{p} (stage {_stage_and_peer(runs, p)[0]})" for p in peers])
     axes.invert_yaxis()
     kinds = sorted({work.kind for _, work in runs}, key=list(NAMES).index)
-    axes.legend(handles=[Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds], fontsize=8, ncols=len(kinds))
+    handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in kinds]
+    handles.append(Patch(label="averaging, commit", **SYNC_STYLE))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}  # it would hide bars
+    axes.legend(handles=handles, fontsize=8, ncols=len(handles), **below)
 
 
 def peers_per_stage(axes: Axes, views: list[dict], end_s: float) -> None:
@@ -95,9 +124,13 @@ def throughput(axes: Axes, records: list[dict], zero_s: float) -> None:
     """Tokens per second of each committed step over time."""
     steps = [r for r in records if r["what"] == "report" and r["kind"] == "step"]
     times = [r["t"] - zero_s for r in steps]
-    axes.plot(times, [r["fields"]["tokens_per_s"] for r in steps], ".", color=COLOURS["F"])
-    axes.set(title="Throughput", xlabel="seconds", ylabel="tokens/s")
-    axes.set_ylim(bottom=0)
+    rates = [r["fields"]["tokens_per_s"] for r in steps]
+    axes.plot(times, rates, ".", color=COLOURS["F"])
+    top = OUTLIER * float(np.nanmedian(rates)) if rates else 0.0
+    n_above = sum(rate > top for rate in rates)
+    above = f" ({n_above} steps above the picture)" if n_above else ""
+    axes.set(title=f"Throughput{above}", xlabel="seconds", ylabel="tokens/s")
+    axes.set_ylim(bottom=0, top=top if n_above else None)
 
 
 def run_under_faults(path: Path, records: list[dict]) -> None:
@@ -150,16 +183,21 @@ def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
     axes.tick_params(axis="x", rotation=60 if len(totals) > 12 else 0)
 
 
-def step_times(axes: Axes, metrics: list[dict], predicted_s: float | None, uncompressed_s: float | None) -> None:
-    """Measured step times, and the predicted ones of this run and of the same run without codecs."""
+def step_times(
+    axes: Axes, metrics: list[dict], predicted_s: float | None, uncompressed_s: float | None, resumed_at: int = 0
+) -> None:
+    """Measured step times, and the predicted ones of this run and of the same run without codecs. A prediction is of
+    the steps since the run was resumed."""
     training = [m for m in metrics if "eval_loss" not in m]
     axes.plot([m["step"] for m in training], [m["step_s"] for m in training], ".", color=COLOURS["F"], label="measured")
+    span = (resumed_at, max(resumed_at, metrics[-1]["step"] if metrics else 0))
     if predicted_s:
-        axes.axhline(predicted_s, color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s")
+        axes.plot(span, (predicted_s, predicted_s), color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s")
     if predicted_s and uncompressed_s:
         ratio = predicted_s / uncompressed_s
         label = f"predicted without codecs {uncompressed_s:.3f} s (with them {ratio:.2f} of it)"
-        axes.axhline(uncompressed_s, color=COLOURS["B"], ls="--", label=label)
+        axes.plot(span, (uncompressed_s, uncompressed_s), color=COLOURS["B"], ls="--", label=label)
+    mark_resumed(axes, resumed_at)
     axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
     axes.set_ylim(bottom=0)
     axes.legend()
@@ -185,6 +223,8 @@ def comparison(path: Path, runs: Sequence) -> None:
     times.set_ylim(bottom=0)
     times.legend()
     losses.set(title="Loss", xlabel="step", ylabel="nats per token")
+    for axes in (traffic, losses):
+        axes.legend()
     figure.savefig(path, dpi=100)
 
 

@@ -184,7 +184,7 @@ def verify_checksum(file: TokenFile) -> None:
     """Read the whole file; raises BadInput if the tokens are not those that were written."""
     got = hashlib.sha256(file.tokens.data).hexdigest()
     if got != file.checksum:
-        raise BadInput(f"{file.path}: tokens have SHA256 {got}, expected {file.checksum} as its header says")
+        raise BadInput(f"{file.path}: tokens have SHA256 {got:.12}, expected {file.checksum:.12} as its header says")
 
 
 def write_tokens(

@@ -6,10 +6,11 @@ compute with one build on the CPU.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -19,6 +20,9 @@ from jaxdt.model.stage import StageFunctions
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
+
+State = tuple[Any, Any]  # parameters, and the optimizer's
+Place = tuple[int, int, int]  # a replica's stage and pipeline, and its local steps
 
 
 class Tokens(Protocol):
@@ -58,13 +62,24 @@ class GroupReplay:
         self.losses: list[list[float]] = [[] for _ in range(plan.n_pipelines)]
 
     @property
-    def states(self) -> list[list[tuple[Any, Any]]]:
+    def states(self) -> list[list[State]]:
         stages = range(self._plan.n_stages)
         return [[(chain.params[stage], chain.states[stage]) for chain in self._chains] for stage in stages]
 
-    def run(self, groups: Sequence[LoggedGroup], n_steps: Mapping[int, int]) -> None:
-        """Do n_steps[pipeline] local steps, and average as the log says. BadInput for a log that does not fit."""
+    def begin(self, version: int, states: Sequence[State]) -> None:
+        """All replicas begin with these states, one of each stage, after `version` steps."""
+        self._n_steps = [version] * self._plan.n_pipelines
+        for chain in self._chains:
+            for stage, (params, opt_state) in enumerate(states):
+                chain.params[stage], chain.states[stage] = self._placed(stage, (params, opt_state))
+
+    def run(
+        self, groups: Sequence[LoggedGroup], n_steps: Mapping[int, int], keep: Collection[Place] = ()
+    ) -> dict[Place, State]:
+        """Do n_steps[pipeline] local steps, and average as the log says. Returns the states of the places in `keep`, as
+        they are after the group, if there was one. BadInput for a log that does not fit."""
         todo = list(groups)
+        kept: dict[Place, State] = {}
         while True:
             ready = [group for group in todo if self._is_ready(group)]
             for group in ready:
@@ -76,12 +91,17 @@ class GroupReplay:
                 for pipeline, done in enumerate(self._n_steps)
                 if done < n_steps[pipeline] and (pipeline, done) not in waiting
             ]
+            for stage, pipeline, step in keep:
+                if self._n_steps[pipeline] == step and (pipeline, step) not in waiting:
+                    chain = self._chains[pipeline]
+                    kept[stage, pipeline, step] = jax.device_get((chain.params[stage], chain.states[stage]))
             for pipeline in free:
                 self._step(pipeline)
             if not ready and not free:
                 break
         if todo or self._n_steps != [n_steps[pipeline] for pipeline in range(self._plan.n_pipelines)]:
             raise BadInput(f"log: after {self._n_steps} local steps {len(todo)} groups are left, first {todo[:1]}")
+        return kept
 
     def average_states(self) -> None:
         """The whole state of each stage becomes the mean over its replicas: the result of the run."""

@@ -72,6 +72,18 @@ class GroupReport(Report):
 
 
 @dataclass(frozen=True)
+class StateMeanReport(Report):
+    """The members of a stage hold the mean of their states, which is that of the checkpoint of `version`; `steps`: how
+    many local steps each had done."""
+
+    kind: ClassVar[str] = "state_mean"
+    stage: int
+    version: int
+    members: list[int]
+    steps: list[int]
+
+
+@dataclass(frozen=True)
 class PipelineEndReport(Report):
     """A pipeline has done its last local step, `n_steps` in all."""
 

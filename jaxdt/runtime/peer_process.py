@@ -94,7 +94,7 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
             appends=has_moved,
         )
         with contextlib.closing(trace_file):
-            trace = Trace(trace_file.write, job.trace_steps)
+            trace = Trace(trace_file.write, served.from_step + job.trace_steps)
             queue_bytes = job.config.net.queue_bytes
             loop = Loop(peer, served.machine, trace, log.report, checkpointer, queue_bytes=queue_bytes)
             address = start_transport(job, loop, peer, options.own, coordinator)

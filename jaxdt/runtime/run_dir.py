@@ -17,6 +17,7 @@ from jaxdt.spec.plan import Plan, to_json
 
 LOCK = "lock"
 CREDENTIALS = "credentials"
+NOT_ENDED = "processes of a run there have not ended yet, expected another folder"
 POLL_S = 0.1
 
 CONFIG_PY = '''"""The resolved config of a run, as a config file: its fields stand in config.json."""
@@ -85,6 +86,8 @@ def clear(run_dir: Path, overwrite: bool) -> None:
         return
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} is not empty and not a run's folder, expected a new or empty one")
+    if holder := _live_holder(run_dir):
+        raise BadInput(f"run_dir: {run_dir} is in use: {holder}")
     if not overwrite:
         raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one, or --resume, or --overwrite")
     os.close(hold(run_dir))
@@ -96,23 +99,44 @@ def clear(run_dir: Path, overwrite: bool) -> None:
             path.unlink()
 
 
+def _live_holder(run_dir: Path) -> str:
+    """Which run goes on in the folder and how to end it, if the process that has locked it lives; else ''."""
+    try:
+        with (run_dir / LOCK).open("rb") as lock:
+            pid = int(lock.read(20) or b"0")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(pid, 0)
+            else:
+                return ""
+    except (OSError, ValueError):  # no such file, or no such process
+        return ""
+    return (
+        f"a run goes on there (process {pid}); python scripts/fleet.py stop --run_dir={run_dir} ends it" if pid else ""
+    )
+
+
 def _content(run_dir: Path) -> list[Path]:
     return [path for path in run_dir.iterdir() if path.name != LOCK]
 
 
 def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
     """Lock the folder. Returns a file descriptor that keeps other runs out while this process lives, or a child that
-    inherits it. The processes of a run whose launcher was killed need a moment to end: BadInput if some still hold the
-    folder after timeout_s."""
+    inherits it. BadInput if a run goes on there. The processes of a run whose launcher was killed need a moment to end:
+    BadInput if some still hold the folder after timeout_s."""
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
         except BlockingIOError:
-            if time.monotonic() > deadline_s:
+            if (holder := _live_holder(run_dir)) or time.monotonic() > deadline_s:
                 os.close(lock)
-                raise BadInput(f"run_dir: {run_dir} is in use by a run that has not ended, expected another") from None
+                raise BadInput(f"run_dir: {run_dir} is in use: {holder or NOT_ENDED}") from None
+        else:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            return lock
         time.sleep(POLL_S)

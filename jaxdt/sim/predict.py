@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxdt.build import RunStart, build_coordinator, build_peers
+from jaxdt.membership.rebalance_api import Balance
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.arrivals import Arrivals, state_words
 from jaxdt.sim.cluster import Simulation
@@ -57,8 +58,10 @@ def simulate(
     trace: Recorder | None = None,
     faults: Sequence[Fault] = (),
     until_s: float = math.inf,
+    balance: Balance | None = None,
 ) -> Outcome:
-    """Run the config's steps in virtual time, without arithmetic."""
+    """Run the config's steps in virtual time, without arithmetic. `balance` decides which peers change stages, if not
+    the config's rule does."""
     with _without_gc():
         arrivals = Arrivals(
             config,
@@ -71,7 +74,7 @@ def simulate(
         )
         has_joiners = any(fault.kind == JOIN for fault in faults)
         simulation = Simulation(
-            build_coordinator(config, plan, RunStart("sim")),
+            build_coordinator(config, plan, RunStart("sim"), balance=balance),
             _make_peers(config, plan, conditions),
             conditions.environment(arrivals.link if has_joiners else conditions.link),
             faults,

@@ -317,8 +317,10 @@ def default_plan(config: RunConfig) -> Plan:
     else:
         run = config.model.layers_per_block
         if cut.stages > n_layers // run:
-            most = f"n_layers {n_layers}" if run == 1 else f"n_shared_blocks {n_layers // run}"
-            raise BadInput(f"plan.stages: got {cut.stages}, expected at most {most}")
+            name = "n_layers" if run == 1 else "n_shared_blocks"
+            most = n_layers // run
+            mend = f"--config.plan.stages={most} fits this model, --config.model.{name}={cut.stages} makes it deeper"
+            raise BadInput(f"plan.stages: got {cut.stages}, expected at most {name} {most}; {mend}")
         sizes = tuple(run * n_blocks for n_blocks in even_shares(n_layers // run, cut.stages))
     return Plan(
         n_layers=n_layers,

@@ -35,7 +35,7 @@ from jaxdt.protocol.events import (
     WakeAt,
     WantsGroup,
 )
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.seq_lengths import SeqLengths
@@ -51,7 +51,7 @@ class OpenGroup:
     """A group whose members have not all told that they hold its result."""
 
     members: tuple[int, ...]
-    held: dict[int, int] = field(default_factory=dict[int, int])  # member -> digest of the result
+    held: dict[int, ResultHeld] = field(default_factory=dict[int, ResultHeld])  # by member
 
 
 class GroupScheduler:
@@ -63,6 +63,7 @@ class GroupScheduler:
         self.n_committed = config.start_version
         self._config = config
         self._plan = plan
+        self._checkpoint_every_steps = run.train.checkpoint_every_steps
         self._view: View | None = None
         token = EnforcementToken()
         build = matcher_entry(run.sync.groups.match).build
@@ -90,8 +91,8 @@ class GroupScheduler:
             case WantsGroup(step):
                 self._wanted[src] = step
                 return self._form(stage, self._matchers[stage].ready(now_s, src, step))
-            case ResultHeld(round, digest):
-                return self._held(src, round, digest)
+            case ResultHeld():
+                return self._held(src, message)
             case ShareDone(step):
                 return self._share_done(src, pipeline, step)
             case Finished(n_steps):
@@ -118,7 +119,10 @@ class GroupScheduler:
         steps = [self._wanted.pop(member) for member in group.members]
         members = list(group.members)
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended)
-        return [report, *self._open_round(Round(k, group_name(stage), self._view_number), group.members)]
+        round = Round(k, group_name(stage), self._view_number)
+        if len(members) == 1:
+            return [report, Send(members[0], GroupFormed(round, group.members))]
+        return [report, *self._open_round(round, group.members)]
 
     @property
     def _view_number(self) -> int:
@@ -126,21 +130,26 @@ class GroupScheduler:
         return self._view.number
 
     def _open_round(self, round: Round, members: tuple[int, ...]) -> list[Action]:
-        if len(members) > 1:
-            self._open[round] = OpenGroup(members)
+        self._open[round] = OpenGroup(members)
         return [Send(member, GroupFormed(round, members)) for member in members]
 
-    def _held(self, src: int, round: Round, digest: int) -> list[Action]:
+    def _held(self, src: int, held: ResultHeld) -> list[Action]:
+        round = held.round
         group = self._open.get(round)
         if group is None or src not in group.members:
             return []
-        group.held[src] = digest
-        if len(set(group.held.values())) > 1:
+        group.held[src] = held
+        if len({one.digest for one in group.held.values()}) > 1:
             self._end = EndRun(3, f"{round.group}, group {round.step}: peer {src} holds another result than the others")
         if len(group.held) < len(group.members):
             return []
         del self._open[round]
-        return [Send(member, GroupClosed(round)) for member in group.members]
+        stage, _ = self._plan.seat(src)
+        reports: list[Action] = []
+        if round.group == state_name(stage):
+            steps = [group.held[member].step for member in group.members]
+            reports.append(StateMeanReport(stage, round.step, list(group.members), steps))
+        return [*reports, *(Send(member, GroupClosed(round)) for member in group.members)]
 
     # ------------------------------------------------------------------------------------------------ steps of the run
 
@@ -157,8 +166,23 @@ class GroupScheduler:
             report = self._rows.add(now_s, self.n_committed, done)
         if report:
             self.n_committed += 1
-        reports: list[Action] = [report] if report else []
-        return reports if self._n_missing > 0 else [*reports, *self._end_of_steps()]
+        actions: list[Action] = [report, *self._snapshot(self.n_committed)] if report else []
+        return actions if self._n_missing > 0 else [*actions, *self._end_of_steps()]
+
+    def _snapshot(self, version: int) -> list[Action]:
+        """After so many rows there may be a checkpoint of the mean over the replicas."""
+        every = self._checkpoint_every_steps
+        return (
+            self._average_states(version) if every and version % every == 0 and version < self._config.n_steps else []
+        )
+
+    def _average_states(self, version: int) -> list[Action]:
+        """The replicas of each stage average their states, for a checkpoint of `version`."""
+        actions: list[Action] = []
+        for stage, row in enumerate(self._plan.placement):
+            round = Round(version, state_name(stage), self._view_number)
+            actions += self._open_round(round, tuple(sorted(row)))
+        return actions
 
     def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
         """A pipeline has done its share. It goes on if others are slower by more than a step each: what they have not
@@ -185,9 +209,7 @@ class GroupScheduler:
         actions: list[Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
         actions += self._form(stage, self._matchers[stage].left(now_s, src))
         if len(self._finished) == len(self._plan.peers):
-            for of_stage, row in enumerate(self._plan.placement):
-                round = Round(self._config.n_steps, state_name(of_stage), self._view_number)
-                actions += self._open_round(round, tuple(sorted(row)))
+            actions += self._average_states(self._config.n_steps)
         return actions
 
     # ---------------------------------------------------------------------------------------- the rest of an Agreement

@@ -8,13 +8,14 @@ agreed beyond the group: a mean is adopted as soon as it is whole.
 The gradient is clipped by the norm over the own pipeline, whose members tell one another theirs. The first stage begins
 the pipeline's steps, so it decides how many there are, when the coordinator says that the run has enough of them.
 After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
-result of the run.
+result of the run. On the way such means are kept aside for checkpoints, while the replicas go on.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,8 +125,11 @@ class Groups:
         self._sq_norms: dict[int, dict[int, float]] = {}  # local step -> member of the pipeline -> its part
         self._exchanges: dict[Round, Exchange] = {}
         self._early: dict[Round, list[tuple[int, Shard]]] = {}  # came before GroupFormed
-        self._adopting: Round | None = None  # whose mean takes the place of this peer's parameters now
-        self._is_closed = False  # all members hold that mean
+        self._laying_out: deque[tuple[Round, int]] = deque()  # and the local steps of what is laid out
+        self._contributed: dict[Round, int] = {}  # after how many local steps, until the result is here
+        self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
+        self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
+        self._is_stepping = False
         self._waits_for_group = False
         self._waits_to_begin = False
         self._may_do = options.n_steps  # the first stage begins no step beyond
@@ -190,14 +194,17 @@ class Groups:
 
     def _begin(self) -> list[Action | Event]:
         """The next local step begins, unless there is none, or the coordinator has to be asked first."""
-        self._waits_to_begin = False
+        self._waits_to_begin = self._is_stepping = False
+        snapshots, self._snapshots = self._snapshots, []
+        actions = [action for formed in snapshots for action in self._on_formed(formed)]
         if self._version == self._n_steps:
-            return self._finish_if_done()
+            return actions + self._finish_if_done()
         if self._options.is_first_stage and self._version >= self._may_do:
             self._waits_to_begin = True
-            return [Send(COORDINATOR, ShareDone(self._version))]
+            return [*actions, Send(COORDINATOR, ShareDone(self._version))]
         self._n_begun = self._version + 1
-        return [Stepped(self._options.stage, self._version)]
+        self._is_stepping = True
+        return [*actions, Stepped(self._options.stage, self._version)]
 
     def _ran(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
         step = work.step
@@ -262,6 +269,7 @@ class Groups:
         if self._is_finished or self._version != self._n_steps or self._waits_for_group:
             return []
         self._is_finished = True
+        self._is_stepping = False
         return [Send(COORDINATOR, Finished(self._version))]
 
     # ------------------------------------------------------------------------------------------------------- a group
@@ -270,25 +278,37 @@ class Groups:
         round, members = formed.round, formed.members
         if round in self._exchanges or self._peer not in members:
             return []
-        if len(members) == 1:
+        if self._is_state(round) and self._is_stepping:
+            self._snapshots.append(formed)
+            return []
+        if len(members) == 1 and not self._is_snapshot(round):
             return self._averaged(round)
-        n_elements = self._n_words if round.group == state_name(self._options.stage) else self._options.n_elements
+        n_elements = self._n_words if self._is_state(round) else self._options.n_elements
         spec = RoundSpec(round, n_elements, Participants(members, members, members), EachOnce(members))
         exchange = Exchange(self._peer, spec, self._options.slice_elements)
         self._exchanges[round] = exchange
         for src, shard in self._early.pop(round, []):
             self._keep(exchange, src, shard)
+        self._laying_out.append((round, self._version))
         work = Work(self._options.stage, LAY_OUT, None, self._peer, self._version)
         return [Run(work, rounds=(round,))]
 
+    def _is_state(self, round: Round) -> bool:
+        """Whether a round averages the whole state."""
+        return round.group == state_name(self._options.stage)
+
+    def _is_snapshot(self, round: Round) -> bool:
+        """Whether the mean is kept aside for a checkpoint, and this peer goes on with its own state."""
+        return self._is_state(round) and round.step < self._options.n_steps
+
     def _laid_out(self) -> list[Action | Event]:
-        """The vector is there: it goes to the owners."""
-        actions: list[Action | Event] = []
-        for exchange in self._exchanges.values():
-            if not exchange.is_frozen:
-                actions.append(exchange.freeze(((self._peer, self._version),), 1, NO_LOSSES))
-                actions += [self._sum(exchange, bounds) for bounds in exchange.addable]
-        return actions
+        """The vector is there: it goes to the owners. Work of one kind is done in the order in which it was asked
+        for."""
+        round, version = self._laying_out.popleft()
+        exchange = self._exchanges[round]
+        self._contributed[round] = version
+        frozen = exchange.freeze(((self._peer, version),), 1, NO_LOSSES)
+        return [frozen, *(self._sum(exchange, bounds) for bounds in exchange.addable)]
 
     def _keep(self, exchange: Exchange, src: int, shard: Shard) -> Bounds | None:
         """A part of a slice that this peer adds up; its bounds if all parts are here."""
@@ -333,29 +353,28 @@ class Groups:
         if not exchange.hold(sum):
             return []
         round = exchange.round
-        held = Send(COORDINATOR, ResultHeld(round, exchange.result().digest, self._version))
-        is_state = round.group == state_name(self._options.stage)
-        work = Work(self._options.stage, ADOPT, None, self._peer, round.step if is_state else self._version)
-        self._adopting, self._is_closed = round, False
+        held = Send(COORDINATOR, ResultHeld(round, exchange.result().digest, self._contributed.pop(round)))
+        step = round.step if self._is_state(round) else self._version
+        work = Work(self._options.stage, ADOPT, None, self._peer, step)
+        self._adopting[round] = False
         return [held, Run(work, 1.0 / len(exchange.contributors), (round,))]
 
     def _adopted(self) -> list[Action | Event]:
         """The mean is here, and nobody may ask for it any more: then its slices can go."""
-        round, self._adopting = self._adopting, None
-        assert round is not None  # one is adopted at a time
-        forgotten = self._on_closed(round) if self._is_closed else []
-        return [*forgotten, *self._averaged(round)]
+        round = next(iter(self._adopting))
+        is_closed = self._adopting.pop(round)
+        return [*(self._on_closed(round) if is_closed else []), *self._averaged(round)]
 
     def _averaged(self, round: Round) -> list[Action | Event]:
         """The mean of the round is this peer's; if it is that of the whole state, the run is over here."""
-        if round.group == state_name(self._options.stage):
+        if self._is_state(round):
             return [Updated(self._options.stage, round.step)]
         self._waits_for_group = False
         return self._begin()
 
     def _on_closed(self, round: Round) -> list[Action | Event]:
-        if round == self._adopting:
-            self._is_closed = True
+        if round in self._adopting:
+            self._adopting[round] = True
             return []
         return [Forget(round)] if self._exchanges.pop(round, None) else []
 
@@ -406,9 +425,8 @@ def _check(config: RunConfig, plan: Plan) -> str:
         )
     if config.train.on_nonfinite == "rollback":
         return "train.on_nonfinite: got rollback, expected stop or skip with sync.kind groups"
-    for name in ("eval_every_steps", "checkpoint_every_steps"):
-        if getattr(config.train, name):
-            return f"train.{name}: got {getattr(config.train, name)}, expected 0 with sync.kind groups"
+    if config.train.eval_every_steps:
+        return f"train.eval_every_steps: got {config.train.eval_every_steps}, expected 0 with sync.kind groups"
     if plan.n_pipelines == 1:
         return ""
     return matcher_entry(groups.match).check(config, plan)

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES
 from jaxdt.spec.network import Network
-from jaxdt.spec.optim import OPTIMIZERS
 from jaxdt.spec.plan import Plan
 from planner.api.job import ByteSizes, Job
-from planner.api.result import Result, Stop
+from planner.api.replan_result import Replan
+from planner.api.result import Stop
 from planner.model.change import Change, changed
 from planner.model.constraints import Constraints
 
 DEFAULT_TIME_S = 1.75  # of the search; reading, matching and (by step time) one simulation come to it
 HORIZON_STEPS = 1000.0
-STATES_PER_PARAMETER = 3  # parameters and two moments, where no optimizer is known
-
-
-@dataclass(frozen=True, eq=False)
-class Replan:
-    """A plan for the changed network, and how a run gets there.
-
-    result        the plan, as `solve` gives it; plan.found["replan"] holds the numbers below
-    score_s       what was minimised: result.score_s + move_s / horizon_steps
-    moves         what each device fetches before it goes on, the longest first (planner.model.moves.Move)
-    moved_bytes   of all of them
-    move_s        seconds until the last one is done; links are taken as independent
-    mended        the old plan with its gaps filled and nothing else changed, for comparison
-    """
-
-    result: Result
-    score_s: float
-    moves: tuple
-    moved_bytes: float
-    move_s: float
-    horizon_steps: float
-    mended: Mended
-
-
-@dataclass(frozen=True)
-class Mended:
-    """What the nearest plan would cost: seconds of what is minimised (infinite if it uses a link that does not exist or
-    does not fit its devices), bytes to move, seconds to move them."""
-
-    score_s: float
-    moved_bytes: float
-    move_s: float
 
 
 def replan(
@@ -66,7 +31,7 @@ def replan(
     job            the step, as for `solve`, with the shape that is wanted; None (for a plan by communication cost):
                    the plan's own sizes. A shape of None keeps the plan's stages and takes as many pipelines as there
                    are devices for; devices beyond that are left out
-    stop           None: after 1.5 s
+    stop           None: after 1.75 s
     horizon_steps  steps over which the seconds of moving have to pay off: the search minimises seconds of a step (or
                    of communication, for a job without a profile) + seconds of moving / horizon_steps
     constraints    as for `solve`; those about devices that left are dropped
@@ -111,14 +76,3 @@ def _shaped(job: Job, plan: Plan, network: Network) -> Job:
             f"`solve` makes a plan of fewer stages"
         )
     return Job(job.work, n_stages, n_pipelines, job.profile)
-
-
-def state_bytes_of(job: Job, plan: Plan):
-    """The function from layers [lo, hi) to the bytes of their state: parameters and moments in fp32."""
-    if isinstance(job.work, RunConfig):
-        run = job.work
-        per_parameter = FLOAT_BYTES * (1 + OPTIMIZERS[run.optim.name].n_moments)
-        return lambda lo, hi: float(per_parameter * run.model.stage_params(lo, hi))
-    largest = max(hi - lo for lo, hi in plan.stages)
-    a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest
-    return lambda lo, hi: a_layer_bytes * (hi - lo)

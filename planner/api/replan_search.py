@@ -11,7 +11,7 @@ from jaxdt.spec.plan import Plan
 from planner.api.by_cost import memory_workload, refuse_missing_links, refuse_small_devices
 from planner.api.by_step import plan_of_step, scored, workload_of
 from planner.api.job import COMM_COST, STEP_TIME
-from planner.api.replan import Mended, Replan
+from planner.api.replan_result import Mended, Replan
 from planner.api.replan_start import Start, longest_s
 from planner.api.result import Result, Stop
 from planner.api.search_run import Search, running, statistics_of

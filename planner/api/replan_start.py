@@ -5,16 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.memory import FLOAT_BYTES
 from jaxdt.spec.network import Network
+from jaxdt.spec.optim import OPTIMIZERS
 from jaxdt.spec.plan import Plan, even_shares
 from planner.api.job import Job
-from planner.api.replan import state_bytes_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
 from planner.model.constraints import Constraints, Rules, rules_of
 from planner.model.moves import Holders, Move
 from planner.model.problem import Problem, problem_with_spares
 from planner.search.seating import seating
+
+STATES_PER_PARAMETER = 3  # parameters and two moments, where no optimizer is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,3 +97,14 @@ def _workload(plan: Plan, job: Job) -> CommWorkload:
     shares = even_shares(plan.n_microbatches, job.n_pipelines)
     c_pp_bytes = job.work.c_pp_bytes * max(shares) / max(plan.shares)
     return CommWorkload(plan.n_layers, plan.stages, job.work.c_dp_bytes, c_pp_bytes, shares)
+
+
+def state_bytes_of(job: Job, plan: Plan):
+    """The function from layers [lo, hi) to the bytes of their state: parameters and moments in fp32."""
+    if isinstance(job.work, RunConfig):
+        run = job.work
+        per_parameter = FLOAT_BYTES * (1 + OPTIMIZERS[run.optim.name].n_moments)
+        return lambda lo, hi: float(per_parameter * run.model.stage_params(lo, hi))
+    largest = max(hi - lo for lo, hi in plan.stages)
+    a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest
+    return lambda lo, hi: a_layer_bytes * (hi - lo)

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxdt.runtime.reporting.interval import SEEDS, interval, sentence
+
 BIN_S = 5.0
 DIFFERENCE_MAX = 1e-5
 LATE_S = 1.0  # largest difference of an event's moments in two runs
@@ -174,3 +176,26 @@ def curves(runs: Sequence[Run]) -> dict:
         run.name: {"samples_per_s": run.rates, "peers": run.peers, "events": run.events, "moves_s": run.moves_s}
         for run in runs
     }
+
+
+# ------------------------------------------------------------------------------------------------- study.py --ten_seeds
+
+
+def rotated(names: Sequence[str], seed: int) -> list[str]:
+    """The order in which the runs of a seed are made: each name is first, second and so on equally often."""
+    first = seed % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def seeds_page(by_seed: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
+    """Markdown: samples/s of each run name, and the ratio of each pair of names, paired by seed."""
+    names = sorted(by_seed[0])
+    rates = {name: [runs[name]["samples_per_s"] for runs in by_seed] for name in names}
+    lines = [
+        f"| wiring | samples/s | {' | '.join(f'seed {seed}' for seed in SEEDS)} |",
+        "|" + "---|" * (2 + len(SEEDS)),
+    ]
+    for name in names:
+        lines.append(f"| {name} | {interval(rates[name])} | {' | '.join(f'{rate:.2f}' for rate in rates[name])} |")
+    pairs = [(one, other) for i, other in enumerate(names) for one in names[i + 1 :]]
+    return "\n".join([*lines, "", *(f"- {sentence(one, other, rates)}" for one, other in pairs)]) + "\n"

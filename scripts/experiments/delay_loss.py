@@ -13,7 +13,7 @@ object:
   within               whether the gap is at most the spread
 
 --out receives each held-out loss as soon as it is there (losses.jsonl), and README.md made of all that stand there
-(delay_page.py).
+(delay_costs/page.py).
 """
 
 import json
@@ -21,11 +21,11 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import delay_page
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from delay_costs import page
 from ml_collections import config_flags
 
 from jaxdt.cli import run_flags, script_main
@@ -76,8 +76,8 @@ def record(folder: Path, config: RunConfig, held_out: float) -> None:
         "delay": config.sync.delay,
         "held_out": round(held_out, 5),
     }
-    delay_page.add(folder / delay_page.FILE, run)
-    (folder / "README.md").write_text(delay_page.page(folder))
+    page.add(folder / page.FILE, run)
+    (folder / "README.md").write_text(page.page(folder))
 
 
 def summary(losses: dict[str, list[tuple[float, float]]]) -> dict[str, dict]:

@@ -461,9 +461,10 @@ class Failures:
         return f"for {self._pause(self._fleet.coordinator, 1.0, 12.0):.1f} s"
 
     def second_coordinator(self) -> str | None:
-        if self._fleet.coordinator.is_busy:
-            return None
-        self._second(self._fleet.coordinator)
+        coordinator = self._fleet.coordinator
+        if coordinator.is_busy or not coordinator.process.log.read_text():
+            return None  # it has just begun: of two that have no folder yet, either may be the one that is refused
+        self._second(coordinator)
         return "on the same folder"
 
     def operator(self) -> str | None:

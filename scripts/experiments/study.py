@@ -16,17 +16,26 @@ equal machines and even stages all three are equally fast.
 Writes run_dir/results.json and run_dir/study.png and prints the results as one line of JSON. Exit code 1 if the losses
 do not agree, or if the three runs did not have the same events. With --again nothing is run: results and picture are
 made again from the files in run_dir.
+
+    python scripts/experiments/study.py --ten_seeds --run_dir=runs/study_seeds
+
+does all that for seeds 0 to 9, none left out, each in a folder of its own; the first of the three runs is another one
+from seed to seed. About 95 minutes on a machine that does nothing else. Writes run_dir/table.md too: means and ratios
+of samples/s, paired by seed, with 95 % intervals. A seed that is there already is not run again.
 """
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import churn_comparison_results
 import churn_comparison_run
+import churn_comparison_setup
 from absl import flags
 
 from jaxdt.cli import local_run, plots, script_main
+from jaxdt.runtime.reporting.interval import SEEDS
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.faults import Fault
 from jaxdt.spec.errors import BadInput
@@ -40,6 +49,7 @@ TRACE_BEGIN_S = flags.DEFINE_float("trace_begin_s", 24060.0, "Second of the trac
 TRACE_S = flags.DEFINE_float("trace_s", 2240.0, "Seconds of the trace that are used.", 1.0)
 TRACE_SPEED = flags.DEFINE_float("trace_speed", 14.0, "Seconds of the trace in one second of a run.", 1e-3)
 SEED = flags.DEFINE_integer("seed", 1, "Seed of the killed machines.")
+TEN_SEEDS = flags.DEFINE_bool("ten_seeds", False, "Seeds 0 to 9, and what they say together.")
 STAGES = flags.DEFINE_integer("stages", 2, "Stages of the model.", 1)
 PIPELINES = flags.DEFINE_integer("pipelines", 4, "Peers of each stage at the beginning.", 1)
 MICROBATCHES = flags.DEFINE_integer("microbatches", 12, "Microbatches of a step, one sample each.", 1)
@@ -57,8 +67,26 @@ def main() -> int:
     if not RUN_DIR.value:
         raise BadInput("--run_dir: missing, expected a new or empty folder")
     folder = Path(RUN_DIR.value)
-    if not AGAIN.value:
-        play(folder)
+    if not TEN_SEEDS.value:
+        if not AGAIN.value:
+            play(folder, SEED.value, list(wirings()))
+        result = summarise(folder)
+        print(json.dumps(result))
+        return 1 if result["bad"] else 0
+    results = []
+    for seed in SEEDS:
+        own = folder / f"seed_{seed}"
+        if not (AGAIN.value or (own / "results.json").exists()):
+            play(own, seed, churn_comparison_results.rotated(list(wirings()), seed))
+        results.append(summarise(own))
+    text = churn_comparison_results.seeds_page([result["runs"] for result in results])
+    (folder / "table.md").write_text(text)
+    print(text)
+    return 1 if any(result["bad"] for result in results) else 0
+
+
+def summarise(folder: Path) -> dict:
+    """The results of the three runs in a folder; they and the picture are written there."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
     if not runs:
         raise BadInput(f"--run_dir: {folder} has no run, expected the folder of a study")
@@ -67,16 +95,15 @@ def main() -> int:
     curves = churn_comparison_results.curves(figures)
     (folder / "results.json").write_text(json.dumps(result | {"curves": curves}) + "\n")
     plots.churn_comparison(folder / "study.png", figures)
-    print(json.dumps(result))
-    return 1 if result["bad"] else 0
+    return result
 
 
-def play(folder: Path) -> None:
-    """Run the three runs. The result of each is written to a file of its own."""
+def play(folder: Path, seed: int, names: Sequence[str]) -> None:
+    """Run the three runs in this order. The result of each is written to a file of its own."""
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"--run_dir: {folder} is not empty, expected a new folder, or --again")
     seconds = TRACE_S.value / TRACE_SPEED.value
-    setup = churn_comparison_run.Setup(
+    setup = churn_comparison_setup.Setup(
         stages=STAGES.value,
         pipelines=PIPELINES.value,
         microbatches=MICROBATCHES.value,
@@ -84,11 +111,13 @@ def play(folder: Path) -> None:
         leave_by=LEAVE_BY.value,
         lose_stages=LOSE_STAGES.value,
     )
-    for n, (name, wiring) in enumerate(wirings().items()):
-        print(f"{name}: about {seconds + 30:.0f} s", flush=True)
+    for n, name in enumerate(names):
+        wiring = wirings()[name]
+        print(f"seed {seed}, {name}: about {seconds + 30:.0f} s", flush=True)
         run = churn_comparison_run.ComparedRun(folder / f"{n}_{wiring['kind']}", wiring, setup)
-        played = run.play(schedule(seconds), seconds)
-        about = dict(name=name, n_samples=MICROBATCHES.value, trace=str(run.trace), flags=flag_values())
+        played = run.play(schedule(seconds, seed), seconds)
+        flags_of_run = flag_values() | {"seed": seed}
+        about = dict(name=name, n_samples=MICROBATCHES.value, trace=str(run.trace), flags=flags_of_run)
         (folder / f"{n}.json").write_text(json.dumps(played | about))
 
 
@@ -109,11 +138,11 @@ def flag_values() -> dict:
     return {"trace": Path(TRACE.value).name} | {flag.name: flag.value for flag in relevant}
 
 
-def schedule(seconds: float) -> list[Fault]:
+def schedule(seconds: float, seed: int) -> list[Fault]:
     """The machines that leave and join, and the moments; the same for every run."""
     stages = [[p * STAGES.value + s for p in range(PIPELINES.value)] for s in range(STAGES.value)]
     spare = not LOSE_STAGES.value
-    return from_trace(TRACE.value, stages, SEED.value, seconds, TRACE_SPEED.value, TRACE_BEGIN_S.value, spare=spare)
+    return from_trace(TRACE.value, stages, seed, seconds, TRACE_SPEED.value, TRACE_BEGIN_S.value, spare=spare)
 
 
 if __name__ == "__main__":

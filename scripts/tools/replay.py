@@ -18,15 +18,16 @@ from absl import flags
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.group_replay import GroupReplay, logged_group
 from jaxdt.protocol import trace
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport
-from jaxdt.runtime.storage.checkpoint import newest
-from jaxdt.runtime.storage.entries import load_entries, split_entries
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
+from jaxdt.runtime.storage.checkpoint import complete_record, newest
+from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
+START = flags.DEFINE_string("start", None, "Folder of the checkpoint with which a run began that was resumed.")
 
 
 def main() -> int:
@@ -49,6 +50,7 @@ def main() -> int:
         raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {sorted(n_steps)}, expected all")
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
     replay = GroupReplay(config, plan, functions, run_inputs.token_file(config.data.path))
+    begin(replay, fields_of(reports, StepReport.kind))
     replay.run(groups, n_steps)
     replay.average_states()
     made = {name: entry for states in replay.states for name, entry in split_entries(states[0]).items()}
@@ -60,6 +62,21 @@ def main() -> int:
         f"{folder}: {n_unequal} of {n_numbers} numbers differ" if n_unequal else f"{folder}: all {n_numbers} are equal"
     )
     return 1 if n_unequal else 0
+
+
+def begin(replay: GroupReplay, rows: list[dict[str, Any]]) -> None:
+    """A run that was resumed begins with a checkpoint."""
+    first = rows[0]["step"] if rows else 0
+    if not START.value:
+        if first:
+            raise BadInput(f"--start: got no checkpoint, and the run was resumed from one of {first} steps")
+        return
+    folder = Path(START.value)
+    version = complete_record(folder).checkpoint.version
+    if version != first:
+        raise BadInput(f"--start: {folder} has {version} steps, the log of the run begins after {first}")
+    entries = load_entries(folder)
+    replay.begin(version, [join_entries(entries, row[0]) for row in replay.states])
 
 
 def fields_of(reports: list[trace.TraceRecord], kind: str) -> list[dict[str, Any]]:

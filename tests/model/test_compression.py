@@ -4,7 +4,6 @@ import math
 import queue
 import re
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +35,16 @@ HALVES = {
     "maxout": Sender("maxout", RATIO),
     "receiver": Receiver(D),
 }
+
+
+class Held:
+    """A store with this state."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_of(self, version):
+        return self.state
 
 
 def drawn(shape, seed=0):
@@ -219,7 +228,7 @@ def test_a_run_with_pairs_resumes_on_another_cut(tmp_path):
     told, parts = queue.SimpleQueue(), []
     for stage, (lo, hi) in enumerate(((0, 1), (1, 3))):
         params, opt_state = stage_state(config, lo, hi, rule)
-        store = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state)))
+        store = Held((params, opt_state))
         Checkpointer(tmp_path, "r", about_run(config, "abc"), 2, (2, stage)).save(WriteCheckpoint(4), store, told.put)
         wrote = told.get(timeout=60)
         parts.append(Part(4, stage, wrote.digest, wrote.n_words))

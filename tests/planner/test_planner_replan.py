@@ -23,7 +23,7 @@ STOP = {"evaluations": 60_000}
 
 
 def planned(network, n_stages, n_pipelines):
-    return planner.solve(network, planner.Job(BYTES, n_stages, n_pipelines), planner.Stop(time_s=0.5)).plan
+    return planner.solve(network, planner.Job(BYTES, n_stages, n_pipelines), planner.Stop(evaluations=20_000)).plan
 
 
 def stage_of(plan):

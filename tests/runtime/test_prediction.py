@@ -13,7 +13,7 @@ from jaxdt.protocol.reports import EndedReport, PredictionReport, ViewReport
 from jaxdt.runtime.reporting import journal as journal_module
 from jaxdt.runtime.reporting import prediction
 from jaxdt.runtime.reporting.journal import Journal
-from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, predict
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
 from jaxdt.sim.fuzz.cases import draw_case
 from jaxdt.spec.network import Device, Host, uniform
 
@@ -119,3 +119,9 @@ def test_a_prediction_is_shown(report, tmp_path, capsys):
     Journal(job, SimpleNamespace(n_committed=0), SimpleNamespace(), live=False).report(report)
     shown = capsys.readouterr().out
     assert shown == ("predicted step time 1.500 s\n" if report.step_s else "prediction: problem killed\n")
+
+
+def test_a_prediction_says_when_it_may_be_far_off():
+    assert doubt(2, 4, 1.0) == ""
+    assert doubt(4, 2, 4.5) == "4 peers share 2 cores: single runs like that were up to 31% off"
+    assert doubt(2, 4, 12.0).startswith("others took part of the 4 cores: 12 processes wanted to compute")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import delay_page
+from delay_costs import page as delay_page
 
 COMMITTED = Path(__file__).resolve().parents[2] / "configs/delay"
 NAMED = dict(config="c", steps=10, b1=0.9, gradient_frac=0.1)

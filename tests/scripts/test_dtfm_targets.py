@@ -6,8 +6,17 @@ from zlib import crc32
 
 import pytest
 from experiments.reproduce import dtfm, dtfm_gain
-from experiments.reproduce.dtfm_cost import Costs
-from experiments.reproduce.dtfm_systems import CASES, FOLDER, Options, System, Times, blocking, scenario_of, simulated_s
+from experiments.reproduce.dtfm_parts.cost import Costs
+from experiments.reproduce.dtfm_parts.systems import (
+    CASES,
+    FOLDER,
+    Options,
+    System,
+    Times,
+    blocking,
+    scenario_of,
+    simulated_s,
+)
 
 from jaxdt.spec import network as networks
 

@@ -71,6 +71,32 @@ def test_the_report_is_drawn(simulated, tmp_path):
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_was_not_recorded_has_no_panel(simulated, tmp_path, monkeypatch):
+    """A run that was resumed after the steps whose Work is recorded."""
+    drawn = []
+    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    _, records, metrics = simulated
+    plots.report(tmp_path / "report.png", metrics, records, {})
+    plots.report(tmp_path / "report.png", metrics, [], {"resumed_at": 2, "step_s_predicted": 1.0})
+    titles = [[axes.get_title().partition(",")[0].partition(" (")[0] for axes in figure.axes] for figure in drawn]
+    assert titles == [["Loss", "Pipeline", "Bytes per link in the recorded steps", "Step time"], ["Loss", "Step time"]]
+    for axes in drawn[1].axes:
+        assert "resumed at step 2" in [text.get_text() for text in axes.get_legend().get_texts()]
+    (predicted,) = [line for line in drawn[1].axes[1].lines if line.get_label() == "predicted 1.000 s"]
+    assert list(predicted.get_xdata()) == [2, 3], "the prediction is of the steps since then"
+
+
+def test_one_step_does_not_flatten_the_throughput_of_the_others():
+    axes = plots.Figure().subplots()
+    rates = [1000.0] * 9 + [300_000.0]
+    records = [
+        {"what": "report", "kind": "step", "t": float(i), "fields": {"tokens_per_s": rate}}
+        for i, rate in enumerate(rates)
+    ]
+    plots.throughput(axes, records, 0.0)
+    assert axes.get_ylim()[1] == 5000.0 and "(1 steps above the picture)" in axes.get_title()
+
+
 def test_bytes_over_a_boundary_are_those_of_its_tensors(simulated):
     """Four microbatches a step, each with an activation and a gradient; the held-out ones do not count."""
     config = configs.parse(FIELDS)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import churn_comparison_results
 import churn_comparison_run
+import churn_comparison_setup
 import pytest
 
 from jaxdt.cli import local_run, plots
@@ -118,7 +119,7 @@ def played(tmp_path, monkeypatch, wiring, seed=1, members=None):
     with monkeypatch.context() as patch:
         machine = FakeMachine(patch, members)
         run = churn_comparison_run.ComparedRun(
-            tmp_path / wiring["kind"], wiring, churn_comparison_run.Setup(2, 4, 24, 0.1)
+            tmp_path / wiring["kind"], wiring, churn_comparison_setup.Setup(2, 4, 24, 0.1)
         )
         return run.play(schedule(seed, spare=True), SECONDS), machine.done
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 from experiments.reproduce import swarm_cost, swarm_rebalancing, swarm_table2
-from experiments.reproduce.interval import interval, paired_ratio
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet, parts
 from experiments.reproduce.swarm_fleet import each_s as recorded_each_s
 from experiments.reproduce.tables import hybrid_ps_table1 as hybrid_table1
 from experiments.reproduce.tables import swarm_tables34
 
+from jaxdt.runtime.reporting.interval import interval, paired_ratio
 from jaxdt.spec.errors import BadInput
 
 

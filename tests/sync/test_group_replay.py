@@ -16,9 +16,9 @@ import pytest
 from jaxdt.build import RunStart, build_coordinator, build_peers, check
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.gpt import init_stage
-from jaxdt.model.group_replay import GroupReplay, logged_group
+from jaxdt.model.group_replay import GroupReplay, logged_group, mean_tree
 from jaxdt.protocol.events import COORDINATOR
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
+from jaxdt.protocol.reports import CheckpointReport, GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.sim_peer import Environment, SimPeer
@@ -67,16 +67,23 @@ def functions_of(stage, optim):
     return stage_functions(config, run_config.default_plan(config), stage)
 
 
-def simulated(config):
+class Saving(Store):
+    """Keeps what it would write to a disk."""
+
+    def write_checkpoint(self, version):
+        self.written = getattr(self, "written", {}) | {version: jax.device_get(self.state_of(version))}
+
+
+def simulated(config, stores=None):
     """(outcome, {peer: its state at the end}); peers and links are of unequal speeds."""
     plan = run_config.default_plan(config)
-    stores, peers = {}, {}
+    stores, peers = {} if stores is None else stores, {}
     for peer, machine in build_peers(config, plan, RunStart("r")).items():
-        stores[peer] = Store(config, plan, peer, Tokens(), functions_of(plan.seat(peer)[0], config.optim))
+        stores[peer] = Saving(config, plan, peer, Tokens(), functions_of(plan.seat(peer)[0], config.optim))
         peers[peer] = SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
-    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run()
+    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run(until_s=1e5)
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
 
@@ -87,11 +94,12 @@ def log_of(config, outcome):
     return groups, {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
 
 
-def replayed(config, outcome):
+def replayed(config, outcome, keep=None):
+    """The replay; or, of the places in `keep`, the states."""
     plan = run_config.default_plan(config)
     replay = GroupReplay(config, plan, [functions_of(s, config.optim) for s in range(plan.n_stages)], Tokens())
-    replay.run(*log_of(config, outcome))
-    return replay
+    kept = replay.run(*log_of(config, outcome), keep or ())
+    return replay if keep is None else kept
 
 
 def assert_equal_bits(got, expected):
@@ -124,6 +132,25 @@ def test_a_run_equals_the_replay_of_its_log(match, groups):
             assert_equal_bits(states[peer], replay.states[stage][pipeline])
     rows = [report.loss for report in outcome.of(StepReport)]
     assert len(rows) == N_STEPS and rows[-1] < rows[0]
+
+
+def test_a_checkpoint_on_the_way_is_the_mean_of_states_that_the_log_names():
+    config = make_config("window", 3, microbatches=7, window_s=3.0, connectivity_groups=4)
+    config = replace(config, train=replace(config.train, checkpoint_every_steps=3))
+    stores, plan = {}, run_config.default_plan(config)
+    outcome, _ = simulated(config, stores)
+    means = outcome.of(StateMeanReport)
+    assert sorted((mean.version, mean.stage) for mean in means) == [(v, stage) for v in (3, 6, 8) for stage in (0, 1)]
+    assert any(len(set(mean.steps)) > 1 for mean in means)
+    assert [report.version for report in outcome.of(CheckpointReport)] == [3, 6, 8]
+    places = {
+        mean: [(mean.stage, plan.seat(m)[1], step) for m, step in zip(mean.members, mean.steps, strict=True)]
+        for mean in (replace(mean, members=tuple(mean.members), steps=tuple(mean.steps)) for mean in means)
+    }
+    kept = replayed(config, outcome, [place for found in places.values() for place in found])
+    for mean, found in places.items():
+        written = stores[mean.members[0]].written[mean.version]
+        assert_equal_bits(written, mean_tree([kept[place] for place in found]))
 
 
 # ------------------------------------------------------------------------------------ what the replay itself computes

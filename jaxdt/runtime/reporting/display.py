@@ -170,7 +170,8 @@ def _summary_lines(summary: dict) -> list[str]:
         return lines
     lines.append(f"loss           {summary['loss_first']:.4f} -> {summary['loss_last']:.4f}")
     if summary["eval_loss_last"] is not None:
-        lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}")
+        step = summary["eval_loss_step"]
+        lines.append(f"held-out loss  {summary['eval_loss_last']:.4f}, measured at step {step} of {summary['steps']}")
     measured_s = summary["step_s_measured"]
     predicted_s = summary["step_s_predicted"]
     if measured_s:
@@ -178,6 +179,8 @@ def _summary_lines(summary: dict) -> list[str]:
             f", {predicted_s:.3f} s predicted ({100 * (predicted_s / measured_s - 1):+.1f} %)" if predicted_s else ""
         )
         lines.append(f"step           {measured_s:.3f} s measured{error}")
+        if predicted_s and summary["prediction_doubt"]:
+            lines.append(f"               ({summary['prediction_doubt']})")
         lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
     if total := sum(summary["bytes_on_links"].values()):
         lines.append(f"on the links   {total / 1e6:.1f} MB")

@@ -26,6 +26,7 @@ from jaxdt.protocol.reports import (
     ReplanReport,
     Report,
     RollbackReport,
+    StateMeanReport,
     StepReport,
     VacantReport,
     ViewReport,
@@ -35,7 +36,7 @@ from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
 from jaxdt.runtime.reporting.metrics import Metrics
-from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest
+from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.report_lines import line_of, names
 from jaxdt.runtime.run_job import RunJob
@@ -129,8 +130,8 @@ class Journal:
             case EndedReport():
                 self._end = report
                 self._display.ended()
-            case GroupReport():
-                pass  # there is one for each step; the trace has them
+            case GroupReport() | StateMeanReport():
+                pass  # there are some for each step; the trace has them
             case PredictionReport(step_s=step_s, problem=None):
                 self._display.print(f"predicted step time {step_s:.3f} s")
             case ReplanReport():
@@ -226,7 +227,7 @@ class Journal:
         code, reason = self._end.code, self._end.reason
         predicted = self._prediction.end(0.0 if code else PREDICTION_S) or PredictionReport()
         steps = list(self._metrics)
-        eval_losses = [step["eval_loss"] for step in steps if "eval_loss" in step]
+        evaluated = [step for step in steps if "eval_loss" in step]
         measured_s, tokens_per_s = self._speed(steps)
         summary = {
             "code": code,
@@ -234,10 +235,13 @@ class Journal:
             "steps": len(steps),
             "loss_first": steps[0]["loss"] if steps else None,
             "loss_last": steps[-1]["loss"] if steps else None,
-            "eval_loss_last": eval_losses[-1] if eval_losses else None,
+            "eval_loss_last": evaluated[-1]["eval_loss"] if evaluated else None,
+            "eval_loss_step": evaluated[-1]["step"] + 1 if evaluated else None,
+            "resumed_at": self._machine.config.start_version,
             "step_s_predicted": predicted.step_s,
             "step_s_predicted_uncompressed": predicted.step_s_uncompressed,
             "step_s_measured": measured_s,
+            "prediction_doubt": self._doubt(),
             "tokens_per_s": tokens_per_s,
             "bytes_on_links": self._links.totals(),
             "codec_on_links": {f"{src}->{dst}": name for (src, dst), name in self._job.plan.codec_of_links.items()},
@@ -253,6 +257,12 @@ class Journal:
         except OSError as error:
             self.report(WriteFailedReport(f"{error.filename}: {error.strerror}"))
         self._display.summary(summary)
+
+    def _doubt(self) -> str:
+        """Why the prediction may be off, as far as this host knows."""
+        view = self._machine.view
+        n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
+        return doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0])
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
         """(median seconds of a step, tokens per second) of the steps that this coordinator has timed, without warm-up

@@ -25,6 +25,8 @@ from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 
 LEAST_PRIORITY = 19
+SINGLE_RUN_OFF = 0.31  # the worst single run of 360, where up to four peers shared two cores
+BUSY = 1.5  # times as many processes as cores, or as the run's own
 N_STEPS, N_STALLED_STEPS = 4, 24  # steps with stalls differ
 
 
@@ -41,6 +43,18 @@ class PredictionRequest:
     cores: Mapping[str, float]
     persist_s: float
     stalls: Stalls | None = None
+
+
+def doubt(n_peers: int, n_cores: int, load: float) -> str:
+    """Why a prediction may be far off on this host: its peers in the run, its cores, and how many processes wanted to
+    compute in the last minute; '' if there is no such reason. The band is that of configs/prediction/README.md."""
+    if load > BUSY * max(n_cores, n_peers + 1):
+        return (
+            f"others took part of the {n_cores} cores: {load:.0f} processes wanted to compute, this run has {n_peers}"
+        )
+    if n_peers > n_cores:
+        return f"{n_peers} peers share {n_cores} cores: single runs like that were up to {SINGLE_RUN_OFF:.0%} off"
+    return ""
 
 
 class Prediction:

@@ -88,6 +88,9 @@ def _check_about(folder: Path, made_with: dict[str, Any], about: dict[str, Any])
                 raise BadInput(
                     f"{folder}: made with {name}.{field} {got.get(field)!r}, the config has {expected.get(field)!r}"
                 )
+        elif got != expected and name == "data":
+            texts = f"made with tokens of SHA256 {got!s:.12}, this run has {expected!s:.12}"
+            raise BadInput(f"{folder}: {texts}; data.path must name the text that the run began with")
         elif got != expected:
             raise BadInput(f"{folder}: made with {name} {got!r}, this run has {expected!r}")
 

@@ -105,7 +105,7 @@ class Checkpointer:
         # Only peers save, so the process of a coordinator loads neither JAX nor Orbax.
         from jaxdt.runtime.storage.entries import copy_of, split_entries
 
-        state = [split_entries(store.parameter_versions.state)]
+        state = [split_entries(store.state_of(write_checkpoint.version))]
         earlier = self._threads[-2:]
         copying = Copying()
 

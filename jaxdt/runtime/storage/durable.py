@@ -28,13 +28,15 @@ class FileStore:
     the latest `put` took."""
 
     def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.put_s = 0.0
 
     def put(self, name: str, value: Any) -> None:
-        """Store a value; it is durable on return."""
+        """Store a value; it is durable on return. BadInput if somebody has deleted the folder."""
         start_s = time.monotonic()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if not self._folder.is_dir():
+            raise BadInput(f"run_dir: {self._folder} was deleted while the run goes on, so nothing is durable any more")
         write_json(self._folder / f"{name}.json", value)
         self.put_s = time.monotonic() - start_s
 

@@ -50,6 +50,7 @@ from jaxdt.spec.work import (
 # those that people choose. After any other return to a checkpoint the samples are the same again, and so are the
 # losses.
 RESEED_STRIDE = 1_000_003
+NO_STATE: tuple[int, tuple[Any, ...]] = (-1, ())
 
 
 def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1) -> StageFunctions:
@@ -90,6 +91,7 @@ class Store:
         self._boundaries: dict[Key, Any] = {}
         self._slices = GradientSlices(peer)
         self._retains_boundaries = sends_again(config)
+        self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
         self._n_evals = 1
         if config.train.eval_every_steps:
             self._n_evals = data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)
@@ -185,13 +187,25 @@ class Store:
         return FloatVector(self._averaged_tree(round))
 
     def _adopt(self, round: Round, version: int, scale: float) -> None:
-        """The sum of a round, times `scale`, takes the place of what was averaged."""
+        """The sum of a round, times `scale`, takes the place of what was averaged, or is kept aside for a checkpoint of
+        `version`."""
         mean = self._averaged_vector(round).tree(self._slices.result(round), scale)
         versions = self.parameter_versions
-        if round.group == state_name(self._stage):
+        if round.group != state_name(self._stage):
+            versions.put(version, (mean, versions.opt_state))
+        elif version == self._config.train.steps:
             versions.put(version, mean)
         else:
-            versions.put(version, (mean, versions.opt_state))
+            self._kept_state = (version, mean)
+
+    def state_of(self, version: int) -> tuple[Any, ...]:
+        """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it, which is
+        given away."""
+        kept_version, state = self._kept_state
+        if version != kept_version:
+            return self.parameter_versions.state
+        self._kept_state = NO_STATE
+        return state
 
     def _forward(self, work: Work) -> dict[str, float]:
         """The last stage does nothing here: its backward contains the forward."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.reproduce import dtfm_cost
-from experiments.reproduce.dtfm_cost import RANDOM, SEEDS, Costs, cost_table
-from experiments.reproduce.dtfm_systems import (
+from experiments.reproduce.dtfm_parts import cost as dtfm_cost
+from experiments.reproduce.dtfm_parts.cost import RANDOM, SEEDS, Costs, cost_table
+from experiments.reproduce.dtfm_parts.systems import (
     CASES,
     EFFICIENCIES,
     EFFICIENCY,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from experiments.reproduce.interval import SEEDS, Interval, interval, paired_ratio
 from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio
 from jaxdt.sim.stragglers.group_timing import FLUSH, STASH, GroupTiming, time_groups
 from jaxdt.sim.stragglers.stalls import STEP, WORK, Stalls
 from jaxdt.spec.config import GroupsConfig

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from experiments.reproduce import swarm_scaling
 from experiments.reproduce.counts import HOUR_S, SMALLEST, Rules, replay
-from experiments.reproduce.interval import SEEDS, Interval, interval
 from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results
 from experiments.reproduce.square_cube import BASE_FLOPS, FLOPS
@@ -16,6 +15,7 @@ from experiments.reproduce.swarm_fleet import Fleet
 from experiments.reproduce.swarm_rebalancing import OWN, TRACES, Recorded, read
 from matplotlib.figure import Figure
 
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.spec.config import NetConfig
 from jaxdt.spec.model import GPTConfig

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from experiments.reproduce.counts import HOUR_S, RANDOM, SMALLEST, Replay, Rules, replay
-from experiments.reproduce.interval import SEEDS, Interval, interval
 from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results, described
 from matplotlib.figure import Figure
 
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.sim.availability import Counts, load
 from jaxdt.spec.errors import BadInput
 

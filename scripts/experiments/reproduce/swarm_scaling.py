@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.reproduce.interval import SEEDS, Interval, interval
 from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import Fleet
 from matplotlib.figure import Figure
 
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval
 from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.network import Link
 

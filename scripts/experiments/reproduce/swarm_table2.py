@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.reproduce.interval import SEEDS, Interval, interval, paired_ratio
 from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.relay import boundary_s
 from experiments.reproduce.results import Results
 from experiments.reproduce.swarm_fleet import SLOWDOWN, Fleet, each_s
 from matplotlib.figure import Figure
+
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio
 
 STAGES = PIPELINES = 4
 PEERS = STAGES * PIPELINES

@@ -20,6 +20,7 @@ TARGETS = (
     "swarm_scaling",
     "swarm_rebalancing",
     "swarm_cost",
+    "churn",
     "hybrid_ps_table1",
 )
 MODULES = {name: f"tables.{name}" for name in ("swarm_tables34", "hybrid_ps_table1")}  # those in a folder below

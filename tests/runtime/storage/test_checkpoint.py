@@ -5,7 +5,6 @@ import shutil
 import threading
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import ANY
 
 import jax
@@ -57,6 +56,16 @@ OPTIMIZERS = [
 ABOUT = {"model": {"n_layers": 3, "d_model": 8}, "optimizer": "adamw", "data": "abc"}
 
 
+class Held:
+    """A store with this state."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_of(self, version):
+        return self.state
+
+
 def blank(lo, hi, optim):
     """Parameters and optimizer state of a stage as they are before training."""
     params = init_stage(MODEL, lo, hi, 0)
@@ -89,7 +98,7 @@ def save_stages(run_dir, cuts, version, params, opt_state, optim):
     """Each stage writes its part of the whole model's state; the events that come of it."""
     entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
     for stage, (lo, hi) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        store = SimpleNamespace(parameter_versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
+        store = Held(stage_of(entries, lo, hi, optim))
         Checkpointer(run_dir, "r", ABOUT, 2, (len(cuts) - 1, stage)).save(WriteCheckpoint(version), store, told.put)
     return [told.get(timeout=60) for _ in cuts[1:]]
 
@@ -175,7 +184,7 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
     told = queue.SimpleQueue()
     checkpointer = Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0))
     checkpointer.wait()
-    store = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state)))
+    store = Held((params, opt_state))
     checkpointer.save(WriteCheckpoint(1), store, told.put)
     checkpointer.wait()
     jax.tree.map(lambda leaf: leaf.fill(0) if leaf.ndim else None, params)
@@ -184,7 +193,7 @@ def test_the_state_may_change_once_it_is_copied(tmp_path, trained):
 
 def test_a_slow_disk_holds_up_the_next_update_instead_of_filling_the_memory(tmp_path, trained, monkeypatch):
     params, opt_state = trained(OPTIMIZERS[2])
-    store, told = SimpleNamespace(parameter_versions=SimpleNamespace(state=(params, opt_state))), queue.SimpleQueue()
+    store, told = Held((params, opt_state)), queue.SimpleQueue()
     disk, updated = threading.Event(), threading.Event()
     seal = checkpointer_module.seal
     monkeypatch.setattr(checkpointer_module, "seal", lambda *arguments: (disk.wait(60), seal(*arguments))[1])
@@ -352,7 +361,7 @@ def test_two_savers_of_one_part_do_not_get_into_each_others_way(tmp_path, traine
     posted = queue.Queue()
     savers = [Checkpointer(tmp_path, "r", ABOUT, 2, (1, 0)) for _ in range(4)]
     for saver in savers:
-        saver.save(WriteCheckpoint(5), SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
+        saver.save(WriteCheckpoint(5), Held(state), posted.put)
     told = [posted.get(timeout=60) for _ in savers]
     assert len({event.digest for event in told}) == 4
     part = Part(5, 0, told[2].digest, told[2].n_words, ("d",))
@@ -372,7 +381,7 @@ def test_who_fails_to_write_what_others_have_completed_has_not_failed(tmp_path, 
         raise FileNotFoundError(2, "swept up", str(temporary))
 
     monkeypatch.setattr(checkpointer_module, "put_in_place", swept)
-    saver.save(WriteCheckpoint(5), SimpleNamespace(parameter_versions=SimpleNamespace(state=state)), posted.put)
+    saver.save(WriteCheckpoint(5), Held(state), posted.put)
     assert posted.get(timeout=60) == WroteCheckpoint(5, ANY, other.digest, other.n_words)
 
 
@@ -466,7 +475,7 @@ def test_a_damaged_mark_is_named_and_a_resume_goes_back(tmp_path, write, message
         ({"model": {"n_layers": 3, "d_model": 16}}, "made with model.d_model 8, the config has 16"),
         ({"model": {"n_layers": 3}}, "made with model.d_model 8, the config has None"),
         ({"optimizer": "sgd"}, "made with optimizer 'adamw', this run has 'sgd'"),
-        ({"data": "xyz"}, "made with data 'abc', this run has 'xyz'"),
+        ({"data": "xyz"}, "made with tokens of SHA256 abc, this run has xyz; data.path must name the text"),
     ],
 )
 def test_another_run_may_not_resume_it(tmp_path, about, message):
@@ -499,7 +508,7 @@ def test_parts_of_different_runs_generations_or_versions_make_no_checkpoint(tmp_
     entries, told = split_entries((params, opt_state)), queue.SimpleQueue()
     for stage, (run, version, generation) in enumerate((("r", 4, 0), ("r", 4, 1), ("s", 4, 0), ("r", 5, 0))):
         lo, hi = ((0, 1), (1, 3))[min(stage, 1)]
-        store = SimpleNamespace(parameter_versions=SimpleNamespace(state=stage_of(entries, lo, hi, optim)))
+        store = Held(stage_of(entries, lo, hi, optim))
         saver = Checkpointer(tmp_path, run, ABOUT, 2, (2, min(stage, 1)))
         saver.save(WriteCheckpoint(version, generation), store, told.put)
         assert isinstance(told.get(timeout=60), WroteCheckpoint)

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 SEEDS = range(10)
@@ -40,3 +40,14 @@ def interval(values: Iterable[float]) -> Interval:
 def paired_ratio(values: Iterable[float], others: Iterable[float]) -> Interval:
     """The interval of `values` divided by `others`, seed by seed."""
     return interval(value / other for value, other in zip(values, others, strict=True))
+
+
+def sentence(one: str, other: str, rates: Mapping[str, Sequence[float]]) -> str:
+    """How the rates of two named systems compare, seed by seed."""
+    ratio = paired_ratio(rates[one], rates[other])
+    verdict = "more" if ratio.low > 1 else "less" if ratio.high < 1 else "no difference is shown"
+    n_ahead = sum(a > b for a, b in zip(rates[one], rates[other], strict=True))
+    return (
+        f"`{one}` over `{other}`: {ratio.mean:.3f} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}), {verdict}; "
+        f"ahead with {n_ahead} of {len(SEEDS)} seeds."
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from experiments.reproduce.dtfm_systems import Placement, label_of, network_of
+from experiments.reproduce.dtfm_parts.systems import Placement, label_of, network_of
 from experiments.reproduce.page import table
 from experiments.reproduce.results import Job
 

@@ -19,7 +19,7 @@ from jaxdt.spec.profile import from_flops
 from jaxdt.spec.sizes import boundary_bytes
 from jaxdt.spec.work import BACKWARD, FORWARD
 
-FOLDER = Path(__file__).resolve().parents[3] / "configs" / "networks"
+FOLDER = Path(__file__).resolve().parents[4] / "configs" / "networks"
 CASES = {  # name: file, and (inside, across) bandwidths in Gb/s of the paper's text if the file has others
     "1 data centre": ("dtfm_case1_datacenter", None),
     "1, text": ("dtfm_case1_datacenter", (1200.0, 25.0)),

@@ -1,0 +1,255 @@
+"""Whole runs on a trace of spot machines: `fixed`, `swarm`, and `swarm` with two rules for rebalancing.
+
+The setup is that of scripts/experiments/study.py, which runs real processes. Here all is simulated, and 10 seeds draw
+who leaves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from experiments.churn_comparison_results import Run, is_alone, run_of, uneven_spans
+from experiments.churn_comparison_setup import Setup, fields
+from experiments.reproduce.literal_rule import LiteralRule
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.results import Job, Results
+from experiments.reproduce.swarm_rebalancing import TRACES, read
+from matplotlib.figure import Figure
+
+from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
+from jaxdt.runtime.reporting.interval import SEEDS, Interval, interval, paired_ratio, sentence
+from jaxdt.sim.availability import from_trace
+from jaxdt.sim.faults import CRASH, Fault
+from jaxdt.sim.predict import Conditions, simulate
+from jaxdt.sim.sim_peer import Outcome
+from jaxdt.spec import config as configs
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.network import Link
+from jaxdt.spec.plan import Plan
+
+SETUP = Setup(stages=2, pipelines=4, microbatches=12, forward_s=0.15)
+TRACE = TRACES / "bamboo_aws_p3_v100.json"
+TRACE_BEGIN_S, TRACE_S = 24060.0, 2240.0
+SPEEDS = (14.0, 4.0)  # seconds of the trace in one of a run: that of the measured study, and a slower one
+PERIOD_S, ROUTERS = 8.0, 2
+BEGIN_S = 10.0  # of the simulation, when the trace begins
+LINK = Link(1e-4, 10.0)  # loopback
+N_BINS = 32
+KINDS = ("step", "view", "move")
+FIXED, SWARM, OURS, LITERAL = ARMS = ("fixed", "swarm", "swarm + rebalancing", "swarm + Algorithm 2's listing")
+FIGURES = ("samples_per_s", "uneven_s", "moves", "spared", "n_steps")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: one of ARMS, seconds of the trace in one of the run, and the seed of who leaves."""
+
+    arm: str
+    speed: float
+    seed: int
+
+    @property
+    def seconds(self) -> float:
+        return TRACE_S / self.speed
+
+    def job(self) -> Job:
+        """The simulation. Its values: those named FIGURES, then samples/s in N_BINS equal parts of the run."""
+        inputs = (
+            f"{read(TRACE).label} from {TRACE_BEGIN_S:g} s for {TRACE_S:g} s arm={self.arm!r} speed={self.speed:g} "
+            f"seed={self.seed} {SETUP} period={PERIOD_S:g} routers={ROUTERS} {LINK}"
+        )
+        return Job(inputs, round(30 * self.seconds), partial(values_of, self))
+
+
+def values_of(case: Case) -> list[float]:
+    """The values of a run."""
+    run, n_spared = played(case)
+    width_s = case.seconds / N_BINS
+    uneven_s = sum(b - a for a, b in uneven_spans(run))
+    n_steps = sum(0 < end_s <= run.seconds for end_s in run.ends_s.values())
+    figures = [run.rate(0.0, case.seconds), uneven_s, len(run.moves_s), n_spared, n_steps]
+    return [*figures, *(run.rate(n * width_s, (n + 1) * width_s) for n in range(N_BINS))]
+
+
+def played(case: Case) -> tuple[Run, int]:
+    """The run, and how many machines were spared because they were alone at their stage, as study.py spares them."""
+    faults = schedule(case)
+    n_spared = 0
+    while True:
+        outcome = simulated(case, faults)
+        alone = first_alone(outcome, faults)
+        if alone is None:
+            break
+        faults = [fault for fault in faults if fault != alone]
+        n_spared += 1
+    about = dict(name=case.arm, began_s=BEGIN_S, seconds=case.seconds, events=[], n_samples=SETUP.microbatches)
+    return run_of(about | dict(held_up_s=0.0, cores_busy=0.0), records(outcome)), n_spared
+
+
+def schedule(case: Case) -> list[Fault]:
+    """The machines that leave and join, and the moments; the same for all arms."""
+    stages = [[p * SETUP.stages + s for p in range(SETUP.pipelines)] for s in range(SETUP.stages)]
+    faults = from_trace(TRACE, stages, case.seed, case.seconds, case.speed, TRACE_BEGIN_S, spare=True)
+    return [replace(fault, at_s=BEGIN_S + fault.at_s) for fault in faults]
+
+
+def simulated(case: Case, faults: Sequence[Fault]) -> Outcome:
+    """The run, and some seconds more, since the step under way at its end counts in part."""
+    wiring = dict(kind="fixed") if case.arm == FIXED else dict(kind="swarm", routers=ROUTERS)
+    if case.arm in (OURS, LITERAL):
+        wiring["rebalance_s"] = PERIOD_S
+    given = fields(SETUP, wiring)
+    config = configs.parse(given | {"model": {"preset": "debug"} | given["model"]})
+    plan = replace(configs.default_plan(config), in_flight=(*[SETUP.microbatches] * (SETUP.stages - 1), 1))
+    balance = LiteralRule(PERIOD_S) if case.arm == LITERAL else None
+    until_s = BEGIN_S + case.seconds + 60.0
+    return simulate(config, plan, conditions_of(config, plan), faults=faults, until_s=until_s, balance=balance)
+
+
+def conditions_of(config: RunConfig, plan: Plan) -> Conditions:
+    hosts = {peer: str(peer) for peer in plan.peers}
+    return Conditions(
+        seconds={peer: work_seconds(plan.seat(peer)[0]) for peer in plan.peers},
+        link=lambda src, dst: LINK,
+        host_of=hosts,
+        cores=dict.fromkeys(hosts.values(), 1.0),
+        persist_s=0.002,
+        seconds_at=lambda machine, stage: work_seconds(stage),
+    )
+
+
+def work_seconds(stage: int) -> dict[str, float]:
+    """Seconds of each kind of Work. The last stage's backward contains its forward."""
+    forward_s = SETUP.forward_s
+    seconds = {"F": forward_s, "B": 2 * forward_s, "E": forward_s, "G": 0.001, "U": 0.001}
+    return seconds | {"F": 0.0, "B": 3 * forward_s} if stage == SETUP.stages - 1 else seconds
+
+
+def records(outcome: Outcome, until_s: float = float("inf")) -> list[dict]:
+    """The coordinator's reports until a moment, as records of a trace."""
+    return [
+        {"t": at_s, "kind": report.kind, "fields": report.fields}
+        for at_s, peer, report in outcome.reports
+        if peer == COORDINATOR and report.kind in KINDS and at_s < until_s
+    ]
+
+
+def first_alone(outcome: Outcome, faults: Sequence[Fault]) -> Fault | None:
+    """The first machine that leaves while it is alone at its stage."""
+    newcomers = [report.fields["peer"] for _, _, report in outcome.reports if report.kind == "join_request"]
+    newcomers = list(dict.fromkeys(newcomers))
+    killed: set[int] = set()
+    for fault in (fault for fault in faults if fault.kind == CRASH):
+        n = fault.peer - TEMPORARY_IDS
+        peer = fault.peer if n < 0 else newcomers[n]
+        if is_alone(records(outcome, fault.at_s), peer, killed):
+            return fault
+        killed.add(peer)
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The values of an arm at one speed, one list per seed."""
+
+    runs: Sequence[Sequence[float]]
+
+    def figure(self, name: str) -> list[float]:
+        return [values[FIGURES.index(name)] for values in self.runs]
+
+    def over(self, other: "Arm") -> Interval:
+        """Samples/s over those of another arm, paired by seed."""
+        return paired_ratio(self.figure("samples_per_s"), other.figure("samples_per_s"))
+
+    @property
+    def bins(self) -> list[Interval]:
+        """Samples/s in each part of the run."""
+        return [interval(values[len(FIGURES) + n] for values in self.runs) for n in range(N_BINS)]
+
+
+def run(out: Path, origin: str, results: Results) -> str:
+    """The text of the page. The picture is written to `out`."""
+    results.fill(Case(arm, speed, seed).job() for speed in SPEEDS for arm in ARMS for seed in SEEDS)
+    found = {
+        speed: {arm: Arm([results.get(Case(arm, speed, seed).job()) for seed in SEEDS]) for arm in ARMS}
+        for speed in SPEEDS
+    }
+    draw(out / "churn.png", found)
+    sections = [
+        (
+            f"{TRACE_S / 60:.0f} minutes of the trace in {TRACE_S / speed:.0f} s",
+            table(HEAD, arm_rows(arms)) + "\n" + bullets(sentences(arms)),
+        )
+        for speed, arms in found.items()
+    ]
+    sections.insert(0, ("Throughput over time, mean of all seeds", "![throughput](churn.png)\n"))
+    sections += [("Assumptions", bullets(ASSUMPTIONS)), ("Not modelled", bullets(NOT_MODELLED))]
+    return page("Machines that come and go: what rebalancing is worth (grade B: the order)", origin, sections)
+
+
+def arm_rows(arms: dict[str, Arm]) -> list[list[str]]:
+    """A row for each arm."""
+    rows = []
+    for name, arm in arms.items():
+        least, most = (pick(arm.figure("moves")) for pick in (min, max))
+        cells = [interval(arm.figure("samples_per_s")), arm.over(arms[SWARM]), arm.over(arms[OURS])]
+        cells += [interval(arm.figure("uneven_s")), f"{least:.0f} to {most:.0f}", f"{sum(arm.figure('spared')):.0f}"]
+        rows.append([name, *map(str, cells)])
+    return rows
+
+
+def sentences(arms: dict[str, Arm]) -> list[str]:
+    """What a table says."""
+    pairs = ((OURS, SWARM), (OURS, FIXED), (LITERAL, SWARM), (LITERAL, OURS))
+    return [compared(one, other, arms) for one, other in pairs]
+
+
+def compared(one: str, other: str, arms: dict[str, Arm]) -> str:
+    """How two arms compare, seed by seed."""
+    return sentence(one, other, {name: arms[name].figure("samples_per_s") for name in (one, other)})
+
+
+def draw(path: Path, found: dict[float, dict[str, Arm]]) -> None:
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(len(found), 2, width_ratios=(2, 1), squeeze=False)
+    for (curves, ratios), (speed, arms) in zip(axes, found.items(), strict=True):
+        seconds = TRACE_S / speed
+        edges = [n * seconds / N_BINS for n in range(N_BINS + 1)]
+        for i, (name, arm) in enumerate(arms.items()):
+            means = [value.mean for value in arm.bins]
+            curves.step(edges, [*means, means[-1]], f"C{i}", where="post", label=name)
+            values, others = (which.figure("samples_per_s") for which in (arm, arms[SWARM]))
+            ratios.plot([i] * len(values), [a / b for a, b in zip(values, others, strict=True)], f"C{i}.", alpha=0.5)
+            mean = arm.over(arms[SWARM])
+            ratios.errorbar([i + 0.2], [mean.mean], [mean.half], fmt=f"C{i}o", ms=4, capsize=3)
+        curves.set(xlabel="seconds", ylabel="samples/s", ylim=(0, None), title=f"the trace {speed:g} times as fast")
+        ratios.axhline(1.0, color="k", lw=0.7)
+        ratios.set(ylabel="samples over those of swarm, per seed", xlim=(-0.5, len(arms) - 0.3))
+        ratios.set_xticks(range(len(arms)), ["fixed", "swarm", "rebal-\nancing", "Alg. 2's\nlisting"])
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS))
+    figure.savefig(path, dpi=80)
+
+
+HEAD = ["wiring", "samples/s", "over swarm", "over swarm + rebalancing", "s with uneven stages", "moves", "spared"]
+ASSUMPTIONS = (
+    f"Two stages of four peers, {SETUP.microbatches} microbatches of one sample a step; a forward takes "
+    f"{SETUP.forward_s:g} s, a backward {2 * SETUP.forward_s:g} s; links of {LINK.bandwidth_gbps:g} Gb/s. All wirings "
+    "may have all microbatches of a step in flight.",
+    f"Second {TRACE_BEGIN_S:g} to {TRACE_BEGIN_S + TRACE_S:g} of {TRACE.stem}, whose 32 machines stand for 8 peers: "
+    "five leave (a crash) and five join, at the same moments with each wiring. Seeds "
+    f"{SEEDS.start} to {SEEDS.stop - 1}, none left out, draw who leaves; ratios are paired by seed; +- is half the "
+    "width of a 95 % interval (Student's t).",
+    "A machine that is alone at its stage is spared; the column says how many in all seeds together. Who is alone "
+    "depends on the wiring, so one that empties a stage loses fewer machines.",
+    f"Rebalancing every {PERIOD_S:g} s, one move a period, by the same reports (queues averaged over whole steps). The "
+    "listing of Algorithm 2 moves a peer each period, whatever the loads; here it leaves each stage its last peer.",
+    "Uneven: a stage has at least two peers more than the other.",
+)
+NOT_MODELLED = (
+    "The start of a newcomer's process, compilation, unequal machines, slow links.",
+    "The same with real processes, one seed: [the study](../../study/README.md).",
+)

@@ -1,0 +1,1 @@
+"""What experiments.reproduce.dtfm shows: the systems that it simulates, and the costs of their placements."""

@@ -1,0 +1,49 @@
+"""Who may use the folder of a run: one run at a time, and a refusal says at once which."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxdt.runtime import run_dir as run_dirs
+from jaxdt.runtime.storage.durable import FileStore
+from jaxdt.spec.errors import BadInput
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder in which a run goes on."""
+    lock = run_dirs.hold(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    yield tmp_path
+    os.close(lock)
+
+
+@pytest.mark.parametrize(
+    "use", [run_dirs.hold, lambda path: run_dirs.clear(path, True), lambda p: run_dirs.clear(p, False)]
+)
+def test_a_live_run_keeps_its_folder_and_is_named(held, use):
+    with pytest.raises(BadInput) as refused:
+        use(held)
+    ends = f"a run goes on there (process {os.getpid()}); python scripts/fleet.py stop --run_dir={held} ends it"
+    assert str(refused.value) == f"run_dir: {held} is in use: {ends}"
+    assert (held / "config.json").exists()
+
+
+def test_processes_whose_launcher_is_gone_are_waited_for(held):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (held / run_dirs.LOCK).write_text(f"{ended.pid}\n")
+    with pytest.raises(BadInput, match="is in use: processes of a run there have not ended yet"):
+        run_dirs.hold(held, timeout_s=0.2)
+
+
+def test_a_run_whose_folder_is_deleted_does_not_go_on(tmp_path):
+    store = FileStore(tmp_path / "coordinator")
+    store.put("term", 1)
+    (tmp_path / "coordinator/term.json").unlink()
+    (tmp_path / "coordinator").rmdir()
+    with pytest.raises(BadInput, match="run_dir: .*coordinator was deleted while the run goes on"):
+        store.put("term", 2)
+    assert not (tmp_path / "coordinator").exists()
