@@ -47,6 +47,7 @@ def run(tmp_path):
     fields |= {"sync.delay_after_steps": AFTER, "data.path": str(tmp_path / "t.tok")}
     (tmp_path / "c.py").write_text(CONFIG.format(fields=fields))
     command = [sys.executable, str(SCRIPT), f"--config={tmp_path / 'c.py'}", f"--seeds={','.join(map(str, SEEDS))}"]
+    command.append(f"--out={tmp_path / 'out'}")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return open_data(tmp_path / "t.tok"), done.stdout.splitlines()
@@ -78,7 +79,7 @@ def by_hand(data, seed, delay):
     return float(mean_loss(params, held_out)), statistics.mean(losses)
 
 
-def test_both_arms_and_what_they_come_to(run):
+def test_both_arms_and_what_they_come_to(run, tmp_path):
     data, lines = run
     found = json.loads(lines[-1])
     rows = [line.split() for line in lines[1:-1]]
@@ -87,6 +88,12 @@ def test_both_arms_and_what_they_come_to(run):
         right = [by_hand(data, seed, delay) for seed in SEEDS]
         got = list(zip(found["held_out"][arm], found["training"][arm], strict=True))
         np.testing.assert_allclose(got, right, rtol=1e-4)
+    kept = [json.loads(line) for line in (tmp_path / "out/losses.jsonl").read_text().splitlines()]
+    assert [(line["seed"], line["delay"]) for line in kept] == [(seed, delay) for seed in SEEDS for delay in (0, 1)]
+    assert all(line["config"].endswith("c.py") and line["lr"] == OPTIM["lr"] for line in kept)
+    first = [round(found["held_out"][arm][0], 5) for arm in ("delay 0", "delay 1")]
+    assert [line["held_out"] for line in kept[:2]] == first
+    assert "| 0.01, 0.98, 0.08 | 4, 5 |" in (tmp_path / "out/README.md").read_text()
     for measure in ("held_out", "training"):
         one = found[measure]
         plain, delayed = one["delay 0"], one["delay 1"]
