@@ -26,7 +26,7 @@ from typing import Any
 
 TUN = "/dev/net/tun"
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-MTU = 9000  # bytes; with 1500 the router needs six times the processor time for the same traffic
+MTU = 9000  # bytes; with 1500 the router would handle six times as many packets
 JITTER_HOLD_S = 0.02  # a link's jitter is drawn again after so long: packets of one burst are late together
 QUEUE_S_MIN = 0.05
 EARLY_S = 1e-4  # about what the router itself takes for a packet
