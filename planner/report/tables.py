@@ -60,7 +60,8 @@ class ProgressLine:
         has_bound = progress.gap is not None and math.isfinite(progress.gap)
         bound = f"  bound {progress.bound_s:.3f} s  gap {progress.gap:>7.2%}" if has_bound else ""
         best = f"{progress.best_s:.3f}" if progress.unit == "s" else f"{progress.best_s:.4g}"
-        text = f"{progress.elapsed_s:6.1f} s  best {best} {progress.unit}{bound}  {progress.evaluations_per_s:,.0f} plans/s"
+        speed = f"{progress.evaluations_per_s:,.0f} plans/s"
+        text = f"{progress.elapsed_s:6.1f} s  best {best} {progress.unit}{bound}  {speed}"
         print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def close(self):
