@@ -68,10 +68,10 @@ def check(config: RunConfig, plan: Plan) -> None:
     """BadInput for a plan that does not fit the model, and for options that make no sense together."""
     check_config(config)
     check_plan(config, plan)
-    if plan.roles:
+    if unknown := sorted(set(plan.roles.used) - sync_entry(config.sync.kind).plan_roles):
         raise BadInput(
             f"plan.roles: got peers with roles, expected none with wiring {config.wiring.kind} and sync "
-            f"{config.sync.kind}, which know replicas only"
+            f"{config.sync.kind}, which do not know {', '.join(unknown)}"
         )
     entry = wiring_entry(config.wiring.kind)
     for boundary, codec in enumerate(plan.codec):
@@ -167,7 +167,7 @@ def build_coordinator(
     coordinator_config = CoordinatorConfig(
         run=start.run,
         fingerprint=_fingerprint(config, plan, start),
-        stage_of={peer: stage for stage, row in enumerate(plan.placement) for peer in row},
+        stage_of={peer: plan.seat(peer)[0] for peer in plan.peers},
         n_stages=plan.n_stages,
         start_version=start.checkpoint.version,
         start_generation=start.checkpoint.generation,

@@ -23,6 +23,12 @@ from jaxdt.spec.errors import BadInput
 
 COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", "drain", "evict")
 
+OUTSIDERS = {  # in the answer to status, and for people
+    "coming": "on their way in",
+    "candidates": "ready to join",
+    "revoked": "put out for good",
+}
+
 
 def main(command: str, *words: str) -> int:
     if len(words) > 1 or not all(word.isdigit() for word in words):
@@ -38,18 +44,24 @@ def table(status: dict) -> str:
     """The answer to `status`, for people."""
     state = " (paused)" if status["paused"] else " (stopping)" if status["stopping"] else ""
     lines = [
-        f"step {status['steps']} of {status['of_steps']}{state}, checkpoint of {status['checkpoint']} steps, "
-        f"view {status['view']}, term {status['coordinator_term']}, generation {status['generation']}",
+        f"step {status['steps']} of {status['of_steps']}{state}; newest checkpoint: {status['checkpoint']} steps; "
+        f"view {status['view']}; the coordinator was started {times(status['coordinator_term'])}, the run went back "
+        f"{times(status['generation'])}",
         f"{'peer':>8} {'stage':>6}  {'state':<9} address",
     ]
     for member in sorted(status["members"], key=lambda member: (member["stage"], member["peer"])):
         lines.append(f"{member['peer']:>8} {member['stage']:>6}  {member['state']:<9} {member['address']}")
-    for name in ("candidates", "coming", "revoked"):
+    for name, meaning in OUTSIDERS.items():
         if status[name]:
-            lines.append(f"{name}: {', '.join(map(str, status[name]))}")
+            lines.append(f"{meaning}: {', '.join(map(str, status[name]))}")
     if status["replan"]:
         lines.append(f"replan: {status['replan']}")
     return "\n".join(lines)
+
+
+def times(n: int) -> str:
+    """How often, for people."""
+    return ("never", "once", "twice")[n] if n < 3 else f"{n} times"
 
 
 if __name__ == "__main__":

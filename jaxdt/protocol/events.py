@@ -551,6 +551,16 @@ class GroupFormed:
 
 
 @frozen_dataclass
+class WantsParameters:
+    """Worker -> server of its stage: it has pushed what `step` local steps have changed, and waits for the server's
+    parameters, in `round`. `is_last`: it does no further step, and waits for the pushes of all others."""
+
+    round: Round
+    step: int
+    is_last: bool
+
+
+@frozen_dataclass
 class ResultHeld:
     """Member -> coordinator: the whole result of the round is here, with this digest. The member contributed to it
     after `step` local steps."""
@@ -756,6 +766,7 @@ Message = (
     | StepNorm
     | WantsGroup
     | GroupFormed
+    | WantsParameters
     | ResultHeld
     | GroupClosed
     | ShareDone

@@ -93,6 +93,30 @@ class PipelineEndReport(Report):
 
 
 @dataclass(frozen=True)
+class PushReport(Report):
+    """A server adds what local step `step` - 1 of `worker` has changed. The order of a server's reports of pushes and
+    pulls is that in which it adds them and answers."""
+
+    kind: ClassVar[str] = "push"
+    stage: int
+    worker: int
+    step: int
+
+
+@dataclass(frozen=True)
+class PullReport(Report):
+    """A server gives its parameters to `worker`, which has done `step` local steps. `clock`: the worker's, `clock_min`:
+    that of the slowest worker of the stage."""
+
+    kind: ClassVar[str] = "pull"
+    stage: int
+    worker: int
+    step: int
+    clock: int
+    clock_min: int
+
+
+@dataclass(frozen=True)
 class UnequalBitsReport(Report):
     """The parameters of a replica are not bit for bit those of `reference`, but within the tolerance, as on hardware
     that rounds differently. `difference`: estimated norm of the difference over the norm. Told once for each peer."""

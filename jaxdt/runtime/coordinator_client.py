@@ -10,9 +10,11 @@ from jaxdt.runtime.identity.credential import Credential
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.spec.errors import BadInput
 
 ANSWER_S = 30.0
+SAID_S = 2.0  # who waits for longer is told
 NOBODY_LISTENS = "the run has ended, or its coordinator is elsewhere"
 NO_ANSWER = "is this the address of a coordinator?"
 
@@ -93,4 +95,6 @@ def _first_answer(
         if not is_failing:
             is_failing = True
             deadline_s = min(deadline_s, time.monotonic() + patience_s)
+            if patience_s >= SAID_S:
+                print_line(f"waiting for the coordinator, for {patience_s:.0f} s at most: {failure.reason}")
     return failure

@@ -18,7 +18,7 @@ from jaxdt.spec.errors import BadInput, nearest, require_at_least, require_one_o
 from jaxdt.spec.model import FIELDS as MODEL_FIELDS
 from jaxdt.spec.model import GPTConfig, gpt_config
 from jaxdt.spec.optim import OptimConfig
-from jaxdt.spec.plan import SCHEDULES, Plan, even_shares, ranges
+from jaxdt.spec.plan import SCHEDULES, Plan, PlanRoles, even_shares, ranges
 from jaxdt.spec.seq_lengths import SeqLengths
 
 DTYPES = ("float32", "bfloat16")
@@ -35,7 +35,8 @@ PLATFORMS = ("any", "cpu", "gpu", "tpu")
 class PlanConfig:
     """How to cut and place the model when no plan.json is given. `layers`: layers per stage such as "3,2,3", empty for
     an even split. `microbatches`: the microbatches of one step, over all pipelines. `in_flight`: forwards in flight
-    per stage such as "4,2", empty for n_stages - stage."""
+    per stage such as "4,2", empty for n_stages - stage. `servers`: peers of each stage that hold its parameters and
+    compute nothing (sync.kind "server")."""
 
     stages: int = 1
     pipelines: int = 1
@@ -43,6 +44,7 @@ class PlanConfig:
     schedule: str = "1f1b"
     microbatches: int = 1
     in_flight: str = ""
+    servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,16 @@ class GroupsConfig:
 
 
 @dataclass(frozen=True)
+class ServerConfig:
+    """With sync.kind "server": after every `wave` local steps the clock of a replica grows by 1, and it waits for its
+    stage's server until its clock is at most `staleness` ahead of the slowest replica's. Then it goes on from the
+    server's parameters."""
+
+    staleness: int = 0
+    wave: int = 1
+
+
+@dataclass(frozen=True)
 class SyncConfig:
     """With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one
     update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange.
@@ -146,6 +158,7 @@ class SyncConfig:
     slice_bytes: int = 1 << 22
     check_every_steps: int = 50
     groups: GroupsConfig = field(default_factory=GroupsConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,7 @@ class RunConfig:
         require_at_least("plan.stages", self.plan.stages, 1)
         require_at_least("plan.pipelines", self.plan.pipelines, 1)
         require_at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
+        require_at_least("plan.servers", self.plan.servers, 0)
         require_one_of("plan.schedule", self.plan.schedule, SCHEDULES)
 
     def _check_growth(self) -> None:
@@ -237,6 +251,8 @@ class RunConfig:
         require_at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
         require_at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
         require_at_least("sync.check_every_steps", self.sync.check_every_steps, 0)
+        require_at_least("sync.server.staleness", self.sync.server.staleness, 0)
+        require_at_least("sync.server.wave", self.sync.server.wave, 1)
         groups = self.sync.groups
         require_at_least("sync.groups.every_steps", groups.every_steps, 1)
         require_at_least("sync.groups.group_size_max", groups.group_size_max, 0)
@@ -307,8 +323,13 @@ def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConf
 
 
 def default_plan(config: RunConfig) -> Plan:
-    """The plan of a config without a plan.json: pipelines are consecutive peers, p * stages + s."""
+    """The plan of a config without a plan.json: pipelines are consecutive peers, p * stages + s. Servers come after
+    them, stage by stage."""
     cut = config.plan
+    first_server = cut.stages * cut.pipelines
+    servers = tuple(
+        tuple(range(first_server + s * cut.servers, first_server + (s + 1) * cut.servers)) for s in range(cut.stages)
+    )
     n_layers = config.model.n_layers
     if cut.layers:
         sizes = _integers("plan.layers", cut.layers, cut.stages)
@@ -330,6 +351,7 @@ def default_plan(config: RunConfig) -> Plan:
         schedule=cut.schedule,
         in_flight=_integers("plan.in_flight", cut.in_flight, cut.stages) if cut.in_flight else None,
         codec=(config.codec,) * (cut.stages - 1),
+        roles=PlanRoles(servers=servers) if cut.servers else PlanRoles(),
     )
 
 

@@ -108,6 +108,11 @@ class PlanRoles:
     def __bool__(self) -> bool:
         return self != PlanRoles()
 
+    @property
+    def used(self) -> list[str]:
+        """The names of the roles that some peers have."""
+        return [name for name in self.__dataclass_fields__ if any(getattr(self, name))]
+
     def check(self, n_stages: int, placed: Collection[int]) -> None:
         """BadInput for rows that do not fit a plan whose placement has the peers `placed`."""
         for name in self.__dataclass_fields__:
@@ -148,7 +153,7 @@ class Plan:
         if len(self.placement) != self.n_stages or not all(self.placement):
             raise BadInput(f"plan.placement: expected {self.n_stages} rows of at least one device, one per stage")
         n_pipelines = len(self.placement[0]) if self.is_even else 1
-        peers = self.peers
+        peers = [peer for row in self.placement for peer in row]
         if not peers or len(set(peers)) != len(peers) or min(peers) < 0:
             raise BadInput("plan.placement: expected every device index once and none negative")
         if len(self.shares) != n_pipelines or any(share < 1 for share in self.shares):
@@ -213,13 +218,18 @@ class Plan:
 
     @property
     def peers(self) -> list[int]:
-        return [peer for row in self.placement for peer in row]
+        """All members of the run: the replicas, and the servers that compute nothing."""
+        placed = [peer for row in self.placement for peer in row]
+        return placed + [peer for row in self.roles.servers for peer in row if peer not in placed]
 
     def seat(self, peer: int) -> tuple[int, int]:
-        """(stage, pipeline) of a peer; pipeline 0 where there are none."""
+        """(stage, pipeline) of a peer; pipeline 0 where there are none, and of a server that is in none."""
         for stage, row in enumerate(self.placement):
             if peer in row:
                 return stage, row.index(peer) if self.is_even else 0
+        for stage, row in enumerate(self.roles.servers):
+            if peer in row:
+                return stage, 0
         raise BadInput(f"peer: got {peer}, expected one of the plan's peers {sorted(self.peers)}")
 
     def microbatches(self, pipeline: int) -> range:

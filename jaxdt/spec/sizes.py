@@ -24,6 +24,29 @@ def group_name(stage: int) -> str:
     return f"stage{stage}"
 
 
+def push_name(stage: int, worker: int) -> str:
+    """The group of what a worker has changed of the parameters of a stage, on the way to their server."""
+    return f"{group_name(stage)}/push{worker}"
+
+
+def pull_name(stage: int, worker: int) -> str:
+    """The group of the parameters of a stage on the way from their server to a worker."""
+    return f"{group_name(stage)}/pull{worker}"
+
+
+def is_push(group: str) -> bool:
+    return "/push" in group
+
+
+def is_pull(group: str) -> bool:
+    return "/pull" in group
+
+
+def parameters_of(group: str) -> str:
+    """The group whose parameters, or changes of them, a round of `group` carries."""
+    return group.partition("/")[0]
+
+
 def state_name(stage: int) -> str:
     """The group of the whole state of a stage, parameters and moments, where replicas may differ."""
     return f"state{stage}"

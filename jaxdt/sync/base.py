@@ -21,6 +21,7 @@ from jaxdt.spec.plan import Plan
 SYNCS: dict[str, str] = {
     "allreduce": "jaxdt.sync.allreduce",
     "groups": "jaxdt.sync.groups",
+    "server": "jaxdt.sync.server",
 }
 
 
@@ -47,6 +48,7 @@ class SyncEntry:
     replicas_may_differ  whether a replica goes on with its own steps while others have done fewer; then each pipeline
                          has to run by itself (WiringEntry.is_independent)
     outlives_views       messages of peers that count also in a view after the one in which they were sent
+    plan_roles           fields of plan.roles that it knows what to do with
     """
 
     build: Callable[[PeerSetup], Sync]
@@ -54,6 +56,7 @@ class SyncEntry:
     check: Callable[[RunConfig, Plan], str]
     replicas_may_differ: bool = False
     outlives_views: frozenset[type] = frozenset()
+    plan_roles: frozenset[str] = frozenset()
 
 
 def sync_entry(kind: str) -> SyncEntry:

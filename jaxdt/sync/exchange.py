@@ -67,7 +67,9 @@ class Exchange:
         self.contributors = spec.participants.contributors
         self.contributor_set = frozenset(self.contributors)
         self._peer = peer
-        self.set_joining(tuple([m for m in spec.participants.receivers if m not in self.contributor_set]))
+        receivers = spec.participants.receivers
+        self._contributing_receivers = tuple([m for m in self.contributors if m in receivers])
+        self.set_joining(tuple([m for m in receivers if m not in self.contributor_set]))
         self.is_frozen = bool(spec.holders)
         self._sharding = sharding(spec.n_elements, spec.participants.owners, slice_elements)
         self.in_turn = self._sharding.in_turn
@@ -92,7 +94,8 @@ class Exchange:
     def set_joining(self, joining: tuple[int, ...]) -> None:
         """The members that add nothing and get the sums all the same; contributors get them first."""
         self.joining = joining
-        self.receivers = tuple([member for member in self.contributors + joining if member != self._peer])
+        receivers = self._contributing_receivers + joining
+        self.receivers = tuple([member for member in receivers if member != self._peer])
 
     def freeze(self, items: tuple[Item, ...], n_samples: int, tally: Tally) -> Post:
         """This peer's contribution is final and its vector is there: keep the own shard, send every other owner its

@@ -72,6 +72,7 @@ from jaxdt.spec.work import ADOPT, LAY_OUT, LOCAL_STEP, NORM, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
+from jaxdt.sync.local_steps import local_scale
 from jaxdt.sync.matching.base import matcher_entry
 
 NO_LOSSES = Tally()
@@ -377,16 +378,6 @@ class Groups:
             self._adopting[round] = True
             return []
         return [Forget(round)] if self._exchanges.pop(round, None) else []
-
-
-def local_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:
-    """Factor on a summed gradient of this squared norm: the mean over samples, clipped to `clip_norm` (0: not). 0 for a
-    gradient that is not finite."""
-    if not math.isfinite(sq_norm):
-        return 0.0
-    norm = math.sqrt(sq_norm) / n_samples
-    clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
-    return clip / n_samples
 
 
 # ------------------------------------------------------------------------------------------------------ table entry

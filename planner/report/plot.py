@@ -1,4 +1,4 @@
-"""`python -m planner plot`: devices laid out by latency and coloured by stage, pipelines as paths, costs as bars."""
+"""`python -m planner plot`: who sits where, which hops are slow, and the costs as bars."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -7,21 +7,11 @@ import numpy as np
 
 from jaxdt.spec.errors import BadInput
 from planner.cost.reference import cost_of
-from planner.model.problem import mean_links, problem_of
+from planner.model.problem import exchange_s, mean_links, problem_of, regions_of
 from planner.report.plan_file import CostedPlan, read
 from planner.search import layouts
 
-
-def positions(distance: np.ndarray) -> np.ndarray:
-    """Points [N, 2] whose distances come close to distance [N, N] (classical multidimensional scaling). Devices at one
-    place are spread on a small circle around it."""
-    n = len(distance)
-    centre = np.eye(n) - 1 / n
-    values, vectors = np.linalg.eigh(-0.5 * centre @ distance**2 @ centre)
-    points = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0)) if n > 2 else np.arange(2.0 * n).reshape(n, 2)
-    angle = np.arange(n) * 2.4
-    radius = 0.06 * max(float(np.ptp(points)), 1e-9) * np.sqrt(1 + np.arange(n) % 8) / 2
-    return points + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+REGIONS_MAX = 20  # more have no colours of their own
 
 
 def draw(costed: CostedPlan, out: str):
@@ -32,32 +22,45 @@ def draw(costed: CostedPlan, out: str):
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 6), width_ratios=(2.2, 1), layout="constrained")
-    _draw_network(left, costed)
+    _draw_placement(left, costed)
     _draw_bars(right, costed)
     figure.suptitle(f"{costed.network.name}: {costed.cost.total_s:.2f} s by Eq. 1-4")
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
 
 
-def _draw_network(axes, costed: CostedPlan):
-    placement = np.array(costed.plan.placement)
-    points = positions(mean_links(costed.network)[0])
-    for pipeline in range(placement.shape[1]):
-        path = points[placement[:, pipeline]]
-        axes.plot(*path.T, color="0.6", linewidth=0.7, zorder=1)
-    stage = np.full(costed.network.n_devices, np.nan)
-    for s, row in enumerate(placement):
-        stage[row] = s
-    used = ~np.isnan(stage)
-    dots = axes.scatter(
-        *points[used].T, c=stage[used], cmap="viridis", s=45, zorder=2, edgecolors="white", linewidths=0.5
-    )
-    axes.figure.colorbar(dots, ax=axes, label="stage", ticks=range(len(placement)), location="bottom", shrink=0.6)
-    regions = [device.region for device in costed.network.devices]
-    for region in dict.fromkeys(filter(None, regions)) if len(set(regions)) <= 24 else ():
-        centre = points[[name == region for name in regions]].mean(axis=0)
-        axes.annotate(region, centre, fontsize=8, ha="center", va="bottom", xytext=(0, 8), textcoords="offset points")
-    axes.set(xticks=[], yticks=[], title="distance = latency, line = pipeline")
+def _draw_placement(axes, costed: CostedPlan):
+    """A row for each pipeline and a column for each stage. Dots have the colours of their regions; a hop is the redder
+    and the thicker, the longer it takes."""
+    from matplotlib import colormaps
+
+    network, placement = costed.network, np.array(costed.plan.placement)
+    n_stages, n_pipelines = placement.shape
+    alpha_s, beta = mean_links(network)
+    hop_s = exchange_s(alpha_s, beta, costed.c_pp_bytes)[placement[:-1], placement[1:]]
+    longest_s = hop_s[np.isfinite(hop_s)].max(initial=1e-9)
+    reds = colormaps["Reds"]
+    for (s, p), seconds in np.ndenumerate(hop_s):
+        share = min(1.0, seconds / longest_s)
+        axes.plot((s, s + 1), (p, p), color=reds(0.25 + 0.75 * share), linewidth=0.8 + 4 * share, zorder=1)
+    regions = regions_of(network)
+    names = list(dict.fromkeys(device.region or f"device {d}" for d, device in enumerate(network.devices)))
+    colours = colormaps["tab20"](np.arange(len(names)) % 20)
+    side = max(20.0, 4000.0 / max(n_stages, n_pipelines) ** 1.3)
+    for region, name in enumerate(names):
+        at = np.argwhere(regions[placement] == region)
+        if len(at):
+            axes.scatter(*at.T, color=colours[region], s=side, zorder=2, edgecolors="0.3", linewidths=0.5, label=name)
+    dp_s = exchange_s(alpha_s, beta, costed.c_dp_bytes / n_pipelines)
+    groups_s = dp_s[placement[:, :, None], placement[:, None, :]].sum(axis=2).max(axis=1)
+    axes.set_xticks(range(n_stages), [f"stage {s}\n{seconds:.3g} s" for s, seconds in enumerate(groups_s)], fontsize=8)
+    step = -(-n_pipelines // 16)
+    axes.set_yticks(range(0, n_pipelines, step), [f"pipeline {p}" for p in range(0, n_pipelines, step)], fontsize=8)
+    axes.set(xlim=(-0.5, n_stages - 0.5), ylim=(n_pipelines - 0.5, -0.5))
+    axes.set_title(f"dot: region; red: slow hop, at most {longest_s:.3g} s; below: averaging of a stage", fontsize=10)
+    if len(names) <= REGIONS_MAX:
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": min(5, len(names))}
+        axes.legend(fontsize=8, markerscale=min(1.0, 8 / side**0.5), frameon=False, **below)
 
 
 def _draw_bars(axes, costed: CostedPlan):

@@ -2,8 +2,9 @@
 
 import math
 import sys
-from collections.abc import Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
@@ -56,12 +57,11 @@ class ProgressLine:
         if progress.best_s is None or progress.elapsed_s - self.last_s < self.interval_s:
             return
         self.last_s = progress.elapsed_s
-        gap = NONE if progress.gap is None else f"{progress.gap:.2%}"
+        has_bound = progress.gap is not None and math.isfinite(progress.gap)
+        bound = f"  bound {progress.bound_s:.3f} s  gap {progress.gap:>7.2%}" if has_bound else ""
         best = f"{progress.best_s:.3f}" if progress.unit == "s" else f"{progress.best_s:.4g}"
-        text = (
-            f"{progress.elapsed_s:6.1f} s  best {best} {progress.unit}  bound {progress.bound_s:.3f} s  "
-            f"gap {gap:>7}  {progress.evaluations_per_s:,.0f} plans/s"
-        )
+        speed = f"{progress.evaluations_per_s:,.0f} plans/s"
+        text = f"{progress.elapsed_s:6.1f} s  best {best} {progress.unit}{bound}  {speed}"
         print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def close(self):
@@ -94,9 +94,25 @@ def cost_table(costed: CostedPlan, block: list[list[int]], random_s: tuple[float
             row("block layout", block_cost.total_s, block_cost.datap_s, block_cost.pipelinep_s),
             row("random (mean)", *random_s),
             f"{'bound':<16}{found['bound_s']:>12.4f}  {gap}",
-            f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {found['time_s']:.1f} s",
+            effort(found, found["time_s"]),
         ]
     )
+
+
+def effort(found: Mapping[str, Any], time_s: float) -> str:
+    """What it took to find a plan."""
+    tried = f"{found['evaluations']:,} plans tried" if found["evaluations"] else "found by the proof alone"
+    return f"{found['solver']}, seed {found['seed']}: {tried} in {time_s:.1f} s"
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """The names, with a number where the same one stands above."""
+    seen: Counter[str] = Counter()
+    labels: list[str] = []
+    for name in names:
+        seen[name] += 1
+        labels.append(f"{name}, no. {seen[name]}" if seen[name] > 1 else name)
+    return labels
 
 
 WHY_COSTS_DIFFER = (
@@ -110,8 +126,9 @@ def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
     """The simulated finalists, the first of which is the plan; the plan's settings; the devices that it leaves out."""
     found = plan.found
     lines = [f"{'seconds':<26}{'step (simulated)':>17}{'Eq. 1-4: total':>16}{'data-parallel':>16}{'pipeline':>12}"]
+    names = labels_of([row.name for row in rows])
     for k, row in enumerate(rows):
-        label = f"plan ({row.name})" if k == 0 else row.name
+        label = f"plan ({names[k]})" if k == 0 else names[k]
         cost = row.cost
         lines.append(
             f"{label:<26.26}{seconds(row.step_s):>17}{seconds(cost.total_s):>16}{seconds(cost.datap_s):>16}"
@@ -136,5 +153,5 @@ def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
         why = "because of time, memory or price" if is_paid else "because the step is shorter without"
         lines += [f"left out, {why}{comparison}:"]
         lines += [f"  {why}" for why in found["left_out_why"]]
-    lines.append(f"{found['solver']}, seed {found['seed']}: {found['evaluations']:,} plans in {time_s:.1f} s")
+    lines.append(effort(found, time_s))
     return "\n".join(lines)

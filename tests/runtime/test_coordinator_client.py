@@ -10,7 +10,7 @@ import pytest
 
 from jaxdt.cli import operator_flags
 from jaxdt.protocol.events import OPERATOR_IDS, OperatorRequest
-from jaxdt.runtime.coordinator_client import ask_coordinator
+from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.joining import credential_for
@@ -60,19 +60,22 @@ def own(tmp_path):
     return tmp_path / "own"
 
 
-def refusal(address, credentials):
+def refusal(address, credentials, patience_s=0.0):
     path = authority.operator_file(credentials) if credentials else None
     with pytest.raises(BadInput) as refused:
         request = OperatorRequest("status")
-        ask_coordinator("status", OPERATOR_IDS + 1, request, address, load(path) if path else None, False, 0.0)
+        ask_coordinator("status", OPERATOR_IDS + 1, request, address, load(path) if path else None, False, patience_s)
     return str(refused.value)
 
 
-def test_where_nobody_listens_the_line_says_so(own):
+def test_where_nobody_listens_the_line_says_so(own, capsys):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
     line = f"status: coordinator 127.0.0.1:{address[1]}: nobody listens there: the run has ended, or its coordinator is"
     assert refusal(address, own).startswith(line)
+    assert not capsys.readouterr().out
+    assert refusal(address, own, SAID_S).startswith(line)
+    assert capsys.readouterr().out.startswith("waiting for the coordinator, for 2 s at most: nobody listens there")
 
 
 def test_another_run_is_named_with_the_file_of_this_one(own, coordinator):

@@ -14,7 +14,7 @@ STABLE_NAMES = {
         "preset", "n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size", "positions", "activation",
         "tied_head", "n_shared_blocks", "compression", "compression_after",
     },
-    "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight"},
+    "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers"},
     "data": {"path", "seq_start", "seq_growth_steps"},
     "train": {
         "steps", "seed", "microbatch_size", "eval_every_steps", "eval_microbatches", "checkpoint_every_steps",
@@ -28,7 +28,7 @@ STABLE_NAMES = {
         "kind", "routers", "window", "on_stage_lost", "stage_grace_s", "retain_bytes", "rebalance_s", "rebalance_moves",
         "replan",
     },
-    "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps", "groups"},
+    "sync": {"kind", "delay", "delay_after_steps", "slice_bytes", "check_every_steps", "groups", "server"},
     "net": {"heartbeat_s", "deadline_floor_s", "queue_bytes", "outage_s", "copies_gbps"},
     "codec": None,
     "error_feedback": None,

@@ -3,7 +3,7 @@
 import time
 
 from jaxdt.protocol.events import Report
-from jaxdt.protocol.reports import UnreachedReport, UsageReport
+from jaxdt.protocol.reports import PullReport, PushReport, UnreachedReport, UsageReport
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.reporting.report_lines import peer_line_of
@@ -27,6 +27,8 @@ class PeerLog:
                     _print(f"step {step + 1} of {self._n_steps} is applied here")
             case UnreachedReport():
                 _print(f"waiting for the coordinator at {format_address(self._coordinator)}")
+            case PushReport() | PullReport():
+                pass  # there are many for each step; the trace has them
             case _:
                 _print(peer_line_of(report))
 

@@ -49,9 +49,7 @@ def doubt(n_peers: int, n_cores: int, load: float) -> str:
     """Why a prediction may be far off on this host: its peers in the run, its cores, and how many processes wanted to
     compute in the last minute; '' if there is no such reason. The band is that of configs/prediction/README.md."""
     if load > BUSY * max(n_cores, n_peers + 1):
-        return (
-            f"others took part of the {n_cores} cores: {load:.0f} processes wanted to compute, this run has {n_peers}"
-        )
+        return f"others took part of the {n_cores} cores: {load:.0f} processes wanted to compute, {n_peers} of this run"
     if n_peers > n_cores:
         return f"{n_peers} peers share {n_cores} cores: single runs like that were up to {SINGLE_RUN_OFF:.0%} off"
     return ""

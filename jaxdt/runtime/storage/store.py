@@ -17,6 +17,7 @@ from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import optimizer
+from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.protocol.events import Boundary, Install, Key, Message, Part, Restore, Round, SliceKey, State, StateKey
@@ -31,7 +32,7 @@ from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import TIED, group_name, state_name
+from jaxdt.spec.sizes import TIED, group_name, is_pull, is_push, parameters_of, state_name
 from jaxdt.spec.work import (
     ADOPT,
     BACKWARD,
@@ -90,6 +91,7 @@ class Store:
         self._residuals: dict[Key, Any] = {}
         self._boundaries: dict[Key, Any] = {}
         self._slices = GradientSlices(peer)
+        self._pushed = PushedChange()
         self._retains_boundaries = sends_again(config)
         self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
         self._n_evals = 1
@@ -166,7 +168,7 @@ class Store:
             self.parameter_versions.update(vectors, scale)
         elif work.kind == LAY_OUT:
             for round in rounds:
-                self._slices.offer(round, self._averaged_vector(round).of(self._averaged_tree(round)))
+                self._slices.offer(round, self._vector_of(round))
         else:
             assert work.kind == ADOPT
             for round in rounds:
@@ -178,6 +180,12 @@ class Store:
         vectors = self.functions.gradient_vectors(self._gradient_sum(step)).values()
         return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
 
+    def _vector_of(self, round: Round) -> np.ndarray:
+        """What this peer contributes to a round of replicas that may differ."""
+        if is_push(round.group):
+            return self._pushed.next(self.parameter_versions.params)
+        return self._averaged_vector(round).of(self._averaged_tree(round))
+
     def _averaged_tree(self, round: Round) -> Any:
         """What a round of replicas that may differ averages: the parameters, or the whole state."""
         versions = self.parameter_versions
@@ -188,9 +196,15 @@ class Store:
 
     def _adopt(self, round: Round, version: int, scale: float) -> None:
         """The sum of a round, times `scale`, takes the place of what was averaged, or is kept aside for a checkpoint of
-        `version`."""
-        mean = self._averaged_vector(round).tree(self._slices.result(round), scale)
+        `version`. That of a push is added to the parameters."""
         versions = self.parameter_versions
+        total = self._slices.result(round)
+        if is_push(round.group):
+            versions.put(version, (with_change(versions.params, total), versions.opt_state))
+            return
+        if is_pull(round.group):
+            self._pushed.pulled(total)
+        mean = self._averaged_vector(round).tree(total, scale)
         if round.group != state_name(self._stage):
             versions.put(version, (mean, versions.opt_state))
         elif version == self._config.train.steps:
@@ -371,7 +385,8 @@ class Store:
         """Numbers of a group's vector; 0 for a group that this peer is not in."""
         if group == state_name(self._stage):
             return self.n_words
-        return sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == group)
+        whole = parameters_of(group)
+        return sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == whole)
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""

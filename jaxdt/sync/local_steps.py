@@ -1,0 +1,182 @@
+"""Local steps of a replica that may differ from the others: when one begins, its norm, its update, and the last one.
+
+The gradient is clipped by the norm over the own pipeline, whose members tell one another theirs. The first stage begins
+the pipeline's steps, so it decides how many there are, when the coordinator says that the run has enough of them. A
+part of a sync's machine, which says when the next step may begin.
+"""
+
+# It matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Accumulated,
+    Action,
+    Continue,
+    Drained,
+    EndOfSteps,
+    Event,
+    Free,
+    LastStep,
+    Message,
+    NotFinite,
+    Post,
+    Ran,
+    Received,
+    Run,
+    Send,
+    ShareDone,
+    StepDone,
+    StepNorm,
+    Stepped,
+    Tally,
+)
+from jaxdt.protocol.ledger import Ledger
+from jaxdt.spec.work import LOCAL_STEP, NORM, Work
+
+
+@dataclass(frozen=True)
+class PipelinePlace:
+    """One replica's place. `pipeline`: the members of its pipeline, in the order of stages. It does `n_steps` local
+    steps if all pipelines are equally fast. `clip_norm`: of the mean gradient over the pipeline; 0 for no clipping."""
+
+    peer: int
+    stage: int
+    pipeline: Sequence[int]
+    n_steps: int
+    clip_norm: float
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage == len(self.pipeline) - 1
+
+    @property
+    def others(self) -> list[int]:
+        """The other members of the pipeline."""
+        return [peer for peer in self.pipeline if peer != self.peer]
+
+
+class LocalSteps:
+    """See the module text. `version`: local steps done; `is_over`: that was the last one."""
+
+    READS = frozenset({Accumulated, Drained, Ran, StepNorm, Continue, EndOfSteps, LastStep})
+
+    def __init__(self, place: PipelinePlace):
+        self.version = 0
+        self._place = place
+        self._ledger = Ledger()
+        self._n_begun = 0
+        self._sq_norms: dict[int, dict[int, float]] = {}  # local step -> member of the pipeline -> its part
+        self._waits_to_begin = False
+        self._may_do = place.n_steps  # the first stage begins no step beyond
+        self._n_steps: int | None = None  # local steps in all, once that is known
+
+    @property
+    def is_over(self) -> bool:
+        return self.version == self._n_steps
+
+    def start(self, version: int) -> None:
+        """The run begins after so many steps."""
+        self.version = self._n_begun = version
+
+    def begin(self) -> list[Action | Event]:
+        """The next local step begins, unless there is none, or the coordinator has to be asked first."""
+        self._waits_to_begin = False
+        if self.is_over:
+            return []
+        if self._place.is_first_stage and self.version >= self._may_do:
+            self._waits_to_begin = True
+            return [Send(COORDINATOR, ShareDone(self.version))]
+        self._n_begun = self.version + 1
+        return [Stepped(self._place.stage, self.version)]
+
+    def handle(self, event: Event) -> list[Action | Event]:
+        match event:
+            case Accumulated():
+                self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
+                if event.loss_sum is not None:
+                    self._ledger.measured(event.step, Tally(event.loss_sum, event.n_samples))
+            case Drained(step):
+                return [Run(Work(self._place.stage, NORM, None, self._place.peer, step))]
+            case Ran(Work(kind=kind, step=int(step))) if kind == NORM:
+                return self._normed(step, event.values.get("sq_norm", 0.0))
+            case Ran(Work(kind=kind, step=int(step))) if kind == LOCAL_STEP:
+                return self._stepped(step)
+            case Received(header, body):
+                return self._received(header.src, body)
+        return []
+
+    def _received(self, src: int, body: Message) -> list[Action | Event]:
+        match body:
+            case StepNorm(step, sq_norm) if src in self._place.pipeline:
+                self._sq_norms.setdefault(step, {})[src] = sq_norm
+                return self._step_if_clipped(step)
+            case Continue(until):
+                self._may_do = max(self._may_do, until)
+                return self.begin() if self._waits_to_begin else []
+            case EndOfSteps() if self._n_steps is None:
+                return self._end_of_steps()
+            case LastStep(n_steps) if src == self._place.pipeline[0]:
+                self._n_steps = n_steps
+        return []
+
+    def _normed(self, step: int, sq_norm: float) -> list[Action | Event]:
+        """The norm of the own gradient is known. Where the gradient is clipped the other stages have to know it."""
+        self._sq_norms.setdefault(step, {})[self._place.peer] = sq_norm
+        others = self._place.others if self._place.clip_norm else []
+        body = StepNorm(step, sq_norm)
+        told = [Post(tuple([(peer, body, 0) for peer in others]))] if others else []
+        return [*told, *self._step_if_clipped(step)]
+
+    def _step_if_clipped(self, step: int) -> list[Action | Event]:
+        """The local step, once the norms that clip its gradient are here. A gradient that is not finite changes
+        nothing: the factor on it is 0."""
+        place = self._place
+        sq_norms = self._sq_norms.get(step, {})
+        if place.peer not in sq_norms or (place.clip_norm and len(sq_norms) < len(place.pipeline)):
+            return []
+        sq_norm = self._pipeline_sq_norm(step)
+        scale = local_scale(sq_norm, self._ledger.n_samples(step), place.clip_norm)
+        told = [] if math.isfinite(sq_norm) else [Send(COORDINATOR, NotFinite(step))]
+        return [*told, Run(Work(place.stage, LOCAL_STEP, None, place.peer, step), scale)]
+
+    def _pipeline_sq_norm(self, step: int) -> float:
+        """Of all stages if the gradient is clipped, else of this one."""
+        sq_norms = self._sq_norms[step]
+        return math.fsum(sq_norms[peer] for peer in self._place.pipeline if peer in sq_norms)
+
+    def _stepped(self, step: int) -> list[Action | Event]:
+        self.version = step + 1
+        actions: list[Action | Event] = [Free(step)]
+        if self._place.is_last_stage:
+            is_known = len(self._sq_norms[step]) == len(self._place.pipeline)
+            sq_norm = self._pipeline_sq_norm(step) if is_known else None
+            done = StepDone(step, self._ledger.n_samples(step), self._ledger.tally(step), sq_norm)
+            actions.append(Send(COORDINATOR, done))
+        self._ledger.free((step,))
+        del self._sq_norms[step]
+        return actions
+
+    def _end_of_steps(self) -> list[Action | Event]:
+        """The step that is under way is the pipeline's last one."""
+        self._n_steps = max(self.version, self._n_begun)
+        body = LastStep(self._n_steps)
+        return [Post(tuple([(peer, body, 0) for peer in self._place.others]))] if self._place.others else []
+
+
+def local_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:
+    """Factor on a summed gradient of this squared norm: the mean over samples, clipped to `clip_norm` (0: not). 0 for a
+    gradient that is not finite."""
+    if not math.isfinite(sq_norm):
+        return 0.0
+    norm = math.sqrt(sq_norm) / n_samples
+    clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
+    return clip / n_samples

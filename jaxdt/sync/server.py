@@ -1,0 +1,390 @@
+"""Servers that hold the parameters of replicas that may differ (HetPipe, Park et al. 2020, Sec. 5).
+
+Each stage has a server, which computes no microbatch. After a local step a replica, the worker, pushes what the step
+has changed, and the server adds it to its parameters. After every `wave` pushes the worker's clock grows by 1, and it
+waits to pull: the server answers when that clock is at most `staleness` ahead of the slowest worker's, and the worker
+goes on from the server's parameters. The slowest is never held, so the run never stands still.
+
+Pushes and pulls are rounds of averaging with one contributor. The server counts the clocks itself, from the pushes that
+it has added: so a pull contains all that its clock promises, and the coordinator is not asked. The order in which the
+server adds and answers is reported: from it one process can do the run again.
+
+A worker begins with a pull. After its last step it pulls once more, when the pushes of all workers are added: the
+server's parameters are the result of the run, and the stage's least worker writes them, with its own optimizer state.
+"""
+
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxdt.membership.agreement import Agreement
+from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Action,
+    Event,
+    Finished,
+    Forget,
+    LastStep,
+    Ran,
+    Received,
+    Reduced,
+    Round,
+    Run,
+    Send,
+    Shard,
+    SliceKey,
+    StepNorm,
+    Summed,
+    Suspect,
+    Tally,
+    Updated,
+    View,
+    ViewChanged,
+    WantsParameters,
+)
+from jaxdt.protocol.participants import EachOnce, Participants
+from jaxdt.protocol.reports import PullReport, PushReport
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.peer_setup import PeerSetup
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import group_name, pull_name, push_name, sync_groups
+from jaxdt.spec.work import ADOPT, LAY_OUT, LOCAL_STEP, Work
+from jaxdt.sync.base import Sync, SyncEntry
+from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
+from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
+from jaxdt.sync.server_agreement import ServerAgreement
+
+NO_LOSSES = Tally()
+
+
+@dataclass(frozen=True)
+class ServedStage:
+    """A stage with a server. `n_elements`: numbers of its parameters, `slice_elements` of a slice. `n_steps`: of the
+    run."""
+
+    stage: int
+    server: int
+    workers: Sequence[int]
+    n_steps: int
+    n_elements: int
+    slice_elements: int
+    staleness: int
+    wave: int
+
+    def push(self, worker: int, round: Round) -> RoundSpec:
+        """The worker's change goes to the server, and the sum of this one contribution to nobody else."""
+        return RoundSpec(round, self.n_elements, Participants((worker,), (self.server,), ()), EachOnce((worker,)))
+
+    def pull(self, worker: int, round: Round) -> RoundSpec:
+        """The server's parameters go to the worker."""
+        participants = Participants((self.server,), (self.server,), (worker,))
+        return RoundSpec(round, self.n_elements, participants, EachOnce((self.server,)))
+
+
+class Worker:
+    """A replica's side. Rounds of pushes are numbered by local steps, those of pulls as they come."""
+
+    READS = LocalSteps.READS | {ViewChanged, Reduced}
+
+    def __init__(self, stage: ServedStage, place: PipelinePlace):
+        self._served = stage
+        self._peer = place.peer
+        self._steps = LocalSteps(place)
+        self._view: View | None = None
+        self._n_pulls = 0
+        self._pull: Exchange | None = None  # for which this worker waits
+        self._is_last_pull = False
+        self._push: Exchange | None = None  # that is being laid out
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case ViewChanged(view):
+                return self._adopt(view)
+            case Received(header, Reduced() as body):
+                return self._on_reduced(header.src, body)
+            case Ran(work) if work.kind == LAY_OUT:
+                return self._pushed()
+            case Ran(work) if work.kind == ADOPT:
+                return self._pulled()
+            case Ran(work) if work.kind == LOCAL_STEP:
+                return [*self._steps.handle(event), *self._lay_out_push()]
+        if self._view is None:
+            return []
+        return [*self._steps.handle(event), *self._finish_if_over()]
+
+    def _adopt(self, view: View) -> list[Action | Event]:
+        is_first_view = self._view is None
+        self._view = view
+        if not is_first_view:
+            return []
+        self._steps.start(view.n_committed)
+        updated = Updated(self._served.stage, view.n_committed)
+        return [updated, *([] if view.n_committed >= self._served.n_steps else self._wait_to_pull())]
+
+    @property
+    def _admission(self) -> int:
+        assert self._view is not None  # a worker computes in a view
+        return self._view.by_peer[self._peer].admission
+
+    def _lay_out_push(self) -> list[Action | Event]:
+        """A local step is done: what it has changed goes to the server."""
+        step = self._steps.version
+        round = Round(step, push_name(self._served.stage, self._peer), self._admission)
+        self._push = Exchange(self._peer, self._served.push(self._peer, round), self._served.slice_elements)
+        return [Run(Work(self._served.stage, LAY_OUT, None, self._peer, step), rounds=(round,))]
+
+    def _pushed(self) -> list[Action | Event]:
+        """The change is laid out, and sent. Nobody asks for it again."""
+        push, self._push = self._push, None
+        assert push is not None  # one is laid out at a time
+        step = self._steps.version
+        actions: list[Action | Event] = [push.freeze(((self._peer, step),), 1, NO_LOSSES), Forget(push.round)]
+        if self._steps.is_over:
+            return [*actions, *self._finish_if_over()]
+        return [*actions, *(self._wait_to_pull() if step % self._served.wave == 0 else self._steps.begin())]
+
+    def _wait_to_pull(self, is_last: bool = False) -> list[Action | Event]:
+        round = Round(self._n_pulls, pull_name(self._served.stage, self._peer), self._admission)
+        self._n_pulls += 1
+        self._pull = Exchange(self._peer, self._served.pull(self._peer, round), self._served.slice_elements)
+        self._is_last_pull = is_last
+        return [Send(self._served.server, WantsParameters(round, self._steps.version, is_last))]
+
+    def _on_reduced(self, src: int, reduced: Reduced) -> list[Action | Event]:
+        pull, bounds = self._pull, (reduced.key.lo, reduced.key.hi)
+        if pull is None or reduced.key.round != pull.round or bounds in pull.sums or not pull.gives(src, bounds):
+            return []
+        if problem := pull.problem(reduced.cover):
+            return [Send(COORDINATOR, Suspect(src, f"{pull.round}: {problem}"))]
+        if not pull.hold(reduced):
+            return []
+        version = self._served.n_steps if self._is_last_pull else self._steps.version
+        return [Run(Work(self._served.stage, ADOPT, None, self._peer, version), 1.0, (pull.round,))]
+
+    def _pulled(self) -> list[Action | Event]:
+        """The server's parameters are this worker's; after the last pull they are the result."""
+        pull, self._pull = self._pull, None
+        assert pull is not None  # one is adopted at a time
+        if self._is_last_pull:
+            return [Forget(pull.round), Updated(self._served.stage, self._served.n_steps)]
+        if self._steps.is_over:
+            return [Forget(pull.round), *self._finish_if_over()]
+        return [Forget(pull.round), *self._steps.begin()]
+
+    def _finish_if_over(self) -> list[Action | Event]:
+        """After the last local step and its push this worker waits for those of the others."""
+        if not self._steps.is_over or self._push or self._pull or self._is_last_pull:
+            return []
+        return [Send(COORDINATOR, Finished(self._steps.version)), *self._wait_to_pull(is_last=True)]
+
+
+class ParameterServer:
+    """The server's side. It does one thing at a time, in the order in which it is asked for."""
+
+    READS = frozenset({ViewChanged, Ran, Summed, Shard, WantsParameters})
+
+    def __init__(self, stage: ServedStage):
+        self._served = stage
+        self._peer = stage.server
+        self._view: View | None = None
+        self._exchanges: dict[Round, Exchange] = {}  # under way, and waiting for their turn
+        self._whole: dict[int, dict[int, Round]] = {}  # worker -> local step -> its push, all of it here
+        self._n_added: dict[int, int] = {}  # worker -> local steps whose pushes are added, or about to be
+        self._wanted: dict[int, WantsParameters] = {}  # worker -> for which it waits
+        self._finished: set[int] = set()  # workers whose last push is added
+        self._works: deque[tuple[str, Round]] = deque()  # the first one runs
+        self._n_last_pulls = 0
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case ViewChanged(view):
+                return self._adopt(view)
+            case Received(header, Shard() as body):
+                return self._on_shard(header.src, body)
+            case Received(header, WantsParameters() as body) if self._knows(header.src, body.round):
+                self._wanted[header.src] = body
+                return self._answer()
+            case Summed(key, digest, sq_norm):
+                return self._on_summed(key, digest, sq_norm)
+            case Ran(work):
+                return self._ran(work)
+        return []
+
+    def _adopt(self, view: View) -> list[Action | Event]:
+        is_first_view = self._view is None
+        self._view = view
+        if not is_first_view:
+            return []
+        self._n_added = dict.fromkeys(self._served.workers, view.n_committed)
+        return [Updated(self._served.stage, view.n_committed)]
+
+    def _knows(self, src: int, round: Round) -> bool:
+        """Whether a round is one of a worker of this stage, as it was admitted last."""
+        member = self._view.by_peer.get(src) if self._view else None
+        stage = self._served.stage
+        is_own = src in self._n_added and round.group in (push_name(stage, src), pull_name(stage, src))
+        return is_own and member is not None and member.admission == round.group_view
+
+    # ----------------------------------------------------------------------------------------------------------- pushes
+
+    def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
+        """A slice of a push. A push is added once: what comes again of it is dropped."""
+        round = shard.key.round
+        is_new = self._knows(src, round) and round.step > self._n_added[src]
+        if not is_new or round.step in self._whole.get(src, {}):
+            return [Forget(round)] if round not in self._exchanges else []
+        if round not in self._exchanges:
+            self._exchanges[round] = Exchange(self._peer, self._served.push(src, round), self._served.slice_elements)
+        exchange, bounds = self._exchanges[round], (shard.key.lo, shard.key.hi)
+        if bounds not in exchange.parts or src in exchange.parts[bounds]:
+            return []
+        exchange.parts[bounds][src] = shard
+        return [self._sum(exchange, bounds)]
+
+    def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
+        added = exchange.add_up(bounds)
+        return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {added}")) if isinstance(added, str) else added
+
+    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
+        exchange = self._exchanges.get(key.round)
+        given_out = exchange.give_out(key, digest, sq_norm) if exchange else None
+        if exchange is None or given_out is None:
+            return []
+        post, body = given_out
+        if not exchange.hold(body):
+            return [post]
+        worker = exchange.contributors[0]
+        if worker == self._peer:  # a pull, all of which is sent
+            del self._exchanges[key.round]
+            return [post, Forget(key.round)]
+        self._whole.setdefault(worker, {})[key.round.step] = key.round
+        return [*self._add(worker), *self._answer()]
+
+    def _add(self, worker: int) -> list[Action | Event]:
+        """Add the pushes of a worker that are here, in their order."""
+        actions: list[Action | Event] = []
+        whole = self._whole[worker]
+        while round := whole.pop(self._n_added[worker] + 1, None):
+            self._n_added[worker] = round.step
+            actions += [PushReport(self._served.stage, worker, round.step), *self._queue(ADOPT, round)]
+        return actions
+
+    # ------------------------------------------------------------------------------------------------------------ pulls
+
+    def _clock(self, worker: int) -> int:
+        return self._n_added[worker] // self._served.wave
+
+    def _answer(self) -> list[Action | Event]:
+        """Answer the workers that wait, least peer first, if they are not too far ahead. A worker that has finished
+        holds nobody, and gets the parameters when all have."""
+        added = {w for w, wanted in self._wanted.items() if self._n_added[w] >= wanted.step}
+        self._finished |= {worker for worker in added if self._wanted[worker].is_last}
+        slowest = min([self._clock(worker) for worker in self._n_added if worker not in self._finished], default=None)
+        actions: list[Action | Event] = []
+        for worker in sorted(added):
+            is_held = slowest is not None and (
+                worker in self._finished or self._clock(worker) - slowest > self._served.staleness
+            )
+            if not is_held:
+                actions += self._pull(worker, self._wanted.pop(worker), slowest)
+        return actions
+
+    def _pull(self, worker: int, wanted: WantsParameters, slowest: int | None) -> list[Action | Event]:
+        round, clock = wanted.round, self._clock(worker)
+        self._exchanges[round] = Exchange(self._peer, self._served.pull(worker, round), self._served.slice_elements)
+        self._n_last_pulls += wanted.is_last
+        behind = clock if slowest is None else slowest
+        return [PullReport(self._served.stage, worker, wanted.step, clock, behind), *self._queue(LAY_OUT, round)]
+
+    # ------------------------------------------------------------------------------------------------- one at a time
+
+    def _queue(self, kind: str, round: Round) -> list[Action | Event]:
+        self._works.append((kind, round))
+        return [self._run()] if len(self._works) == 1 else []
+
+    def _run(self) -> Action:
+        kind, round = self._works[0]
+        return Run(Work(self._served.stage, kind, None, self._peer, round.step), 1.0, (round,))
+
+    def _ran(self, work: Work) -> list[Action | Event]:
+        kind, round = self._works.popleft()
+        actions: list[Action | Event] = [self._run()] if self._works else []
+        exchange = self._exchanges[round]
+        if kind == ADOPT:
+            del self._exchanges[round]
+            return [*actions, Forget(round)]
+        actions.append(exchange.freeze(((self._peer, round.step),), 1, NO_LOSSES))
+        actions += [self._sum(exchange, bounds) for bounds in exchange.addable]
+        is_over = self._n_last_pulls == len(self._n_added) and not self._works
+        return [*actions, Updated(self._served.stage, self._served.n_steps)] if is_over else actions
+
+
+# ------------------------------------------------------------------------------------------------------ table entry
+
+
+def _build(setup: PeerSetup) -> Sync:
+    config, plan, stage = setup.config, setup.plan, setup.stage
+    (server,) = plan.roles.servers[stage]
+    sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
+    served = ServedStage(
+        stage=stage,
+        server=server,
+        workers=plan.placement[stage],
+        n_steps=config.train.steps,
+        n_elements=sizes[group_name(stage)],
+        slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
+        staleness=config.sync.server.staleness,
+        wave=config.sync.server.wave,
+    )
+    if setup.peer == server:
+        return ParameterServer(served)
+    _, pipeline = plan.seat(setup.peer)
+    members = [row[pipeline] for row in plan.placement]
+    place = PipelinePlace(setup.peer, stage, members, config.train.steps, config.optim.clip_norm)
+    return Worker(served, place)
+
+
+def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:
+    return ServerAgreement(config, plan)
+
+
+def _check(config: RunConfig, plan: Plan) -> str:
+    if config.sync.delay:
+        return f"sync.delay: got {config.sync.delay}, expected 0 with sync.kind {config.sync.kind}"
+    if config.model.tied_head and plan.n_stages > 1:
+        return (
+            "model.tied_head: got true, expected false with sync.kind server and several stages, whose two copies of "
+            "the table would be held by different servers"
+        )
+    if config.train.on_nonfinite == "rollback":
+        return "train.on_nonfinite: got rollback, expected stop or skip with sync.kind server"
+    for name in ("eval_every_steps", "checkpoint_every_steps"):
+        if getattr(config.train, name):
+            return f"train.{name}: got {getattr(config.train, name)}, expected 0 with sync.kind server"
+    rows = plan.roles.servers
+    if [len(row) for row in rows] != [1] * plan.n_stages:
+        return (
+            f"plan.roles.servers: got {[len(row) for row in rows]} peers for the stages, expected one for each of "
+            f"{plan.n_stages} with sync.kind server"
+        )
+    for (server,), replicas in zip(rows, plan.placement, strict=True):
+        if server <= max(replicas) or any(server in row for row in plan.placement):
+            return (
+                f"plan.roles.servers: got peer {server}, expected a peer that is no replica and has a greater number "
+                "than the replicas of its stage, of which the least one writes the checkpoint"
+            )
+    return ""
+
+
+ENTRY = SyncEntry(
+    _build,
+    _build_agreement,
+    _check,
+    replicas_may_differ=True,
+    outlives_views=frozenset({StepNorm, LastStep, WantsParameters}),
+    plan_roles=frozenset({"servers"}),
+)

@@ -1,0 +1,244 @@
+"""Servers that hold the parameters of replicas that may differ: a run equals the replay of its servers' logs bit for
+bit, nobody gets further ahead than the bound, and no run stands still."""
+
+import functools
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdt.build import RunStart, build_coordinator, build_peers, check
+from jaxdt.model.float_vector import FloatVector
+from jaxdt.model.server_replay import ServerAct, ServerReplay
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Header,
+    Member,
+    Ran,
+    Received,
+    Round,
+    Run,
+    Shard,
+    SliceKey,
+    Sum,
+    Summed,
+    Tally,
+    View,
+    ViewChanged,
+)
+from jaxdt.protocol.reports import PipelineEndReport, PullReport, PushReport, StepReport
+from jaxdt.runtime.storage.store import Store, stage_functions
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.sim_peer import Environment, SimPeer
+from jaxdt.sim.tensors import NoTensors
+from jaxdt.spec import config as run_config
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Link
+from jaxdt.spec.plan import PlanRoles
+from jaxdt.spec.sizes import push_name
+from jaxdt.sync.server import ParameterServer, ServedStage
+
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
+SEED, BATCH, N_STEPS = 3, 2, 6
+MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)
+ADAMW = dict(name="adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)
+
+
+class Tokens:
+    """Random text in which a token follows from the one before it more often than not."""
+
+    def train_batch(self, seed, step, microbatch, microbatch_size, seq_len, n_microbatches):
+        rng = np.random.default_rng((seed, step, microbatch))
+        jumps = rng.integers(0, 64, (microbatch_size, seq_len + 1)) * (rng.random((microbatch_size, seq_len + 1)) < 0.3)
+        return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
+
+
+class Stalling(dict):
+    """Seconds per kind of Work; now and then a forward or a backward takes much longer."""
+
+    def __init__(self, seconds, seed):
+        super().__init__(seconds)
+        self._rng = random.Random(seed)
+
+    def __getitem__(self, kind):
+        stalls = kind in "FB" and self._rng.random() < 0.2
+        return super().__getitem__(kind) + (15.0 * self._rng.random() if stalls else 0.0)
+
+
+def make_config(staleness=0, wave=1, pipelines=3, microbatches=7, steps=N_STEPS, kind="server"):
+    has_servers = kind == "server"
+    sync = {"kind": kind, "server": {"staleness": staleness, "wave": wave}} if has_servers else {}
+    return run_config.parse(
+        dict(
+            model=MODEL,
+            plan=dict(stages=2, pipelines=pipelines, microbatches=microbatches, servers=int(has_servers)),
+            train=dict(steps=steps, seed=SEED, microbatch_size=BATCH),
+            optim=ADAMW,
+            wiring={"kind": "independent"} if has_servers else {},
+            sync=sync | {"slice_bytes": 1000},
+            net=dict(heartbeat_s=200.0, deadline_floor_s=4000.0),
+        )
+    )
+
+
+@functools.cache
+def functions_of(stage):
+    config = make_config()
+    return stage_functions(config, run_config.default_plan(config), stage)
+
+
+def simulated(config, make_tensors, seed=0):
+    """The outcome of a run whose peers and links have unequal speeds, and stall."""
+    plan, rng = run_config.default_plan(config), random.Random(seed)
+    peers = {}
+    for peer, machine in build_peers(config, plan, RunStart("r")).items():
+        seconds = Stalling(dict.fromkeys("FBEGU", rng.uniform(0.2, 2.0)), rng.random())
+        peers[peer] = SimPeer(machine, make_tensors(peer, plan.seat(peer)[0]), f"h{peer}", seconds)
+    latency_s = {pair: rng.uniform(0.1, 3.0) for pair in ((a, b) for a in plan.peers for b in plan.peers)}
+    link = lambda src, dst: Link(latency_s.get((src, dst), 0.5), 1e-4)  # noqa: E731
+    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
+    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run(until_s=1e5)
+    assert COORDINATOR in outcome.stopped, "the run stands still"
+    assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
+    return outcome
+
+
+def trained(config, seed=0):
+    """(outcome, {peer: its state at the end})."""
+    plan, stores = run_config.default_plan(config), {}
+
+    def make_store(peer, stage):
+        stores[peer] = Store(config, plan, peer, Tokens(), functions_of(stage))
+        return stores[peer]
+
+    outcome = simulated(config, make_store, seed)
+    return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
+
+
+def replayed(config, outcome):
+    plan = run_config.default_plan(config)
+    logs = [[] for _ in range(plan.n_stages)]
+    for _, _, report in outcome.reports:
+        if isinstance(report, PushReport | PullReport):
+            act = ServerAct(isinstance(report, PushReport), plan.seat(report.worker)[1], report.step)
+            logs[report.stage].append(act)
+    replay = ServerReplay(config, plan, [functions_of(stage) for stage in range(plan.n_stages)], Tokens())
+    replay.run(logs, {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)})
+    return replay
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("wave", [1, 3])
+def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave):
+    config = make_config(staleness, wave)
+    plan = run_config.default_plan(config)
+    outcome, states = trained(config)
+    replay = replayed(config, outcome)
+    assert sum(map(len, replay.losses)) >= plan.n_pipelines * N_STEPS
+    for stage, row in enumerate(plan.placement):
+        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage)))
+        for peer in (*row, *plan.roles.servers[stage]):
+            jax.tree.map(np.testing.assert_array_equal, states[peer][0], jax.device_get(replay.params[stage]))
+    rows = [report.loss for report in outcome.of(StepReport)]
+    assert len(rows) == N_STEPS and rows[-1] < rows[0]
+
+
+def test_one_pipeline_without_staleness_is_one_process():
+    """But for rounding: the server adds the change to its parameters."""
+    outcome, states = trained(make_config(pipelines=1, microbatches=3))
+    reference, same_states = trained(make_config(pipelines=1, microbatches=3, kind="allreduce"))
+    losses, expected = ([report.loss for report in run.of(StepReport)] for run in (outcome, reference))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for peer, (params, _) in same_states.items():
+        got, expected = (FloatVector(tree).of(tree) for tree in (states[peer][0], params))
+        assert np.linalg.norm(got - expected) < 1e-6 * np.linalg.norm(expected)
+
+
+def checked_run(seed):
+    """A run without arithmetic; asserts the bound on the clocks after every report. Returns (reports of pulls, how far
+    a clock was ahead of the slowest at most)."""
+    rng = random.Random(seed)
+    staleness, wave = rng.choice((0, 1, 2, 4)), rng.choice((1, 2, 3))
+    config = make_config(staleness, wave, rng.randint(2, 5), 7, steps=rng.randint(3, 12))
+    plan = run_config.default_plan(config)
+    outcome = simulated(config, lambda peer, stage: NoTensors(BATCH, 100), seed)
+    n_steps = {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
+    assert sum(n_steps.values()) >= plan.n_pipelines * config.train.steps
+    pushed, pulled, lead = defaultdict(int), defaultdict(int), 0
+    for _, _, report in outcome.reports:
+        if isinstance(report, PushReport):
+            assert report.step == pushed[report.worker] + 1, "each push is added once, in order"
+            pushed[report.worker] = report.step
+        elif isinstance(report, PullReport):
+            assert pushed[report.worker] == report.step, "a pull contains the worker's own pushes"
+            pulled[report.worker] = report.step // wave
+        else:
+            continue
+        row = plan.placement[report.stage]
+        going_on = [peer for peer in row if pushed[peer] < n_steps[row.index(peer)]]
+        if going_on:
+            slowest = min(pushed[peer] // wave for peer in going_on)
+            lead = max(lead, *(pulled[peer] - slowest for peer in row))
+            assert all(pulled[peer] - slowest <= staleness for peer in going_on)
+    for row in plan.placement:
+        assert [pushed[peer] for peer in row] == [n_steps[row.index(peer)] for peer in row], "no push is lost"
+    return staleness, lead
+
+
+def test_no_clock_is_further_ahead_than_the_bound_and_no_run_stands_still():
+    results = [checked_run(seed) for seed in range(60)]
+    reached = {staleness for staleness, lead in results if lead == staleness}
+    assert reached >= {0, 1, 2}, "the bound is reached, so it is the gate that holds"
+
+
+def test_a_push_is_added_once():
+    """Neither when its messages come again nor when they are those of an earlier admission."""
+    server = ParameterServer(ServedStage(0, 9, (4,), 8, n_elements=6, slice_elements=6, staleness=0, wave=1))
+    members = (Member(4, 0, admission=3), Member(9, 0, admission=1))
+    server.handle(0.0, ViewChanged(View(3, 1, 0, members, (3,), n_committed=0)))
+
+    def pushed(step, admission=3):
+        round = Round(step, push_name(0, 4), admission)
+        shard = Shard(SliceKey(round, 0, 6, 4), ((4, step),), 1, Tally())
+        actions = server.handle(0.0, Received(Header("r", 0, 3, 4), shard))
+        sums = [action for action in actions if isinstance(action, Sum)]
+        actions += [answer for sum in sums for answer in server.handle(0.0, Summed(sum.key, 1, 1.0))]
+        for work in [action.work for action in actions if isinstance(action, Run)]:
+            actions += server.handle(0.0, Ran(work, 0.0, 1.0, {}))
+        return [action.step for action in actions if isinstance(action, PushReport)]
+
+    assert [pushed(1), pushed(1), pushed(2, admission=2), pushed(2), pushed(1), pushed(2)] == [[1], [], [], [2], [], []]
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "line"),
+    [
+        ("sync", "delay", 1, "sync.delay: got 1, expected 0"),
+        ("wiring", "kind", "fixed", "wiring.kind: got fixed, expected independent"),
+        ("model", "tied_head", True, "model.tied_head: got true, expected false"),
+        ("train", "on_nonfinite", "rollback", "train.on_nonfinite: got rollback"),
+        ("train", "eval_every_steps", 5, "train.eval_every_steps: got 5, expected 0"),
+        ("plan", "servers", 0, r"plan.roles.servers: got \[\] peers for the stages, expected one for each of 2"),
+        ("plan", "servers", 2, r"plan.roles.servers: got \[2, 2\] peers for the stages"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(part, field, value, line):
+    config = make_config()
+    config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
+    with pytest.raises(BadInput, match=line):
+        check(config, run_config.default_plan(config))
+
+
+@pytest.mark.parametrize("servers", [((0,), (7,)), ((6,), (2,))])
+def test_a_server_is_no_replica_and_does_not_write_the_checkpoint(servers):
+    config = make_config()
+    plan = run_config.default_plan(config)
+    with pytest.raises(BadInput, match=r"plan.roles.servers: got peer [02], expected a peer that is no replica"):
+        check(config, replace(plan, roles=PlanRoles(servers=servers)))
