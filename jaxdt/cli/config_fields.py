@@ -50,6 +50,7 @@ MEANINGS = {
     "optim.b2": "decay of the mean of squared gradients (adamw, lamb)",
     "optim.eps": "added to the root of that mean (adamw, lamb)",
     "optim.gradient_frac": "share of an update that is the newest gradient by itself (adamw)",
+    "optim.second_moment": "with groups: own (one pipeline's variance), or corrected or legacy (that of all)",
     "optim.weight_decay": "weight decay of matrices, multiplied by the learning rate",
     "optim.momentum": "momentum (sgd)",
     "optim.warmup_steps": "updates over which the learning rate climbs to lr",

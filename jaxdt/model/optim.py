@@ -7,7 +7,7 @@ A new optimizer is a function of OptimConfig, an entry in OPTIMIZERS, and one of
 which has the number of its moments."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,15 @@ from jaxtyping import Array, Float, Int
 
 from jaxdt.spec.optim import OptimConfig
 
+Numbers = Float[Array, "..."]
+Reduced = Callable[[Numbers, Numbers, Float[Array, ""], float], Numbers]
 LrSchedule = Callable[[Int[ArrayLike, ""]], Float[Array, ""]]
 
 
-def optimizer(config: OptimConfig) -> optax.GradientTransformation:
+def optimizer(config: OptimConfig, n_pipelines: int = 1) -> optax.GradientTransformation:
     """The optimizer that the config names. Its state counts the updates, so a restored state goes on in the schedule of
-    learning rates."""
-    rule = OPTIMIZERS[config.name](config)
+    learning rates. `n_pipelines`: those whose replicas average their parameters, for optim.second_moment."""
+    rule = OPTIMIZERS[config.name](config, n_pipelines)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         # optax mixes dtypes in its bias correction, so strict promotion ends here.
@@ -33,24 +35,25 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     return optax.GradientTransformation(rule.init, update)
 
 
-def _adamw(config: OptimConfig) -> optax.GradientTransformation:
-    lr = lr_schedule(config)
-    decay = config.weight_decay
+def _adamw(config: OptimConfig, n_pipelines: int) -> optax.GradientTransformation:
+    scale = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.gradient_frac:
-        return optax.chain(
-            _scale_by_quasi_hyperbolic_adam(config),
-            optax.add_decayed_weights(weight_decay=decay, mask=is_matrix),
-            optax.scale_by_learning_rate(lr),
-        )
-    return optax.adamw(lr, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=decay, mask=is_matrix)
+        scale = _scale_by_quasi_hyperbolic_adam(config)
+    if reduced := REDUCED_SECOND_MOMENTS.get(config.second_moment):
+        scale = _scale_by_reduced_adam(config, n_pipelines, reduced)
+    return optax.chain(
+        scale,
+        optax.add_decayed_weights(weight_decay=config.weight_decay, mask=is_matrix),
+        optax.scale_by_learning_rate(lr_schedule(config)),
+    )
 
 
-def _lamb(config: OptimConfig) -> optax.GradientTransformation:
+def _lamb(config: OptimConfig, n_pipelines: int) -> optax.GradientTransformation:
     lr = lr_schedule(config)
     return optax.lamb(lr, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=is_matrix)
 
 
-def _sgd(config: OptimConfig) -> optax.GradientTransformation:
+def _sgd(config: OptimConfig, n_pipelines: int) -> optax.GradientTransformation:
     """SGD with momentum."""
     return optax.chain(
         optax.add_decayed_weights(weight_decay=config.weight_decay, mask=is_matrix),
@@ -59,7 +62,7 @@ def _sgd(config: OptimConfig) -> optax.GradientTransformation:
     )
 
 
-OPTIMIZERS: dict[str, Callable[[OptimConfig], optax.GradientTransformation]] = {
+OPTIMIZERS: dict[str, Callable[[OptimConfig, int], optax.GradientTransformation]] = {
     "adamw": _adamw,
     "lamb": _lamb,
     "sgd": _sgd,
@@ -85,6 +88,52 @@ def _scale_by_quasi_hyperbolic_adam(config: OptimConfig) -> optax.GradientTransf
         return jax.tree.map(mixed, mean, updates, state.nu), state
 
     return optax.GradientTransformation(adam.init, update)
+
+
+class ReducedAdamState(NamedTuple):
+    """Adam's state, and the mean of the gradients with the memory of its second moment."""
+
+    adam: Any
+    mean: Any
+
+
+def _scale_by_reduced_adam(config: OptimConfig, n_pipelines: int, reduced: Reduced) -> optax.GradientTransformation:
+    """Adam whose second moment is reduced to that of a mean over n_pipelines gradients (SDPipe, Sec. 4): as
+    E[g^2] = E[g]^2 + Var, only the variance is divided. With one pipeline this is Adam, bit for bit."""
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    less_frac = 1 - 1 / n_pipelines
+
+    def init(params: Any) -> ReducedAdamState:
+        return ReducedAdamState(adam.init(params), jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        adam_state: Any = adam.update(updates, state.adam, params)[1]
+        mean = jax.tree.map(lambda g, q: (1 - config.b2) * g + config.b2 * q, updates, state.mean)
+        seen_frac_1 = 1 - config.b1**adam_state.count
+        seen_frac_2 = 1 - config.b2**adam_state.count
+
+        def scaled(m: Numbers, v: Numbers, q: Numbers) -> Numbers:
+            return m / seen_frac_1 / (jnp.sqrt(reduced(v, q, seen_frac_2, less_frac)) + config.eps)
+
+        return jax.tree.map(scaled, adam_state.mu, adam_state.nu, mean), ReducedAdamState(adam_state, mean)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _corrected(v: Numbers, q: Numbers, seen_frac: Float[Array, ""], less_frac: float) -> Numbers:
+    """Rounding may make a variance of nothing negative."""
+    unbiased, mean = v / seen_frac, q / seen_frac
+    return unbiased - less_frac * jnp.maximum(unbiased - mean**2, 0.0)
+
+
+def _legacy(v: Numbers, q: Numbers, seen_frac: Float[Array, ""], less_frac: float) -> Numbers:
+    """As the paper's public code: q is too small in the first updates, which are up to sqrt(n_pipelines) too long."""
+    return (v - less_frac * (v - q**2)) / seen_frac
+
+
+# Name -> (second moment, mean, share of the weights that these averages have so far, part of the variance to take off)
+# -> the unbiased second moment without that part. Averages have the memory b2.
+REDUCED_SECOND_MOMENTS: dict[str, Reduced] = {"corrected": _corrected, "legacy": _legacy}
 
 
 def is_matrix(params: Any) -> Any:

@@ -17,7 +17,6 @@ from jaxdt.sim.stragglers.stalls import PeerStalls
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Link
-from jaxdt.spec.optim import OPTIMIZERS
 from jaxdt.spec.plan import Plan
 
 
@@ -68,4 +67,4 @@ class Arrivals:
 
 def state_words(config: RunConfig, plan: Plan, stage: int) -> int:
     """4-byte words of a stage's parameters and moments; the optimizer's counters are left out."""
-    return config.model.stage_params(*plan.stages[stage]) * (1 + OPTIMIZERS[config.optim.name].n_moments)
+    return config.model.stage_params(*plan.stages[stage]) * (1 + config.optim.n_moments)

@@ -92,7 +92,7 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
 def memory_bytes(scenario: Scenario) -> dict[int, int]:
     """The most bytes that each peer holds at once (jaxdt.spec.memory)."""
     config, plan = scenario.config, scenario.plan
-    options = MemoryOptions(config.dtype, config.remat, config.optim.name, config.sync.delay)
+    options = MemoryOptions(config.dtype, config.remat, config.optim.n_moments, config.sync.delay)
     size = config.train.microbatch_size
     found = {}
     for peer in plan.peers:

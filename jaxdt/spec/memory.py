@@ -19,7 +19,6 @@ an estimate, good to a third.
 from dataclasses import dataclass
 
 from jaxdt.spec.model import ModelConfig
-from jaxdt.spec.optim import OPTIMIZERS
 from jaxdt.spec.sizes import DTYPE_BYTES
 
 FLOAT_BYTES = 4
@@ -32,14 +31,14 @@ class MemoryOptions:
 
     dtype: str = "float32"
     remat: str = "recompute"
-    optimizer: str = "adamw"
+    n_moments: int = 2
     delay: int = 0
 
 
-def state_bytes(model: ModelConfig, lo: int, hi: int, dtype: str = "float32", optimizer: str = "adamw") -> int:
+def state_bytes(model: ModelConfig, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
     """Parameters, moments and accumulator of layers lo..hi-1, and the weights cast for one Work in another dtype."""
     cast_bytes = 0 if dtype == "float32" else DTYPE_BYTES[dtype]
-    return model.stage_params(lo, hi) * (FLOAT_BYTES * (2 + OPTIMIZERS[optimizer].n_moments) + cast_bytes)
+    return model.stage_params(lo, hi) * (FLOAT_BYTES * (2 + n_moments) + cast_bytes)
 
 
 def update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
@@ -100,7 +99,7 @@ def stage_memory_bytes(
     in_flight_bytes = in_flight * (residual_bytes(model, lo, hi, microbatch_size, dtype, remat) + boundary_bytes)
     computing_bytes = in_flight_bytes + working_bytes(model, lo, hi, microbatch_size, dtype)
     updating_bytes = update_bytes(model, lo, hi)
-    n_bytes = state_bytes(model, lo, hi, dtype, options.optimizer)
+    n_bytes = state_bytes(model, lo, hi, dtype, options.n_moments)
     if not options.delay:
         return n_bytes + retained_bytes + max(computing_bytes, updating_bytes)
     older_bytes = 2 * FLOAT_BYTES * model.stage_params(lo, hi)

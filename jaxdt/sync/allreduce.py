@@ -428,6 +428,11 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
 
 
 def _check(config: RunConfig, plan: Plan) -> str:
+    if config.optim.second_moment != "own":
+        return (
+            f"optim.second_moment: got {config.optim.second_moment}, expected own with sync.kind {config.sync.kind}: "
+            "its gradient is the mean over all pipelines already"
+        )
     return ""
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.memory import FLOAT_BYTES
 from jaxdt.spec.network import Network
-from jaxdt.spec.optim import OPTIMIZERS
 from jaxdt.spec.plan import Plan, even_shares
 from planner.api.job import Job
 from planner.model import comm_workload
@@ -103,7 +102,7 @@ def state_bytes_of(job: Job, plan: Plan):
     """The function from layers [lo, hi) to the bytes of their state: parameters and moments in fp32."""
     if isinstance(job.work, RunConfig):
         run = job.work
-        per_parameter = FLOAT_BYTES * (1 + OPTIMIZERS[run.optim.name].n_moments)
+        per_parameter = FLOAT_BYTES * (1 + run.optim.n_moments)
         return lambda lo, hi: float(per_parameter * run.model.stage_params(lo, hi))
     largest = max(hi - lo for lo, hi in plan.stages)
     a_layer_bytes = STATES_PER_PARAMETER * plan.found["c_dp_bytes"] / largest

@@ -170,7 +170,7 @@ class StepWorkload:
         key = (lo, hi, load)
         if key not in self._bytes:
             config = self.config
-            options = MemoryOptions(config.dtype, config.remat, config.optim.name, config.sync.delay)
+            options = MemoryOptions(config.dtype, config.remat, config.optim.n_moments, config.sync.delay)
             size = config.train.microbatch_size
             most = most_retained(config.model, lo, hi, size, config.dtype, config.wiring.retain_bytes)
             retained = min(load.n_microbatches, most)

@@ -42,6 +42,7 @@ def updated(config, n_steps=1, state=None, params=PARAMS):
         ("warmup_steps", 1.0),
         ("decay_steps", -1),
         ("lr_schedule", "cosin"),
+        ("second_moment", "correct"),
     ],
 )
 def test_a_wrong_field_is_named(field, value):
@@ -132,6 +133,84 @@ def test_weight_decay_spares_vectors(name):
     without, _ = updated(OptimConfig(name=name))
     np.testing.assert_array_equal(with_decay["bias"], without["bias"])
     assert not np.allclose(with_decay["kernel"], without["kernel"])
+
+
+# ------------------------------------------------------------------------------------------- reduced second moments
+
+
+def second_moments(reduction, gradients, n_pipelines, **options):
+    """The denominators m / update, without eps, after these gradients (arrays of one shape) of one pipeline."""
+    config = OptimConfig(lr=1.0, b1=0.0, eps=1e-30, second_moment=reduction, **options)
+    tx = optimizer(config, n_pipelines)
+    update = jax.jit(tx.update)
+    params = {"x": jnp.zeros_like(gradients[0])}
+    state = tx.init(params)
+    for gradient in gradients:
+        change, state = update({"x": gradient}, state, params)
+    return np.square(np.asarray(gradients[-1]) / -np.asarray(change["x"]))
+
+
+def noise(n_steps, n, mean=0.5, sigma=2.0):
+    rng = np.random.default_rng(0)
+    return [rng.normal(mean, sigma, n).astype(np.float32) for _ in range(n_steps)]
+
+
+@pytest.mark.parametrize("reduction", ["corrected", "legacy"])
+def test_with_one_pipeline_a_reduced_second_moment_is_adams_bit_for_bit(reduction):
+    own, reduced = (OptimConfig(second_moment=name, weight_decay=0.1) for name in ("own", reduction))
+    rng = np.random.default_rng(1)
+    params, states = [jax.tree.map(jnp.asarray, PARAMS)] * 2, [optimizer(c).init(PARAMS) for c in (own, reduced)]
+    updates = [jax.jit(optimizer(c).update) for c in (own, reduced)]
+    for _ in range(20):
+        gradient = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), PARAMS)
+        for i in range(2):
+            change, states[i] = updates[i](gradient, states[i], params[i])
+            params[i] = optax.apply_updates(params[i], change)
+    if reduction == "corrected":
+        jax.tree.map(np.testing.assert_array_equal, *params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *params)
+
+
+def test_without_noise_it_is_adams_with_any_number_of_pipelines():
+    gradients = [np.full(3, 0.7, np.float32)] * 30
+    np.testing.assert_allclose(second_moments("corrected", gradients, 16), 0.49, rtol=1e-5)
+
+
+def test_the_variance_alone_is_divided():
+    """E[v'] = mean^2 + sigma^2 / N, but for the noise that is left in the mean, whose square is counted whole: a share
+    (1 - b2) / (1 + b2) of sigma^2."""
+    found = np.mean(second_moments("corrected", noise(2000, 2000), 8, b2=0.99))
+    left = 2.0**2 * (1 - 0.99) / (1 + 0.99) * (1 - 1 / 8)
+    assert found == pytest.approx(0.5**2 + 2.0**2 / 8 + left, rel=0.02)
+    own = np.mean(second_moments("own", noise(2000, 2000), 8, b2=0.99))
+    assert own == pytest.approx(0.5**2 + 2.0**2, rel=0.02)
+
+
+def test_the_public_codes_first_updates_are_too_long():
+    """Its first second moment is g^2 / N, so the first update is sqrt(N) times as long; later the two agree."""
+    gradients = noise(1, 50)
+    first = second_moments("legacy", gradients, 16, b2=0.999)
+    np.testing.assert_allclose(first, gradients[0] ** 2 / 16, rtol=0.02)
+    np.testing.assert_allclose(second_moments("corrected", gradients, 16, b2=0.999), gradients[0] ** 2, rtol=1e-4)
+    late = noise(3000, 50)
+    corrected, legacy = (second_moments(name, late, 16, b2=0.99) for name in ("corrected", "legacy"))
+    np.testing.assert_allclose(legacy, corrected, rtol=1e-3)
+
+
+def test_its_state_has_one_moment_more():
+    own, reduced = (OptimConfig(second_moment=name) for name in ("own", "corrected"))
+    n_numbers = [
+        sum(leaf.size for leaf in jax.tree.leaves(optimizer(c).init(PARAMS)) if leaf.ndim) for c in (own, reduced)
+    ]
+    n_params = sum(leaf.size for leaf in PARAMS.values())
+    assert n_numbers == [own.n_moments * n_params, reduced.n_moments * n_params] == [2 * n_params, 3 * n_params]
+    assert reduced.state_name == OptimConfig(second_moment="legacy").state_name != own.state_name == "adamw"
+
+
+@pytest.mark.parametrize("other", [dict(name="sgd"), dict(name="lamb"), dict(gradient_frac=0.1)])
+def test_only_plain_adamw_has_a_reduced_second_moment(other):
+    with pytest.raises(BadInput, match=r"^optim.second_moment: got corrected, expected own with optim\."):
+        OptimConfig(second_moment="corrected", **other)
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])

@@ -38,7 +38,7 @@ def test_bytes_of_a_parameter():
     n_params = model.stage_params(1, 3)
     assert state_bytes(model, 1, 3) == 16 * n_params
     assert state_bytes(model, 1, 3, "bfloat16") == 18 * n_params
-    assert state_bytes(model, 1, 3, optimizer="sgd") == 12 * n_params
+    assert state_bytes(model, 1, 3, n_moments=1) == 12 * n_params
     assert update_bytes(model, 1, 3) == 16 * n_params
 
 

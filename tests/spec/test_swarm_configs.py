@@ -49,8 +49,8 @@ def test_the_large_models_stages():
     }
     n_numbers = 2048 * 4096
     assert boundary_bytes(config, plan, 0, 0, forward=True) == n_numbers + 4 * n_numbers // 256
-    assert state_bytes(model, 16, 32, "bfloat16", "lamb") == block * (4 * 4 + 2)
-    options = MemoryOptions("bfloat16", optimizer="lamb")
+    assert state_bytes(model, 16, 32, "bfloat16") == block * (4 * 4 + 2)
+    options = MemoryOptions("bfloat16")
     needs = [stage_memory_bytes(model, lo, hi, 1, 4, options) for lo, hi in plan.stages]
     assert 17e9 < min(needs) < max(needs) < 23e9
 

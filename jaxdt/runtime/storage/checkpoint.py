@@ -30,7 +30,7 @@ COMPLETE = "complete.json"
 
 def about_run(config: RunConfig, data_checksum: str) -> dict:
     """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens."""
-    return {"model": serialize.write(config.model), "optimizer": config.optim.name, "data": data_checksum}
+    return {"model": serialize.write(config.model), "optimizer": config.optim.state_name, "data": data_checksum}
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def stage_functions(config: RunConfig, plan: Plan, stage: int, devices: int = 1)
     """The stage's jitted functions as the config asks for them."""
     lo, hi = plan.stages[stage]
     options = StageOptions(config.train.microbatch_size, config.remat, config.dtype, devices)
-    return build_stage(config.model, lo, hi, optimizer(config.optim), options)
+    return build_stage(config.model, lo, hi, optimizer(config.optim, plan.n_pipelines), options)
 
 
 class Store:

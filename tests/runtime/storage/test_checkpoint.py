@@ -52,6 +52,7 @@ OPTIMIZERS = [
     OptimConfig("adamw", weight_decay=0.1, lr_schedule="cosine", decay_steps=9),
     OptimConfig("lamb", weight_decay=0.1),
     OptimConfig("sgd", weight_decay=0.1),
+    OptimConfig("adamw", second_moment="corrected"),
 ]
 ABOUT = {"model": {"n_layers": 3, "d_model": 8}, "optimizer": "adamw", "data": "abc"}
 
@@ -127,7 +128,7 @@ def part_of(folder, stage=0):
 # ------------------------------------------------------------------------------------------------------------ entries
 
 
-@pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
+@pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: f"{optim.name}-{optim.second_moment}")
 def test_join_is_the_inverse_of_split(optim, trained):
     params, opt_state = trained(optim)
     entries = split_entries((params, opt_state))
@@ -135,7 +136,7 @@ def test_join_is_the_inverse_of_split(optim, trained):
     assert_equal(join_entries(entries, blank(0, 3, optim)), (params, opt_state))
 
 
-@pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
+@pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: f"{optim.name}-{optim.second_moment}")
 def test_an_entry_does_not_depend_on_the_cut(optim, trained):
     """Cut into stages, split there and joined again, the whole is what it was; a middle stage has one entry only."""
     params, opt_state = trained(optim)
