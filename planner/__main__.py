@@ -6,9 +6,11 @@ The flags are here, so that --help imports little; the module of a command is im
 
 import argparse
 import importlib
+import re
 import sys
+from typing import NoReturn
 
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, nearest
 from planner.search.base import SOLVERS
 
 OBJECTIVES = ("comm_cost", "step_time", "cost_per_step")
@@ -27,8 +29,17 @@ COMMANDS = {
 }
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """Refuses a wrong command line in one line, with the command whose help says what is right."""
+
+    def error(self, message: str) -> NoReturn:
+        got = re.search("invalid choice: '(.*?)'", message)
+        hint = nearest(got[1], COMMANDS) if got and message.startswith("argument command") else ""
+        self.exit(2, f"error: {message}{hint}; see {self.prog} --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m planner", description="Decide which device holds which stage.")
+    top = OneLineParser(prog="python -m planner", description="Decide which device holds which stage.")
     commands = top.add_subparsers(dest="command", required=True)
     _solve(commands.add_parser("solve", help="find a plan and say how far from the best possible it is"))
     _replan(commands.add_parser("replan", help="a plan for a network that has changed, near the plan that runs"))

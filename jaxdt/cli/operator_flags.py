@@ -25,7 +25,7 @@ PATIENCE_S = 1.0  # an operator can ask again
 def run_dir() -> Path:
     """The folder that --run_dir names; BadInput without one."""
     if RUN_DIR.value is None:
-        raise BadInput("--run_dir: missing")
+        raise BadInput("--run_dir: missing, expected the folder of the run, such as --run_dir=runs/x")
     if not Path(RUN_DIR.value).is_dir():
         raise BadInput(f"--run_dir: {RUN_DIR.value} is no folder, expected that of a run")
     return Path(RUN_DIR.value)

@@ -17,7 +17,7 @@ from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput
+from jaxdt.spec.errors import BadInput, nearest
 
 if TYPE_CHECKING:
     from jaxdt.protocol.events import Welcome
@@ -56,7 +56,12 @@ def required(*names: str) -> None:
         if name == "config":
             config_dict()
         elif getattr(FLAGS, name) is None:
-            raise BadInput(f"--{name}: missing")
+            raise BadInput(missing(name))
+
+
+def missing(name: str) -> str:
+    """What to say where a flag was not given that is needed."""
+    return f"--{name}: missing, expected --{name}=..., see --help ({FLAGS[name].help.rstrip('.')})"
 
 
 def check_run_dir() -> None:
@@ -71,10 +76,13 @@ def config_dict() -> ConfigDict:
         config = CONFIG.value
         getattr(config, "to_dict", None)  # the placeholder for a missing file raises when an attribute is read
     except OSError as error:
-        raise BadInput(f"--config: {str(error).strip().splitlines()[-1].strip()}") from None
+        reason = str(error).strip().splitlines()[-1].strip()
+        path = Path(reason.rpartition("'")[0].rpartition("'")[2])
+        raise BadInput(f"--config: {reason}{nearest(str(path), map(str, path.parent.glob('*.py')))}") from None
     if not isinstance(config, ConfigDict):
         got = "missing" if FLAGS["config"].using_default_value else f"get_config() returned {config!r:.40}"
-        raise BadInput(f"--config: {got}, expected a file whose get_config() returns a ConfigDict")
+        expected = "a file whose get_config() returns a ConfigDict, such as --config=configs/quickstart.py"
+        raise BadInput(f"--config: {got}, expected {expected}")
     return config
 
 
@@ -146,7 +154,7 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", "Welcome"]:
 
 def _run_dir() -> Path:
     if RUN_DIR.value is None:
-        raise BadInput("--run_dir: missing")
+        raise BadInput(missing("run_dir"))
     return Path(RUN_DIR.value)
 
 

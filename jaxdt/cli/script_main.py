@@ -51,7 +51,8 @@ def run(
             got = f"{' '.join(words) or 'none'}{nearest(' '.join(words), commands)}"
             raise BadInput(f"command: got {got}, expected one of {', '.join(commands)}")
         if words and not commands:
-            raise BadInput(f"argument: got {words[0]!r}, expected flags only")
+            hint = nearest(f"--{words[0]}", [f"--{name}" for name in FLAGS])
+            raise BadInput(f"argument: got {words[0]!r}, expected flags only{hint}")
         code = main(*words)
     except BadInput as error:
         _refuse(str(error))
@@ -99,6 +100,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 def _flag_refusal(error: Exception) -> str:
     """One line for an error that absl or ml_collections raised for a flag."""
+    if isinstance(error, flags.UnrecognizedFlagError) and (fields := _fields_named(error.flagname)):
+        return f"--{error.flagname}: unknown flag (did you mean {' or '.join(f'--config.{name}' for name in fields)}?)"
     is_unknown_field = isinstance(error, KeyError | AttributeError)  # of ml_collections, for --config.NO_SUCH_FIELD
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
@@ -106,6 +109,13 @@ def _flag_refusal(error: Exception) -> str:
     if "has no attribute 'get_config'" in reason:
         return "--config: the file has no function get_config(), expected one that returns a ConfigDict"
     return f"--config: unknown field {reason}" if is_unknown_field else reason
+
+
+def _fields_named(flag: str) -> list[str]:
+    """The fields of the config whose names end so, for a script that has a config."""
+    from jaxdt.cli.config_fields import MEANINGS
+
+    return [name for name in MEANINGS if name.rpartition(".")[2] == flag] if "config" in FLAGS else []
 
 
 def _place_of(error: Exception, argv: list[str]) -> str:

@@ -60,8 +60,6 @@ def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_pr
     again = jaxdt.launch(config, run.run_dir, jaxdt.LaunchOptions(resume=True, plan=plan))
     assert again.wait(60) == 0, again.output
     assert again.metrics[-1]["step"] == n_steps + 1
-    picture = again.report()
-    assert picture._repr_png_().startswith(b"\x89PNG") and picture.path == again.run_dir / "report.png"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Twenty-four mistakes that people make in their first hour: each is refused in one line that names the remedy, with
+exit code 2, and nothing is started or written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from forks import run_scripts
+
+from jaxdt.spec import plan as plans
+from jaxdt.spec.network import to_json, uniform
+from jaxdt.spec.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = """
+import jaxdt.api.launch, jaxdt.api.simulate, jaxdt.config_file, ml_collections.config_flags.config_flags
+import planner.commands.solve
+"""
+TRAIN = "launch --config=configs/quickstart.py --run_dir=new"
+# What somebody types, and words of the line that they get. `planner` is python -m planner, others are in scripts/.
+MISTAKES = {
+    "a flag that does not exist": (f"{TRAIN} --emulat=four_cities.json", "Did you mean: emulate"),
+    "a misspelt field": (f"{TRAIN} --config.train.stpes=3", 'Did you mean "steps"'),
+    "a value out of range": (f"{TRAIN} --config.train.steps=0", "train.steps: got 0, expected an integer >= 1"),
+    "a word for a number": (
+        f"{TRAIN} --config.optim.lr=fast",
+        "--config.optim.lr=fast: could not convert string to fl",
+    ),
+    "no folder": ("launch --config=configs/quickstart.py", "--run_dir: missing, expected --run_dir=..."),
+    "the folder of another run": (
+        "launch --config=configs/quickstart.py --run_dir=other",
+        "or --resume, or --overwrite",
+    ),
+    "a folder of something else": (f"{TRAIN} --run_dir=thesis --overwrite", "expected a new or empty one"),
+    "a network that is elsewhere": (f"{TRAIN} --emulate=four_cities.json", '"configs/networks/four_cities.json"'),
+    "a network that is too small": (f"{TRAIN} --emulate=small.json", "has 1 devices, the plan uses device 3"),
+    "a plan of another model": (f"{TRAIN} --plan=plan3.json", "made for 3 layers, the model has 4"),
+    "more CPUs than there are": (f"{TRAIN} --pin=5000", "expected 0, which lets them share"),
+    "nothing to resume": ("launch --resume --run_dir=new", "holds no run, expected the folder of one"),
+    "no flag at all": ("launch", "--config: missing, expected a file whose get_config() returns a ConfigDict, such as"),
+    "a misspelt file": (f"{TRAIN} --config=configs/quikstart.py", 'did you mean "configs/quickstart.py"'),
+    "a field without its name": (f"{TRAIN} --steps=3", "--steps: unknown flag (did you mean --config.train.steps?)"),
+    "a flag without its dashes": (f"{TRAIN} resume", 'expected flags only (did you mean "--resume"?)'),
+    "a text for a token file": (
+        f"{TRAIN} --config.data.path=novel.txt",
+        "python scripts/prepare_data.py --train=novel",
+    ),
+    "no links to decide on": (
+        f"{TRAIN} --config.codec=auto",
+        "expected --emulate=NETWORK.json or --network=NETWORK.json",
+    ),
+    "one host for two peers": (
+        "launch --config=configs/two_hosts.py --emit=new --hosts=a",
+        "got 1 addresses, expected 2",
+    ),
+    "a text in UTF-16": ("prepare_data --train=wide.txt --out=new", "iconv -f UTF-16 -t UTF-8 wide.txt"),
+    "a misspelt tokenizer": ("prepare_data --tokenizer=gpt3 --out=new", 'did you mean "gpt2"'),
+    "devices of unknown speed": ("simulate --model=debug", "--profile, --flops: got neither, expected one that says"),
+    "a misspelt command": ("planner sovle", '(did you mean "solve"?); see python -m planner --help'),
+    "a shape for other devices": (
+        "planner solve --network=configs/networks/four_cities.json --stages=8 --pipelines=8"
+        " --c_dp_bytes=1 --c_pp_bytes=1",
+        "got 8 x 8 = 64, expected the 4 devices of four_cities",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where somebody works: the repository's configs, a run, a text, and some files that do not fit."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    plan = Plan(3, ((0, 1), (1, 3)), ((0,), (1,)), (1,))
+    files = {
+        "other/config.json": b"{}",
+        "thesis/chapter.txt": b"years of work",
+        "novel.txt": b"It is a truth universally acknowledged",
+        "wide.txt": "It is a truth".encode("utf-16"),
+        "plan3.json": json.dumps(plans.to_json(plan)).encode(),
+        "small.json": json.dumps(to_json(uniform(1, 0.01, 1.0))).encode(),
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def script_of(name: str) -> str:
+    return str(ROOT / ("planner/__main__.py" if name == "planner" else f"scripts/{name}.py"))
+
+
+def test_each_mistake_is_one_line_that_names_the_remedy(folder):
+    assert len(MISTAKES) == 24
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    commands = [typed.split() for typed, _ in MISTAKES.values()]
+    results = run_scripts([[script_of(name), *rest] for name, *rest in commands], LIBRARIES, folder)
+    for (mistake, (typed, remedy)), (code, out, err) in zip(MISTAKES.items(), results, strict=True):
+        assert (code, out) == (2, ""), (mistake, typed, out, err)
+        assert remedy in err and err.count("\n") == 1 and "Traceback" not in err, (mistake, typed, err)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not (folder / "new").exists()
