@@ -223,7 +223,10 @@ def test_launching(files):
             ["--resume", "--run_dir={dir}/other_model"],
             "made with model.d_model 99, the config has 64",
         ),
-        "checkpoint of other tokens": (["--resume", "--run_dir={dir}/other_tokens"], "made with data 'abc'"),
+        "checkpoint of other tokens": (
+            ["--resume", "--run_dir={dir}/other_tokens"],
+            "made with tokens of SHA256 abc, this run has",
+        ),
         "damaged mark": (["--resume", "--run_dir={dir}/damaged"], "complete.json.copies: got 'two', expected int"),
         "hosts": (["--emit={dir}/run", "--hosts=a"], "--hosts: got 1 addresses, expected 2"),
         "no port left": (["--emit={dir}/run", "--hosts=a,b", "--port=65534"], "--port: got 65534"),
@@ -325,7 +328,7 @@ def test_every_script_refuses_in_one_line(files):
 def test_a_folder_is_held_by_one_run(tmp_path):
     """A lock is its open file's, so that killed processes leave none behind."""
     first = hold(tmp_path / "run")
-    with pytest.raises(BadInput, match="run is in use by a run that has not ended"):
+    with pytest.raises(BadInput, match="run is in use: a run goes on there"):
         hold(tmp_path / "run", timeout_s=0.0)
     os.close(first)
     os.close(hold(tmp_path / "run", timeout_s=0.0))
