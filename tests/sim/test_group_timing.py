@@ -3,13 +3,15 @@
 import itertools
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.stragglers.group_timing import FLUSH, STASH, GroupTiming, order_of, time_groups
 from jaxdt.sim.stragglers.stalls import WORK, Stalls
-from jaxdt.spec.config import GroupsConfig
+from jaxdt.spec.config import GroupsConfig, default_plan, parse
+from jaxdt.spec.network import Link
 from jaxdt.sync.matching.token import EnforcementToken
 
 STEP_S = 0.075
@@ -145,3 +147,34 @@ def test_few_groups_are_suspended_if_many_may_connect():
 def test_an_endless_window_gives_the_groups_of_a_barrier():
     endless = GroupTiming(3, 4, 30, groups(window_s=math.inf, connectivity_groups=0), stalls=Stalls(0.2, 0.3))
     assert time_groups(endless).groups == time_groups(replace(endless, groups=groups("all"))).groups
+
+
+# ------------------------------------------------------------------------------------------ the machines of a real run
+
+
+def engine_speed(rules, n_pipelines=4, n_steps=40):
+    """Steps a second of the machines of a run, without a network, with the seconds and stalls of GroupTiming."""
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, seq_len=4, vocab_size=16, tied_head=False)
+    config = parse(
+        dict(
+            model=model,
+            plan=dict(stages=4, pipelines=n_pipelines, microbatches=4 * n_pipelines),
+            train=dict(steps=n_steps),
+            net=dict(heartbeat_s=1000.0, deadline_floor_s=10000.0),
+            wiring=dict(kind="independent"),
+            sync=dict(kind="groups", groups=asdict(rules)),
+        )
+    )
+    plan = default_plan(config)
+    seconds = dict(F=0.06 / 4 / 3, B=0.06 / 4 * 2 / 3, E=0.0, G=0.015 / 2, U=0.0)  # G: laying out, and adopting
+    hosts = {peer: f"h{peer}" for peer in plan.peers}
+    cores, stalls = dict.fromkeys(hosts.values(), 1.0), Stalls(0.1, 0.3)
+    everywhere = dict.fromkeys(plan.peers, seconds)
+    conditions = Conditions(everywhere, lambda src, dst: Link(), hosts, cores, stalls=stalls)
+    return n_steps * n_pipelines / simulate(config, plan, conditions).now_s
+
+
+def test_the_machines_of_a_run_gain_as_much():
+    gain = engine_speed(sdpipe(4)) / engine_speed(groups("all"))
+    assert gain == pytest.approx(speed(sdpipe(4), 4) / speed(groups("all"), 4), rel=0.1)
+    assert 1.3 < gain < 2.4

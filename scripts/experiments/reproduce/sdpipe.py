@@ -353,6 +353,7 @@ ASSUMPTIONS = (
     "for ratios. A run ends when the first pipeline has done its steps (80; 200 for Figure 9).",
 )
 NOT_YET = (
-    "The same on the machines of a run in the simulator, with links and an exchange that takes its bytes' time.",
+    "The same on the machines of a run in the simulator, with links and an exchange that takes its bytes' time. A test "
+    "(tests/sim/test_group_timing.py) holds their gain with 4 pipelines against this one.",
     "HetPipe, whose parameter servers do not exist here yet; time to a loss; the optimizer ablation.",
 )
