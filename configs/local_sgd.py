@@ -5,7 +5,7 @@
 The model and the data are those of configs/quickstart.py. The replicas of a stage exchange their parameters once in 8
 local steps (sync.groups.every_steps), an eighth of the bytes of all-reduce.
 
-Hardware: any laptop with 2 cores; about a minute. Expected: the loss falls from 5.6 to about 2.5 nats per byte.
+Hardware: any laptop with 2 cores; a minute or two. Expected: the loss falls from 5.6 to about 2.5 nats per byte.
 """
 
 from jaxdt.config_file import base_config

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
+from jaxdt.model.outer import outer_update
 from jaxdt.model.stage import StageFunctions
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -59,19 +61,35 @@ class GroupReplay:
         self._data = data
         self._chains = [Chain(functions, config.train.seed, config.optim.clip_norm) for _ in range(plan.n_pipelines)]
         self._n_steps = [0] * plan.n_pipelines
+        self._outer: list[list[tuple[Any, ...]]] = []  # anchor and momentum of each replica of each stage
+        if config.sync.groups.outer != "none":
+            fresh = [(params, jax.tree.map(jnp.zeros_like, params)) for params in self._chains[0].params]
+            self._outer = [[outer] * plan.n_pipelines for outer in fresh]
         self.losses: list[list[float]] = [[] for _ in range(plan.n_pipelines)]
 
     @property
     def states(self) -> list[list[State]]:
         stages = range(self._plan.n_stages)
-        return [[(chain.params[stage], chain.states[stage]) for chain in self._chains] for stage in stages]
+        return [[self._state(stage, p) for p in range(self._plan.n_pipelines)] for stage in stages]
+
+    def _state(self, stage: int, pipeline: int) -> State:
+        """With an outer optimizer its anchor and momentum are a part of the optimizer's state."""
+        params, opt_state = self._chains[pipeline].params[stage], self._chains[pipeline].states[stage]
+        return params, (opt_state, *self._outer[stage][pipeline]) if self._outer else opt_state
+
+    def _set_state(self, stage: int, pipeline: int, state: State) -> None:
+        params, opt_state = state
+        if self._outer:
+            opt_state, *outer = opt_state
+            self._outer[stage][pipeline] = tuple(outer)
+        self._chains[pipeline].params[stage], self._chains[pipeline].states[stage] = params, opt_state
 
     def begin(self, version: int, states: Sequence[State]) -> None:
         """All replicas begin with these states, one of each stage, after `version` steps."""
         self._n_steps = [version] * self._plan.n_pipelines
-        for chain in self._chains:
-            for stage, (params, opt_state) in enumerate(states):
-                chain.params[stage], chain.states[stage] = self._placed(stage, (params, opt_state))
+        for pipeline in range(self._plan.n_pipelines):
+            for stage, state in enumerate(states):
+                self._set_state(stage, pipeline, self._placed(stage, state))
 
     def run(
         self, groups: Sequence[LoggedGroup], n_steps: Mapping[int, int], keep: Collection[Place] = ()
@@ -93,8 +111,7 @@ class GroupReplay:
             ]
             for stage, pipeline, step in keep:
                 if self._n_steps[pipeline] == step and (pipeline, step) not in waiting:
-                    chain = self._chains[pipeline]
-                    kept[stage, pipeline, step] = jax.device_get((chain.params[stage], chain.states[stage]))
+                    kept[stage, pipeline, step] = jax.device_get(self._state(stage, pipeline))
             for pipeline in free:
                 self._step(pipeline)
             if not ready and not free:
@@ -107,22 +124,40 @@ class GroupReplay:
         """The whole state of each stage becomes the mean over its replicas: the result of the run."""
         for stage in range(self._plan.n_stages):
             pipelines = sorted(range(self._plan.n_pipelines), key=lambda p: self._plan.placement[stage][p])
-            trees = [(self._chains[p].params[stage], self._chains[p].states[stage]) for p in pipelines]
-            if len(trees) > 1:
-                mean = mean_tree(trees)
+            if len(pipelines) > 1:
+                mean = mean_tree([self._state(stage, p) for p in pipelines])
                 for p in pipelines:
-                    self._chains[p].params[stage], self._chains[p].states[stage] = self._placed(stage, mean)
+                    self._set_state(stage, p, self._placed(stage, mean))
 
     def _is_ready(self, group: LoggedGroup) -> bool:
         return all(self._n_steps[pipeline] == step for pipeline, step in _places(group))
 
     def _average(self, group: LoggedGroup) -> None:
         stage = group.stage
+        if self._outer:
+            self._average_changes(group)
+            return
         if len(group.pipelines) == 1:
             return
         mean = mean_tree([self._chains[pipeline].params[stage] for pipeline in group.pipelines])
         for pipeline in group.pipelines:
             self._chains[pipeline].params[stage] = self._placed(stage, mean)
+
+    def _average_changes(self, group: LoggedGroup) -> None:
+        """The outer optimizer's step; its state is equal on all replicas of a group."""
+        stage = group.stage
+        replicas = [self._chains[pipeline].params[stage] for pipeline in group.pipelines]
+        layout = FloatVector(replicas[0])
+        anchor, momentum = (layout.of(tree) for tree in self._outer[stage][group.pipelines[0]])
+        total = anchor - layout.of(replicas[0])
+        for params in replicas[1:]:
+            total = total + (anchor - layout.of(params))
+        change = total * np.float32(1.0 / len(replicas))
+        after = outer_update(self._config.sync.groups, anchor, momentum, change)
+        trees = [self._placed(stage, layout.tree(vector, 1.0)) for vector in after]
+        for pipeline in group.pipelines:
+            self._chains[pipeline].params[stage] = trees[0]
+            self._outer[stage][pipeline] = tuple(trees)
 
     def _placed(self, stage: int, tree: Any) -> Any:
         return self._chains[0].stages[stage].place(tree)

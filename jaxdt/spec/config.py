@@ -27,6 +27,7 @@ ON_NONFINITE = ("stop", "skip", "rollback")
 ON_STAGE_LOST = ("wait", "stop")
 ADVISE = "advise"
 REPLANS = ("off", ADVISE)
+OUTERS = ("none", "sgd", "nesterov")
 CONNECTIVITY_WINDOWS = ("sliding", "tumbling")
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
 
@@ -123,7 +124,9 @@ class GroupsConfig:
     replicas), or for `window_s` if that is not 0. A group closes at `group_size_max` members (0: no limit). Any
     `connectivity_groups` groups of a stage in a row connect all its replicas (0: not enforced; -1: four for each
     replica), counted by a `connectivity_window` that is sliding or tumbling.
-    `seed` is that of the rule "pairs"."""
+    `seed` is that of the rule "pairs".
+    `outer`: what is done with the mean. With "none" the replicas go on from it; with "sgd" and "nesterov" the mean of
+    their changes since the last average is the gradient of an outer optimizer, with `outer_lr` and `outer_momentum`."""
 
     match: str = "all"
     every_steps: int = 1
@@ -133,6 +136,9 @@ class GroupsConfig:
     connectivity_groups: int = -1
     connectivity_window: str = "sliding"
     seed: int = 0
+    outer: str = "none"
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
 
 
 @dataclass(frozen=True)
@@ -258,6 +264,11 @@ class RunConfig:
         require_at_least("sync.groups.group_size_max", groups.group_size_max, 0)
         require_at_least("sync.groups.connectivity_groups", groups.connectivity_groups, -1)
         require_one_of("sync.groups.connectivity_window", groups.connectivity_window, CONNECTIVITY_WINDOWS)
+        require_one_of("sync.groups.outer", groups.outer, OUTERS)
+        if not 0 < groups.outer_lr < math.inf:
+            raise BadInput(f"sync.groups.outer_lr: got {groups.outer_lr}, expected a finite number > 0")
+        if not 0 <= groups.outer_momentum < 1:
+            raise BadInput(f"sync.groups.outer_momentum: got {groups.outer_momentum}, expected a number in [0, 1)")
         for name in ("window_frac", "window_s"):
             if not getattr(groups, name) >= 0:
                 raise BadInput(f"sync.groups.{name}: got {getattr(groups, name)}, expected a number >= 0")

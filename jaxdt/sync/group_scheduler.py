@@ -62,6 +62,7 @@ class GroupScheduler:
         self._config = config
         self._plan = plan
         self._checkpoint_every_steps = run.train.checkpoint_every_steps
+        self._has_outer = run.sync.groups.outer != "none"
         self._view: View | None = None
         token = EnforcementToken()
         build = matcher_entry(run.sync.groups.match).build
@@ -118,7 +119,7 @@ class GroupScheduler:
         members = list(group.members)
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended)
         round = Round(k, group_name(stage), self._view_number)
-        if len(members) == 1:
+        if len(members) == 1 and not self._has_outer:  # it goes on at once
             return [report, Send(members[0], GroupFormed(round, group.members))]
         return [report, *self._open_round(round, group.members)]
 

@@ -82,7 +82,8 @@ NO_LOSSES = Tally()
 class ReplicaOptions:
     """One replica's place and rules. `pipeline`: the members of its pipeline, in the order of stages. It does `n_steps`
     local steps if all pipelines are equally fast, and averages every `every_steps` of them (0: never). `n_elements`:
-    numbers of its parameters, `slice_elements` of a slice."""
+    numbers of its parameters, `slice_elements` of a slice. With `has_outer` a mean means more than its adoption, also
+    that of one replica."""
 
     peer: int
     stage: int
@@ -92,6 +93,7 @@ class ReplicaOptions:
     n_elements: int
     slice_elements: int
     clip_norm: float
+    has_outer: bool
 
     @property
     def is_first_stage(self) -> bool:
@@ -282,7 +284,8 @@ class Groups:
         if self._is_state(round) and self._is_stepping:
             self._snapshots.append(formed)
             return []
-        if len(members) == 1 and not self._is_snapshot(round):
+        is_alone = len(members) == 1
+        if is_alone and not self._is_snapshot(round) and (self._is_state(round) or not self._options.has_outer):
             return self._averaged(round)
         n_elements = self._n_words if self._is_state(round) else self._options.n_elements
         spec = RoundSpec(round, n_elements, Participants(members, members, members), EachOnce(members))
@@ -397,6 +400,7 @@ def _build(setup: PeerSetup) -> Groups:
         n_elements=sizes[group_name(stage)],
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
         clip_norm=config.optim.clip_norm,
+        has_outer=config.sync.groups.outer != "none",
     )
     return Groups(options)
 
@@ -418,6 +422,11 @@ def _check(config: RunConfig, plan: Plan) -> str:
         return "train.on_nonfinite: got rollback, expected stop or skip with sync.kind groups"
     if config.train.eval_every_steps:
         return f"train.eval_every_steps: got {config.train.eval_every_steps}, expected 0 with sync.kind groups"
+    if groups.outer != "none" and groups.match != "all":
+        return (
+            f"sync.groups.outer: got {groups.outer}, expected none with sync.groups.match {groups.match}: the outer "
+            "optimizer's state would differ between replicas"
+        )
     if plan.n_pipelines == 1:
         return ""
     return matcher_entry(groups.match).check(config, plan)

@@ -17,7 +17,7 @@ from jaxdt.build import RunStart, build_coordinator, build_peers, check
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import GroupReplay, logged_group, mean_tree
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.events import COORDINATOR, SliceKey
 from jaxdt.protocol.reports import CheckpointReport, GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
@@ -74,7 +74,7 @@ class Saving(Store):
         self.written = getattr(self, "written", {}) | {version: jax.device_get(self.state_of(version))}
 
 
-def simulated(config, stores=None):
+def simulated(config, stores=None, trace=None):
     """(outcome, {peer: its state at the end}); peers and links are of unequal speeds."""
     plan = run_config.default_plan(config)
     stores, peers = {} if stores is None else stores, {}
@@ -83,7 +83,9 @@ def simulated(config, stores=None):
         peers[peer] = SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
-    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run(until_s=1e5)
+    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment, trace=trace).run(
+        until_s=1e5
+    )
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
 
@@ -102,6 +104,16 @@ def replayed(config, outcome, keep=None):
     return replay if keep is None else kept
 
 
+def whole_params(replay, pipeline):
+    return {name: tree for stage in (0, 1) for name, tree in replay.states[stage][pipeline][0].items()}
+
+
+def assert_close(got, expected, tolerance):
+    """Of two trees, relative to the norm of all their numbers."""
+    got, expected = (FloatVector(got).of(tree) for tree in (got, expected))
+    assert np.linalg.norm(got - expected) < tolerance * np.linalg.norm(expected)
+
+
 def assert_equal_bits(got, expected):
     jax.tree.map(np.testing.assert_array_equal, got, jax.device_get(expected))
 
@@ -111,6 +123,7 @@ RULES = [
     ("all", dict(every_steps=4)),
     ("none", {}),
     ("pairs", dict(every_steps=1)),
+    ("all", dict(every_steps=2, outer="nesterov")),
     ("window", dict(every_steps=1, window_s=3.0, connectivity_groups=4)),
     ("window", dict(every_steps=2, group_size_max=2, window_s=3.0)),
 ]
@@ -216,11 +229,66 @@ def test_local_sgd_is_that_of_the_whole_model():
             whole.average(0)
             whole.average(1)
     for pipeline in range(3):
-        params = {name: tree for stage in (0, 1) for name, tree in replay.states[stage][pipeline][0].items()}
-        got, expected = (
-            FloatVector(tree).of(tree) for tree in (params, {n: whole.params[pipeline][n] for n in params})
-        )
-        assert np.linalg.norm(got - expected) < 1e-4 * np.linalg.norm(expected)
+        params = whole_params(replay, pipeline)
+        assert_close(params, {name: whole.params[pipeline][name] for name in params}, 1e-4)
+
+
+def test_diloco_is_that_of_the_whole_model():
+    """Alg. 1 of DiLoCo: the mean change of three replicas is the gradient of SGD with Nesterov's momentum."""
+    config = make_config("all", 3, microbatches=7, every_steps=3, outer="nesterov", outer_lr=0.6, outer_momentum=0.8)
+    replay, whole = replayed(config, simulated(config)[0]), WholeModel(config)
+    anchor = whole.params[0]
+    outer = optax.sgd(0.6, 0.8, nesterov=True)
+    state = outer.init(anchor)
+    for n in range(len(replay.losses[0])):
+        for pipeline in range(3):
+            assert whole.step(pipeline, n) == pytest.approx(replay.losses[pipeline][n], rel=1e-5)
+        if n % 3 == 2:
+            whole.average(0)
+            whole.average(1)
+            change, state = outer.update(jax.tree.map(jnp.subtract, anchor, whole.params[0]), state)
+            anchor = optax.apply_updates(anchor, change)
+            whole.params = [anchor] * 3
+    params = whole_params(replay, 0)
+    assert_close(params, {name: whole.params[0][name] for name in params}, 1e-4)
+
+
+def test_an_outer_optimizer_that_takes_the_mean_is_local_sgd():
+    """A learning rate of 1 and no momentum; also with one pipeline, which has an outer step too."""
+    for pipelines in (2, 1):
+        local = make_config("all", pipelines, every_steps=2)
+        outer = make_config("all", pipelines, every_steps=2, outer="nesterov", outer_lr=1.0, outer_momentum=0.0)
+        outcome, states = simulated(outer)
+        _, expected = simulated(local)
+        for peer, (params, _) in states.items():
+            assert_close(params, expected[peer][0], 1e-6)
+        replay = replayed(outer, outcome)
+        replay.average_states()
+        assert_equal_bits(states[0], replay.states[0][0])
+
+
+class Sent:
+    """Adds up what replicas send one another of their parameters."""
+
+    def __init__(self):
+        self.n_bytes = 0
+
+    def send(self, peer, now_s, dst, key, n_bytes):
+        self.n_bytes += n_bytes if isinstance(key, SliceKey) and key.round.group.startswith("stage") else 0
+
+    def run(self, *arguments):
+        """Not of interest."""
+
+    recv = report = run
+
+
+def test_bytes_between_replicas_fall_with_the_number_of_local_steps():
+    n_bytes = {}
+    for every_steps in (1, 2, 4):
+        sent = Sent()
+        simulated(make_config("all", 2, every_steps=every_steps), trace=sent)
+        n_bytes[every_steps] = sent.n_bytes
+    assert n_bytes[1] == 2 * n_bytes[2] == 4 * n_bytes[4] > 0
 
 
 def test_averaging_after_every_step_of_sgd_is_all_reduce():
@@ -230,8 +298,7 @@ def test_averaging_after_every_step_of_sgd_is_all_reduce():
     losses, expected = ([report.loss for report in run.of(StepReport)] for run in (outcome, reference))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for peer, (params, _) in states.items():
-        got, expected = (FloatVector(tree).of(tree) for tree in (params, same_states[peer][0]))
-        assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+        assert_close(params, same_states[peer][0], 1e-5)
 
 
 def test_one_pipeline_by_itself_is_the_run_that_there_was():
@@ -243,8 +310,7 @@ def test_one_pipeline_by_itself_is_the_run_that_there_was():
         norms, expected = ([report.gradient_norm for report in run.of(StepReport)] for run in (outcome, reference))
         np.testing.assert_allclose(norms, expected, rtol=1e-5)
         for peer, (params, _) in states.items():
-            got, expected = (FloatVector(tree).of(tree) for tree in (params, same_states[peer][0]))
-            assert np.linalg.norm(got - expected) < 1e-6 * np.linalg.norm(expected)
+            assert_close(params, same_states[peer][0], 1e-6)
 
 
 def test_pipelines_that_never_average_are_runs_of_their_own():

@@ -150,10 +150,10 @@ def _at_version(store: Store, step: int) -> Iterator[None]:
     """Inside this context the store's parameters count as the version with which a step begins."""
     versions = store.parameter_versions
     version = versions.version
-    params, opt_state, *before = versions.state
-    versions.put(step, (params, store.functions.init_optimizer(params), *before))  # an update donates this state
+    state = versions.state
+    versions.put(step, versions.state_with(store.functions.init_optimizer(versions.params)))  # an update donates this
     yield
-    versions.put(version, (params, opt_state, *before))
+    versions.put(version, state)
     store.boundary_codec.reset_error_feedback()
 
 

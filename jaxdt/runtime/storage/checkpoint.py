@@ -29,8 +29,11 @@ COMPLETE = "complete.json"
 
 
 def about_run(config: RunConfig, data_checksum: str) -> dict:
-    """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens."""
-    return {"model": serialize.write(config.model), "optimizer": config.optim.state_name, "data": data_checksum}
+    """The fields in which a checkpoint must agree with the run that resumes from it: model, optimizer and tokens, and
+    an outer optimizer if the run has one."""
+    about = {"model": serialize.write(config.model), "optimizer": config.optim.state_name, "data": data_checksum}
+    outer = config.sync.groups.outer
+    return about if outer == "none" else about | {"outer": outer}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdt.model.stage import StageFunctions
@@ -16,23 +17,29 @@ from jaxdt.spec.delay import Delay
 
 
 class ParameterVersions:
-    """The parameters of one stage. Version 0 is drawn from `seed`."""
+    """The parameters of one stage. Version 0 is drawn from `seed`. `outer`: with an outer optimizer the anchor and the
+    momentum (jaxdt.model.outer), trees like the parameters."""
 
-    def __init__(self, functions: StageFunctions, delay: Delay, seed: int):
+    def __init__(self, functions: StageFunctions, delay: Delay, seed: int, has_outer: bool = False):
         self._functions = functions
         self._delay = delay
         self._seed = seed
+        self._has_outer = has_outer
         self.initialize()
 
     def initialize(self) -> None:
         """Set the initial parameters, version 0."""
         params = self._functions.init(self._seed)
         self._set(0, params, self._functions.init_optimizer(params), params)
+        self.outer = (params, jax.tree.map(jnp.zeros_like, params)) if self._has_outer else ()
 
     def put(self, version: int, state: tuple[Any, ...]) -> None:
         """Set a state that was read from a disk or fetched from a peer. If it lacks the parameters of the version
         before, its own parameters take their place."""
         params, opt_state, *before = (self._functions.place(tree) for tree in state)
+        if self._has_outer:
+            opt_state, *outer = opt_state
+            self.outer = tuple(outer)
         self._set(version, params, opt_state, before[0] if before else params)
 
     def _set(self, version: int, params: Any, opt_state: Any, before: Any) -> None:
@@ -43,8 +50,14 @@ class ParameterVersions:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """(params, opt_state), and with delayed updates (params, opt_state, params of the version before)."""
-        return (self.params, self.opt_state) + ((self.before,) if self._delay.steps else ())
+        """(params, opt_state), and with delayed updates (params, opt_state, params of the version before). With an
+        outer optimizer its anchor and momentum are a part of the optimizer's state."""
+        return self.state_with(self.opt_state)
+
+    def state_with(self, opt_state: Any) -> tuple[Any, ...]:
+        """The state, with this one of the optimizer in place of its own."""
+        whole = (opt_state, *self.outer) if self._has_outer else opt_state
+        return (self.params, whole) + ((self.before,) if self._delay.steps else ())
 
     def of(self, step: int) -> Any:
         """The parameters with which a step computes."""
@@ -54,6 +67,11 @@ class ParameterVersions:
         if version != self.version - 1 or self.before is None:
             raise RuntimeError(f"step {step} computes with version {version}, held is {self.version}")
         return self.before
+
+    def adopt(self, params: Any, outer: tuple[Any, ...] = ()) -> None:
+        """Replace the parameters, and the anchor and the momentum of the outer optimizer; the version stays."""
+        self.params = self._functions.place(params)
+        self.outer = tuple(self._functions.place(tree) for tree in outer)
 
     def update(self, vectors: Mapping[str, Any], scale: float) -> None:
         """Make the next version from the summed gradients of the sync groups, times `scale`. Without vectors the update

@@ -17,6 +17,7 @@ from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import optimizer
+from jaxdt.model.outer import outer_update
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
@@ -78,7 +79,9 @@ class Store:
         self.generation = 0
         self.n_reseeds = 0
         self.boundary_codec = BoundaryCodec(config, plan, peer, functions)
-        self.parameter_versions = ParameterVersions(functions, config.delay, config.train.seed)
+        self.parameter_versions = ParameterVersions(
+            functions, config.delay, config.train.seed, config.sync.groups.outer != "none"
+        )
         self._state_vector = StateVector(self.parameter_versions.state)
         self.n_words = self._state_vector.n_words
         self._config = config
@@ -181,18 +184,16 @@ class Store:
         return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
 
     def _vector_of(self, round: Round) -> np.ndarray:
-        """What this peer contributes to a round of replicas that may differ."""
-        if is_push(round.group):
-            return self._pushed.next(self.parameter_versions.params)
-        return self._averaged_vector(round).of(self._averaged_tree(round))
-
-    def _averaged_tree(self, round: Round) -> Any:
-        """What a round of replicas that may differ averages: the parameters, or the whole state."""
+        """What this peer contributes to a round of replicas that may differ: the change that it pushes, its whole state,
+        its parameters, or with an outer optimizer the change of the parameters since the last average."""
         versions = self.parameter_versions
-        return versions.state if round.group == state_name(self._stage) else versions.params
-
-    def _averaged_vector(self, round: Round) -> FloatVector:
-        return FloatVector(self._averaged_tree(round))
+        if is_push(round.group):
+            return self._pushed.next(versions.params)
+        if round.group == state_name(self._stage):
+            return FloatVector(versions.state).of(versions.state)
+        layout = FloatVector(versions.params)
+        vector = layout.of(versions.params)
+        return layout.of(versions.outer[0]) - vector if versions.outer else vector
 
     def _adopt(self, round: Round, version: int, scale: float) -> None:
         """The sum of a round, times `scale`, takes the place of what was averaged, or is kept aside for a checkpoint of
@@ -204,13 +205,25 @@ class Store:
             return
         if is_pull(round.group):
             self._pushed.pulled(total)
-        mean = self._averaged_vector(round).tree(total, scale)
-        if round.group != state_name(self._stage):
-            versions.put(version, (mean, versions.opt_state))
-        elif version == self._config.train.steps:
-            versions.put(version, mean)
+        if round.group == state_name(self._stage):
+            mean = FloatVector(versions.state).tree(total, scale)
+            if version == self._config.train.steps:
+                versions.put(version, mean)
+            else:
+                self._kept_state = (version, mean)
+        elif versions.outer:
+            self._adopt_changes(total * np.float32(scale))
         else:
-            self._kept_state = (version, mean)
+            versions.put(version, (FloatVector(versions.params).tree(total, scale), versions.opt_state))
+
+    def _adopt_changes(self, change: np.ndarray) -> None:
+        """The outer optimizer's step by a mean change."""
+        versions = self.parameter_versions
+        layout = FloatVector(versions.params)
+        anchor, momentum = (layout.of(tree) for tree in versions.outer)
+        after = outer_update(self._config.sync.groups, anchor, momentum, change)
+        trees = tuple(layout.tree(vector, 1.0) for vector in after)
+        versions.adopt(trees[0], trees)
 
     def state_of(self, version: int) -> tuple[Any, ...]:
         """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it, which is
