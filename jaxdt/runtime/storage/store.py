@@ -184,8 +184,8 @@ class Store:
         return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
 
     def _vector_of(self, round: Round) -> np.ndarray:
-        """What this peer contributes to a round of replicas that may differ: the change that it pushes, its whole state,
-        its parameters, or with an outer optimizer the change of the parameters since the last average."""
+        """What this peer contributes to a round of replicas that may differ: the change that it pushes, its state, its
+        parameters, or with an outer optimizer the change of the parameters since the last average."""
         versions = self.parameter_versions
         if is_push(round.group):
             return self._pushed.next(versions.params)
