@@ -1,13 +1,16 @@
-"""Do a run whose replicas may differ again in one process, from its log of groups, and compare the parameters.
+"""Do a run whose replicas may differ again in one process, from its log, and compare the parameters.
 
     python scripts/tools/replay.py --run_dir=runs/x
 
-Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" that has ended, and its last
-checkpoint. Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another
-device or build than the run's, rounding differs. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
+Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" or "server" that has ended,
+and its last checkpoint; with "server" also trace/peer_N.jsonl of each server, which has the order of pushes and pulls.
+Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another device or
+build than the run's, rounding differs. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,20 @@ import numpy as np
 from absl import flags
 
 from jaxdt.cli import environment, run_flags, run_inputs
+from jaxdt.model.data import TokenFile
 from jaxdt.model.group_replay import GroupReplay, logged_group
+from jaxdt.model.server_replay import ServerAct, ServerReplay
+from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol import trace
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, PullReport, PushReport, StepReport
 from jaxdt.runtime.storage.checkpoint import complete_record, newest
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
+from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
 START = flags.DEFINE_string("start", None, "Folder of the checkpoint with which a run began that was resumed.")
@@ -39,29 +47,81 @@ def main() -> int:
         lines = (run_dir / "trace" / "coordinator.jsonl").read_text().splitlines()
     except (OSError, ValueError) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run ({error})") from None
+    if config.sync.kind not in REPLAYS:
+        raise BadInput(f"sync.kind: got {config.sync.kind}, expected {' or '.join(REPLAYS)}, which have a log")
     plan = plans.load(run_dir / "plan.json")
     reports = [record for record in trace.read(lines) if record["what"] == "report"]
-    groups = [
-        logged_group(plan, fields["stage"], fields["members"], fields["steps"])
-        for fields in fields_of(reports, GroupReport.kind)
-    ]
     n_steps = {fields["pipeline"]: fields["n_steps"] for fields in fields_of(reports, PipelineEndReport.kind)}
     if set(n_steps) != set(range(plan.n_pipelines)):
         raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {sorted(n_steps)}, expected all")
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
-    replay = GroupReplay(config, plan, functions, run_inputs.token_file(config.data.path))
-    begin(replay, fields_of(reports, StepReport.kind))
-    replay.run(groups, n_steps)
-    replay.average_states()
-    made = {name: entry for states in replay.states for name, entry in split_entries(states[0]).items()}
+    place = ReplayPlace(run_dir, plan, functions, run_inputs.token_file(config.data.path))
+    what, states = REPLAYS[config.sync.kind](config, place, reports, n_steps)
+    made = {name: entry for state in states for name, entry in split_entries(state).items()}
     folder = newest(run_dir)
     n_unequal, n_numbers = compared(made, load_entries(folder))
     steps = ", ".join(f"{n_steps[pipeline]} of pipeline {pipeline}" for pipeline in sorted(n_steps))
-    print(f"replayed {len(groups)} groups and local steps {steps}")
+    print(f"replayed {what} and local steps {steps}")
     print(
         f"{folder}: {n_unequal} of {n_numbers} numbers differ" if n_unequal else f"{folder}: all {n_numbers} are equal"
     )
     return 1 if n_unequal else 0
+
+
+@dataclass(frozen=True)
+class ReplayPlace:
+    """What a replay needs of a run beside its config and its log."""
+
+    run_dir: Path
+    plan: Plan
+    functions: Sequence[StageFunctions]
+    data: TokenFile
+
+
+def replay_groups(
+    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], n_steps: dict[int, int]
+) -> tuple[str, list[tuple[Any, Any]]]:
+    """Averaging groups: what was replayed, and the state of each stage."""
+    groups = [
+        logged_group(place.plan, fields["stage"], fields["members"], fields["steps"])
+        for fields in fields_of(reports, GroupReport.kind)
+    ]
+    replay = GroupReplay(config, place.plan, place.functions, place.data)
+    begin(replay, fields_of(reports, StepReport.kind))
+    replay.run(groups, n_steps)
+    replay.average_states()
+    return f"{len(groups)} groups", [row[0] for row in replay.states]
+
+
+def replay_servers(
+    config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], n_steps: dict[int, int]
+) -> tuple[str, list[tuple[Any, Any]]]:
+    """The same of pushes to servers and pulls from them."""
+    if START.value or fields_of(reports, StepReport.kind)[0]["step"]:
+        raise BadInput("--start: a resumed run with sync.kind server cannot be replayed yet")
+    plan = place.plan
+    logs = [server_log(place, server) for (server,) in plan.roles.servers]
+    replay = ServerReplay(config, plan, place.functions, place.data)
+    replay.run(logs, n_steps)
+    n_pushes = sum(act.is_push for log in logs for act in log)
+    what = f"{n_pushes} pushes, {sum(map(len, logs)) - n_pushes} pulls"
+    return what, [replay.state(stage) for stage in range(plan.n_stages)]
+
+
+def server_log(place: ReplayPlace, server: int) -> list[ServerAct]:
+    """What a server did, in its order."""
+    path = place.run_dir / "trace" / f"peer_{server}.jsonl"
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise BadInput(f"run_dir: the log of server {server} is missing ({error})") from None
+    return [
+        ServerAct(
+            record["kind"] == PushReport.kind, place.plan.seat(record["fields"]["worker"])[1], record["fields"]["step"]
+        )
+        for record in trace.read(lines, str(path))
+        if record["what"] == "report" and record["kind"] in (PushReport.kind, PullReport.kind)
+    ]
 
 
 def begin(replay: GroupReplay, rows: list[dict[str, Any]]) -> None:
@@ -88,6 +148,9 @@ def compared(made: dict[str, dict], kept: dict[str, dict]) -> tuple[int, int]:
     """How many numbers of two states differ, and how many there are."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (made, kept)), strict=True)]
     return sum(int(np.sum(a != b)) for a, b in pairs), sum(a.size for a, _ in pairs)
+
+
+REPLAYS = {"groups": replay_groups, "server": replay_servers}
 
 
 if __name__ == "__main__":
