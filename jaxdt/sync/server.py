@@ -362,6 +362,11 @@ def _check(config: RunConfig, plan: Plan) -> str:
         )
     if config.train.on_nonfinite == "rollback":
         return "train.on_nonfinite: got rollback, expected stop or skip with sync.kind server"
+    if config.optim.second_moment != "own":
+        return (
+            f"optim.second_moment: got {config.optim.second_moment}, expected own with sync.kind server, where nothing "
+            "is averaged"
+        )
     for name in ("eval_every_steps", "checkpoint_every_steps"):
         if getattr(config.train, name):
             return f"train.{name}: got {getattr(config.train, name)}, expected 0 with sync.kind server"

@@ -224,6 +224,7 @@ def test_a_push_is_added_once():
         ("wiring", "kind", "fixed", "wiring.kind: got fixed, expected independent"),
         ("model", "tied_head", True, "model.tied_head: got true, expected false"),
         ("train", "on_nonfinite", "rollback", "train.on_nonfinite: got rollback"),
+        ("optim", "second_moment", "corrected", "optim.second_moment: got corrected, expected own"),
         ("train", "eval_every_steps", 5, "train.eval_every_steps: got 5, expected 0"),
         ("plan", "servers", 0, r"plan.roles.servers: got \[\] peers for the stages, expected one for each of 2"),
         ("plan", "servers", 2, r"plan.roles.servers: got \[2, 2\] peers for the stages"),
