@@ -53,6 +53,7 @@ def get_config():
     config.optim.b2 = 0.95
     config.optim.eps = 1e-8
     config.optim.gradient_frac = 0.0
+    config.optim.second_moment = "own"
     config.optim.weight_decay = 0.1
     config.optim.momentum = 0.9
     config.optim.lr_schedule = "cosine"

@@ -22,7 +22,7 @@ STABLE_NAMES = {
     },
     "optim": {
         "name", "lr", "b1", "b2", "eps", "gradient_frac", "weight_decay", "momentum", "warmup_steps",
-        "decay_steps", "lr_schedule", "final_lr_frac", "clip_norm",
+        "decay_steps", "lr_schedule", "final_lr_frac", "clip_norm", "second_moment",
     },
     "wiring": {
         "kind", "routers", "window", "on_stage_lost", "stage_grace_s", "retain_bytes", "rebalance_s", "rebalance_moves",
