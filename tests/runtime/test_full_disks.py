@@ -132,8 +132,8 @@ def test_a_checkpoint_that_cannot_be_marked_complete_ends_nobody():
 
 def test_a_checkpoint_for_which_there_is_no_thread_fails_alone(tmp_path, monkeypatch):
     class Store:
-        class parameter_versions:
-            state = ({}, ())
+        def state_of(self, version):
+            return ({}, ())
 
     def no_thread(thread):
         raise RuntimeError("can't start new thread")
