@@ -3,13 +3,13 @@
     python scripts/launch.py --config=configs/adpsgd.py --run_dir=runs/adpsgd --stall=0.1,0.3,0
     python scripts/launch.py --config=configs/adpsgd.py:first_come --run_dir=runs/adpsgd --stall=0.1,0.3,0
 
-"pairs": the number of the step says who averages with whom, on all stages alike, so replicas wait for one another. That
-is the baseline of SDPipe's public code. "first_come": the first two replicas that are ready form a pair, which is nearer
-to the paper's asynchronous averaging; each of its groups closes a quarter of a step after its first member came, alone if
-no second one did.
+"pairs": the number of the step says who averages with whom, on all stages alike, so replicas wait for one another.
+That is the baseline of SDPipe's public code. "first_come": the first two replicas that are ready form a pair, which
+is nearer to the paper's asynchronous averaging; each of its groups closes a quarter of a step after its first member
+came, alone if no second one did.
 
-Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats per
-byte.
+Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats
+per byte.
 """
 
 from jaxdt.config_file import base_config

@@ -5,8 +5,8 @@
 As configs/sdpipe.py, but a group closes as soon as it has two members, and nothing asks for groups that connect all
 replicas of a stage.
 
-Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats per
-byte.
+Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats
+per byte.
 """
 
 from jaxdt.config_file import base_config

@@ -2,13 +2,14 @@
 
     python scripts/launch.py --config=configs/sdpipe.py --run_dir=runs/sdpipe --stall=0.1,0.3,0
 
-After each local step a replica waits for a group. A group closes a quarter of a step after its first member came, unless
-the last groups of the stage do not connect all its replicas yet. `--stall` lets each peer sleep 0.3 s in a tenth of its
-steps. metrics.jsonl says how large the groups of each row were, and what share of them was let pass unconnected.
-`scripts/tools/replay.py --run_dir=runs/sdpipe` does the run again in one process, from its log of groups.
+After each local step a replica waits for a group. A group closes a quarter of a step after its first member came,
+unless the last groups of the stage do not connect all its replicas yet. `--stall` lets each peer sleep 0.3 s in a
+tenth of its steps. metrics.jsonl says how large the groups of each row were, and what share of them was let pass
+unconnected. `scripts/tools/replay.py --run_dir=runs/sdpipe` does the run again in one process, from its log of
+groups.
 
-Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats per
-byte.
+Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats
+per byte.
 """
 
 from jaxdt.config_file import base_config
