@@ -5,7 +5,7 @@ Which combinations of options make sense is checked here, since only build may l
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
@@ -62,6 +62,22 @@ def check_config(config: RunConfig) -> None:
             f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
             "fixed stages"
         )
+    _refuse_settings_of_others(config, sync.settings)
+
+
+def _refuse_settings_of_others(config: RunConfig, own: str) -> None:
+    """BadInput for settings of a kind of sync that is not the run's."""
+    for group in fields(config.sync):
+        settings = getattr(config.sync, group.name)
+        if not is_dataclass(settings) or group.name == own:
+            continue
+        for field in fields(settings):
+            found = getattr(settings, field.name)
+            if found != field.default:
+                raise BadInput(
+                    f"sync.{group.name}.{field.name}: got {found}, which sync.kind {config.sync.kind} does not read, "
+                    f"expected {field.default}"
+                )
 
 
 def check(config: RunConfig, plan: Plan) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jaxdt.build import check, check_config, follows_plan, peer_load
-from jaxdt.spec.config import RunConfig, SyncConfig, WiringConfig
+from jaxdt.spec.config import GroupsConfig, RunConfig, SyncConfig, WiringConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.model import gpt_config
 from jaxdt.spec.plan import Plan, PlanRoles
@@ -20,6 +20,10 @@ PLAN = Plan(4, ((0, 2), (2, 4)), ((0, 2), (1, 3)), (7, 5))
     [
         (dict(wiring=WiringConfig("fix")), "wiring.kind: got 'fix', expected one of fixed"),
         (dict(sync=SyncConfig("reduce")), "sync.kind: got 'reduce', expected one of allreduce"),
+        (
+            dict(sync=SyncConfig(groups=GroupsConfig(outer="nesterov"))),
+            "sync.groups.outer: got nesterov, which sync.kind allreduce does not read, expected none",
+        ),
         (dict(wiring=WiringConfig(rebalance_s=5.0)), "wiring.rebalance_s: got 5.0, expected 0 with wiring fixed"),
     ],
 )

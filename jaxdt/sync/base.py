@@ -49,6 +49,7 @@ class SyncEntry:
                          has to run by itself (WiringEntry.is_independent)
     outlives_views       messages of peers that count also in a view after the one in which they were sent
     plan_roles           fields of plan.roles that it knows what to do with
+    settings             the group of fields of config.sync that is for this kind, "" if there is none
     """
 
     build: Callable[[PeerSetup], Sync]
@@ -57,6 +58,7 @@ class SyncEntry:
     replicas_may_differ: bool = False
     outlives_views: frozenset[type] = frozenset()
     plan_roles: frozenset[str] = frozenset()
+    settings: str = ""
 
 
 def sync_entry(kind: str) -> SyncEntry:

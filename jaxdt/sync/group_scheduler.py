@@ -16,19 +16,14 @@ from jaxdt.membership.agreement import TIMER, CommittedStep, Decision, EndRun, R
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     Action,
-    Continue,
-    EndOfSteps,
     Finished,
     GroupClosed,
     GroupFormed,
     Message,
-    NotFinite,
     Record,
     ResultHeld,
     Round,
     Send,
-    ShareDone,
-    StepDone,
     View,
     WakeAt,
     WantsGroup,
@@ -39,7 +34,7 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import group_name, state_name
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
-from jaxdt.sync.rows import Rows
+from jaxdt.sync.step_budget import StepBudget
 
 NOT_YET = "with sync.kind groups a run cannot go on without one of its peers yet"
 
@@ -55,7 +50,7 @@ class OpenGroup:
 class GroupScheduler:
     """The agreement of `sync.kind = "groups"`. `n_committed`: rows of the metrics."""
 
-    READS = frozenset({StepDone, NotFinite, WantsGroup, ResultHeld, ShareDone, Finished})
+    READS = StepBudget.READS | {WantsGroup, ResultHeld, Finished}
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version
@@ -72,32 +67,24 @@ class GroupScheduler:
         self._wanted: dict[int, int] = {}  # replica that waits for a group -> local steps that it has done
         self._open: dict[Round, OpenGroup] = {}
         self._n_groups = [0] * plan.n_stages
-        self._rows = Rows(plan.n_pipelines, config.tokens_per_sample)
-        self._n_missing = plan.n_pipelines * (config.n_steps - config.start_version)  # steps of pipelines
-        self._ended: set[int] = set()  # pipelines that begin no further step
+        self._budget = StepBudget(config, plan)
         self._finished: dict[int, int] = {}  # replica -> its local steps
         self._end: EndRun | None = None
 
     # --------------------------------------------------------------------------------------------------- what it hears
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
-        stage, pipeline = self._plan.seat(src)
+        stage, _ = self._plan.seat(src)
         match message:
-            case StepDone():
-                return self._step_done(now_s, message)
-            case NotFinite(step):
-                return self._not_finite(pipeline, step)
             case WantsGroup(step):
                 self._wanted[src] = step
                 return self._form(stage, self._matchers[stage].ready(now_s, src, step))
             case ResultHeld():
                 return self._held(src, message)
-            case ShareDone(step):
-                return self._share_done(src, pipeline, step)
             case Finished(n_steps):
                 return self._on_finished(now_s, src, n_steps)
             case _:
-                raise AssertionError(f"{type(message).__name__} is not among READS")
+                return self._count(now_s, src, message)
 
     def woke(self, now_s: float, tag: str) -> list[Action]:
         stage, matcher_tag = map(int, tag.removeprefix(TIMER).split())
@@ -114,7 +101,7 @@ class GroupScheduler:
     def _formed(self, stage: int, group: AveragingGroup) -> list[Action]:
         k = self._n_groups[stage]
         self._n_groups[stage] += 1
-        self._rows.formed(group)
+        self._budget.rows.formed(group)
         steps = [self._wanted.pop(member) for member in group.members]
         members = list(group.members)
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended)
@@ -152,21 +139,13 @@ class GroupScheduler:
 
     # ------------------------------------------------------------------------------------------------ steps of the run
 
-    def _not_finite(self, pipeline: int, step: int) -> list[Action]:
-        self._rows.has_skipped = True
-        if self._config.on_nonfinite == "stop":
-            self._end = EndRun(4, f"pipeline {pipeline}, local step {step}: the gradient is not finite")
-        return []
-
-    def _step_done(self, now_s: float, done: StepDone) -> list[Action]:
-        self._n_missing -= 1
-        report = None
-        if self.n_committed < self._config.n_steps:
-            report = self._rows.add(now_s, self.n_committed, done)
-        if report:
-            self.n_committed += 1
-        actions: list[Action] = [report, *self._snapshot(self.n_committed)] if report else []
-        return actions if self._n_missing > 0 else [*actions, *self._end_of_steps()]
+    def _count(self, now_s: float, src: int, message: Message) -> list[Action]:
+        """A step is done, or cannot begin yet. A row of steps may be the last one before a checkpoint."""
+        actions = self._budget.hear(now_s, src, message)
+        if self._budget.n_rows == self.n_committed:
+            return actions
+        self.n_committed = self._budget.n_rows
+        return [*actions, *self._snapshot(self.n_committed)]
 
     def _snapshot(self, version: int) -> list[Action]:
         """After so many rows there may be a checkpoint of the mean over the replicas."""
@@ -182,23 +161,6 @@ class GroupScheduler:
             round = Round(version, state_name(stage), self._view_number)
             actions += self._open_round(round, tuple(sorted(row)))
         return actions
-
-    def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
-        """A pipeline has done its share. It goes on if others are slower by more than a step each: what they have not
-        done by then is done by it."""
-        if pipeline not in self._ended and self._n_missing > self._plan.n_pipelines:
-            return [Send(src, Continue(step + self._n_missing))]
-        return self._end_pipeline(pipeline)
-
-    def _end_of_steps(self) -> list[Action]:
-        """The run has done enough steps."""
-        return [action for pipeline in range(self._plan.n_pipelines) for action in self._end_pipeline(pipeline)]
-
-    def _end_pipeline(self, pipeline: int) -> list[Action]:
-        if pipeline in self._ended:
-            return []
-        self._ended.add(pipeline)
-        return [Send(self._plan.placement[0][pipeline], EndOfSteps())]
 
     def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[Action]:
         """A replica has done its last local step, so others do not wait for it. After the last of all, the state is
@@ -221,7 +183,7 @@ class GroupScheduler:
         self._end = EndRun(3, "coordinator: started anew, and with sync.kind groups it cannot take a run over yet")
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
-        return self._end
+        return self._end or self._budget.end
 
     def cannot_lose(self, peer: int) -> str:
         return NOT_YET
@@ -249,7 +211,7 @@ class GroupScheduler:
 
     def adopt_view(self, now_s: float, view: View) -> None:
         self._view = view
-        self._rows.begin(now_s)
+        self._budget.rows.begin(now_s)
 
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""

@@ -5,8 +5,6 @@ wants a group, and waits. The coordinator's part (jaxdt.sync.group_scheduler) an
 their parameters out, add them up as in all-reduce, each an owner of one shard, and go on from the mean. Nothing is
 agreed beyond the group: a mean is adopted as soon as it is whole.
 
-The gradient is clipped by the norm over the own pipeline, whose members tell one another theirs. The first stage begins
-the pipeline's steps, so it decides how many there are, when the coordinator says that the run has enough of them.
 After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
 result of the run. On the way such means are kept aside for checkpoints, while the replicas go on.
 """
@@ -14,31 +12,22 @@ result of the run. On the way such means are kept aside for checkpoints, while t
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
-import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     COORDINATOR,
-    Accumulated,
     Action,
-    Continue,
-    Drained,
-    EndOfSteps,
     Event,
     Finished,
     Forget,
-    Free,
     GroupClosed,
     GroupFormed,
     Holds,
     LastStep,
     Message,
-    NotFinite,
-    Post,
     Ran,
     Ready,
     Received,
@@ -49,11 +38,8 @@ from jaxdt.protocol.events import (
     Run,
     Send,
     Shard,
-    ShareDone,
     SliceKey,
-    StepDone,
     StepNorm,
-    Stepped,
     Summed,
     Suspect,
     Tally,
@@ -62,110 +48,79 @@ from jaxdt.protocol.events import (
     ViewChanged,
     WantsGroup,
 )
-from jaxdt.protocol.ledger import Ledger
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import group_name, state_name, sync_groups
-from jaxdt.spec.work import ADOPT, LAY_OUT, LOCAL_STEP, NORM, Work
+from jaxdt.spec.work import ADOPT, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
-from jaxdt.sync.local_steps import local_scale
+from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
 
 NO_LOSSES = Tally()
 
 
 @dataclass(frozen=True)
-class ReplicaOptions:
-    """One replica's place and rules. `pipeline`: the members of its pipeline, in the order of stages. It does `n_steps`
-    local steps if all pipelines are equally fast, and averages every `every_steps` of them (0: never). `n_elements`:
-    numbers of its parameters, `slice_elements` of a slice. With `has_outer` a mean means more than its adoption, also
+class GroupOptions:
+    """How one replica averages: every `every_steps` local steps (0: never), `n_elements` numbers of parameters in
+    slices of `slice_elements`. `n_steps`: rows of the run. With `has_outer` a mean means more than its adoption, also
     that of one replica."""
 
-    peer: int
-    stage: int
-    pipeline: Sequence[int]
     n_steps: int
     every_steps: int
     n_elements: int
     slice_elements: int
-    clip_norm: float
     has_outer: bool
-
-    @property
-    def is_first_stage(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        return self.stage == len(self.pipeline) - 1
-
-    @property
-    def others(self) -> list[int]:
-        """The other members of the pipeline."""
-        return [peer for peer in self.pipeline if peer != self.peer]
 
 
 class Groups:
     """One peer's side."""
 
-    READS = frozenset(
-        {ViewChanged, Ready, Restored, Accumulated, Drained, Ran, Summed, StepNorm, GroupFormed, Shard, Reduced}
-        | {GroupClosed, Continue, EndOfSteps, LastStep}
-    )
+    READS = LocalSteps.READS | {ViewChanged, Ready, Restored, Summed, GroupFormed, Shard, Reduced, GroupClosed}
 
-    def __init__(self, options: ReplicaOptions):
+    def __init__(self, place: PipelinePlace, options: GroupOptions):
         self._options = options
-        self._peer = options.peer
-        self._ledger = Ledger()
+        self._peer = place.peer
+        self._stage = place.stage
+        self._steps = LocalSteps(place)
         self._view: View | None = None
-        self._version = 0  # local steps done
-        self._n_begun = 0  # local steps begun
         self._n_words = 0  # of the whole state
-        self._sq_norms: dict[int, dict[int, float]] = {}  # local step -> member of the pipeline -> its part
         self._exchanges: dict[Round, Exchange] = {}
         self._early: dict[Round, list[tuple[int, Shard]]] = {}  # came before GroupFormed
         self._laying_out: deque[tuple[Round, int]] = deque()  # and the local steps of what is laid out
         self._contributed: dict[Round, int] = {}  # after how many local steps, until the result is here
         self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
         self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
-        self._is_stepping = False
         self._waits_for_group = False
-        self._waits_to_begin = False
-        self._may_do = options.n_steps  # the first stage begins no step beyond
-        self._n_steps: int | None = None  # local steps in all, once that is known
         self._is_finished = False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
-            case Received():
-                return self._received(event.header.src, event.body) if self._view else []
-            case Accumulated():
-                self._ledger.add(event.step, (event.stage, event.microbatch), event.n_samples)
-                if event.loss_sum is not None:
-                    self._ledger.measured(event.step, Tally(event.loss_sum, event.n_samples))
-            case Drained(step):
-                return [Run(Work(self._options.stage, NORM, None, self._peer, step))]
-            case Ran(work):
-                return self._ran(work, event.values)
+            case Received(header, body):
+                return self._received(header.src, body, event) if self._view else []
+            case Ran(work) if work.kind == LAY_OUT:
+                return self._laid_out()
+            case Ran(work) if work.kind == ADOPT:
+                return self._adopted()
+            case Ran(work) if work.kind == LOCAL_STEP:
+                return [*self._steps.handle(event), *self._stepped()]
             case Summed(key, digest, sq_norm):
                 return self._on_summed(key, digest, sq_norm)
             case Ready(n_words=n_words):
                 self._n_words = n_words
+                return []
             case ViewChanged(view):
                 return self._adopt(view)
-            case Restored(version) if version == self._version:
-                return [Updated(self._options.stage, version), *([] if self._view else [Holds(None)])]
-        return []
+            case Restored(version):
+                is_wanted = version == self._steps.version
+                return [Updated(self._stage, version), *([] if self._view else [Holds(None)])] if is_wanted else []
+        return self._steps.handle(event)
 
-    def _received(self, src: int, body: Message) -> list[Action | Event]:
+    def _received(self, src: int, body: Message, event: Event) -> list[Action | Event]:
         match body:
-            case StepNorm(step, sq_norm) if src in self._options.pipeline:
-                self._sq_norms.setdefault(step, {})[src] = sq_norm
-                return self._step_if_clipped(step)
             case Shard():
                 return self._on_shard(src, body)
             case Reduced():
@@ -174,106 +129,41 @@ class Groups:
                 return self._on_formed(body)
             case GroupClosed(round):
                 return self._on_closed(round)
-            case Continue(until):
-                self._may_do = max(self._may_do, until)
-                return self._begin() if self._waits_to_begin else []
-            case EndOfSteps() if self._n_steps is None:
-                return self._end_of_steps()
-            case LastStep(n_steps) if src == self._options.pipeline[0]:
-                self._n_steps = n_steps
-                return self._finish_if_done()
-        return []
+        return [*self._steps.handle(event), *self._finish_if_over()]
 
     def _adopt(self, view: View) -> list[Action | Event]:
         is_first_view = self._view is None
         self._view = view
         if not is_first_view:
             return []
-        self._version = self._n_begun = view.n_committed
-        updated = Updated(self._options.stage, self._version)
-        return [updated, *([] if self._version >= self._options.n_steps else self._begin())]
+        self._steps.start(view.n_committed)
+        updated = Updated(self._stage, view.n_committed)
+        return [updated, *([] if view.n_committed >= self._options.n_steps else self._begin())]
 
     # ----------------------------------------------------------------------------------------------------- local steps
 
     def _begin(self) -> list[Action | Event]:
-        """The next local step begins, unless there is none, or the coordinator has to be asked first."""
-        self._waits_to_begin = self._is_stepping = False
-        snapshots, self._snapshots = self._snapshots, []
-        actions = [action for formed in snapshots for action in self._on_formed(formed)]
-        if self._version == self._n_steps:
-            return actions + self._finish_if_done()
-        if self._options.is_first_stage and self._version >= self._may_do:
-            self._waits_to_begin = True
-            return [*actions, Send(COORDINATOR, ShareDone(self._version))]
-        self._n_begun = self._version + 1
-        self._is_stepping = True
-        return [*actions, Stepped(self._options.stage, self._version)]
+        """The next local step begins, unless that was the last one."""
+        return [*self._take_part_in_snapshots(), *self._steps.begin(), *self._finish_if_over()]
 
-    def _ran(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
-        step = work.step
-        assert step is not None  # as in all Work of a run
-        if work.kind == NORM:
-            return self._normed(step, values.get("sq_norm", 0.0))
-        if work.kind == LOCAL_STEP:
-            return self._stepped(step)
-        if work.kind == LAY_OUT:
-            return self._laid_out()
-        return self._adopted() if work.kind == ADOPT else []
-
-    def _normed(self, step: int, sq_norm: float) -> list[Action | Event]:
-        """The norm of the own gradient is known. Where the gradient is clipped the other stages have to know it."""
-        self._sq_norms.setdefault(step, {})[self._peer] = sq_norm
-        others = self._options.others if self._options.clip_norm else []
-        body = StepNorm(step, sq_norm)
-        told = [Post(tuple([(peer, body, 0) for peer in others]))] if others else []
-        return [*told, *self._step_if_clipped(step)]
-
-    def _step_if_clipped(self, step: int) -> list[Action | Event]:
-        """The local step, once the norms that clip its gradient are here. A gradient that is not finite changes
-        nothing: the factor on it is 0."""
-        sq_norms = self._sq_norms.get(step, {})
-        if self._peer not in sq_norms or (self._options.clip_norm and len(sq_norms) < len(self._options.pipeline)):
-            return []
-        sq_norm = self._pipeline_sq_norm(step)
-        scale = local_scale(sq_norm, self._ledger.n_samples(step), self._options.clip_norm)
-        told = [] if math.isfinite(sq_norm) else [Send(COORDINATOR, NotFinite(step))]
-        return [*told, Run(Work(self._options.stage, LOCAL_STEP, None, self._peer, step), scale)]
-
-    def _pipeline_sq_norm(self, step: int) -> float:
-        """Of all stages if the gradient is clipped, else of this one."""
-        sq_norms = self._sq_norms[step]
-        return math.fsum(sq_norms[peer] for peer in self._options.pipeline if peer in sq_norms)
-
-    def _stepped(self, step: int) -> list[Action | Event]:
-        self._version = step + 1
-        actions: list[Action | Event] = [Free(step)]
-        if self._options.is_last_stage:
-            is_known = len(self._sq_norms[step]) == len(self._options.pipeline)
-            sq_norm = self._pipeline_sq_norm(step) if is_known else None
-            done = StepDone(step, self._ledger.n_samples(step), self._ledger.tally(step), sq_norm)
-            actions.append(Send(COORDINATOR, done))
-        self._ledger.free((step,))
-        del self._sq_norms[step]
-        if self._options.every_steps and self._version % self._options.every_steps == 0:
+    def _stepped(self) -> list[Action | Event]:
+        """A local step is done."""
+        version = self._steps.version
+        if self._options.every_steps and version % self._options.every_steps == 0:
             self._waits_for_group = True
-            return [*actions, Send(COORDINATOR, WantsGroup(self._version))]
-        return actions + self._begin()
+            return [Send(COORDINATOR, WantsGroup(version))]
+        return self._begin()
 
-    # -------------------------------------------------------------------------------------------------- the last step
-
-    def _end_of_steps(self) -> list[Action | Event]:
-        """The step that is under way is the pipeline's last one."""
-        self._n_steps = max(self._version, self._n_begun)
-        body = LastStep(self._n_steps)
-        letters = tuple([(peer, body, 0) for peer in self._options.others])
-        return [*([Post(letters)] if letters else []), *self._finish_if_done()]
-
-    def _finish_if_done(self) -> list[Action | Event]:
-        if self._is_finished or self._version != self._n_steps or self._waits_for_group:
+    def _finish_if_over(self) -> list[Action | Event]:
+        if self._is_finished or not self._steps.is_over or self._waits_for_group:
             return []
         self._is_finished = True
-        self._is_stepping = False
-        return [Send(COORDINATOR, Finished(self._version))]
+        return [*self._take_part_in_snapshots(), Send(COORDINATOR, Finished(self._steps.version))]
+
+    def _take_part_in_snapshots(self) -> list[Action | Event]:
+        """In those for which this peer was in the middle of a step."""
+        snapshots, self._snapshots = self._snapshots, []
+        return [action for formed in snapshots for action in self._on_formed(formed)]
 
     # ------------------------------------------------------------------------------------------------------- a group
 
@@ -281,7 +171,7 @@ class Groups:
         round, members = formed.round, formed.members
         if round in self._exchanges or self._peer not in members:
             return []
-        if self._is_state(round) and self._is_stepping:
+        if self._is_state(round) and (self._steps.is_stepping or self._waits_for_group):
             self._snapshots.append(formed)
             return []
         is_alone = len(members) == 1
@@ -293,13 +183,13 @@ class Groups:
         self._exchanges[round] = exchange
         for src, shard in self._early.pop(round, []):
             self._keep(exchange, src, shard)
-        self._laying_out.append((round, self._version))
-        work = Work(self._options.stage, LAY_OUT, None, self._peer, self._version)
+        self._laying_out.append((round, self._steps.version))
+        work = Work(self._stage, LAY_OUT, None, self._peer, self._steps.version)
         return [Run(work, rounds=(round,))]
 
     def _is_state(self, round: Round) -> bool:
         """Whether a round averages the whole state."""
-        return round.group == state_name(self._options.stage)
+        return round.group == state_name(self._stage)
 
     def _is_snapshot(self, round: Round) -> bool:
         """Whether the mean is kept aside for a checkpoint, and this peer goes on with its own state."""
@@ -358,8 +248,8 @@ class Groups:
             return []
         round = exchange.round
         held = Send(COORDINATOR, ResultHeld(round, exchange.result().digest, self._contributed.pop(round)))
-        step = round.step if self._is_state(round) else self._version
-        work = Work(self._options.stage, ADOPT, None, self._peer, step)
+        step = round.step if self._is_state(round) else self._steps.version
+        work = Work(self._stage, ADOPT, None, self._peer, step)
         self._adopting[round] = False
         return [held, Run(work, 1.0 / len(exchange.contributors), (round,))]
 
@@ -372,7 +262,7 @@ class Groups:
     def _averaged(self, round: Round) -> list[Action | Event]:
         """The mean of the round is this peer's; if it is that of the whole state, the run is over here."""
         if self._is_state(round):
-            return [Updated(self._options.stage, round.step)]
+            return [Updated(self._stage, round.step)]
         self._waits_for_group = False
         return self._begin()
 
@@ -391,18 +281,21 @@ def _build(setup: PeerSetup) -> Groups:
     _, pipeline = plan.seat(setup.peer)
     averages = matcher_entry(config.sync.groups.match).averages
     sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
-    options = ReplicaOptions(
+    place = PipelinePlace(
         peer=setup.peer,
         stage=stage,
         pipeline=[row[pipeline] for row in plan.placement],
         n_steps=config.train.steps,
+        clip_norm=config.optim.clip_norm,
+    )
+    options = GroupOptions(
+        n_steps=config.train.steps,
         every_steps=config.sync.groups.every_steps if averages else 0,
         n_elements=sizes[group_name(stage)],
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
-        clip_norm=config.optim.clip_norm,
         has_outer=config.sync.groups.outer != "none",
     )
-    return Groups(options)
+    return Groups(place, options)
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:
@@ -438,4 +331,5 @@ ENTRY = SyncEntry(
     _check,
     replicas_may_differ=True,
     outlives_views=frozenset({StepNorm, LastStep}),
+    settings="groups",
 )

@@ -83,6 +83,11 @@ class LocalSteps:
     def is_over(self) -> bool:
         return self.version == self._n_steps
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step is under way. A later stage begins each step at once, and so one too many at the end."""
+        return self._n_begun > self.version and not self.is_over
+
     def start(self, version: int) -> None:
         """The run begins after so many steps."""
         self.version = self._n_begun = version

@@ -392,4 +392,5 @@ ENTRY = SyncEntry(
     replicas_may_differ=True,
     outlives_views=frozenset({StepNorm, LastStep, WantsParameters}),
     plan_roles=frozenset({"servers"}),
+    settings="server",
 )
