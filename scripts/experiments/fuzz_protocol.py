@@ -16,12 +16,13 @@ from jaxdt.cli import script_main
 from jaxdt.protocol.events import COORDINATOR, Action, Event, Post, Received, Run, Send
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.sim.faults import Fault
-from jaxdt.sim.fuzz.cases import draw_case, finding
+from jaxdt.sim.fuzz.cases import WIRINGS_DRAWN, draw_case, finding
 from jaxdt.spec.errors import BadInput
-from jaxdt.wiring.base import WIRINGS
 
 SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, without HIGH itself; LOW:LOW+N are N seeds.")
-WIRING = flags.DEFINE_enum("wiring", "", ["", *WIRINGS], "The wiring of all cases; by default some of each kind.")
+WIRING = flags.DEFINE_enum(
+    "wiring", "", ["", *sorted(set(WIRINGS_DRAWN))], "The wiring of all cases; by default some of each kind."
+)
 VERBOSE = flags.DEFINE_bool("verbose", False, "Print each case, its faults and every event.")
 
 
