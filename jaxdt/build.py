@@ -17,7 +17,7 @@ from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig, check_plan
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan, to_json
+from jaxdt.spec.plan import SCHEDULES, STASH, Plan, to_json
 from jaxdt.sync.base import sync_entry
 from jaxdt.sync.part_transfer import PartTransfer
 from jaxdt.sync.state_transfer import StateTransfer
@@ -90,6 +90,11 @@ def check(config: RunConfig, plan: Plan) -> None:
             f"{config.sync.kind}, which do not know {', '.join(unknown)}"
         )
     entry = wiring_entry(config.wiring.kind)
+    if plan.schedule == STASH and not entry.is_independent:
+        raise BadInput(
+            f"plan.schedule: got {STASH}, expected one of {', '.join(name for name in SCHEDULES if name != STASH)} "
+            f"with wiring {config.wiring.kind}, whose replicas update together: no step's forward may run ahead of that"
+        )
     for boundary, codec in enumerate(plan.codec):
         if "," in codec and not entry.follows_plan:
             raise BadInput(

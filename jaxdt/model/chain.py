@@ -42,23 +42,26 @@ class Chain:
         self._clip_norm = clip_norm
         self._transmit = transmit
 
-    def accumulate(self, tokens_BT: Int[np.ndarray, "B T+1"], accs: list[Params]) -> tuple[Scalar, list[Params]]:
+    def accumulate(
+        self, tokens_BT: Int[np.ndarray, "B T+1"], accs: list[Params], params_of: Sequence[Params] | None = None
+    ) -> tuple[Scalar, list[Params]]:
         """Forward and backward of one microbatch; tokens are [B, T+1]. Returns (loss sum, accumulators); `accs` are
-        donated."""
+        donated. `params_of`: the parameters of each stage, if not its own."""
+        params_of = params_of or self.params
         x: Any = tokens_BT[:, :-1]
         residuals = []
-        for stage, params in zip(self.stages[:-1], self.params, strict=False):
+        for stage, params in zip(self.stages[:-1], params_of, strict=False):
             assert stage.forward is not None
             y, residual = stage.forward(params, x)
             residuals.append(residual)
             x = self._transmit(y)
         loss_backward = self.stages[-1].loss_backward
         assert loss_backward is not None
-        loss, gx, accs[-1] = loss_backward(self.params[-1], x, tokens_BT[:, 1:], accs[-1])
+        loss, gx, accs[-1] = loss_backward(params_of[-1], x, tokens_BT[:, 1:], accs[-1])
         for s in reversed(range(len(residuals))):
             backward = self.stages[s].backward
             assert backward is not None and gx is not None
-            gx, accs[s] = backward(self.params[s], residuals[s], self._transmit(gx), accs[s])
+            gx, accs[s] = backward(params_of[s], residuals[s], self._transmit(gx), accs[s])
         return loss, accs
 
     def step(self, microbatches: list[Int[np.ndarray, "B T+1"]]) -> float:

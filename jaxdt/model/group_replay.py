@@ -18,7 +18,7 @@ from jaxtyping import Int
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.outer import outer_update
-from jaxdt.model.stage import StageFunctions
+from jaxdt.model.stage import StageFunctions, Vectors
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -44,6 +44,68 @@ class LoggedGroup:
     steps: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class LocalGradient:
+    """The gradient of one local step: of each stage its vectors, and whether they are finite; the factor on them, and
+    the mean loss."""
+
+    mean_loss: float
+    vectors: Sequence[Vectors]
+    is_finite: Sequence[bool]
+    scale: np.float32
+
+
+class ReplayedSteps:
+    """How far one pipeline is: `n_done[stage]` updates, and the gradients of `n_computed` steps.
+
+    Where forwards run ahead (Plan.n_ahead) the stages are at unlike steps: a step's gradient is that at the parameters
+    with which each stage did its forward, and a stage may average before another has done the same step."""
+
+    def __init__(self, plan: Plan):
+        self._ahead = [plan.n_ahead(stage) for stage in range(plan.n_stages)]
+        self.begin(0)
+
+    def begin(self, version: int) -> None:
+        self._first = self.n_computed = version
+        self.n_done = [version for _ in self._ahead]
+        self._params: list[dict[int, Any]] = [{} for _ in self._ahead]  # of each stage: version -> parameters
+        self._gradients: dict[int, LocalGradient] = {}
+
+    def _versions(self, step: int) -> list[int]:
+        """With which version each stage computes a step."""
+        return [max(self._first, step - ahead) for ahead in self._ahead]
+
+    def settled(self, stage: int, version: int, params: Any) -> None:
+        """A stage has these parameters after so many steps, and after the group that followed, if there was one."""
+        self._params[stage][version] = params
+
+    def may_compute(self, n_steps: int) -> bool:
+        """Whether the gradient of the next step can be computed, of `n_steps` in all."""
+        versions = self._versions(self.n_computed)
+        return self.n_computed < n_steps and all(v in of for v, of in zip(versions, self._params, strict=True))
+
+    def params_of(self, step: int) -> list[Any]:
+        return [of[version] for version, of in zip(self._versions(step), self._params, strict=True)]
+
+    def computed(self, gradient: LocalGradient) -> None:
+        """The gradient of the next step is there. Parameters that no later step computes with are dropped."""
+        self._gradients[self.n_computed] = gradient
+        self.n_computed += 1
+        for version, of in zip(self._versions(self.n_computed), self._params, strict=True):
+            for old in [old for old in of if old < version]:
+                del of[old]
+
+    def gradient_at(self, stage: int) -> LocalGradient | None:
+        """The gradient for the next update of a stage, which is done with that; None if it is not there yet."""
+        step = self.n_done[stage]
+        gradient = self._gradients.get(step)
+        if gradient:
+            self.n_done[stage] += 1
+            if min(self.n_done) > step:
+                del self._gradients[step]
+        return gradient
+
+
 def logged_group(plan: Plan, stage: int, members: Sequence[int], steps: Sequence[int]) -> LoggedGroup:
     """From what a run reports of a group."""
     return LoggedGroup(stage, tuple(plan.seat(member)[1] for member in members), tuple(steps))
@@ -60,7 +122,7 @@ class GroupReplay:
         self._plan = plan
         self._data = data
         self._chains = [Chain(functions, config.train.seed, config.optim.clip_norm) for _ in range(plan.n_pipelines)]
-        self._n_steps = [0] * plan.n_pipelines
+        self._steps = [ReplayedSteps(plan) for _ in range(plan.n_pipelines)]
         self._outer: list[list[tuple[Any, ...]]] = []  # anchor and momentum of each replica of each stage
         if config.sync.groups.outer != "none":
             fresh = [(params, jax.tree.map(jnp.zeros_like, params)) for params in self._chains[0].params]
@@ -86,7 +148,8 @@ class GroupReplay:
 
     def begin(self, version: int, states: Sequence[State]) -> None:
         """All replicas begin with these states, one of each stage, after `version` steps."""
-        self._n_steps = [version] * self._plan.n_pipelines
+        for steps in self._steps:
+            steps.begin(version)
         for pipeline in range(self._plan.n_pipelines):
             for stage, state in enumerate(states):
                 self._set_state(stage, pipeline, self._placed(stage, state))
@@ -103,21 +166,21 @@ class GroupReplay:
             for group in ready:
                 self._average(group)
                 todo.remove(group)
-            waiting = {(pipeline, step) for group in todo for pipeline, step in _places(group)}
-            free = [
-                pipeline
-                for pipeline, done in enumerate(self._n_steps)
-                if done < n_steps[pipeline] and (pipeline, done) not in waiting
-            ]
-            for stage, pipeline, step in keep:
-                if self._n_steps[pipeline] == step and (pipeline, step) not in waiting:
-                    kept[stage, pipeline, step] = jax.device_get(self._state(stage, pipeline))
-            for pipeline in free:
-                self._step(pipeline)
-            if not ready and not free:
+            waiting = {(group.stage, pipeline, step) for group in todo for pipeline, step in _places(group)}
+            settled = {place for place in self._replicas if place not in waiting}
+            for stage, pipeline, step in settled:
+                self._steps[pipeline].settled(stage, step, self._chains[pipeline].params[stage])
+            for stage, pipeline, step in settled.intersection(keep):
+                kept[stage, pipeline, step] = jax.device_get(self._state(stage, pipeline))
+            computed = [pipeline for pipeline, n in n_steps.items() if self._steps[pipeline].may_compute(n)]
+            for pipeline in computed:
+                self._compute(pipeline)
+            updated = [place for place in sorted(settled) if self._update(*place)]
+            if not ready and not computed and not updated:
                 break
-        if todo or self._n_steps != [n_steps[pipeline] for pipeline in range(self._plan.n_pipelines)]:
-            raise BadInput(f"log: after {self._n_steps} local steps {len(todo)} groups are left, first {todo[:1]}")
+        n_done = [steps.n_done for steps in self._steps]
+        if todo or any(set(done) != {n_steps[pipeline]} for pipeline, done in enumerate(n_done)):
+            raise BadInput(f"log: after {n_done} local steps {len(todo)} groups are left, first {todo[:1]}")
         return kept
 
     def average_states(self) -> None:
@@ -129,8 +192,14 @@ class GroupReplay:
                 for p in pipelines:
                     self._set_state(stage, p, self._placed(stage, mean))
 
+    @property
+    def _replicas(self) -> list[Place]:
+        """Where all replicas are now."""
+        stages = range(self._plan.n_stages)
+        return [(stage, p, steps.n_done[stage]) for p, steps in enumerate(self._steps) for stage in stages]
+
     def _is_ready(self, group: LoggedGroup) -> bool:
-        return all(self._n_steps[pipeline] == step for pipeline, step in _places(group))
+        return all(self._steps[pipeline].n_done[group.stage] == step for pipeline, step in _places(group))
 
     def _average(self, group: LoggedGroup) -> None:
         stage = group.stage
@@ -162,37 +231,64 @@ class GroupReplay:
     def _placed(self, stage: int, tree: Any) -> Any:
         return self._chains[0].stages[stage].place(tree)
 
-    def _step(self, pipeline: int) -> None:
-        """One local step of a pipeline, on its own microbatches."""
-        train, step = self._config.train, self._n_steps[pipeline]
+    def _compute(self, pipeline: int) -> None:
+        """The gradient of a pipeline's next local step, on its own microbatches."""
+        steps = self._steps[pipeline]
+        train, step = self._config.train, steps.n_computed
         n, seq_len = self._plan.n_microbatches, self._config.seq_lengths.at(step)
         microbatches = [
             self._data.train_batch(train.seed, step, m, train.microbatch_size, seq_len, n)
             for m in self._plan.microbatches(pipeline)
         ]
-        self.losses[pipeline].append(local_step(self._chains[pipeline], microbatches, self._config.optim.clip_norm))
-        self._n_steps[pipeline] += 1
+        params_of = steps.params_of(step)
+        found = local_gradient(self._chains[pipeline], microbatches, self._config.optim.clip_norm, params_of)
+        self.losses[pipeline].append(found.mean_loss)
+        steps.computed(found)
+
+    def _update(self, stage: int, pipeline: int, step: int) -> bool:
+        """The update of a local step at a stage, if its gradient is there."""
+        gradient = self._steps[pipeline].gradient_at(stage)
+        if gradient:
+            update_stage(self._chains[pipeline], stage, gradient)
+        return gradient is not None
 
 
 def local_step(chain: Chain, microbatches: Sequence[Int[np.ndarray, "B T+1"]], clip_norm: float) -> float:
-    """One update of all stages of a chain by its own gradient, clipped by the norm over the chain. A gradient that is
-    not finite changes nothing. Returns the mean loss before the update."""
+    """One update of all stages of a chain by its own gradient. Returns the mean loss before the update."""
+    gradient = local_gradient(chain, microbatches, clip_norm)
+    for stage in range(len(chain.stages)):
+        update_stage(chain, stage, gradient)
+    return gradient.mean_loss
+
+
+def local_gradient(
+    chain: Chain,
+    microbatches: Sequence[Int[np.ndarray, "B T+1"]],
+    clip_norm: float,
+    params_of: Sequence[Any] | None = None,
+) -> LocalGradient:
+    """The gradient of a chain at the parameters `params_of` of each stage (None: its own), clipped by the norm over the
+    chain."""
     accs = [stage.zeros() for stage in chain.stages]
     loss_sum = 0.0
     for tokens_BT in microbatches:
-        loss, accs = chain.accumulate(tokens_BT, accs)
+        loss, accs = chain.accumulate(tokens_BT, accs, params_of)
         loss_sum += float(loss)
     n_samples = sum(len(tokens_BT) for tokens_BT in microbatches)
     vectors = [stage.gradient_vectors(acc) for stage, acc in zip(chain.stages, accs, strict=True)]
     sq_norms = [math.fsum(_sq_norm(np.asarray(v)) for v in of_stage.values()) for of_stage in vectors]
     norm = math.sqrt(math.fsum(sq_norms)) / n_samples if math.isfinite(math.fsum(sq_norms)) else math.inf
-    for s, stage in enumerate(chain.stages):
-        if not math.isfinite(norm if clip_norm else sq_norms[s]):
-            continue
-        clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
-        scale = np.float32(clip / n_samples)
-        chain.params[s], chain.states[s] = stage.update(chain.params[s], chain.states[s], vectors[s], scale)
-    return loss_sum / n_samples
+    clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
+    is_finite = [math.isfinite(norm if clip_norm else sq_norm) for sq_norm in sq_norms]
+    return LocalGradient(loss_sum / n_samples, vectors, is_finite, np.float32(clip / n_samples))
+
+
+def update_stage(chain: Chain, stage: int, gradient: LocalGradient) -> None:
+    """The local step of one stage. A gradient that is not finite changes nothing."""
+    if gradient.is_finite[stage]:
+        chain.params[stage], chain.states[stage] = chain.stages[stage].update(
+            chain.params[stage], chain.states[stage], gradient.vectors[stage], gradient.scale
+        )
 
 
 def mean_tree(trees: Sequence[Any]) -> Any:

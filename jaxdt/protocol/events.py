@@ -1114,6 +1114,13 @@ class Stepped:
 
 
 @frozen_dataclass
+class StepsEnd:
+    """sync -> wiring, where replicas may differ: the own pipeline does `n_steps` local steps, and no more."""
+
+    n_steps: int
+
+
+@frozen_dataclass
 class GoBack:
     """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
     and restore it."""
@@ -1142,6 +1149,7 @@ INTERNAL = (
     StepBlocked,
     Updated,
     Stepped,
+    StepsEnd,
     GoBack,
     HoldsPart,
 )
@@ -1390,6 +1398,7 @@ Event = (
     | StepBlocked
     | Updated
     | Stepped
+    | StepsEnd
     | GoBack
     | HoldsPart
 )

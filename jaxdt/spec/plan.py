@@ -23,7 +23,8 @@ from jaxdt.spec.errors import BadInput, nearest, require_one_of
 
 FORMAT = "jaxdt-plan-1"
 SCHEMA = "urn:jaxdt:schema:plan:1"
-SCHEDULES = ("1f1b", "gpipe")
+STASH = "stash"  # PipeDream: the next steps' forwards run before a step's backward
+SCHEDULES = ("1f1b", "gpipe", STASH)
 # A solver's results stand in plan.json beside the plan's own fields if they have one of these names, else under FOUND.
 FOUND = "found"
 
@@ -285,6 +286,10 @@ class Plan:
     def depth(self, stage: int) -> int:
         """Forwards that a stage may have in flight under 1F1B."""
         return self.in_flight[stage] if self.in_flight else self.n_stages - stage
+
+    def n_ahead(self, stage: int) -> int:
+        """Steps whose forwards a stage does before the backward of a step: under "stash" one for each later stage."""
+        return self.n_stages - 1 - stage if self.schedule == STASH else 0
 
 
 def check_stages(stages: tuple[tuple[int, int], ...], n_layers: int) -> None:

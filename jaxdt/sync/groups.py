@@ -287,6 +287,7 @@ def _build(setup: PeerSetup) -> Groups:
         pipeline=[row[pipeline] for row in plan.placement],
         n_steps=config.train.steps,
         clip_norm=config.optim.clip_norm,
+        n_ahead=plan.n_ahead(stage),
     )
     options = GroupOptions(
         n_steps=config.train.steps,

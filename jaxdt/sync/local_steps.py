@@ -33,6 +33,7 @@ from jaxdt.protocol.events import (
     StepDone,
     StepNorm,
     Stepped,
+    StepsEnd,
     Tally,
 )
 from jaxdt.protocol.ledger import Ledger
@@ -42,13 +43,15 @@ from jaxdt.spec.work import LOCAL_STEP, NORM, Work
 @dataclass(frozen=True)
 class PipelinePlace:
     """One replica's place. `pipeline`: the members of its pipeline, in the order of stages. It does `n_steps` local
-    steps if all pipelines are equally fast. `clip_norm`: of the mean gradient over the pipeline; 0 for no clipping."""
+    steps if all pipelines are equally fast. `clip_norm`: of the mean gradient over the pipeline; 0 for no clipping.
+    `n_ahead`: steps whose forwards run before a step's backward (Plan.n_ahead)."""
 
     peer: int
     stage: int
     pipeline: Sequence[int]
     n_steps: int
     clip_norm: float
+    n_ahead: int = 0
 
     @property
     def is_first_stage(self) -> bool:
@@ -88,6 +91,12 @@ class LocalSteps:
         """Whether a step is under way. A later stage begins each step at once, and so one too many at the end."""
         return self._n_begun > self.version and not self.is_over
 
+    @property
+    def _may_not_begin(self) -> bool:
+        """Whether the forwards that come next are those of a step for which the coordinator has to be asked."""
+        is_decided = self._n_steps is not None
+        return self._place.is_first_stage and not is_decided and self.version + self._place.n_ahead >= self._may_do
+
     def start(self, version: int) -> None:
         """The run begins after so many steps."""
         self.version = self._n_begun = version
@@ -97,9 +106,9 @@ class LocalSteps:
         self._waits_to_begin = False
         if self.is_over:
             return []
-        if self._place.is_first_stage and self.version >= self._may_do:
+        if self._may_not_begin:
             self._waits_to_begin = True
-            return [Send(COORDINATOR, ShareDone(self.version))]
+            return [Send(COORDINATOR, ShareDone(self._may_do))]
         self._n_begun = self.version + 1
         return [Stepped(self._place.stage, self.version)]
 
@@ -131,6 +140,7 @@ class LocalSteps:
                 return self._end_of_steps()
             case LastStep(n_steps) if src == self._place.pipeline[0]:
                 self._n_steps = n_steps
+                return [StepsEnd(n_steps)]
         return []
 
     def _normed(self, step: int, sq_norm: float) -> list[Action | Event]:
@@ -171,10 +181,11 @@ class LocalSteps:
         return actions
 
     def _end_of_steps(self) -> list[Action | Event]:
-        """The step that is under way is the pipeline's last one."""
-        self._n_steps = max(self.version, self._n_begun)
+        """The steps that are under way are the pipeline's last ones."""
+        self._n_steps = min(self._n_begun + self._place.n_ahead, self._may_do)
         body = LastStep(self._n_steps)
-        return [Post(tuple([(peer, body, 0) for peer in self._place.others]))] if self._place.others else []
+        told = [Post(tuple([(peer, body, 0) for peer in self._place.others]))] if self._place.others else []
+        return [*told, StepsEnd(self._n_steps), *(self.begin() if self._waits_to_begin else [])]
 
 
 def local_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:

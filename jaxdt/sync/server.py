@@ -50,7 +50,7 @@ from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import PullReport, PushReport
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
+from jaxdt.spec.plan import STASH, Plan
 from jaxdt.spec.sizes import group_name, pull_name, push_name, sync_groups
 from jaxdt.spec.work import ADOPT, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import Sync, SyncEntry
@@ -359,6 +359,11 @@ def _check(config: RunConfig, plan: Plan) -> str:
         return (
             "model.tied_head: got true, expected false with sync.kind server and several stages, whose two copies of "
             "the table would be held by different servers"
+        )
+    if plan.schedule == STASH:
+        return (
+            f"plan.schedule: got {STASH}, expected 1f1b or gpipe with sync.kind server, where a worker goes on from "
+            "the server's parameters when a whole wave of its steps is done"
         )
     if config.train.on_nonfinite == "rollback":
         return "train.on_nonfinite: got rollback, expected stop or skip with sync.kind server"

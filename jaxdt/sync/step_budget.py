@@ -53,9 +53,10 @@ class StepBudget:
         return reports if self._n_missing > 0 else [*reports, *self._end_of_steps()]
 
     def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
-        """A pipeline has done its share. It goes on if others are slower by more than a step each: what they have not
+        """A pipeline has begun its share. It goes on if others are slower by more than a step each: what they have not
         done by then is done by it."""
-        if pipeline not in self._ended and self._n_missing > self._plan.n_pipelines:
+        n_under_way = self._plan.n_pipelines * (1 + self._plan.n_ahead(0))  # where all are equally fast
+        if pipeline not in self._ended and self._n_missing > n_under_way:
             return [Send(src, Continue(step + self._n_missing))]
         return self._end_pipeline(pipeline)
 

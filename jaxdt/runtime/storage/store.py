@@ -29,6 +29,7 @@ from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
+from jaxdt.runtime.storage.weight_stash import WeightStash
 from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -95,6 +96,7 @@ class Store:
         self._boundaries: dict[Key, Any] = {}
         self._slices = GradientSlices(peer)
         self._pushed = PushedChange()
+        self._stash = WeightStash(plan.n_ahead(self._stage))
         self._retains_boundaries = sends_again(config)
         self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
         self._n_evals = 1
@@ -137,6 +139,7 @@ class Store:
         self.boundary_codec.reset_error_feedback()
         self._accumulators.clear()
         self._residuals.clear()
+        self._stash.clear()
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -314,6 +317,8 @@ class Store:
     def _params(self, work: Work) -> Any:
         """The parameters with which a Work computes."""
         assert work.step is not None, "all Work that runs belongs to a step"
+        if self._stash.n_ahead:
+            return self._stash.of(work, self.parameter_versions)
         return self.parameter_versions.of(work.step)
 
     def _input(self, work: Work, kind: str = "act"):
