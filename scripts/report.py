@@ -1,9 +1,9 @@
 """Merge the traces of a run and draw them: trace.jsonl, timeline.json (opens in ui.perfetto.dev) and report.png.
 
     python scripts/report.py --run_dir=runs/x [--tensorboard]
-    python scripts/report.py --run_dir=runs/none --against=runs/int8,runs/bf16
+    python scripts/report.py --run_dir=runs/x --against=runs/y,runs/z
 
-The second command also compares runs: it prints a table and writes comparison.png to the folder of the first run.
+The second command also compares the run with others: it prints a table and writes comparison.png to its folder.
 """
 
 from jaxdt.cli import interrupts  # noqa: F401

@@ -40,6 +40,7 @@ from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
 from jaxdt.sim.fault_report import records, run_with_faults, summary, time_limit_s
+from jaxdt.sim.fault_words import sentence
 from jaxdt.sim.faults import Fault, draw
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome
@@ -299,7 +300,7 @@ def run_faults(scenario: Scenario) -> None:
         faults += draw(seed, stages, n, undisturbed_s, pause_s)
     if TRACE.value:
         faults += faults_of_trace(scenario, time_limit_s(undisturbed_s))
-    print("\n".join(map(str, faults)) or "no faults")
+    print("\n".join(map(sentence, faults)) or "no faults")
     disturbed = run_with_faults(scenario, n_steps, faults, undisturbed_s)
     print("\n".join(summary(undisturbed, disturbed)))
     if OUT.value:
@@ -315,7 +316,7 @@ def write_fault_report(out: Path, faults: list[Fault], outcome: Outcome) -> None
     views = [(r["t"], sorted(r["fields"]["members"].values())) for r in reports if r["kind"] == "view"]
     stages = sorted({stage for _, member_stages in views for stage in member_stages})
     found = {
-        "faults": list(map(str, faults)),
+        "faults": list(map(sentence, faults)),
         "steps": [{"t_s": r["t"]} | r["fields"] for r in reports if r["kind"] == "step"],
         "peers_per_stage": [
             {"t_s": t_s, "peers": [member_stages.count(stage) for stage in stages]} for t_s, member_stages in views

@@ -27,8 +27,9 @@ FILE_NAME = re.compile(r"(?<![\w/.*-])(\w+\.(?:py|sh))\b")  # without its folder
 MODULE = re.compile(r"`((?:jaxdt|planner)(?:\.\w+)+)")
 SECTIONS = [name for name, kind in typing.get_type_hints(RunConfig).items() if dataclasses.is_dataclass(kind)]
 FIELD = re.compile(rf"(?:--config\.|`)((?:{'|'.join(SECTIONS)})\.\w+)")
-COMMAND = re.compile(r"(?:python|-m) [\w./ ]*?(?:scripts/[\w/]+\.py|planner)[^`\n]*(?:\\\n[^`\n]*)*")
+COMMAND = re.compile(r"(?:python|-m) [\w./ ]*?(?:scripts/[\w/]+\.py|planner)[^`\n\\]*(?:\\\n[^`\n\\]*)*")
 FLAG = re.compile(r"(?<![\w-])--(\w+)")
+RUN_DIR, AGAINST = re.compile(r"--run_dir=([\w/]+)"), re.compile(r"--against=([\w/,]+)")
 DEFINED = re.compile(r"""(?:DEFINE_\w+|add_argument)\(\s*["'](?:--)?(\w+)["']""")
 OF_EVERY_SCRIPT = {"config", "help", "helpfull", "flagfile"}
 NOT_FIELDS = {"json", "py", "png", "jsonl", "md"}  # `plan.json` is a file
@@ -116,6 +117,20 @@ def config_fields() -> set[str]:
     """Every field as section.field; a model also has a preset."""
     kinds = typing.get_type_hints(RunConfig)
     return {"model.preset"} | {f"{name}.{one.name}" for name in SECTIONS for one in dataclasses.fields(kinds[name])}
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=named)
+def test_runs_that_a_page_compares_are_made_by_commands_of_the_page(page):
+    commands = COMMAND.findall(page.read_text())
+    made = {run for command in commands if "launch.py" in command for run in RUN_DIR.findall(command)}
+    compared = [command for command in commands if "--against=" in command]
+    named_runs = {
+        run
+        for command in compared
+        for runs in (*RUN_DIR.findall(command), *AGAINST.findall(command))
+        for run in runs.split(",")
+    }
+    assert named_runs <= made, f"{named(page)}: no command makes {sorted(named_runs - made)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -38,10 +38,11 @@ def ask(command: str, peer: int | None = None) -> str:
     credential = None if PLAINTEXT.value else load(path)
     own_id = OPERATOR_IDS + secrets.randbelow(OPERATOR_IDS)
     request = OperatorRequest(command, peer)
+    patience_s = 0.0 if _known_end() else PATIENCE_S
     try:
-        answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value, PATIENCE_S)
+        answer = ask_coordinator(command, own_id, request, address, credential, PLAINTEXT.value, patience_s)
     except BadInput:
-        if RUN_DIR.value and not COORDINATOR.value and (ended := ended_run(run_dir())):
+        if ended := _known_end():
             raise BadInput(f"{command}: {ended}") from None
         raise
     if not isinstance(answer, OperatorAnswer):
@@ -49,6 +50,11 @@ def ask(command: str, peer: int | None = None) -> str:
     if not answer.accepted:
         raise BadInput(answer.text)
     return answer.text
+
+
+def _known_end() -> str:
+    """ended_run of --run_dir; '' where that does not say which coordinator to ask."""
+    return ended_run(run_dir()) if RUN_DIR.value and not COORDINATOR.value else ""
 
 
 def ended_run(run_dir: Path) -> str:

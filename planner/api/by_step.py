@@ -8,7 +8,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from planner.api.by_cost import refuse_missing_links
-from planner.api.job import STEP_TIME, Job
+from planner.api.job import Job
 from planner.api.result import OnProgress, Result, ScoredStep
 from planner.api.search_run import Search, running, statistics_of
 from planner.cost.reference import cost_of
@@ -39,8 +39,7 @@ def solve_by_step(
     if n_stages and n_pipelines and job.price_rules.empty:
         whole = n_stages, n_pipelines
         check_shape(workload, *whole)
-    with running(stop, on_progress, MISSING_S) as incumbent:
-        incumbent.unit = "s" if job.objective == STEP_TIME else "a step"
+    with running(stop, on_progress, job.objective, MISSING_S) as incumbent:
         if whole and not constraints.empty:
             solution = search_step_constrained(workload, whole[0], constraints, incumbent, solver, seed)
         elif whole:

@@ -153,7 +153,7 @@ def _bytes(moves: tuple[Move, ...]) -> float:
 def replan_by_step(start: Start, stop: Stop) -> Replan:
     """See planner.api.replan."""
     workload = workload_of(start.job, start.network)
-    with running(stop, None, MISSING_S) as incumbent:
+    with running(stop, None, missing_s=MISSING_S) as incumbent:
         by_cost = _starts_by_cost(start, incumbent)
         layouts = [*_kept(start, workload, start.placement), *_tuned(start, workload, (start.placement, by_cost))]
         if not layouts:

@@ -66,17 +66,26 @@ class Stop:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is. best_s: what is minimised, of the best plan so far (None: no plan yet), in seconds, or by
-    cost_per_step the price of a step, as `unit` says; bound_s: no plan costs less; gap: (best - bound) / bound, None
-    without a plan or a bound."""
+    """How far a search is.
 
+    objective          comm_cost, step_time or cost_per_step
+    best_s             what is minimised, of the best plan so far (None: no plan yet): seconds by Eq. 1-4, the estimated
+                       seconds of a step, or by cost_per_step its estimated price
+    shape              stages and pipelines of that plan; None without one, or with unequal numbers of replicas
+    bound_s, gap       no plan costs less, 0 if nothing is known; (best - bound) / bound, None without a plan or a bound
+    evaluations        plans scored so far, and evaluations_per_s in a second
+    starts             by step_time and cost_per_step: the search by Eq. 1-4 for placements to start from, while it runs
+    """
+
+    objective: str
     elapsed_s: float
     best_s: float | None
+    shape: tuple[int, int] | None
     bound_s: float
     gap: float | None
     evaluations: int
     evaluations_per_s: float
-    unit: str = "s"
+    starts: Progress | None = None
 
 
 OnProgress = Callable[[Progress], None]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxdt.spec import serialize
+from planner.api.job import COMM_COST
 from planner.api.result import OnProgress, Progress, Statistics, Stop
 from planner.model.constraints import Constraints
 from planner.search.incumbent import Budget, Incumbent
@@ -33,7 +34,9 @@ class Search:
 
 
 @contextlib.contextmanager
-def running(stop: Stop, on_progress: OnProgress | None, missing_s: float = np.inf) -> Iterator[Incumbent]:
+def running(
+    stop: Stop, on_progress: OnProgress | None, objective: str = COMM_COST, missing_s: float = np.inf
+) -> Iterator[Incumbent]:
     """A new incumbent, which the stop ends. While the context lasts, on_progress is called every PROGRESS_INTERVAL_S
     from a thread of its own; an error that it raises ends the search and is raised here."""
     incumbent = Incumbent(Budget(stop.time_s, stop.evaluations), missing_s=missing_s)
@@ -47,7 +50,7 @@ def running(stop: Stop, on_progress: OnProgress | None, missing_s: float = np.in
         def watch():
             try:
                 while not ended.wait(PROGRESS_INTERVAL_S):
-                    on_progress(progress_of(incumbent))
+                    on_progress(progress_of(incumbent, objective))
             except Exception as error:
                 errors.append(error)
                 incumbent.stop()
@@ -63,19 +66,22 @@ def running(stop: Stop, on_progress: OnProgress | None, missing_s: float = np.in
             raise errors[0]
 
 
-def progress_of(incumbent: Incumbent) -> Progress:
-    """How far a search is; of a search in several phases, its inner one."""
-    shown = incumbent.inner or incumbent
-    has_plan = shown.best_s < shown.missing_s
-    bound_s = shown.bound_s if shown.bound_s < shown.missing_s else 0.0
+def progress_of(incumbent: Incumbent, objective: str) -> Progress:
+    """How far a search is, and the search inside it, which is always one by Eq. 1-4."""
+    has_plan = incumbent.best_s < incumbent.missing_s
+    shape = incumbent.best.shape if has_plan and incumbent.best is not None else ()
+    bound_s = incumbent.bound_s if incumbent.bound_s < incumbent.missing_s else 0.0
+    inner = incumbent.inner
     return Progress(
+        objective=objective,
         elapsed_s=incumbent.elapsed_s,
-        best_s=shown.best_s if has_plan else None,
+        best_s=incumbent.best_s if has_plan else None,
+        shape=(shape[0], shape[1]) if len(shape) == 2 else None,
         bound_s=bound_s,
-        gap=max(0.0, shown.best_s - bound_s) / bound_s if has_plan and bound_s > 0 else None,
-        evaluations=shown.evaluations,
-        evaluations_per_s=shown.evaluations / max(shown.elapsed_s, 1e-3),
-        unit=shown.unit,
+        gap=max(0.0, incumbent.best_s - bound_s) / bound_s if has_plan and bound_s > 0 else None,
+        evaluations=incumbent.evaluations,
+        evaluations_per_s=incumbent.evaluations / max(incumbent.elapsed_s, 1e-3),
+        starts=progress_of(inner, COMM_COST) if inner else None,
     )
 
 

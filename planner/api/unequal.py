@@ -28,7 +28,7 @@ def solve_unequal(
     workload = workload_of(job, network)
     if not constraints.empty:
         raise BadInput("constraints: expected none with --replicas unequal")
-    with running(search.stop, on_progress, MISSING_S) as incumbent:
+    with running(search.stop, on_progress, STEP_TIME, MISSING_S) as incumbent:
         found = search_sets(workload, job.n_stages, incumbent, search.seed)
     finalists = tuple(scored(workload, sets) for sets in found[:N_FINALISTS])
     best = finalists[0]

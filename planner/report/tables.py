@@ -11,6 +11,7 @@ from planner.cost.reference import Cost, cost_of
 from planner.model.prices import StepPrice
 from planner.report.plan_file import CostedPlan
 
+CLEAR = "\x1b[K"  # clears what an earlier, longer line has left on a terminal
 NONE = "-"  # in a table, for a cost over a link that does not exist
 
 
@@ -18,9 +19,13 @@ class Shown(Protocol):
     """What a progress line shows (planner.api.result.Progress)."""
 
     @property
+    def objective(self) -> str: ...
+    @property
     def elapsed_s(self) -> float: ...
     @property
     def best_s(self) -> float | None: ...
+    @property
+    def shape(self) -> tuple[int, int] | None: ...
     @property
     def bound_s(self) -> float: ...
     @property
@@ -28,7 +33,7 @@ class Shown(Protocol):
     @property
     def evaluations_per_s(self) -> float: ...
     @property
-    def unit(self) -> str: ...
+    def starts(self) -> "Shown | None": ...
 
 
 class ScoredRow(Protocol):
@@ -46,7 +51,7 @@ class ScoredRow(Protocol):
 
 class ProgressLine:
     """One line on stderr once there is a plan: rewritten on a terminal, printed again every quiet_s seconds
-    elsewhere."""
+    elsewhere. It names what is minimised: "cost" is always that of Eq. 1-4, "step" always the estimated one."""
 
     def __init__(self, quiet_s: float = 5.0):
         self.live = sys.stderr.isatty()
@@ -54,19 +59,38 @@ class ProgressLine:
         self.last_s = -math.inf
 
     def show(self, progress: Shown):
-        if progress.best_s is None or progress.elapsed_s - self.last_s < self.interval_s:
+        starts = progress.starts if progress.starts and progress.starts.best_s is not None else None
+        has_plan = progress.best_s is not None or starts is not None
+        if not has_plan or progress.elapsed_s - self.last_s < self.interval_s:
             return
         self.last_s = progress.elapsed_s
-        has_bound = progress.gap is not None and math.isfinite(progress.gap)
-        bound = f"  bound {progress.bound_s:.3f} s  gap {progress.gap:>7.2%}" if has_bound else ""
-        best = f"{progress.best_s:.3f}" if progress.unit == "s" else f"{progress.best_s:.4g}"
-        speed = f"{progress.evaluations_per_s:,.0f} plans/s"
-        text = f"{progress.elapsed_s:6.1f} s  best {best} {progress.unit}{bound}  {speed}"
-        print(f"\r{text}   " if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+        text = f"{progress.elapsed_s:6.1f} s  {best_of(progress)}"
+        if starts:
+            text += f"; looks for starts by Eq. 1-4: {best_of(starts)}"
+        text += f"  {(starts or progress).evaluations_per_s:,.0f} plans/s"
+        print(f"\r{text}{CLEAR}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def close(self):
         if self.live and math.isfinite(self.last_s):
             print(file=sys.stderr)
+
+
+VALUES = {  # objective -> its name, and how a value is printed
+    "comm_cost": ("cost", "{:.3f} s"),
+    "step_time": ("step", "{:.3f} s (estimated)"),
+    "cost_per_step": ("price", "{:.4g} a step (estimated)"),
+}
+
+
+def best_of(progress: Shown) -> str:
+    """The best plan of a search, by what is minimised, with its shape, and how far from the best possible it is."""
+    name, value = VALUES[progress.objective]
+    if progress.best_s is None:
+        return f"no {name} yet"
+    shape = f" for {progress.shape[0]} x {progress.shape[1]}" if progress.shape else ""
+    gap = progress.gap
+    bound = f", gap {gap:.2%} to {progress.bound_s:.3f} s" if gap is not None and math.isfinite(gap) else ""
+    return f"best {name} {value.format(progress.best_s)}{shape}{bound}"
 
 
 HEADER = f"{'seconds, Eq. 1-4':<16}{'total':>12}{'data-parallel':>16}{'pipeline':>12}"

@@ -28,13 +28,13 @@ class Incumbent:
     """The best plan so far, as groups [S, P] in stage order, and the state of the search for better ones. Thread-safe.
 
     Of equal costs the plan from the lowest source wins, so that the result does not depend on which thread came first.
-    Costs are seconds, or in another `unit`. `inner` is the incumbent of a search inside this one, while that runs.
+    Costs are seconds, or prices where those are minimised. `inner` is the incumbent of a search inside this one, while
+    that runs.
     Plans of cost missing_s or more use a missing link; a bound of missing_s says that all do. `history` and by_solver
     hold (seconds, cost) of every improvement, of all solvers together and of each by its name."""
 
     budget: Budget
     missing_s: float = np.inf
-    unit: str = "s"
     started_s: float = field(default_factory=time.monotonic)
     best: np.ndarray | None = None
     best_s: float = np.inf

@@ -83,6 +83,8 @@ class SetSearch:
             temperature_s = hot * (COLD / hot) ** (move / n_moves) * (now_s if now_s < math.inf else 1.0)
             if here is None or then_s <= now_s - temperature_s * math.log(1.0 - self.rng.random()):
                 stage_of, here = trial, there
+        if self.best is not None:
+            incumbent.offer(self._labels(self.best), self.best.step_s, by="annealing")
         return self.best
 
     def _labels(self, sets: StageSets) -> np.ndarray:

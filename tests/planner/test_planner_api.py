@@ -81,13 +81,14 @@ def test_an_interrupt_from_another_thread_ends_the_search_with_its_best_plan(obj
 
     def on_progress(progress):
         seen.append(progress)
-        if progress.best_s is not None:
+        if (progress.starts or progress).best_s is not None:
             stop.interrupt()
 
     result = planner.solve(network, job, stop, solver="random", on_progress=on_progress)
     assert sorted(result.plan.peers) == list(range(24))
     assert result.statistics.interrupted
-    assert any(progress.best_s is not None and progress.evaluations > 0 for progress in seen)
+    assert {progress.objective for progress in seen} == {objective}
+    assert any(p.best_s is not None and p.evaluations > 0 for p in (one.starts or one for one in seen))
 
 
 def test_an_interrupt_before_the_search_gives_some_plan():

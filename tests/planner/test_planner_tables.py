@@ -1,8 +1,12 @@
 """What the planner prints, in words that say what they mean."""
 
-from types import SimpleNamespace
+import numpy as np
+import pytest
 
+from planner.api.result import Progress
+from planner.api.search_run import progress_of
 from planner.report.tables import ProgressLine, effort, labels_of
+from planner.search.incumbent import Budget, Incumbent
 
 
 def test_a_plan_that_no_search_had_to_find_is_not_one_of_zero():
@@ -15,12 +19,45 @@ def test_rows_of_one_name_are_told_apart():
     assert labels_of(["evolve", "block", "evolve", "evolve"]) == ["evolve", "block", "evolve, no. 2", "evolve, no. 3"]
 
 
-def test_a_search_without_a_bound_shows_none(capsys):
-    line = ProgressLine(quiet_s=0.0)
-    for gap in (float("inf"), None, 0.5):
-        fields = dict(best_s=3.0, elapsed_s=1.0 + (gap == 0.5), unit="s", bound_s=2.0, evaluations_per_s=7.0, gap=gap)
-        line.last_s = 0.0
-        line.show(SimpleNamespace(**fields))
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert first == second == "   1.0 s  best 3.000 s  7 plans/s"
-    assert third == "   2.0 s  best 3.000 s  bound 2.000 s  gap  50.00%  7 plans/s"
+def progress(objective, best_s, **more):
+    fields = dict(elapsed_s=1.0, best_s=best_s, shape=(4, 2), bound_s=0.0, gap=None, evaluations=9)
+    return Progress(objective, **fields | dict(evaluations_per_s=7.0) | more)
+
+
+@pytest.mark.parametrize(
+    ("shown", "line"),
+    [
+        (progress("comm_cost", 3.0, gap=float("inf")), "best cost 3.000 s for 4 x 2  7 plans/s"),
+        (
+            progress("comm_cost", 3.0, bound_s=2.0, gap=0.5),
+            "best cost 3.000 s for 4 x 2, gap 50.00% to 2.000 s  7 plans/s",
+        ),
+        (progress("step_time", 0.5, shape=None), "best step 0.500 s (estimated)  7 plans/s"),
+        (
+            progress("step_time", 0.5, starts=progress("comm_cost", 3.0)),
+            "best step 0.500 s (estimated) for 4 x 2; looks for starts by Eq. 1-4: best cost 3.000 s for 4 x 2"
+            "  7 plans/s",
+        ),
+        (
+            progress("cost_per_step", None, starts=progress("comm_cost", 3.0)),
+            "no price yet; looks for starts by Eq. 1-4: best cost 3.000 s for 4 x 2  7 plans/s",
+        ),
+    ],
+)
+def test_a_line_of_progress_says_what_is_minimised(shown, line, capsys):
+    ProgressLine(quiet_s=0.0).show(shown)
+    assert capsys.readouterr().err == f"   1.0 s  {line}\n"
+
+
+def test_a_search_inside_another_one_is_shown_beside_it_and_not_in_its_place():
+    outer, inner = Incumbent(Budget(None), missing_s=1e6), Incumbent(Budget(None))
+    outer.inner = inner
+    assert progress_of(outer, "step_time").best_s is None
+    outer.offer(np.zeros((2, 2), int), 0.5)
+    inner.offer(np.zeros((4, 1), int), 3.0)
+    inner.raise_bound(2.0)
+    shown = progress_of(outer, "step_time")
+    assert (shown.objective, shown.best_s, shown.shape, shown.gap) == ("step_time", 0.5, (2, 2), None)
+    assert shown.starts is not None
+    assert (shown.starts.objective, shown.starts.best_s, shown.starts.shape) == ("comm_cost", 3.0, (4, 1))
+    assert shown.starts.gap == 0.5

@@ -60,10 +60,10 @@ def test_a_run_under_faults_says_what_came_of_them(tmp_path):
     done = call(*run, "--faults=7:4")
     assert done.returncode == 0, done.stderr
     assert done.stdout == call(*run, "--faults=7:4").stdout != call(*run, "--faults=8:4").stdout
-    assert " s: cut p" in done.stdout and done.stdout.endswith("code 0, done: 4 steps\n")
+    assert " cannot reach " in done.stdout and done.stdout.endswith("code 0, done: 4 steps\n")
     (tmp_path / "trace.json").write_text(json.dumps({"t_s": [0, 5, 6], "nodes": [6, 0, 0]}))
     done = call(*run, f"--trace={tmp_path}/trace.json", "--trace_speed=2")
-    assert done.stdout.count("2.500 s: crash p") == 6 and "code 3, " in done.stdout.splitlines()[-1]
+    assert done.stdout.count("2.500 s: the process of peer ") == 6 and "code 3, " in done.stdout.splitlines()[-1]
 
 
 def test_machines_of_a_trace_that_come_back_join_the_run(tmp_path):
@@ -73,7 +73,7 @@ def test_machines_of_a_trace_that_come_back_join_the_run(tmp_path):
     done = call("simulate.py", *run, f"--trace={tmp_path}/trace.json", f"--out={tmp_path}/out")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("code 0, done: 6 steps\n")
-    assert done.stdout.count("join newcomer ") == done.stdout.count(" has the state of step ") == 2
+    assert done.stdout.count(" asks to join, ") == done.stdout.count(" has the state of step ") == 2
     found = json.loads((tmp_path / "out" / "faults.json").read_text())
     assert [sum(at["peers"]) for at in found["peers_per_stage"]] == [6, 4, 6]
     assert [step["step"] for step in found["steps"]] == list(range(6)) and len(found["faults"]) == 4
