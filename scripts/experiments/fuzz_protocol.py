@@ -2,8 +2,10 @@
 
     python scripts/experiments/fuzz_protocol.py --seeds=0:10000
     python scripts/experiments/fuzz_protocol.py --seeds=K:K+1 --verbose [--wiring=fixed]
+    python scripts/experiments/fuzz_protocol.py --seeds=0:5000 --wiring=independent
 
-Each seed draws a run, its links and its faults (jaxdt/sim/fuzz/cases.py). A seed that fails prints one line with the
+Each seed draws a run, its links and its faults (jaxdt/sim/fuzz/cases.py; with independent pipelines, whose replicas may
+differ, jaxdt/sim/fuzz/independent/cases.py). A seed that fails prints one line with the
 time, the invariant, the peer that breaks it, and the flags that repeat the run. --verbose prints the case, its faults
 and every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
 """
@@ -16,12 +18,18 @@ from jaxdt.cli import script_main
 from jaxdt.protocol.events import COORDINATOR, Action, Event, Post, Received, Run, Send
 from jaxdt.protocol.reports import HeartbeatReport
 from jaxdt.sim.faults import Fault
-from jaxdt.sim.fuzz.cases import WIRINGS_DRAWN, draw_case, finding
+from jaxdt.sim.fuzz import cases
+from jaxdt.sim.fuzz.cases import WIRINGS_DRAWN
+from jaxdt.sim.fuzz.independent import cases as independent_cases
 from jaxdt.spec.errors import BadInput
 
+INDEPENDENT = "independent"
 SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, without HIGH itself; LOW:LOW+N are N seeds.")
 WIRING = flags.DEFINE_enum(
-    "wiring", "", ["", *sorted(set(WIRINGS_DRAWN))], "The wiring of all cases; by default some of each kind."
+    "wiring",
+    "",
+    ["", *sorted(set(WIRINGS_DRAWN)), INDEPENDENT],
+    "The wiring of all cases; by default some of each kind whose replicas stay equal.",
 )
 VERBOSE = flags.DEFINE_bool("verbose", False, "Print each case, its faults and every event.")
 
@@ -32,16 +40,30 @@ def main() -> int:
     began_s = time.monotonic()
     n_found = 0
     for seed in seeds:
-        case = draw_case(seed, WIRING.value)
-        if VERBOSE.value:
-            print("\n".join(map(str, (case, *case.faults))))
-        found = finding(case, observer=show if VERBOSE.value else None)
+        found = play_seed(seed)
         if found:
             n_found += 1
             print(f"seed {seed}: {found}   (--seeds={seed}:{seed + 1} {repeat_flags})", flush=True)
     rate = len(seeds) / (time.monotonic() - began_s)
     print(f"{len(seeds)} seeds, {n_found} with a finding, {rate:.1f} seeds/s")
     return 1 if n_found else 0
+
+
+def play_seed(seed: int) -> str:
+    """What is found in the case of a seed, '' if nothing."""
+    observer = show if VERBOSE.value else None
+    if WIRING.value == INDEPENDENT:
+        independent_case = independent_cases.draw_case(seed)
+        print_case(independent_case)
+        return independent_cases.finding(independent_case, observer=observer)
+    case = cases.draw_case(seed, WIRING.value)
+    print_case(case)
+    return cases.finding(case, observer=observer)
+
+
+def print_case(case: cases.Case | independent_cases.Case) -> None:
+    if VERBOSE.value:
+        print("\n".join(map(str, (case, *case.faults))))
 
 
 def parse_seeds(text: str) -> range:

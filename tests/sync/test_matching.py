@@ -186,6 +186,22 @@ def test_a_tumbling_window_checks_once_in_so_many_arrivals():
     assert groups[5:] == [(150.0, (0, 1, 2), "full"), (170.9, (0,), "timeout")]
 
 
+def test_a_check_that_becomes_due_in_an_open_window_is_for_the_next_one():
+    """The sixth arrival of three replicas comes into a window that is open: that group is not suspended."""
+    rule = matcher(3, window_s=1.0, connectivity_groups=2, connectivity_window="tumbling")
+    for step in (1, 2):
+        rule.ready(10.0 * step, 0, step)
+        rule.timer(10.0 * step + 1.0, 2 * step - 1)
+        rule.ready(10.0 * step + 2.0, 1, step)
+        rule.timer(10.0 * step + 3.0, 2 * step)
+    rule.ready(30.0, 0, 3)
+    rule.ready(30.1, 1, 3)  # the sixth arrival: a check is due from the next window on
+    [group] = rule.timer(31.0, 5).groups
+    assert (group.members, group.suspended) == ((0, 1), False)
+    rule.ready(40.0, 0, 4)
+    assert rule.timer(41.0, 6) == Matched() and rule.ready(50.0, 2, 1).groups[0].enforced
+
+
 def test_t_doubles_after_a_group_of_one_and_shrinks_after_others():
     length = WindowLength(8.0, 0.0)
     lengths = []

@@ -59,6 +59,7 @@ class MatchWindow:
         self._ready: dict[int, int] = {}  # replica -> its local steps, in order of arrival
         self._phase = Phase.IDLE
         self._window = 0  # number of the window; a timer of another one is out of date
+        self._is_checked = False  # whether the graph's check was due when the window opened
 
     def ready(self, now_s: float, peer: int, step: int) -> Matched:
         if peer not in self._replicas or peer in self._ready:
@@ -73,7 +74,7 @@ class MatchWindow:
     def timer(self, now_s: float, tag: int) -> Matched:
         if tag != self._window or self._phase is not Phase.COLLECTING:
             return Matched()
-        suspended = self._graph.is_due and not self._connects
+        suspended = self._is_checked and not self._connects
         if suspended and not self._graph.enforces_early and self._token.take(self):
             self._phase = Phase.ENFORCING
             return Matched()
@@ -105,7 +106,8 @@ class MatchWindow:
         """Open a window; the timer that ends it, if one does."""
         self._window += 1
         self._phase = Phase.COLLECTING
-        if self._graph.is_due and self._graph.enforces_early and self._token.take(self):
+        self._is_checked = self._graph.is_due
+        if self._is_checked and self._graph.enforces_early and self._token.take(self):
             self._phase = Phase.ENFORCING
             return None
         seconds = self._length.seconds
@@ -119,7 +121,7 @@ class MatchWindow:
             return self._close(now_s, "enforced") if self._connects else None
         # Without a timer only a group of all is live, so there the size has no limit.
         limited = 0 < self._group_size_max <= len(self._ready) and self._length.longest_s < math.inf
-        if limited and (not self._graph.is_due or self._connects):
+        if limited and (not self._is_checked or self._connects):
             return self._close(now_s, "cap")
         return None
 

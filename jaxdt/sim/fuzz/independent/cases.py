@@ -1,0 +1,318 @@
+"""Cases from a seed: a small run of independent pipelines, its links, stalls and faults, simulated with residues.
+
+An equal seed gives an equal case and an equal run: the texts that seed a random.Random decide what is drawn, so they
+stay as they are. `play` raises InvariantBroken.
+"""
+
+import math
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxdt.build import RunStart, build_coordinator, build_peers
+from jaxdt.membership.coordinator import TERM
+from jaxdt.membership.coordinator_config import load_durable_state
+from jaxdt.membership.peer import DrivenMachine
+from jaxdt.protocol.events import COORDINATOR, Action, Event
+from jaxdt.sim.cluster import Observer, Simulation
+from jaxdt.sim.faults import (
+    CLOG,
+    CRASH,
+    CRASH_SEEN_S,
+    CUT,
+    DEAD_LINK_S,
+    DUPLICATE,
+    FAIL,
+    LEAVE,
+    PAUSE,
+    POWER_OFF,
+    REORDER,
+    RESTART,
+    SLOW,
+    Fault,
+    draw,
+)
+from jaxdt.sim.fuzz.cases import EXCEPTIONS
+from jaxdt.sim.fuzz.independent import residues
+from jaxdt.sim.fuzz.independent.invariants import Invariants, limit_s
+from jaxdt.sim.fuzz.independent.log_replay import RunShape
+from jaxdt.sim.fuzz.independent.tensors import ReplicaLayout, ResidueTensors
+from jaxdt.sim.fuzz.invariants import InvariantBroken
+from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
+from jaxdt.sim.stragglers.stalls import STEP, WORK, PeerStalls, Stalls
+from jaxdt.spec import config as configs
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.network import Link
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import group_name, sync_groups
+
+BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
+DETECTION_S = 30.0  # longest time until a fault is noticed
+HARMLESS_KINDS = (PAUSE, SLOW, CLOG, CUT, DUPLICATE, REORDER)  # as they are drawn where no peer may be lost
+LOSSES = (CRASH, POWER_OFF, FAIL, LEAVE, PAUSE, CUT)
+SYNCS_DRAWN = ("groups", "groups", "groups", "server")  # by seed
+SMALL_SLICE, LARGE_SLICE = 1 << 9, 1 << 20
+
+# (peer, machine, its tensors) -> machine; tensors is None for the coordinator
+Mutate = Callable[[int, DrivenMachine, ResidueTensors | None], DrivenMachine]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `stalls`: of all peers."""
+
+    seed: int
+    shape: RunShape
+    seconds: Mapping[int, Mapping[str, float]]
+    links: Mapping[tuple[int, int], Link]
+    persist_s: float
+    stalls: Stalls
+    faults: tuple[Fault, ...]
+
+    @property
+    def config(self) -> RunConfig:
+        return self.shape.config
+
+    @property
+    def plan(self) -> Plan:
+        return self.shape.plan
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the run: the end of the last fault, DETECTION_S for each fault, and the time in which one
+        pipeline does all steps three times, each Work and message after the other, and each Work with a stall."""
+        config, plan = self.config, self.plan
+        work_s = 3 * (max(seconds["F"] for seconds in self.seconds.values()) + self.stalls.seconds)
+        message_s = max(link.latency_s for link in self.links.values()) + 0.05
+        n_messages = 4 * plan.n_stages + 8 * plan.n_pipelines
+        step_s = plan.n_stages * max(plan.shares) * work_s + n_messages * message_s + max(self._window_s, 0.0)
+        n_steps = plan.n_pipelines * (config.train.steps + 1)
+        return limit_s(3 * n_steps * step_s + DETECTION_S * (1 + len(self.faults)), self.faults)
+
+    @property
+    def _window_s(self) -> float:
+        window_s = self.config.sync.groups.window_s
+        return window_s if window_s < math.inf else 0.0
+
+    def __str__(self) -> str:
+        sync, train = self.config.sync, self.config.train
+        settings = sync.groups if sync.kind == "groups" else sync.server
+        return (
+            f"seed {self.seed}: {self.plan.shape}, shares {self.plan.shares}, {train.steps} steps, "
+            f"checkpoint every {train.checkpoint_every_steps}, clip {self.config.optim.clip_norm}, "
+            f"{train.on_nonfinite} at {self.shape.nonfinite}, slices of {sync.slice_bytes} bytes, {self.stalls}, "
+            f"persist {self.persist_s} s, {settings}"
+        )
+
+
+def draw_case(seed: int, sync: str = "") -> Case:
+    """The case of a seed, with this kind of sync or one that depends on the seed."""
+    rng = random.Random(f"independent {seed}")
+    sync = sync or SYNCS_DRAWN[seed % len(SYNCS_DRAWN)]
+    work_s = rng.choice((0.05, 0.3))
+    latencies_s = rng.choice(((0.001, 0.01), (0.001, 0.01), (0.01, 0.2), (0.1, 0.4)))
+    n_stages, n_pipelines, n_microbatches = rng.randint(1, 4), rng.randint(1, 5), rng.randint(1, 3)
+    step_s = 3 * work_s * (n_microbatches + n_stages - 1) + 4 * latencies_s[1]
+    config = _draw_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
+    plan = configs.default_plan(config)
+    seconds = {peer: _work_seconds(work_s * rng.uniform(0.5, 2.0)) for peer in plan.peers}
+    ends = [COORDINATOR, *plan.peers]
+    gbps = rng.choice((1e-4, 1e-3))
+    links = {(src, dst): Link(rng.choice(latencies_s), gbps) for src in ends for dst in ends if src != dst}
+    draws = rng.choice((STEP, WORK, WORK))
+    stalls = Stalls(rng.choice((0.0, 0.1, 0.3)), rng.choice((0.5, 1.0, 4.0)) * step_s, seed, draws)
+    case = Case(
+        seed=seed,
+        shape=RunShape(config, plan, _draw_nonfinite(rng, config, plan)),
+        seconds=seconds,
+        links=links,
+        persist_s=rng.choice((0.0, 0.05, 0.5)),
+        stalls=replace(stalls, seconds=min(stalls.seconds, 2.0)),
+        faults=(),
+    )
+    run_s = config.train.steps * (step_s + stalls.prob * case.stalls.seconds)
+    faults = [*_draw_blips(seed, rng, plan, run_s), *_draw_loss(random.Random(f"loss {seed}"), plan, run_s)]
+    return replace(case, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
+
+
+def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int, int, int]) -> RunConfig:
+    """Of so many stages, pipelines, and microbatches of each pipeline, or one more of some."""
+    n_stages, n_pipelines, n_microbatches = sizes
+    n_more = rng.randrange(n_pipelines)
+    draw_settings = {"groups": _draw_groups, "server": _draw_server}[sync]
+    settings = draw_settings(rng, step_s, n_pipelines)
+    has_servers = sync == "server"
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16, tied_head=False)
+    checkpoint_every = 0 if has_servers else rng.choice((0, 0, 1, 2, 3))
+    return configs.parse(
+        dict(
+            model=model,
+            plan=dict(
+                stages=n_stages,
+                pipelines=n_pipelines,
+                microbatches=n_pipelines * n_microbatches + n_more,
+                servers=int(has_servers),
+                schedule=rng.choice(("1f1b", "1f1b", "gpipe")),
+            ),
+            train=dict(
+                steps=rng.randint(3, 8),
+                checkpoint_every_steps=checkpoint_every,
+                on_nonfinite=rng.choice(("stop", "skip", "skip")),
+            ),
+            optim=dict(clip_norm=rng.choice((0.0, 1.0, 1.0))),
+            wiring=dict(kind="independent", on_stage_lost="stop"),
+            sync=dict(kind=sync, slice_bytes=rng.choice((SMALL_SLICE, LARGE_SLICE)), **{sync: settings}),
+            net=dict(heartbeat_s=0.5, deadline_floor_s=4.0),
+        )
+    )
+
+
+def _draw_groups(rng: random.Random, step_s: float, n_pipelines: int) -> dict[str, Any]:
+    match = rng.choice(("window", "window", "window", "window", "all", "all", "pairs", "none"))
+    settings: dict[str, Any] = dict(match=match, every_steps=rng.choice((1, 1, 1, 2, 3)))
+    if match == "window":
+        window_s = rng.choice((0.02, 0.1, 0.25, 1.0, 1.0, 0.0, math.inf)) * step_s if n_pipelines else 0.0
+        cap = 0 if math.isinf(window_s) else rng.choice((0, 0, 2, 3))
+        n_groups = rng.choice((-1, 0, 1, 2, 3, n_pipelines, 2 * n_pipelines))
+        kind = rng.choice(("sliding", "sliding", "tumbling"))
+        settings |= dict(window_s=window_s, group_size_max=cap, connectivity_groups=n_groups, connectivity_window=kind)
+        settings["window_frac"] = 0.0 if window_s else rng.choice((0.0, 0.1, 0.5))
+    if match == "pairs":
+        settings["seed"] = rng.randrange(100)
+    if match == "all":
+        settings["outer"] = rng.choice(("none", "sgd", "nesterov"))
+    return settings
+
+
+def _draw_server(rng: random.Random, step_s: float, n_pipelines: int) -> dict[str, Any]:
+    del step_s, n_pipelines
+    return dict(staleness=rng.choice((0, 1, 2, 4)), wave=rng.choice((1, 1, 2, 3)))
+
+
+def _draw_nonfinite(rng: random.Random, config: RunConfig, plan: Plan) -> tuple[int, int, int] | None:
+    """In an eighth of the cases a gradient is not finite."""
+    place = rng.randrange(plan.n_stages), rng.randrange(plan.n_pipelines), rng.randrange(config.train.steps)
+    return place if rng.random() < 1 / 8 else None
+
+
+def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """Faults that lose nobody: links that stand still, are slow or cut for a moment, a device that is slow, messages
+    that come twice or late, the coordinator or a peer that does nothing for a while."""
+    pause_s = rng.choice((1.0, 6.0, 15.0))
+    n_faults = rng.choice((0, 0, 1, 2, 3))
+    faults = draw(seed, [[peer] for peer in plan.peers], n_faults, run_s, pause_s, HARMLESS_KINDS)
+    if rng.random() < 0.25:
+        faults.append(Fault(rng.uniform(0.0, run_s), PAUSE, rng.choice(plan.peers), rng.uniform(0.0, BLIP_S)))
+    return faults
+
+
+def _draw_loss(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """In a fifth of the cases a peer is lost or leaves, or the coordinator dies and is started again. The run cannot go
+    on then, and has to end."""
+    if rng.random() >= 0.2:
+        return []
+    at_s = rng.uniform(0.0, run_s)
+    if rng.random() < 0.2:
+        return [Fault(at_s, CRASH, COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, COORDINATOR)]
+    kind, peer = rng.choice(LOSSES), rng.choice(plan.peers)
+    if kind == CUT:
+        breaks_s = rng.choice((CRASH_SEEN_S, DEAD_LINK_S))
+        return [Fault(at_s, CUT, peer, rng.uniform(5.0, 20.0), others=(COORDINATOR,), breaks_s=breaks_s)]
+    return [Fault(at_s, kind, peer, rng.uniform(2.0, 20.0) if kind == PAUSE else 0.0)]
+
+
+def _work_seconds(forward_s: float) -> dict[str, float]:
+    return {"F": forward_s, "B": 2 * forward_s, "E": forward_s, "G": 0.1 * forward_s, "U": 0.1 * forward_s}
+
+
+def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> str:
+    """One line that says which invariant the case breaks, or which exception it raises; '' if none."""
+    try:
+        play(case, mutate, observer)
+    except InvariantBroken as broken:
+        return str(broken)
+    except EXCEPTIONS as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, Invariants]:
+    """Simulate the case under the invariants. `mutate(peer, machine, tensors)` may replace a machine; `observer` is
+    called as the invariants are."""
+    invariants = Invariants(case.shape, case.faults)
+    processes = _Processes(case, invariants, mutate or _unchanged)
+    machines = build_peers(case.config, case.plan, RunStart("fuzz"))
+    peers = {peer: processes.make_peer(peer, machine) for peer, machine in machines.items()}
+    environment = Environment(
+        link=lambda src, dst: case.links[src, dst],
+        cores={peer.host: 1.0 for peer in peers.values()},
+        persist_s=case.persist_s,
+    )
+
+    def observe(now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+        if observer:
+            observer(now_s, peer, event, actions)
+        invariants(now_s, peer, event, actions)
+
+    simulation = Simulation(
+        processes.make_coordinator(None),
+        peers,
+        environment,
+        case.faults,
+        observer=observe,
+        processes=ProcessFactory(_no_newcomer, processes.make_coordinator),
+    )
+    outcome = simulation.run(until_s=case.limit_s)
+    invariants.ended(outcome)
+    return outcome, invariants
+
+
+def _unchanged(peer: int, machine: DrivenMachine, tensors: ResidueTensors | None) -> DrivenMachine:
+    return machine
+
+
+def _no_newcomer(peer: int, stage: int | None) -> SimPeer:
+    raise AssertionError(f"peer {peer} is started for stage {stage}, and no such fault is drawn")
+
+
+class _Processes:
+    """Makes the processes of a case, each peer on a host of its own."""
+
+    def __init__(self, case: Case, invariants: Invariants, mutate: Mutate):
+        self._case = case
+        self._invariants = invariants
+        self._mutate = mutate
+
+    def make_peer(self, peer: int, machine: DrivenMachine) -> SimPeer:
+        """A peer of the plan at the start of the run."""
+        tensors = ResidueTensors(peer, self._layout(peer), self._invariants.watcher)
+        self._invariants.tensors[peer] = tensors
+        stalls = PeerStalls(self._case.stalls, peer)
+        seconds = self._case.seconds[peer]
+        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds, stalls=stalls)
+
+    def _layout(self, peer: int) -> ReplicaLayout:
+        config, plan = self._case.config, self._case.plan
+        stage, _ = plan.seat(peer)
+        sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
+        groups = config.sync.groups
+        return ReplicaLayout(
+            stage=stage,
+            n_stages=plan.n_stages,
+            n_elements=sizes[group_name(stage)],
+            n_steps=config.train.steps,
+            outer=groups.outer if residues.has_outer(groups) else "",
+        )
+
+    def make_coordinator(self, disk: Mapping[str, Any] | None) -> DrivenMachine:
+        """The first coordinator, or with `disk` one that continues from it."""
+        durable_state = None if disk is None else load_durable_state(disk)
+        start = RunStart("fuzz", last_term=disk.get(TERM, 0) if disk else 0)
+        machine = build_coordinator(self._case.config, self._case.plan, start, durable_state)
+        return self._mutate(COORDINATOR, machine, None)
+
+
+def kinds_of(cases: Collection[Case]) -> set[str]:
+    """The kinds of faults in these cases."""
+    return {fault.kind for case in cases for fault in case.faults}

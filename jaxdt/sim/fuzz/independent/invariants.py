@@ -1,0 +1,367 @@
+"""What must hold in a run of independent pipelines, at every event and at its end.
+
+In brackets: what it stands for among the properties of SDPipe's scheduler (Miao et al., PVLDB 16(9), Sec. 3):
+[1] one group for every ready signal, [2] members, [3] connectivity, [4] the token, [5] no deadlock, [6] windows, [7]
+known systems as special cases, [8] means are preserved, [9] departures, [10] determinism, [11] the variance of moments.
+
+  (1) every replica that wants a group gets exactly one, and all who are in a group are told so [1]
+  (2) members of a group are replicas of the stage that have not gone, and wait; the groups of a stage are numbered one
+      by one, and the steps of a replica grow [2, 7: the sizes that a rule allows]
+  (3) all members that adopt a group's mean adopt the same number, once, and so do those of a mean of states [8]
+  (4) any P groups in a row connect the stage's replicas, or the last of them is marked as suspended, and no other group
+      is marked [3]
+  (5) one stage at most waits beyond its window, and while a group is suspended another stage does [4]
+  (6) a group that is not enforced closes within the longest window [6]
+  (7) no replica computes with a server's parameters that lack a push which the bound on staleness promises
+  (8) the run ends within a stated time [5], and as it should: with the result, unless a fault has taken a peer away or
+      a gradient is not finite and the config says stop
+  (9) the pipelines have done as many local steps as the run has, and no pipeline begins one after it has heard that
+      these are enough; every replica of a pipeline has done as many as the report of its end says
+  (10) the numbers of all replicas, after each local step and each mean, are those of a replay of the run's log
+  (11) tensors are there when they are used; a gradient is scaled by the mean over its samples, clipped by the norm over
+      its pipeline; what belongs to a round that is closed is let go
+
+[9]: replicas that are done leave their stages while others go on. [10] is a test that plays a case twice, and [11] is
+arithmetic, tested where that is.
+
+Checked from outside: on messages, reports and the numbers that tensors hold (tensors.py).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Action,
+    EndOfSteps,
+    Event,
+    Finished,
+    GroupClosed,
+    GroupFormed,
+    Paused,
+    Received,
+    Round,
+    Run,
+    Send,
+    StepDone,
+    Stop,
+    WantsGroup,
+    WantsParameters,
+)
+from jaxdt.protocol.reports import (
+    GroupReport,
+    PipelineEndReport,
+    PullReport,
+    PushReport,
+    StateMeanReport,
+    StepReport,
+    ViewReport,
+)
+from jaxdt.sim.faults import ENDS, Fault
+from jaxdt.sim.fuzz.independent import group_rules
+from jaxdt.sim.fuzz.independent.group_rules import GroupRules, RuleBroken
+from jaxdt.sim.fuzz.independent.log_replay import GroupReplay, LogProblem, Replicas, RunShape, ServerReplay
+from jaxdt.sim.fuzz.independent.residues import Vector
+from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntry, Watcher
+from jaxdt.sim.fuzz.invariants import InvariantBroken
+from jaxdt.sim.sim_peer import Outcome
+from jaxdt.spec.sizes import group_name, is_pull, is_push
+from jaxdt.spec.work import FORWARD
+
+ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD = range(1, 12)
+NUMBER_OF = {
+    group_rules.ANSWERED: ANSWERED,
+    group_rules.MEMBERS: MEMBERS,
+    group_rules.CONNECTED: CONNECTED,
+    group_rules.TOKEN: TOKEN,
+    group_rules.WINDOW: WINDOW,
+}
+FAILED, LOST_A_PEER, NOT_FINITE = 2, 3, 4  # exit codes
+
+
+@dataclass
+class ServerClocks:
+    """What a server has added: by worker, the number of pushes. `finished`: workers that have said that they push no
+    more; `wanted`: worker -> the local steps after which it waits for parameters."""
+
+    added: dict[int, int]
+    finished: dict[int, int]
+    wanted: dict[int, int]
+
+
+class Invariants:
+    """The observer of one simulation. `tensors[peer]` is filled before it runs."""
+
+    def __init__(self, shape: RunShape, faults: Sequence[Fault] = ()):
+        plan = shape.plan
+        self.tensors: dict[int, ResidueTensors] = {}
+        self.now_s = 0.0
+        self.n_checked = 0
+        self._shape = shape
+        self._rules = GroupRules(shape.config.sync.groups, plan.placement)
+        self._loses = {peer for fault in faults for peer in fault.may_lose}
+        self._coordinator_ends = any(fault.kind in ENDS and fault.peer == COORDINATOR for fault in faults)
+        self._means: dict[tuple[str, int], dict[int, Vector]] = defaultdict(dict)  # group and number -> by peer
+        self._members: dict[tuple[str, int], set[int]] = {}
+        self._closed: set[tuple[int, Round]] = set()  # (peer, round): it has heard that the round is over
+        self._has_view = False
+        self._has_ended = False  # the first coordinator
+        self._begun: dict[int, int] = {}  # peer of the first stage -> local steps that it has begun
+        self._enough: dict[int, int] = {}  # the same, when it has heard that it shall begin no more
+        self._n_heard = 0  # steps of pipelines of which the coordinator has heard
+        self._n_nonfinite = 0
+        servers = [row[0] for row in plan.roles.servers]
+        self._clocks = {
+            server: ServerClocks(dict.fromkeys(workers, 0), {}, {})
+            for server, workers in zip(servers, plan.placement, strict=bool(servers))
+        }
+        self.lead = 0  # the most clocks that a worker was ahead of the slowest when it got parameters
+
+    @property
+    def watcher(self) -> Watcher:
+        """What tensors tell these invariants."""
+        return Watcher(
+            broken=lambda peer, problem: self.broken(HELD, peer, problem),
+            scale=self._scale,
+            adopts=self._adopts,
+            serves=self._serves,
+            is_nonfinite=self._is_nonfinite,
+        )
+
+    def broken(self, invariant: int, peer: int, problem: str) -> NoReturn:
+        name = "coordinator" if peer == COORDINATOR else f"peer {peer}"
+        raise InvariantBroken(f"{self.now_s:.3f} s: ({invariant}) {name}: {problem}")
+
+    def __call__(self, now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+        self.now_s = now_s
+        self.n_checked += 1
+        if isinstance(event, Fault):
+            self._has_ended = self._has_ended or (peer == COORDINATOR and event.kind in ENDS and self._has_view)
+            return
+        if peer == COORDINATOR:
+            try:
+                self._on_coordinator_event(event, actions)
+            except RuleBroken as rule:
+                self.broken(NUMBER_OF[rule.rule], COORDINATOR, str(rule))
+            return
+        if isinstance(event, Received):
+            self._on_heard(peer, event)
+        self._on_begun(peer, actions)
+
+    # ---------------------------------------------------------------------------------------------------- coordinator
+
+    def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
+        if self._has_ended:
+            return  # its successor ends the run
+        self._rules.advance(self.now_s)
+        if isinstance(event, Paused):
+            self._rules.paused(self.now_s)
+        if isinstance(event, Received):
+            self._on_told(event)
+        self._has_view = self._has_view or any(isinstance(action, ViewReport) for action in actions)
+        told: dict[tuple[str, int], dict[int, tuple[int, ...]]] = defaultdict(dict)
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.body, GroupFormed):
+                round, members = action.body.round, action.body.members
+                told[round.group, round.step][action.dst] = members
+                self._members[round.group, round.step] = set(members)
+        for action in actions:
+            if isinstance(action, GroupReport):
+                self._rules.formed(self.now_s, action)
+                expected = dict.fromkeys(action.members, tuple(action.members))
+                if (found := told[group_name(action.stage), action.k]) != expected:
+                    self.broken(ANSWERED, COORDINATOR, f"{action} has formed, told were {found}")
+
+    def _on_told(self, event: Received) -> None:
+        """What the coordinator hears."""
+        match event.body:
+            case WantsGroup(step):
+                self._rules.wants(self.now_s, event.header.src, step)
+            case Finished():
+                self._rules.left(event.header.src)
+            case StepDone():
+                self._n_heard += 1
+
+    # ----------------------------------------------------------------------------------------------------------- peers
+
+    def _on_heard(self, peer: int, event: Received) -> None:
+        match event.body:
+            case GroupClosed(round):
+                self._closed.add((peer, round))
+            case EndOfSteps():
+                self._enough.setdefault(peer, self._begun.get(peer, 0))
+            case WantsParameters(_, step, is_last) if peer in self._clocks:
+                clocks = self._clocks[peer]
+                clocks.wanted[event.header.src] = step
+                if is_last:
+                    clocks.finished[event.header.src] = step
+
+    def _on_begun(self, peer: int, actions: list[Action]) -> None:
+        """The first stage begins the steps of its pipeline."""
+        for action in actions:
+            if isinstance(action, Run) and action.work.kind == FORWARD and action.work.stage == 0:
+                step = action.work.step or 0
+                if step >= self._enough.get(peer, math.inf):
+                    self.broken(BUDGET, peer, f"begins local step {step} after it has heard that there are enough")
+                self._begun[peer] = max(step + 1, self._begun.get(peer, 0))
+
+    def _is_nonfinite(self, peer: int, step: int) -> bool:
+        found = self._shape.is_nonfinite(*self._shape.plan.seat(peer), step)
+        self._n_nonfinite += found
+        return found
+
+    def _scale(self, peer: int, step: int) -> float:
+        """The factor that a gradient should have. All norms that it depends on have to be known by now."""
+        stage, pipeline = self._shape.plan.seat(peer)
+        norms = [self.tensors[row[pipeline]].norms.get(step) for row in self._shape.plan.placement]
+        if self._shape.config.optim.clip_norm and None in norms:
+            self.broken(HELD, peer, f"clips step {step} before the norms of its pipeline are known: {norms}")
+        return self._shape.scales(pipeline, step, [norm or 0.0 for norm in norms])[stage]
+
+    def _adopts(self, peer: int, round: Round, vector: Vector, state: Vector) -> None:
+        if is_push(round.group):
+            self._added(peer, round)
+            return
+        if is_pull(round.group):
+            return
+        known = self._means[round.group, round.step]
+        if peer in known:
+            self.broken(ONE_MEAN, peer, f"adopts the mean of {round} again")
+        if peer not in self._members.get((round.group, round.step), ()):
+            self.broken(ONE_MEAN, peer, f"adopts the mean of {round} and is no member of it")
+        known[peer] = vector
+        if len(set(known.values())) > 1:
+            self.broken(ONE_MEAN, peer, f"adopts another mean of {round} than others: {known}")
+        del state
+
+    def _added(self, server: int, round: Round) -> None:
+        """A server adds the push of a worker."""
+        worker = int(round.group.rpartition("push")[2])
+        added = self._clocks[server].added
+        if round.step != added[worker] + 1:
+            self.broken(ONE_MEAN, server, f"adds {round} after {added[worker]} pushes of peer {worker}")
+        added[worker] = round.step
+
+    def _serves(self, server: int, round: Round) -> None:
+        """A server lays its parameters out for a worker: they hold all pushes that the bound promises."""
+        settings, clocks = self._shape.config.sync.server, self._clocks[server]
+        worker = int(round.group.rpartition("pull")[2])
+        if clocks.added[worker] != clocks.wanted.get(worker):
+            self.broken(STALENESS, server, f"answers peer {worker} without its own pushes: {clocks}")
+        waited_for = [w for w, n in clocks.added.items() if clocks.finished.get(w) != n]
+        if worker in clocks.finished:
+            if waited_for:
+                self.broken(STALENESS, server, f"gives peer {worker} the result before the pushes of {waited_for}")
+            return
+        slowest = min(clocks.added[w] // settings.wave for w in waited_for)
+        lead = clocks.added[worker] // settings.wave - slowest
+        if lead > settings.staleness:
+            self.broken(STALENESS, server, f"peer {worker} goes on {lead} clocks ahead, the most are {settings}")
+        self.lead = max(self.lead, lead)
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def ended(self, outcome: Outcome) -> None:
+        """What must hold when the simulation is over, or its time."""
+        stop = outcome.stopped.get(COORDINATOR)
+        if stop is None:
+            steps = {peer: tensors.n_steps for peer, tensors in self.tensors.items()}
+            self.broken(PROGRESS, COORDINATOR, f"the run is not over, steps {steps}, waiting {self._rules.waiting()}")
+        if stop.code:
+            self._check_reason(stop)
+            return
+        rows = [report.step for report in outcome.of(StepReport)]
+        if rows != list(range(self._shape.config.train.steps)):
+            self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}")
+        n_steps = self._check_budget(outcome)
+        try:
+            self._check_replay(outcome, n_steps)
+        except LogProblem as problem:
+            self.broken(REPLAYED, COORDINATOR, f"the log cannot be replayed: {problem}")
+        for peer, round in sorted(self._closed):
+            if round in self.tensors[peer].rounds:
+                self.broken(HELD, peer, f"still holds tensors of {round}, which is closed")
+
+    def _check_reason(self, stop: Stop) -> None:
+        """A run may end without its result for these reasons only."""
+        if stop.code == NOT_FINITE and self._n_nonfinite and self._shape.config.train.on_nonfinite == "stop":
+            return
+        if not self._loses and not self._coordinator_ends:
+            self.broken(PROGRESS, COORDINATOR, f"the run ends with code {stop.code}: {stop.reason}")
+        expected = LOST_A_PEER if self._has_view or self._coordinator_ends else FAILED
+        if stop.code != expected:
+            self.broken(PROGRESS, COORDINATOR, f"ends with code {stop.code}, expected {expected}: {stop.reason}")
+
+    def _check_budget(self, outcome: Outcome) -> dict[int, int]:
+        """(9); the local steps of each pipeline."""
+        plan, n_rows = self._shape.plan, self._shape.config.train.steps
+        n_steps = {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
+        if set(n_steps) != set(range(plan.n_pipelines)):
+            self.broken(BUDGET, COORDINATOR, f"the run is over with the ends of pipelines {n_steps}")
+        for row in plan.placement:
+            for pipeline, peer in enumerate(row):
+                if self.tensors[peer].n_steps != n_steps[pipeline]:
+                    found = self.tensors[peer].n_steps
+                    self.broken(BUDGET, peer, f"has done {found} steps, its pipeline {n_steps[pipeline]}")
+        n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values())
+        if n_done < n_wanted or self._n_heard != n_done:
+            problem = f"the pipelines have done {n_steps}, {self._n_heard} were heard of, the run has {n_wanted}"
+            self.broken(BUDGET, COORDINATOR, problem)
+        return n_steps
+
+    def _check_replay(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
+        if self._clocks:
+            logs = [
+                [r for _, peer, r in outcome.reports if peer == server and isinstance(r, PushReport | PullReport)]
+                for server in self._clocks
+            ]
+            replay = ServerReplay(self._shape, logs)
+            replay.run(n_steps)
+            for server, trail in zip(self._clocks, replay.server_trails, strict=True):
+                self._check_trail(
+                    server, [entry for entry in self.tensors[server].trail if entry.what == PUSHED], trail
+                )
+            self._check_trails(replay.replicas)
+            return
+        replay = GroupReplay(self._shape, outcome.of(GroupReport), outcome.of(StateMeanReport))
+        replay.run(n_steps)
+        self._check_trails(replay.replicas)
+        for (version, stage), mean in replay.means.items():
+            for peer in self._shape.plan.placement[stage]:
+                if (found := self.tensors[peer].means.get(version)) != mean:
+                    self.broken(REPLAYED, peer, f"has {found} for version {version}, the replay {mean}")
+        self._check_checkpoints(set(replay.means))
+
+    def _check_checkpoints(self, found: set[tuple[int, int]]) -> None:
+        """Every checkpoint that the config asks for has a mean of states at each stage. The run may end while that
+        before the last one is under way."""
+        plan, train = self._shape.plan, self._shape.config.train
+        every = train.checkpoint_every_steps or train.steps
+        versions = {*range(every, train.steps, every), train.steps}
+        if plan.n_pipelines == 1:
+            versions.discard(train.steps)  # the result is the state of the only one
+        expected = {(version, stage) for version in versions for stage in range(plan.n_stages)}
+        newest = max((version for version in versions if version < train.steps), default=None)
+        if not {key for key in expected if key[0] != newest} <= found <= expected:
+            self.broken(REPLAYED, COORDINATOR, f"means of states are {sorted(found)}, expected {sorted(expected)}")
+
+    def _check_trails(self, replicas: Replicas) -> None:
+        for (stage, pipeline), trail in replicas.trails.items():
+            peer = self._shape.plan.placement[stage][pipeline]
+            self._check_trail(peer, self.tensors[peer].trail, trail)
+
+    def _check_trail(self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry]) -> None:
+        for got, wanted in zip(found, expected, strict=False):
+            if got != wanted:
+                self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")
+        if len(found) != len(expected):
+            self.broken(REPLAYED, peer, f"has {len(found)} changes of its parameters, the replay {len(expected)}")
+
+
+def limit_s(case_s: float, faults: Sequence[Fault]) -> float:
+    """The time limit of a run that takes `case_s` undisturbed at most: the end of its faults comes on top."""
+    ends_s = [fault.until_s for fault in faults]
+    return case_s + max((end_s for end_s in ends_s if end_s < math.inf), default=0.0)

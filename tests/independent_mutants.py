@@ -1,0 +1,269 @@
+"""Planted mistakes in the protocol of replicas that may differ, each of which the fuzzer must find.
+
+As in mutants.py: a mutant wraps one machine and changes its events or its actions, or replaces a function of one.
+"""
+
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from unittest import mock
+
+from mutants import Mutant, of_coordinator, of_peers, unchanged
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    GroupClosed,
+    GroupFormed,
+    LinkChanged,
+    Ran,
+    Received,
+    ResultHeld,
+    Run,
+    Send,
+    WantsGroup,
+)
+from jaxdt.sim.fuzz.independent.invariants import (
+    ANSWERED,
+    BUDGET,
+    CONNECTED,
+    HELD,
+    ONE_MEAN,
+    PROGRESS,
+    REPLAYED,
+    STALENESS,
+    TOKEN,
+    WINDOW,
+)
+from jaxdt.sim.fuzz.independent.tensors import ResidueTensors
+from jaxdt.spec.work import ADOPT
+from jaxdt.sync.exchange import Exchange
+from jaxdt.sync.local_steps import LocalSteps
+from jaxdt.sync.matching.sync_graph import Sliding
+from jaxdt.sync.matching.token import EnforcementToken
+from jaxdt.sync.matching.window import MatchWindow
+from jaxdt.sync.server import ParameterServer
+from jaxdt.sync.step_budget import StepBudget
+
+# ---------------------------------------------------------------------------------------------------- the coordinator
+
+
+class ClosesEarly(Mutant):
+    """The first member that holds a result stands for all."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        if isinstance(event, Received) and isinstance(event.body, ResultHeld):
+            sends = [action for action in actions if isinstance(action, Send)]
+            header = sends[0].header if sends else replace(event.header, src=COORDINATOR)
+            term = self.machine.coordinator_term
+            closed = GroupClosed(event.body.round)
+            members = self.machine.roster.members
+            actions += [Send(peer, closed, header=replace(header, coordinator_term=term)) for peer in members]
+        return actions
+
+
+class TellsOneLess(Mutant):
+    """The last member of a group is not told of it."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        is_last = lambda a: isinstance(a.body, GroupFormed) and len(a.body.members) > 1 and a.dst == a.body.members[-1]  # noqa: E731
+        return [action for action in actions if not (isinstance(action, Send) and is_last(action))]
+
+
+# -------------------------------------------------------------------------------------------------------------- peers
+
+
+class AdoptsTwice(Mutant):
+    """After a reconnect a member adopts its last mean once more."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.last = None
+        self.again = 0
+
+    def handle(self, now_s, event):
+        if isinstance(event, Ran) and self.last and event.work == self.last.work and self.again:
+            self.again -= 1
+            return []
+        actions = self.machine.handle(now_s, event)
+        for action in actions:
+            if isinstance(action, Run) and action.work.kind == ADOPT:
+                self.last = action
+        if isinstance(event, LinkChanged) and event.peer == COORDINATOR and event.up and self.last:
+            self.again += 1
+            actions = [*actions, self.last]
+        return actions
+
+
+class AsksTwice(Mutant):
+    """After a reconnect a replica says once more that it wants a group, though it may have had it meanwhile."""
+
+    def __init__(self, machine):
+        super().__init__(machine)
+        self.last = None
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        wants = [action for action in actions if isinstance(action, Send) and isinstance(action.body, WantsGroup)]
+        self.last = wants[-1] if wants else self.last
+        is_up = isinstance(event, LinkChanged) and event.peer == COORDINATOR and event.up
+        return [*actions, self.last] if is_up and self.last and not wants else actions
+
+
+class ForgetsTheWeight(Mutant):
+    """A sum is adopted as if it were the mean."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        is_mean = lambda action: isinstance(action, Run) and action.work.kind == ADOPT  # noqa: E731
+        return [replace(action, scale=1.0) if is_mean(action) else action for action in actions]
+
+
+class ContributesTwice(Mutant):
+    """A part that comes again is added again: here the part of the first member takes the place of the second's."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        return [
+            replace(action, members=(action.members[0],) * 2 + action.members[2:])
+            if type(action).__name__ == "Sum" and len(action.members) > 2
+            else action
+            for action in actions
+        ]
+
+
+class LosesPushes(Mutant):
+    """A server that hears a second push of a worker in a row drops it, and says it was added."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        is_push = lambda a: isinstance(a, Run) and a.work.kind == ADOPT and any("/push" in r.group for r in a.rounds)  # noqa: E731
+        return [replace(a, rounds=()) if is_push(a) and a.work.step == 2 else a for a in actions]
+
+
+class FreesSlicesByStep(ResidueTensors):
+    """What belongs to rounds of lower numbers goes with a local step."""
+
+    def free(self, step, rounds):
+        super().free(step, rounds)
+        for round in [round for round in self.rounds if round.step <= step]:
+            self.forget(round)
+
+
+def frees_slices_by_step(peer, machine, tensors):
+    if tensors is not None:
+        tensors.__class__ = FreesSlicesByStep
+    return machine
+
+
+# ----------------------------------------------------------------------------------------------------------- patches
+
+
+def no_token() -> AbstractContextManager:
+    return mock.patch.object(EnforcementToken, "take", lambda token, holder: True)
+
+
+@contextmanager
+def adopts_parts():
+    """One slice counts as the whole sum."""
+    hold = Exchange.hold
+
+    def holds(exchange, sum):
+        is_first = not exchange.sums
+        return hold(exchange, sum) or is_first
+
+    with mock.patch.object(Exchange, "hold", holds):
+        yield
+
+
+def never_connected() -> AbstractContextManager:
+    """Groups are not asked to connect anything."""
+    return mock.patch.object(Sliding, "is_due", property(lambda graph: False))
+
+
+@contextmanager
+def serves_too_early():
+    """The bound on staleness is one too large at the servers."""
+    make = ParameterServer.__init__
+
+    def init(server, stage):
+        make(server, replace(stage, staleness=stage.staleness + 1))
+
+    with mock.patch.object(ParameterServer, "__init__", init):
+        yield
+
+
+@contextmanager
+def steps_go_on():
+    """A pipeline that has heard that there are enough steps does one more."""
+    end = LocalSteps._end_of_steps
+
+    def one_more(steps):
+        steps._n_begun += 1
+        return end(steps)
+
+    with mock.patch.object(LocalSteps, "_end_of_steps", one_more):
+        yield
+
+
+@contextmanager
+def one_step_counts_twice():
+    """The coordinator counts the first step of the run twice."""
+    done = StepBudget._step_done
+
+    def counts(budget, now_s, step):
+        budget._n_missing -= step.step == 0
+        return done(budget, now_s, step)
+
+    with mock.patch.object(StepBudget, "_step_done", counts):
+        yield
+
+
+@contextmanager
+def windows_never_end():
+    """The end of a window is not noticed, nor that nobody has come."""
+    timer = MatchWindow.timer
+
+    def late(matcher, now_s, tag):
+        return timer(matcher, now_s, tag) if tag % 3 else timer(matcher, now_s, -1)
+
+    with mock.patch.object(MatchWindow, "timer", late):
+        yield
+
+
+def norms_of_one_stage() -> AbstractContextManager:
+    """A gradient is clipped by the norm of its stage alone."""
+    return mock.patch.object(
+        LocalSteps, "_pipeline_sq_norm", lambda steps, step: steps._sq_norms[step][steps._place.peer]
+    )
+
+
+# name: (mutation, patch, invariants that may reveal it, or exceptions of a machine, seeds among which they must)
+MUTANTS = {
+    "no token": (unchanged, no_token, {TOKEN}, range(16, 40)),
+    "a result is adopted before it is whole": (unchanged, adopts_parts, {HELD}, range(60)),
+    "a group is closed before all hold its result": (
+        of_coordinator(ClosesEarly),
+        nullcontext,
+        {HELD, PROGRESS},
+        range(60),
+    ),
+    "a mean is adopted again after a reconnect": (
+        of_peers(AdoptsTwice),
+        nullcontext,
+        {ONE_MEAN, HELD, REPLAYED},
+        range(10, 60),
+    ),
+    "slices are freed by step": (frees_slices_by_step, nullcontext, {HELD}, range(60)),
+    "the weight is forgotten": (of_peers(ForgetsTheWeight), nullcontext, {REPLAYED}, range(60)),
+    "one who asks again gets another group": (of_peers(AsksTwice), nullcontext, {ANSWERED, "ValueError"}, (137, 206)),
+    "the bound on staleness is one too large": (unchanged, serves_too_early, {STALENESS}, range(40)),
+    "a member is not told of its group": (of_coordinator(TellsOneLess), nullcontext, {ANSWERED}, range(60)),
+    "a part is added in place of another": (of_peers(ContributesTwice), nullcontext, {HELD, REPLAYED}, range(60)),
+    "groups need not connect": (unchanged, never_connected, {CONNECTED}, range(12, 40)),
+    "windows do not end": (unchanged, windows_never_end, {WINDOW}, range(12, 40)),
+    "a push is not added": (of_peers(LosesPushes), nullcontext, {STALENESS, REPLAYED}, range(60)),
+    "a pipeline goes on after the end": (unchanged, steps_go_on, {BUDGET, PROGRESS, REPLAYED}, range(60)),
+    "a step counts twice": (unchanged, one_step_counts_twice, {BUDGET}, range(60)),
+    "a gradient is clipped by its stage alone": (unchanged, norms_of_one_stage, {HELD}, range(60)),
+}

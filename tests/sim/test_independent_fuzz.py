@@ -1,0 +1,62 @@
+"""Independent pipelines under stalls, blips and losses: many seeds, all invariants at every event.
+
+More on demand: python scripts/experiments/fuzz_protocol.py --wiring=independent --seeds=0:5000"""
+
+from collections import Counter
+
+import pytest
+
+from jaxdt.protocol.events import COORDINATOR
+from jaxdt.protocol.reports import GroupReport
+from jaxdt.sim.faults import CRASH
+from jaxdt.sim.fuzz.independent.cases import HARMLESS_KINDS, LOSSES, draw_case, finding, kinds_of, play
+
+N_SEEDS = 100
+
+
+@pytest.mark.parametrize("low", range(0, N_SEEDS, 50))
+def test_invariants_hold(low):
+    found = {seed: line for seed in range(low, low + 50) if (line := finding(draw_case(seed)))}
+    assert not found
+
+
+def test_the_seeds_draw_all_kinds():
+    """Otherwise the fuzzer would check less than it claims."""
+    drawn = [draw_case(seed) for seed in range(600)]
+    assert kinds_of(drawn) >= {*HARMLESS_KINDS, *LOSSES}
+    assert any(fault.kind == CRASH and fault.peer == COORDINATOR for case in drawn for fault in case.faults)
+    groups = [case.config.sync.groups for case in drawn if case.config.sync.kind == "groups"]
+    windows = [one for one in groups if one.match == "window"]
+    assert {one.match for one in groups} == {"window", "all", "pairs", "none"}
+    assert {one.outer for one in groups} == {"none", "sgd", "nesterov"}
+    assert {one.connectivity_window for one in windows} == {"sliding", "tumbling"}
+    assert min(one.every_steps for one in groups) < max(one.every_steps for one in groups)
+    servers = [case.config.sync.server for case in drawn if case.config.sync.kind == "server"]
+    assert {one.staleness for one in servers} >= {0, 1, 2} and {one.wave for one in servers} >= {1, 2, 3}
+    assert {case.plan.n_stages for case in drawn} == {1, 2, 3, 4}
+    assert {case.plan.n_pipelines for case in drawn} == {1, 2, 3, 4, 5}
+
+
+def test_the_rules_are_put_to_the_test():
+    """Stages enforce, groups are suspended, clocks come as far apart as they may, and some runs end early."""
+    codes, sizes, enforced, suspended, leads = Counter(), set(), 0, 0, set()
+    for seed in (7, 8, 12, 16, 19, 25, 27, 39, 47, 59):
+        case = draw_case(seed)
+        outcome, invariants = play(case)
+        codes[outcome.stopped[COORDINATOR].code] += 1
+        groups = outcome.of(GroupReport)
+        sizes |= {len(group.members) for group in groups}
+        enforced += sum(group.enforced for group in groups)
+        suspended += sum(group.suspended for group in groups)
+        leads |= {case.config.sync.server.staleness == invariants.lead > 0}
+    assert enforced and suspended and sizes >= {1, 2, 3} and True in leads and {0, 4} <= codes.keys(), (codes, sizes)
+
+
+def test_equal_seeds_play_equally():
+    def events(seed):
+        lines = []
+        play(draw_case(seed), observer=lambda *observed: lines.append(str(observed)))
+        return lines
+
+    first = events(1)
+    assert first == events(1) and len(first) > 100
