@@ -56,10 +56,14 @@ def test_the_page_compares_the_systems_of_a_network_once_hosts_have_run(tmp_path
     (tmp_path / EMULATED).write_text((COMMITTED / EMULATED).read_text())
     assert "No data yet" in page(tmp_path)
     seconds = {"4x1 1f1b": 1.0, "2x2 1f1b": 2.0, "2x2 swarm": 2.5}
-    lines = [line(str(case), 1.1 * seconds[case.system], seconds[case.system]) for case in host_runs.CASES]
+    lines = [
+        line(str(case), 1.1 * seconds[case.system], seconds[case.system]) | {"seed": 0, "load_before": 1.25}
+        for case in host_runs.CASES
+    ]
     write(tmp_path / HOSTS, *lines)
     text = page(tmp_path)
     assert "## 12 cases over real TCP" in text and text.count("1.250 on") == len(host_runs.NETWORKS)
+    assert "median: 1.2 (at most 1.2);" in text
     write(tmp_path / HOSTS, {"case": "near 2x1"})
     with pytest.raises(BadInput, match="line 1: got .*, expected case, predicted_s and measured_s"):
         page(tmp_path)

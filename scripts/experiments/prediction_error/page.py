@@ -18,7 +18,7 @@ def page(folder: Path) -> str:
     if (folder / HOSTS).exists():
         hosts = read(folder / HOSTS)
         sections += [HOSTS_TEXT.format(n=len(hosts.cases), about=_about(hosts), links=links_text())]
-        sections += [summary(hosts.cases), errors_table(hosts.cases), naive_sentence(hosts.cases)]
+        sections += [load_sentence(hosts), summary(hosts.cases), errors_table(hosts.cases), naive_sentence(hosts.cases)]
         sections += [systems_sentence(hosts.cases), cases_table(hosts.cases)]
     else:
         sections.append(NO_HOSTS_TEXT)
@@ -28,6 +28,18 @@ def page(folder: Path) -> str:
 
 def _about(series: Series) -> str:
     return "; ".join(f"{name}: {value}" for name, value in series.about.items())
+
+
+def load_sentence(series: Series) -> str:
+    """How busy the machine was before each round of all cases; the load contains the run before."""
+    loads: dict[int, list[float]] = {}
+    for line in series.lines:
+        loads.setdefault(line["seed"], []).append(line["load_before"])
+    told = [f"{statistics.median(values):.1f} (at most {max(values):.1f})" for _, values in sorted(loads.items())]
+    return (
+        f"Load of the machine before the runs of each round, median: {', '.join(told)}; the run before, with its five "
+        "processes, is part of it.\n"
+    )
 
 
 def summary(cases: list[CaseRuns]) -> str:
