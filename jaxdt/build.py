@@ -115,6 +115,11 @@ def sends_again(config: RunConfig) -> bool:
     return config.wiring.retain_bytes > 0 and not wiring_entry(config.wiring.kind).is_independent
 
 
+def replicas_may_differ(config: RunConfig) -> bool:
+    """Whether a replica goes on with steps of its own while others have done fewer."""
+    return sync_entry(config.sync.kind).replicas_may_differ
+
+
 def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
     """What a peer in a place of the plan holds of a step at most."""
     return wiring_entry(config.wiring.kind).peer_load(config, plan, stage, pipeline)

@@ -29,6 +29,7 @@ from jaxdt.protocol.events import (
     Drain,
     Ended,
     EndOfSteps,
+    EvaluateMean,
     Event,
     Evicted,
     Failed,
@@ -104,7 +105,7 @@ BAD_INPUT = 2
 NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
-OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps})
+OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean})
 FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair} | OF_GROUPS  # anybody repeats a record
 # A message that names its round, its version or what a part holds outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State, PartMissing})

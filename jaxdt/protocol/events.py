@@ -578,6 +578,23 @@ class GroupClosed:
 
 
 @frozen_dataclass
+class EvaluateMean:
+    """coordinator -> members of a pipeline: measure the held-out loss with the mean that is the result of `round`, a
+    sum over `n_members` replicas."""
+
+    round: Round
+    n_members: int
+
+
+@frozen_dataclass
+class MeanEvaluated:
+    """last stage -> coordinator: the held-out losses of the mean of `version`, as an EvaluateMean has asked for."""
+
+    version: int
+    tally: Tally
+
+
+@frozen_dataclass
 class ShareDone:
     """First stage's member -> coordinator: its pipeline has done its share of the run's steps, `step` local steps, and
     could begin another one."""
@@ -772,6 +789,8 @@ Message = (
     | ShareDone
     | Continue
     | EndOfSteps
+    | EvaluateMean
+    | MeanEvaluated
     | LastStep
     | Finished
     | Saved

@@ -84,6 +84,18 @@ class StateMeanReport(Report):
 
 
 @dataclass(frozen=True)
+class HeldOutMeanReport(Report):
+    """The mean of the parameters of these members, after so many local steps each, is that with which the held-out loss
+    of `version` rows is measured."""
+
+    kind: ClassVar[str] = "held_out_mean"
+    stage: int
+    version: int
+    members: list[int]
+    steps: list[int]
+
+
+@dataclass(frozen=True)
 class PipelineEndReport(Report):
     """A pipeline has done its last local step, `n_steps` in all."""
 

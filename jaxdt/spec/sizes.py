@@ -34,6 +34,15 @@ def pull_name(stage: int, worker: int) -> str:
     return f"{group_name(stage)}/pull{worker}"
 
 
+def mean_name(stage: int) -> str:
+    """The group of the mean parameters of a stage, which is kept aside for a held-out loss."""
+    return f"{group_name(stage)}/mean"
+
+
+def is_mean(group: str) -> bool:
+    return group.endswith("/mean")
+
+
 def is_push(group: str) -> bool:
     return "/push" in group
 

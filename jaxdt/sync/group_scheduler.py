@@ -8,7 +8,8 @@ the last step it has the replicas of each stage average their whole state.
 The groups, with the local steps of their members, are reported: from this log one process can do the run again.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxdt.protocol.events import (
     Finished,
     GroupClosed,
     GroupFormed,
+    MeanEvaluated,
     Message,
     Record,
     ResultHeld,
@@ -28,10 +30,11 @@ from jaxdt.protocol.events import (
     WakeAt,
     WantsGroup,
 )
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import group_name, state_name
+from jaxdt.spec.sizes import group_name, mean_name, state_name
+from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.step_budget import StepBudget
@@ -50,7 +53,7 @@ class OpenGroup:
 class GroupScheduler:
     """The agreement of `sync.kind = "groups"`. `n_committed`: rows of the metrics."""
 
-    READS = StepBudget.READS | {WantsGroup, ResultHeld, Finished}
+    READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished}
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version
@@ -68,6 +71,8 @@ class GroupScheduler:
         self._open: dict[Round, OpenGroup] = {}
         self._n_groups = [0] * plan.n_stages
         self._budget = StepBudget(config, plan)
+        self._held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan)
+        self._means: deque[tuple[Callable[[int], str], int]] = deque()  # names of groups, versions: one after the other
         self._finished: dict[int, int] = {}  # replica -> its local steps
         self._end: EndRun | None = None
 
@@ -83,6 +88,8 @@ class GroupScheduler:
                 return self._held(src, message)
             case Finished(n_steps):
                 return self._on_finished(now_s, src, n_steps)
+            case MeanEvaluated():
+                return [*self._held_out.hear(message), *self._next_mean()]
             case _:
                 return self._count(now_s, src, message)
 
@@ -132,8 +139,10 @@ class GroupScheduler:
         del self._open[round]
         stage, _ = self._plan.seat(src)
         reports: list[Action] = []
+        steps = [group.held[member].step for member in group.members]
+        if round.group == mean_name(stage):
+            return self._held_out.whole(stage, round, group.members, steps)
         if round.group == state_name(stage):
-            steps = [group.held[member].step for member in group.members]
             reports.append(StateMeanReport(stage, round.step, list(group.members), steps))
         return [*reports, *(Send(member, GroupClosed(round)) for member in group.members)]
 
@@ -145,21 +154,31 @@ class GroupScheduler:
         if self._budget.n_rows == self.n_committed:
             return actions
         self.n_committed = self._budget.n_rows
-        return [*actions, *self._snapshot(self.n_committed)]
+        told: list[Action] = []
+        if self._held_out.want(self.n_committed) and self.n_committed < self._config.n_steps:
+            self._means.append((mean_name, self.n_committed))
+        for action in actions:
+            told += self._held_out.row(action) if isinstance(action, StepReport) else [action]
+        return [*told, *self._snapshot(self.n_committed)]
 
     def _snapshot(self, version: int) -> list[Action]:
         """After so many rows there may be a checkpoint of the mean over the replicas."""
         every = self._checkpoint_every_steps
-        return (
-            self._average_states(version) if every and version % every == 0 and version < self._config.n_steps else []
-        )
+        if every and version % every == 0 and version < self._config.n_steps:
+            self._means.append((state_name, version))
+        return self._next_mean()
 
-    def _average_states(self, version: int) -> list[Action]:
-        """The replicas of each stage average their states, for a checkpoint of `version`."""
+    def _next_mean(self) -> list[Action]:
+        """The replicas of each stage average their parameters or states, for the next held-out losses or checkpoints.
+        Only one held-out loss is measured at a time, and a checkpoint waits for the rows before it."""
         actions: list[Action] = []
-        for stage, row in enumerate(self._plan.placement):
-            round = Round(version, state_name(stage), self._view_number)
-            actions += self._open_round(round, tuple(sorted(row)))
+        while self._means and self._held_out.version is None:
+            name, version = self._means.popleft()
+            if name is mean_name:
+                self._held_out.begin(version)
+            for stage, row in enumerate(self._plan.placement):
+                round = Round(version, name(stage), self._view_number)
+                actions += self._open_round(round, tuple(sorted(row)))
         return actions
 
     def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[Action]:
@@ -170,7 +189,10 @@ class GroupScheduler:
         actions: list[Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
         actions += self._form(stage, self._matchers[stage].left(now_s, src))
         if len(self._finished) == len(self._plan.peers):
-            actions += self._average_states(self._config.n_steps)
+            n_steps = self._config.n_steps
+            self._means += [(mean_name, n_steps)] if self._held_out.is_due(n_steps) else []
+            self._means.append((state_name, n_steps))
+            actions += self._next_mean()
         return actions
 
     # ---------------------------------------------------------------------------------------- the rest of an Agreement

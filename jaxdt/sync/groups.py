@@ -20,6 +20,8 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    Boundary,
+    EvaluateMean,
     Event,
     Finished,
     Forget,
@@ -52,11 +54,12 @@ from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import group_name, state_name, sync_groups
-from jaxdt.spec.work import ADOPT, LAY_OUT, LOCAL_STEP, Work
+from jaxdt.spec.sizes import boundary_bytes, group_name, is_mean, state_name, sync_groups
+from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
+from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
 
@@ -79,10 +82,15 @@ class GroupOptions:
 class Groups:
     """One peer's side."""
 
-    READS = LocalSteps.READS | {ViewChanged, Ready, Restored, Summed, GroupFormed, Shard, Reduced, GroupClosed}
+    READS = (
+        LocalSteps.READS
+        | HeldOutWork.READS
+        | {ViewChanged, Ready, Restored, Summed, GroupFormed, Shard, Reduced, GroupClosed}
+    )
 
-    def __init__(self, place: PipelinePlace, options: GroupOptions):
+    def __init__(self, place: PipelinePlace, options: GroupOptions, held_out: HeldOutWork):
         self._options = options
+        self._held_out = held_out
         self._peer = place.peer
         self._stage = place.stage
         self._steps = LocalSteps(place)
@@ -105,6 +113,8 @@ class Groups:
                 return self._laid_out()
             case Ran(work) if work.kind == ADOPT:
                 return self._adopted()
+            case Ran(work) if work.kind == EVALUATE:
+                return self._held_out.handle(event)
             case Ran(work) if work.kind == LOCAL_STEP:
                 return [*self._steps.handle(event), *self._stepped()]
             case Summed(key, digest, sq_norm):
@@ -129,6 +139,9 @@ class Groups:
                 return self._on_formed(body)
             case GroupClosed(round):
                 return self._on_closed(round)
+            case EvaluateMean() | Boundary():
+                self._held_out.handle(event)
+                return self._held_out.between_steps() if self._is_between_steps else []
         return [*self._steps.handle(event), *self._finish_if_over()]
 
     def _adopt(self, view: View) -> list[Action | Event]:
@@ -144,7 +157,12 @@ class Groups:
 
     def _begin(self) -> list[Action | Event]:
         """The next local step begins, unless that was the last one."""
-        return [*self._take_part_in_snapshots(), *self._steps.begin(), *self._finish_if_over()]
+        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps()]
+        return [*aside, *self._steps.begin(), *self._finish_if_over()]
+
+    @property
+    def _is_between_steps(self) -> bool:
+        return not self._steps.is_stepping and not self._waits_for_group
 
     def _stepped(self) -> list[Action | Event]:
         """A local step is done."""
@@ -158,7 +176,8 @@ class Groups:
         if self._is_finished or not self._steps.is_over or self._waits_for_group:
             return []
         self._is_finished = True
-        return [*self._take_part_in_snapshots(), Send(COORDINATOR, Finished(self._steps.version))]
+        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps()]
+        return [*aside, Send(COORDINATOR, Finished(self._steps.version))]
 
     def _take_part_in_snapshots(self) -> list[Action | Event]:
         """In those for which this peer was in the middle of a step."""
@@ -171,7 +190,7 @@ class Groups:
         round, members = formed.round, formed.members
         if round in self._exchanges or self._peer not in members:
             return []
-        if self._is_state(round) and (self._steps.is_stepping or self._waits_for_group):
+        if (self._is_state(round) or is_mean(round.group)) and not self._is_between_steps:
             self._snapshots.append(formed)
             return []
         is_alone = len(members) == 1
@@ -192,8 +211,9 @@ class Groups:
         return round.group == state_name(self._stage)
 
     def _is_snapshot(self, round: Round) -> bool:
-        """Whether the mean is kept aside for a checkpoint, and this peer goes on with its own state."""
-        return self._is_state(round) and round.step < self._options.n_steps
+        """Whether the mean is kept aside, for a checkpoint or a held-out loss, and this peer goes on with its own
+        state."""
+        return is_mean(round.group) or (self._is_state(round) and round.step < self._options.n_steps)
 
     def _laid_out(self) -> list[Action | Event]:
         """The vector is there: it goes to the owners. Work of one kind is done in the order in which it was asked
@@ -243,11 +263,13 @@ class Groups:
         return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))
 
     def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action | Event]:
-        """Once the whole sum is here, the mean is adopted."""
+        """Once the whole sum is here, the mean is adopted. That for a held-out loss is left as it is until then."""
         if not exchange.hold(sum):
             return []
         round = exchange.round
         held = Send(COORDINATOR, ResultHeld(round, exchange.result().digest, self._contributed.pop(round)))
+        if is_mean(round.group):
+            return [held]
         step = round.step if self._is_state(round) else self._steps.version
         work = Work(self._stage, ADOPT, None, self._peer, step)
         self._adopting[round] = False
@@ -296,7 +318,16 @@ def _build(setup: PeerSetup) -> Groups:
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
         has_outer=config.sync.groups.outer != "none",
     )
-    return Groups(place, options)
+    has_next = stage + 1 < plan.n_stages
+    pipelines = range(plan.n_pipelines) if has_next else ()
+    held_out = HeldOutPlace(
+        peer=setup.peer,
+        stage=stage,
+        next_peer=plan.placement[stage + 1][pipeline] if has_next else None,
+        n_microbatches=config.train.eval_microbatches,
+        sent_bytes=[boundary_bytes(config, plan, stage, p, forward=True) for p in pipelines],
+    )
+    return Groups(place, options, HeldOutWork(held_out))
 
 
 def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> Agreement:
@@ -314,8 +345,6 @@ def _check(config: RunConfig, plan: Plan) -> str:
         )
     if config.train.on_nonfinite == "rollback":
         return "train.on_nonfinite: got rollback, expected stop or skip with sync.kind groups"
-    if config.train.eval_every_steps:
-        return f"train.eval_every_steps: got {config.train.eval_every_steps}, expected 0 with sync.kind groups"
     if groups.outer != "none" and groups.match != "all":
         return (
             f"sync.groups.outer: got {groups.outer}, expected none with sync.groups.match {groups.match}: the outer "

@@ -69,7 +69,7 @@ class IndependentWiring:
                 return [*self._finished(work, event.values), *self._begin_next()]
         elif type(event) is Received:
             body = event.body
-            if type(body) is Boundary and body.key.step >= self._step:
+            if type(body) is Boundary and body.key.kind != "eval" and body.key.step >= self._step:
                 self._arrived.add(body.key)
                 return self._begin_next()
         elif type(event) is Stepped:

@@ -19,6 +19,7 @@ from jaxdt.protocol.reports import (
     FailedReport,
     GroupReport,
     HeartbeatReport,
+    HeldOutMeanReport,
     LeavingReport,
     LostReport,
     OperatorReport,
@@ -130,7 +131,7 @@ class Journal:
             case EndedReport():
                 self._end = report
                 self._display.ended()
-            case GroupReport() | StateMeanReport():
+            case GroupReport() | StateMeanReport() | HeldOutMeanReport():
                 pass  # there are some for each step; the trace has them
             case PredictionReport(step_s=step_s, problem=None):
                 self._display.print(f"predicted step time {step_s:.3f} s")

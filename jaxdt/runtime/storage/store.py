@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdt.build import sends_again
+from jaxdt.build import replicas_may_differ, sends_again
 from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
@@ -24,7 +24,7 @@ from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
 from jaxdt.protocol.events import Boundary, Install, Key, Message, Part, Restore, Round, SliceKey, State, StateKey
 from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
-from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
+from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
 from jaxdt.runtime.storage.entries import join_entries
 from jaxdt.runtime.storage.gradient_slices import GradientSlices, sq_norm
 from jaxdt.runtime.storage.parameter_versions import ParameterVersions
@@ -34,7 +34,7 @@ from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import TIED, group_name, is_pull, is_push, parameters_of, state_name
+from jaxdt.spec.sizes import TIED, group_name, is_mean, is_pull, is_push, parameters_of, state_name
 from jaxdt.spec.work import (
     ADOPT,
     BACKWARD,
@@ -98,6 +98,8 @@ class Store:
         self._pushed = PushedChange()
         self._stash = WeightStash(plan.n_ahead(self._stage))
         self._retains_boundaries = sends_again(config)
+        self._frees_held_out = not replicas_may_differ(config)
+        self._mean: tuple[Round, Any] | None = None  # for a held-out loss
         self._kept_state: tuple[int, tuple[Any, ...]] = NO_STATE  # version, and the mean of replicas that may differ
         self._n_evals = 1
         if config.train.eval_every_steps:
@@ -147,7 +149,8 @@ class Store:
         """Do the Work and wait for its result. Returns the values of its Ran. This does not wait for the encoding of a
         tensor that is sent to a neighbour, since the next Work does not need it."""
         assert work.step is not None, "all Work that runs belongs to a step"
-        if work.step < self.parameter_versions.version and work.kind not in (GATHER, UPDATE, LAY_OUT, ADOPT):
+        names_its_input = bool(rounds) or work.kind in (GATHER, UPDATE)
+        if work.step < self.parameter_versions.version and not names_its_input:
             return {}  # its step has ended since the Work was requested, and its inputs have been freed
         if work.kind == FORWARD:
             return self._forward(work)
@@ -156,7 +159,7 @@ class Store:
         if work.kind == REGENERATE:
             return self._regenerate(work)
         if work.kind == EVALUATE:
-            return self._evaluate(work)
+            return self._evaluate(work, self._mean_of(rounds[0], scale) if rounds else self._params(work))
         if work.kind == GATHER:
             return self._gather(work.step, rounds)
         if work.kind == UPDATE:
@@ -196,6 +199,8 @@ class Store:
             return FloatVector(versions.state).of(versions.state)
         layout = FloatVector(versions.params)
         vector = layout.of(versions.params)
+        if is_mean(round.group):
+            return vector
         return layout.of(versions.outer[0]) - vector if versions.outer else vector
 
     def _adopt(self, round: Round, version: int, scale: float) -> None:
@@ -287,14 +292,21 @@ class Store:
             self._encode_boundary("grad", work, 0, gx)
         return values, jax.block_until_ready(accumulator)
 
-    def _evaluate(self, work: Work) -> dict[str, float]:
+    def _mean_of(self, round: Round, scale: float) -> Any:
+        """The parameters that are the sum of a round times `scale`, which are held until the round is forgotten."""
+        if self._mean is None or self._mean[0] != round:
+            tree = FloatVector(self.parameter_versions.params).tree(self._slices.result(round), scale)
+            self._mean = (round, self.functions.place(tree))
+        return self._mean[1]
+
+    def _evaluate(self, work: Work, params: Any) -> dict[str, float]:
         x = self._input(work, "eval")
         if not self.functions.last:
-            y = self.functions.evaluate(self._params(work), x)
+            y = self.functions.evaluate(params, x)
             self._encode_boundary("eval", work, 1, y)
             return {}
         assert self.functions.eval_loss is not None, "the last stage has it"
-        loss = self.functions.eval_loss(self._params(work), x, self._tokens(work)[:, 1:])
+        loss = self.functions.eval_loss(params, x, self._tokens(work)[:, 1:])
         return {"n_samples": self._config.train.microbatch_size, "loss_sum": float(loss)}
 
     def _gather(self, step: int, rounds: tuple[Round, ...]) -> dict[str, float]:
@@ -411,8 +423,10 @@ class Store:
         return self._slices.sum(key, members)
 
     def forget(self, round: Round) -> None:
-        """A round of averaging has been aborted."""
+        """A round of averaging has been aborted, or nobody needs its result any more."""
         self._slices.forget(round)
+        if self._mean and self._mean[0] == round:
+            self._mean = None
 
     def discard(self, key: Key) -> None:
         """A boundary tensor need not be held any longer."""
@@ -420,12 +434,13 @@ class Store:
 
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
         """Delete the boundary tensors and accumulators of a step and of earlier steps, and what belongs to rounds that
-        are over."""
+        are over. Where replicas may differ a held-out tensor names no local step, and is given away when it is used."""
         for past_step in [held_step for held_step in self._accumulators if held_step <= step]:
             del self._accumulators[past_step]
         for tensors in (self._residuals, self._boundaries):
             for key in [key for key in tensors if key.step <= step]:
-                del tensors[key]
+                if self._frees_held_out or key.kind != HELD_OUT:
+                    del tensors[key]
         self._slices.free(rounds)
 
     def write_checkpoint(self, version: int) -> None:

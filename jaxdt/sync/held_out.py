@@ -1,0 +1,171 @@
+"""The held-out loss where replicas may differ: that of the mean over the replicas' parameters.
+
+When a number of rows is done, the replicas of each stage add up their parameters, each at its next step boundary, and
+go on. Nobody adopts the mean. Once every stage has the sum, the members of one pipeline run the held-out microbatches
+with it, each between two of its local steps, and the last stage tells the loss. Then the sums are dropped.
+
+The coordinator measures one loss at a time, and holds back the rows from the one to which the loss belongs on, so that
+a row is told with its held-out loss. A loss that is due while another one waits to be measured is left out.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Action,
+    Boundary,
+    EvaluateMean,
+    Event,
+    GroupClosed,
+    Key,
+    MeanEvaluated,
+    Ran,
+    Received,
+    Round,
+    Run,
+    Send,
+    Tally,
+)
+from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import EVALUATE, Work
+
+HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
+
+
+@dataclass(frozen=True)
+class HeldOutPlace:
+    """One replica's place. `next_peer`: of its pipeline, None at the last stage; `sent_bytes[m % len]`: payload of
+    what it sends there for held-out microbatch m of `n_microbatches`."""
+
+    peer: int
+    stage: int
+    next_peer: int | None
+    n_microbatches: int
+    sent_bytes: Sequence[int]
+
+
+class HeldOutWork:
+    """A peer's side: the Work with a mean. A part of a sync's machine, which says when the peer is between two local
+    steps."""
+
+    READS = frozenset({EvaluateMean, Boundary, Ran})
+
+    def __init__(self, place: HeldOutPlace):
+        self._place = place
+        self._mean: EvaluateMean | None = None
+        self._inputs: dict[int, list[int]] = {}  # version -> microbatches that have come from the stage before
+        self._tally = Tally()
+        self._n_done = 0
+
+    def handle(self, event: Event) -> list[Action | Event]:
+        """Actions, but for the Work itself."""
+        match event:
+            case Received(_, EvaluateMean() as mean):
+                self._mean, self._tally, self._n_done = mean, Tally(), 0
+                if self._place.stage == 0:
+                    self._inputs[mean.round.step] = list(range(self._place.n_microbatches))
+            case Received(_, Boundary(Key(kind, version, _, microbatch))) if kind == HELD_OUT:
+                self._inputs.setdefault(version, []).append(microbatch)
+            case Ran(Work(kind=kind) as work, values=values) if kind == EVALUATE:
+                return self._evaluated(work, values)
+            case _:
+                pass
+        return []
+
+    def between_steps(self) -> list[Action | Event]:
+        """The Work whose input is here. It is done before the next local step, if that is asked for later."""
+        mean = self._mean
+        if mean is None:
+            return []
+        place, version, scale = self._place, mean.round.step, 1.0 / mean.n_members
+        works = [Work(place.stage, EVALUATE, m, place.peer, version) for m in self._inputs.pop(version, [])]
+        return [Run(work, scale, (mean.round,)) for work in works]
+
+    def _evaluated(self, work: Work, values: Mapping[str, float]) -> list[Action | Event]:
+        place, version, m = self._place, work.step, work.microbatch
+        assert version is not None and m is not None  # as in all of this Work
+        if place.next_peer is not None:
+            n_bytes = place.sent_bytes[m % len(place.sent_bytes)]
+            return [Send(place.next_peer, Boundary(Key(HELD_OUT, version, place.stage + 1, m)), n_bytes)]
+        self._tally += Tally(eval_sum=values.get("loss_sum", 0.0), n_evals=int(values.get("n_samples", 0)))
+        self._n_done += 1
+        return [Send(COORDINATOR, MeanEvaluated(version, self._tally))] if self._n_done == place.n_microbatches else []
+
+
+class HeldOutLosses:
+    """The coordinator's side: which loss is measured, and the rows that wait for it. `version`: of the mean that is
+    under way, None if there is none."""
+
+    READS = frozenset({MeanEvaluated})
+
+    def __init__(self, every_steps: int, n_steps: int, plan: Plan):
+        self.version: int | None = None
+        self._every = every_steps
+        self._n_steps = n_steps
+        self._plan = plan
+        self._wanted: set[int] = set()
+        self._rows: deque[StepReport] = deque()
+        self._whole: dict[int, tuple[Round, tuple[int, ...]]] = {}  # stage -> its sum, and whose
+
+    def is_due(self, version: int) -> bool:
+        """Whether the loss after so many rows is to be measured, as far as the config goes."""
+        return bool(self._every) and (version % self._every == 0 or version == self._n_steps)
+
+    def want(self, version: int) -> bool:
+        """The loss after so many rows will be measured: False if it is not due, or left out."""
+        is_wanted = self.is_due(version) and (version == self._n_steps or len(self._wanted) < 2)
+        if is_wanted:
+            self._wanted.add(version)
+        return is_wanted
+
+    def begin(self, version: int) -> None:
+        """The replicas are about to be told to add their parameters up."""
+        self.version = version
+
+    def row(self, report: StepReport) -> list[StepReport]:
+        """A row is done; the rows that can be told."""
+        self._rows.append(report)
+        return self._released()
+
+    def _released(self) -> list[StepReport]:
+        """Rows before the first one whose loss is not measured yet."""
+        first = min(self._wanted, default=None)
+        told: list[StepReport] = []
+        while self._rows and (first is None or self._rows[0].step + 1 < first):
+            told.append(self._rows.popleft())
+        return told
+
+    def whole(self, stage: int, round: Round, members: Sequence[int], steps: Sequence[int]) -> list[Action]:
+        """A stage has its sum. Once all have, one pipeline measures the loss."""
+        self._whole[stage] = round, tuple(members)
+        report = HeldOutMeanReport(stage, round.step, list(members), list(steps))
+        if len(self._whole) < self._plan.n_stages:
+            return [report]
+        return [report, *(Send(row[0], self._evaluate(stage)) for stage, row in enumerate(self._plan.placement))]
+
+    def _evaluate(self, stage: int) -> EvaluateMean:
+        round, members = self._whole[stage]
+        return EvaluateMean(round, len(members))
+
+    def hear(self, message: MeanEvaluated) -> list[Action]:
+        """The loss is known: rows, and what the members are told."""
+        if message.version != self.version:
+            return []
+        told: list[Action] = []
+        for round, members in self._whole.values():
+            told += [Send(member, GroupClosed(round)) for member in members]
+        return [*self._end(message.tally), *told]
+
+    def _end(self, tally: Tally) -> list[Action]:
+        version, self.version = self.version, None
+        assert version is not None  # one is under way
+        self._wanted.discard(version)
+        self._whole.clear()
+        loss = tally.eval_sum / tally.n_evals if tally.n_evals else None
+        self._rows = deque(
+            replace(report, eval_loss=loss) if report.step + 1 == version else report for report in self._rows
+        )
+        return list(self._released())

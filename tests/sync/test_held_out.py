@@ -1,0 +1,84 @@
+"""Held-out losses on the way where replicas may differ: those of the mean of the parameters that the log names."""
+
+from dataclasses import replace
+
+import gpt_reference
+import jax
+import numpy as np
+import pytest
+from test_group_replay import BATCH, Tokens, make_config, replayed, simulated
+from test_stash import stashing
+
+from jaxdt.model.group_replay import mean_tree
+from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepReport
+from jaxdt.spec import config as run_config
+
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
+N_HELD_OUT = 3
+
+
+class HeldOutTokens(Tokens):
+    def n_eval_batches(self, microbatch_size, seq_len):
+        return N_HELD_OUT
+
+    def eval_batch(self, microbatch, microbatch_size, seq_len):
+        return self.train_batch(99, microbatch, 0, microbatch_size, seq_len, 1)
+
+
+@pytest.fixture(autouse=True)
+def held_out_tokens(monkeypatch):
+    monkeypatch.setattr("test_group_replay.Tokens", HeldOutTokens)
+
+
+def evaluated(config, every, **train):
+    return replace(config, train=replace(config.train, eval_every_steps=every, eval_microbatches=N_HELD_OUT, **train))
+
+
+CASES = {
+    "window": make_config("window", 3, microbatches=7, window_s=3.0, connectivity_groups=4),
+    "outer": make_config("all", 2, every_steps=4, outer="nesterov"),
+    "one pipeline": make_config("none", 1),
+    "stash": stashing("window", 3, 8, window_s=3.0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_those_of_the_whole_model_at_the_mean_of_the_parameters(name):
+    config = evaluated(CASES[name], 3, checkpoint_every_steps=3)
+    plan, n_pipelines = run_config.default_plan(config), config.plan.pipelines
+    outcome, _ = simulated(config)
+    rows = outcome.of(StepReport)
+    assert [report.step for report in rows] == list(range(8))
+    losses = {report.step + 1: report.eval_loss for report in rows if report.eval_loss is not None}
+    assert set(losses) == {3, 6, 8}
+    means = outcome.of(HeldOutMeanReport)
+    places = {mean.version: [] for mean in means}
+    for mean in means:
+        assert len(mean.members) == n_pipelines
+        for member, n_steps in zip(mean.members, mean.steps, strict=True):
+            places[mean.version].append((mean.stage, plan.seat(member)[1], n_steps))
+    kept = replayed(config, outcome, [place for found in places.values() for place in found])
+    samples = [HeldOutTokens().eval_batch(m, BATCH, 8) for m in range(N_HELD_OUT)]
+    for version, found in places.items():
+        params = {}
+        for stage in range(plan.n_stages):
+            params |= mean_tree([kept[place][0] for place in found if place[0] == stage])
+        total = sum(float(gpt_reference.loss_sum(config.model, params, x[:, :-1], x[:, 1:])) for x in samples)
+        assert losses[version] == pytest.approx(total / (N_HELD_OUT * BATCH), rel=1e-5)
+    assert [report.version for report in outcome.of(CheckpointReport)] == [3, 6, 8]
+
+
+def test_they_change_nothing_of_the_training():
+    """Where timing does not decide which replicas average."""
+    states = [simulated(config)[1] for config in (make_config("all", 2), evaluated(make_config("all", 2), 2))]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_rows_are_told_in_order_though_every_one_wants_a_loss():
+    """A loss that is due while another waits is left out, but not that of the result."""
+    outcome, _ = simulated(evaluated(make_config("none", 3, microbatches=7), 1))
+    rows = outcome.of(StepReport)
+    assert [report.step for report in rows] == list(range(8))
+    assert rows[0].eval_loss is not None and rows[-1].eval_loss is not None
+    assert rows[-1].eval_loss < rows[0].eval_loss
