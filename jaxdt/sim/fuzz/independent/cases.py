@@ -201,6 +201,8 @@ def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list
     that come twice or late, the coordinator or a peer that does nothing for a while."""
     pause_s = rng.choice((1.0, 6.0, 15.0))
     n_faults = rng.choice((0, 0, 1, 2, 3))
+    if len(plan.peers) == 1:
+        n_faults = min(n_faults, 1)  # a coordinator that has paused leaves no pair of ends to draw
     faults = draw(seed, [[peer] for peer in plan.peers], n_faults, run_s, pause_s, HARMLESS_KINDS)
     if rng.random() < 0.25:
         faults.append(Fault(rng.uniform(0.0, run_s), PAUSE, rng.choice(plan.peers), rng.uniform(0.0, BLIP_S)))

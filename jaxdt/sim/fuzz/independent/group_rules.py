@@ -51,6 +51,7 @@ class StageGroups:
     opened_s: float = math.inf
     answered: dict[int, int] = field(default_factory=dict[int, int])
     cliques: list[set[int]] = field(default_factory=list[set[int]])
+    formed: list[set[int]] = field(default_factory=list[set[int]])  # the same, as they were first
     n_arrived: int = 0  # since a check became due; only of tumbling windows
     is_due: bool = False
     is_checked: bool = False
@@ -104,11 +105,12 @@ class GroupRules:
 
     # ------------------------------------------------------------------------------------------------- what is heard
 
-    def advance(self, now_s: float) -> None:
-        """Something is about to happen at the coordinator, and all that happened there before `now_s` is known."""
-        if now_s > self._last_s:
+    def advance(self, now_s: float, is_settled: bool) -> None:
+        """Something is about to happen at the coordinator, and all that happened there before `now_s` is known, unless
+        it is not settled who is a member."""
+        if now_s > self._last_s and is_settled:
             self._check_stages(self._last_s)
-            self._last_s = now_s
+        self._last_s = now_s
 
     def paused(self, now_s: float) -> None:
         """The coordinator did nothing until now, so windows end late."""
@@ -147,6 +149,9 @@ class GroupRules:
     def formed(self, now_s: float, report: GroupReport) -> None:
         """A group has formed."""
         stage = self._stages[report.stage]
+        if 0 <= report.k < len(stage.cliques):
+            self._formed_again(stage, report)
+            return
         self._check_members(stage, report)
         members = set(report.members)
         if self._is_window:
@@ -156,11 +161,22 @@ class GroupRules:
         elif members != stage.replicas:
             raise RuleBroken(MEMBERS, f"{report} has formed, replicas are {sorted(stage.replicas)}")
         stage.cliques.append(members)
+        stage.formed.append(members)
         for peer in members:
             stage.answered[peer] = stage.waiting.pop(peer)
         if report.enforced:
             stage.enforced_s.append((stage.opened_s, now_s))
         self._window_ended(stage, report.enforced)
+
+    def _formed_again(self, stage: StageGroups, report: GroupReport) -> None:
+        """Other members have averaged than first said, since some are lost: then they are among those of before."""
+        members, before = set(report.members), stage.formed[report.k]
+        if not members <= before or not members:
+            raise RuleBroken(MEMBERS, f"{report} is formed again, with others than {sorted(before)}")
+        for peer, step in zip(report.members, report.steps, strict=True):
+            if step > stage.answered.get(peer, -1):
+                raise RuleBroken(MEMBERS, f"{report}: peer {peer} was in it after {stage.answered.get(peer)} steps")
+        stage.cliques[report.k] = members
 
     def _check_members(self, stage: StageGroups, report: GroupReport) -> None:
         if report.k != len(stage.cliques):

@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from jaxdt.membership.coordinator import VIEW
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
@@ -42,6 +43,8 @@ from jaxdt.protocol.events import (
     GroupClosed,
     GroupFormed,
     Paused,
+    Persist,
+    Persisted,
     Received,
     Round,
     Run,
@@ -102,6 +105,7 @@ class Invariants:
         self.n_checked = 0
         self._shape = shape
         self._rules = GroupRules(shape.config.sync.groups, plan.placement)
+        self._faults = any(fault.may_lose for fault in faults)
         self._loses = {peer for fault in faults for peer in fault.may_lose}
         self._coordinator_ends = any(fault.kind in ENDS and fault.peer == COORDINATOR for fault in faults)
         self._means: dict[tuple[str, int], dict[int, Vector]] = defaultdict(dict)  # group and number -> by peer
@@ -109,9 +113,11 @@ class Invariants:
         self._closed: set[tuple[int, Round]] = set()  # (peer, round): it has heard that the round is over
         self._has_view = False
         self._has_ended = False  # the first coordinator
+        self._lost: set[int] = set()  # pipelines that have lost a peer
+        self._view_pending = False  # a view is being made durable
         self._begun: dict[int, int] = {}  # peer of the first stage -> local steps that it has begun
         self._enough: dict[int, int] = {}  # the same, when it has heard that it shall begin no more
-        self._n_heard = 0  # steps of pipelines of which the coordinator has heard
+        self._heard: set[tuple[int, int]] = set()  # steps of pipelines of which the coordinator has heard
         self._n_nonfinite = 0
         servers = [row[0] for row in plan.roles.servers]
         self._clocks = {
@@ -154,26 +160,46 @@ class Invariants:
     # ---------------------------------------------------------------------------------------------------- coordinator
 
     def _on_coordinator_event(self, event: Event, actions: list[Action]) -> None:
-        if self._has_ended:
-            return  # its successor ends the run
-        self._rules.advance(self.now_s)
+        """Which groups form is not followed after the first coordinator: its successor begins with an empty history of
+        groups, from what its members tell it. The replay of the log, the means and the budget are checked all the
+        same."""
         if isinstance(event, Paused):
             self._rules.paused(self.now_s)
+        if not self._has_ended:
+            self._rules.advance(self.now_s, not self._view_pending)
         if isinstance(event, Received):
             self._on_told(event)
-        self._has_view = self._has_view or any(isinstance(action, ViewReport) for action in actions)
+        for action in actions:
+            if isinstance(action, ViewReport):
+                self._on_view(action)
+            if isinstance(action, Persist) and action.name == VIEW:
+                self._view_pending = True
+        if event == Persisted(VIEW):
+            self._view_pending = False
         told: dict[tuple[str, int], dict[int, tuple[int, ...]]] = defaultdict(dict)
         for action in actions:
             if isinstance(action, Send) and isinstance(action.body, GroupFormed):
                 round, members = action.body.round, action.body.members
                 told[round.group, round.step][action.dst] = members
-                self._members[round.group, round.step] = set(members)
+                self._members.setdefault((round.group, round.step), set()).update(members)
         for action in actions:
-            if isinstance(action, GroupReport):
+            if isinstance(action, GroupReport) and not self._has_ended:
                 self._rules.formed(self.now_s, action)
                 expected = dict.fromkeys(action.members, tuple(action.members))
-                if (found := told[group_name(action.stage), action.k]) != expected:
+                found = told[group_name(action.stage), action.k]
+                if found != expected and not self._lost:
                     self.broken(ANSWERED, COORDINATOR, f"{action} has formed, told were {found}")
+
+    def _on_view(self, report: ViewReport) -> None:
+        """A view is durable. A pipeline without one of its peers is lost, and leaves at all stages."""
+        self._has_view = True
+        placement = self._shape.plan.placement
+        for row in placement:
+            for pipeline, peer in enumerate(row):
+                if peer not in report.members and pipeline not in self._lost:
+                    self._lost.add(pipeline)
+                    for replicas in placement:
+                        self._rules.left(replicas[pipeline])
 
     def _on_told(self, event: Received) -> None:
         """What the coordinator hears."""
@@ -182,8 +208,8 @@ class Invariants:
                 self._rules.wants(self.now_s, event.header.src, step)
             case Finished():
                 self._rules.left(event.header.src)
-            case StepDone():
-                self._n_heard += 1
+            case StepDone(step):
+                self._heard.add((event.header.src, step))
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
@@ -233,9 +259,18 @@ class Invariants:
         if peer not in self._members.get((round.group, round.step), ()):
             self.broken(ONE_MEAN, peer, f"adopts the mean of {round} and is no member of it")
         known[peer] = vector
-        if len(set(known.values())) > 1:
-            self.broken(ONE_MEAN, peer, f"adopts another mean of {round} than others: {known}")
+        staying = {member: mean for member, mean in known.items() if self._stays(member)}
+        if len(set(staying.values())) > 1 and not self._faults:
+            self.broken(ONE_MEAN, peer, f"adopts another mean of {round} than others: {staying}")
         del state
+
+    def _averages(self, peer: int) -> bool:
+        """Whether a replica stays, and is not the only one of its stage that does."""
+        return self._stays(peer) and self._shape.plan.n_pipelines - len(self._lost) > 1
+
+    def _stays(self, peer: int) -> bool:
+        """Whether a peer is a server, or of a pipeline that is not lost."""
+        return peer in self._clocks or self._shape.plan.seat(peer)[1] not in self._lost
 
     def _added(self, server: int, round: Round) -> None:
         """A server adds the push of a worker."""
@@ -273,8 +308,12 @@ class Invariants:
         if stop.code:
             self._check_reason(stop)
             return
+        self._check_means()
         rows = [report.step for report in outcome.of(StepReport)]
-        if rows != list(range(self._shape.config.train.steps)):
+        n_rows = self._shape.config.train.steps
+        # What was measured of a row that was not full is lost with a coordinator, and with pipelines the last row is.
+        missing = set(range(n_rows)) - set(rows) - ({n_rows - 1} if self._lost else set())
+        if rows != sorted(set(rows)) or not set(rows) <= set(range(n_rows)) or (missing and not self._has_ended):
             self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}")
         n_steps = self._check_budget(outcome)
         try:
@@ -282,8 +321,15 @@ class Invariants:
         except LogProblem as problem:
             self.broken(REPLAYED, COORDINATOR, f"the log cannot be replayed: {problem}")
         for peer, round in sorted(self._closed):
-            if round in self.tensors[peer].rounds:
+            if self._stays(peer) and round in self.tensors[peer].rounds:
                 self.broken(HELD, peer, f"still holds tensors of {round}, which is closed")
+
+    def _check_means(self) -> None:
+        """(3) among those who have stayed. Who is lost may have adopted what nobody else has heard of."""
+        for (group, number), known in self._means.items():
+            staying = {peer: mean for peer, mean in known.items() if self._stays(peer)}
+            if len(set(staying.values())) > 1:
+                self.broken(ONE_MEAN, COORDINATOR, f"members of {group} {number} have adopted {staying}")
 
     def _check_reason(self, stop: Stop) -> None:
         """A run may end without its result for these reasons only."""
@@ -296,19 +342,22 @@ class Invariants:
             self.broken(PROGRESS, COORDINATOR, f"ends with code {stop.code}, expected {expected}: {stop.reason}")
 
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
-        """(9); the local steps of each pipeline."""
+        """(9); the local steps of each pipeline. Of one that is lost, the most that one of its replicas has done."""
         plan, n_rows = self._shape.plan, self._shape.config.train.steps
         n_steps = {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
         if set(n_steps) != set(range(plan.n_pipelines)):
             self.broken(BUDGET, COORDINATOR, f"the run is over with the ends of pipelines {n_steps}")
         for row in plan.placement:
             for pipeline, peer in enumerate(row):
-                if self.tensors[peer].n_steps != n_steps[pipeline]:
-                    found = self.tensors[peer].n_steps
+                found = self.tensors[peer].n_steps
+                if pipeline in self._lost:
+                    n_steps[pipeline] = max(found, n_steps[pipeline])
+                elif found != n_steps[pipeline]:
                     self.broken(BUDGET, peer, f"has done {found} steps, its pipeline {n_steps[pipeline]}")
         n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values())
-        if n_done < n_wanted or self._n_heard != n_done:
-            problem = f"the pipelines have done {n_steps}, {self._n_heard} were heard of, the run has {n_wanted}"
+        n_short = plan.n_pipelines if self._lost else 0  # the rest may have ended before it was known what is missing
+        if n_done < n_wanted - n_short or (len(self._heard) != n_done and not self._faults and not self._has_ended):
+            problem = f"the pipelines have done {n_steps}, {len(self._heard)} were heard of, the run has {n_wanted}"
             self.broken(BUDGET, COORDINATOR, problem)
         return n_steps
 
@@ -330,7 +379,7 @@ class Invariants:
         replay.run(n_steps)
         self._check_trails(replay.replicas)
         for (version, stage), mean in replay.means.items():
-            for peer in self._shape.plan.placement[stage]:
+            for peer in filter(self._averages, self._shape.plan.placement[stage]):
                 if (found := self.tensors[peer].means.get(version)) != mean:
                     self.broken(REPLAYED, peer, f"has {found} for version {version}, the replay {mean}")
         self._check_checkpoints(set(replay.means))
@@ -341,11 +390,10 @@ class Invariants:
         plan, train = self._shape.plan, self._shape.config.train
         every = train.checkpoint_every_steps or train.steps
         versions = {*range(every, train.steps, every), train.steps}
-        if plan.n_pipelines == 1:
-            versions.discard(train.steps)  # the result is the state of the only one
         expected = {(version, stage) for version in versions for stage in range(plan.n_stages)}
         newest = max((version for version in versions if version < train.steps), default=None)
-        if not {key for key in expected if key[0] != newest} <= found <= expected:
+        may_miss = {newest, train.steps} if plan.n_pipelines == 1 else {newest}  # the result is that of the only one
+        if not {key for key in expected if key[0] not in may_miss} <= found <= expected:
             self.broken(REPLAYED, COORDINATOR, f"means of states are {sorted(found)}, expected {sorted(expected)}")
 
     def _check_trails(self, replicas: Replicas) -> None:
@@ -354,10 +402,12 @@ class Invariants:
             self._check_trail(peer, self.tensors[peer].trail, trail)
 
     def _check_trail(self, peer: int, found: Sequence[TrailEntry], expected: Sequence[TrailEntry]) -> None:
-        for got, wanted in zip(found, expected, strict=False):
+        """Of a replica that is lost all but its last change, which may be a mean that nobody else has heard of."""
+        stays = self._stays(peer)
+        for got, wanted in zip(found if stays else found[:-1], expected, strict=False):
             if got != wanted:
                 self.broken(REPLAYED, peer, f"has {got}, the replay of the log {wanted}")
-        if len(found) != len(expected):
+        if stays and len(found) != len(expected):
             self.broken(REPLAYED, peer, f"has {len(found)} changes of its parameters, the replay {len(expected)}")
 
 

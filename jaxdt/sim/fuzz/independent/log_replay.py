@@ -5,6 +5,7 @@ left to be done before; a group averages as soon as all its members have done th
 does not depend on the order, so any order does.
 """
 
+import functools
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,18 @@ class Replicas:
         self.trails[place].append(TrailEntry(what, step, self.states[place][0]))
 
 
+def counted(groups: Sequence[GroupReport]) -> list[GroupReport]:
+    """The reports that count: none of whose members, after as many local steps, a later one of the stage names."""
+    found: list[GroupReport] = []
+    named: set[tuple[int, int, int]] = set()
+    for group in reversed(groups):
+        members = {(group.stage, peer, step) for peer, step in zip(group.members, group.steps, strict=True)}
+        if not members & named:
+            found.append(group)
+        named |= members
+    return found[::-1]
+
+
 class GroupReplay:
     """Averaging groups. `means[version, stage]`: the means of states."""
 
@@ -101,12 +114,16 @@ class GroupReplay:
         self._outer = shape.config.sync.groups.outer
         self._pipeline_of = {peer: shape.plan.seat(peer)[1] for peer in shape.plan.peers}
         self._todo: dict[Place, deque[GroupReport]] = defaultdict(deque)  # of a replica, in the order of its steps
-        for group in groups:
+        for group in counted(groups):
             for place in self._places(group):
                 self._todo[place].append(group)
+        for (stage, pipeline), queue in list(self._todo.items()):
+            in_order = sorted(queue, key=functools.partial(self._step_of, pipeline))
+            self._todo[stage, pipeline] = deque(in_order)
         self._state_means: dict[Place, list[StateMeanReport]] = defaultdict(list)
         self._laid_out: dict[tuple[int, int], dict[int, Vector]] = defaultdict(dict)  # version, stage -> by peer
-        for mean in state_means:
+        last = {(mean.stage, mean.version): mean for mean in state_means}
+        for mean in last.values():
             for peer in mean.members:
                 self._state_means[mean.stage, self._pipeline_of[peer]].append(mean)
         self._last_version = shape.config.train.steps
@@ -133,9 +150,9 @@ class GroupReplay:
         """Whether a replica of the pipeline has to average before the next step."""
         step = self.replicas.n_steps[pipeline]
         firsts = [queue[0] for (_, p), queue in self._todo.items() if p == pipeline and queue]
-        return any(self._step_of(group, pipeline) <= step for group in firsts)
+        return any(self._step_of(pipeline, group) <= step for group in firsts)
 
-    def _step_of(self, group: GroupReport, pipeline: int) -> int:
+    def _step_of(self, pipeline: int, group: GroupReport) -> int:
         return next(s for m, s in zip(group.members, group.steps, strict=True) if self._pipeline_of[m] == pipeline)
 
     def _average(self, group: GroupReport) -> bool:
@@ -176,7 +193,7 @@ class GroupReplay:
             vectors = [laid_out[peer] for peer in mean.members]
             self.means[mean.version, mean.stage] = residues.scaled(residues.total(vectors), 1 / len(vectors))
         for (version, stage), state in self.means.items():
-            if version == self._last_version:
+            if version == self._last_version and len(self._laid_out[version, stage]) > 1:
                 for peer in self._laid_out[version, stage]:
                     self.replicas.set_state((stage, self._pipeline_of[peer]), state)
 
