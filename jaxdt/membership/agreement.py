@@ -83,6 +83,15 @@ class Agreement(Protocol):
         """What the members have agreed on, if they have. The coordinator makes a Record durable, and then says so."""
         ...
 
+    def promise_checkpoint(self) -> int | None:
+        """An operator wants a checkpoint. The version of the one that there will be; None where it is that of the next
+        record."""
+        ...
+
+    def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Checkpoint.mean_of, () where replicas are equal."""
+        ...
+
     def durable_form(self, record: Record) -> Any:
         """What has to be durable once `record` is: plain data but for frozen dataclasses."""
         ...

@@ -93,6 +93,12 @@ class TwoPhaseCommit:
             return EndRun(4, f"step {step}: the gradient is not finite")
         return RollBack()
 
+    def promise_checkpoint(self) -> int | None:
+        return None
+
+    def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        return ()
+
     def durable_form(self, record: Record) -> tuple[CommittedStep, ...]:
         step = CommittedStep(record, self._votes.tally(record.step))
         return (*self._steps, step)[-KEPT_STEPS:]

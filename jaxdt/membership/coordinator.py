@@ -495,6 +495,8 @@ class Coordinator:
             return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
         before = self._operations.state
         text = self._operations.accept(request, self.roster, progress)
+        if request.command in ("checkpoint", "stop"):
+            self._promise_checkpoint()
         answer = self._send(src, OperatorAnswer(True, text))
         done: list[Action] = []
         if request.command != "status":
@@ -520,10 +522,16 @@ class Coordinator:
             return [OperatorReport("stop", reason)]
         was_paused = self._operations.state.paused
         text = self._operations.stop(INTERRUPTED, "interrupted", progress)
+        self._promise_checkpoint()
         actions: list[Action] = [OperatorReport("stop", f"{text}; interrupt it again to end it at once")]
         if was_paused and OPERATOR not in self._being_persisted:
             return [*actions, self._persist(OPERATOR, self._operations.state)]
         return [*actions, *self._decide()]
+
+    def _promise_checkpoint(self) -> None:
+        version = self._agreement.promise_checkpoint()
+        if version is not None:
+            self._operations.promised(version)
 
     def _remove(self, now_s: float, peer: int, command: str) -> list[Action]:
         if command == "drain":
@@ -789,7 +797,7 @@ class Coordinator:
         view, holders = self.roster.current_view, self.roster.holders
         found = self._checkpoints.found(view.generation, view.n_reseeds, holders)
         if found:
-            return [self._persist(CHECKPOINT, found)]
+            return [self._persist(CHECKPOINT, replace(found, mean_of=self._agreement.mean_of(found.version)))]
         return [self._send(peer, CopyPart(part)) for peer, part in self._checkpoints.orders(holders)]
 
     def _completed(self, checkpoint: Checkpoint) -> list[Action]:

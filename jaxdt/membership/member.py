@@ -50,6 +50,7 @@ from jaxdt.protocol.events import (
     Leaving,
     LinkChanged,
     MarkCheckpoint,
+    MeanKept,
     Meet,
     Member,
     Message,
@@ -143,7 +144,7 @@ class Membership:
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
         | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
-        | {Committed, Drain, Revoked, HoldsPart, StepBlocked}
+        | {Committed, Drain, Revoked, HoldsPart, StepBlocked, MeanKept}
     )
 
     def __init__(self, identity: PeerIdentity):
@@ -253,6 +254,8 @@ class Membership:
                 return [Send(COORDINATOR, overdue)]
             case HoldsPart(part):
                 return [self._confirmed(Saved(part.version, part.stage, 0.0, part.digest, part.n_words))]
+            case MeanKept(version):
+                self._asked_checkpoint = version
             case Updated(_, version):
                 return self._updated(version)
             case CheckpointFailed(version, reason) if self._last_words:

@@ -111,7 +111,13 @@ class Operations:
         if self._stop is None or self.stops_at is None or progress.checkpoint < self.stops_at:
             return None
         code, by = self._stop
-        return code, f"{by} after {progress.n_committed} steps, of which there is a checkpoint"
+        return code, f"{by} after {progress.checkpoint} steps, of which there is a checkpoint"
+
+    def promised(self, version: int) -> None:
+        """There will be a checkpoint of this version without any record."""
+        self._wants_checkpoint = False
+        if self._stop:
+            self.stops_at = version
 
     def record(self, record: Record) -> Record:
         """A record that is about to be made durable, with the checkpoint that an operator wants after it."""

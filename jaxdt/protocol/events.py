@@ -93,12 +93,14 @@ class Part:
 class Checkpoint:
     """A complete checkpoint: the parts of all stages, in their order, after `version` updates in `generation`.
     `n_reseeds`: how often the run had gone on with other samples. Without parts it is version 0, the initial state,
-    which every peer can draw."""
+    which every peer can draw. `mean_of`: where replicas may differ, of which replicas each stage's part is the mean, as
+    (peer, its local steps)."""
 
     version: int = 0
     generation: int = 0
     parts: tuple[Part, ...] = ()
     n_reseeds: int = 0
+    mean_of: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     @property
     def n_copies(self) -> int:
@@ -1140,6 +1142,14 @@ class StepsEnd:
 
 
 @frozen_dataclass
+class MeanKept:
+    """sync -> membership, where replicas may differ: the mean of the replicas' states is here, for the checkpoint of
+    `version`."""
+
+    version: int
+
+
+@frozen_dataclass
 class GoBack:
     """sync -> part transfer: all that was under way is void; get the checkpoint with which the view's generation began,
     and restore it."""
@@ -1169,6 +1179,7 @@ INTERNAL = (
     Updated,
     Stepped,
     StepsEnd,
+    MeanKept,
     GoBack,
     HoldsPart,
 )
@@ -1418,6 +1429,7 @@ Event = (
     | Updated
     | Stepped
     | StepsEnd
+    | MeanKept
     | GoBack
     | HoldsPart
 )

@@ -72,6 +72,8 @@ class GroupScheduler:
         self._n_groups = [0] * plan.n_stages
         self._budget = StepBudget(config, plan)
         self._held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan)
+        self._promised = 0  # the version of which an operator wants a checkpoint
+        self._mean_of: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}  # version, stage -> members, local steps
         self._means: deque[tuple[Callable[[int], str], int]] = deque()  # names of groups, versions: one after the other
         self._finished: dict[int, int] = {}  # replica -> its local steps
         self._end: EndRun | None = None
@@ -143,6 +145,7 @@ class GroupScheduler:
         if round.group == mean_name(stage):
             return self._held_out.whole(stage, round, group.members, steps)
         if round.group == state_name(stage):
+            self._mean_of[round.step, stage] = tuple(zip(group.members, steps, strict=True))
             reports.append(StateMeanReport(stage, round.step, list(group.members), steps))
         return [*reports, *(Send(member, GroupClosed(round)) for member in group.members)]
 
@@ -164,7 +167,8 @@ class GroupScheduler:
     def _snapshot(self, version: int) -> list[Action]:
         """After so many rows there may be a checkpoint of the mean over the replicas."""
         every = self._checkpoint_every_steps
-        if every and version % every == 0 and version < self._config.n_steps:
+        is_due = version == self._promised or (every and version % every == 0)
+        if is_due and version < self._config.n_steps:
             self._means.append((state_name, version))
         return self._next_mean()
 
@@ -211,9 +215,17 @@ class GroupScheduler:
         return NOT_YET
 
     def refusal(self, command: str) -> str:
-        if command == "status":
+        if command in ("status", "checkpoint", "stop"):
             return ""
         return f"{command}: with sync.kind groups a run cannot do this yet"
+
+    def promise_checkpoint(self) -> int | None:
+        self._promised = self.n_committed + 1
+        return self._promised
+
+    def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        stages = range(self._plan.n_stages)
+        return tuple(self._mean_of.get((version, stage), ()) for stage in stages)
 
     def durable_form(self, record: Record) -> Any:
         raise AssertionError("no step of the run is recorded")

@@ -29,6 +29,7 @@ from jaxdt.protocol.events import (
     GroupFormed,
     Holds,
     LastStep,
+    MeanKept,
     Message,
     Ran,
     Ready,
@@ -284,7 +285,7 @@ class Groups:
     def _averaged(self, round: Round) -> list[Action | Event]:
         """The mean of the round is this peer's; if it is that of the whole state, the run is over here."""
         if self._is_state(round):
-            return [Updated(self._stage, round.step)]
+            return [MeanKept(round.step), Updated(self._stage, round.step)]
         self._waits_for_group = False
         return self._begin()
 

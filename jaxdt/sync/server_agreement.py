@@ -67,6 +67,12 @@ class ServerAgreement:
             return ""
         return f"{command}: with sync.kind server a run cannot do this yet"
 
+    def promise_checkpoint(self) -> int | None:
+        return None
+
+    def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        return ()
+
     def durable_form(self, record: Record) -> Any:
         raise AssertionError("no step of the run is recorded")
 

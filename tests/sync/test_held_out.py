@@ -9,7 +9,10 @@ import pytest
 from test_group_replay import BATCH, Tokens, make_config, replayed, simulated
 from test_stash import stashing
 
+from jaxdt.build import build_coordinator
+from jaxdt.membership.coordinator import Coordinator
 from jaxdt.model.group_replay import mean_tree
+from jaxdt.protocol.events import StopRequested
 from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepReport
 from jaxdt.spec import config as run_config
 
@@ -82,3 +85,35 @@ def test_rows_are_told_in_order_though_every_one_wants_a_loss():
     assert [report.step for report in rows] == list(range(8))
     assert rows[0].eval_loss is not None and rows[-1].eval_loss is not None
     assert rows[-1].eval_loss < rows[0].eval_loss
+
+
+def test_a_stop_ends_the_run_with_a_checkpoint_of_the_mean(monkeypatch):
+    """After the next row; the checkpoint says whose mean it is."""
+    config = make_config("window", 3, microbatches=7, window_s=3.0, steps=20)
+    stores, made = {}, []
+
+    class Interrupted(Coordinator):
+        is_asked = False
+
+        def handle(self, now_s, event):
+            actions = super().handle(now_s, event)
+            if self.n_committed < 4 or self.is_asked:
+                return actions
+            self.is_asked = True
+            return [*actions, *super().handle(now_s, StopRequested())]
+
+    def build(*arguments):
+        coordinator = build_coordinator(*arguments)
+        coordinator.__class__ = Interrupted
+        made.append(coordinator)
+        return coordinator
+
+    monkeypatch.setattr("test_group_replay.build_coordinator", build)
+    with pytest.raises(AssertionError, match="interrupted after 5 steps, of which there is a checkpoint"):
+        simulated(config, stores)
+    written = {peer: list(store.written) for peer, store in stores.items() if hasattr(store, "written")}
+    assert written == {0: [5], 1: [5]}
+    mean_of = made[0]._checkpoints.checkpoint.mean_of
+    plan = run_config.default_plan(config)
+    assert [[peer for peer, _ in members] for members in mean_of] == [sorted(row) for row in plan.placement]
+    assert all(0 < n_steps < 20 for members in mean_of for _, n_steps in members)
