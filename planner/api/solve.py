@@ -4,6 +4,7 @@ from jaxdt.spec.network import Network
 from planner.api.job import COMM_COST, Job
 from planner.api.result import OnProgress, Result, Stop
 from planner.model.constraints import Constraints
+from planner.model.shape import check_n_devices
 from planner.search.base import check_solver
 
 
@@ -33,6 +34,8 @@ def solve(
     before it returns, but for an enumeration of at most 16 devices, or the compilation of another one, that was
     interrupted: that one ends by itself."""
     check_solver("solver", solver)
+    if job.objective == COMM_COST and job.n_stages and job.n_pipelines:
+        check_n_devices(network, job.n_stages, job.n_pipelines)
     from planner.api.search_run import Search
 
     search = Search(stop or Stop(), solver, seed)

@@ -9,10 +9,8 @@ from planner.api.solve import solve
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
-from planner.model.problem import problem_of
 from planner.report.plan_file import cost_plan
 from planner.report.tables import ProgressLine, cost_table, step_table
-from planner.search import layouts
 
 
 def run(flags: Namespace) -> int:
@@ -40,6 +38,9 @@ def table(result: Result) -> str:
     """The plan's costs beside those of layouts without thought, or beside other simulated layouts."""
     if result.objective != COMM_COST:
         return step_table(result.plan, result.finalists, result.statistics.time_s)
+    from planner.model.problem import problem_of  # numpy, which a refusal has not loaded
+    from planner.search import layouts
+
     plan = result.plan
     c_dp_bytes, c_pp_bytes = plan.found["c_dp_bytes"], plan.found["c_pp_bytes"]
     problem = problem_of(result.network, plan.n_stages, plan.n_pipelines, c_dp_bytes, c_pp_bytes)

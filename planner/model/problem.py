@@ -16,6 +16,7 @@ import numpy as np
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from planner.model.hosts import fair_gbps
+from planner.model.shape import check_n_devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +65,8 @@ def exchange_s(alpha_s: np.ndarray, beta: np.ndarray, n_bytes: float) -> np.ndar
 
 def problem_of(network: Network, n_stages: int, n_pipelines: int, c_dp_bytes: float, c_pp_bytes: float) -> Problem:
     """The instance of a network whose devices are all used; BadInput for sizes that cannot be planned."""
-    if n_stages > 0 and n_pipelines > 0 and n_stages * n_pipelines != network.n_devices:
-        raise BadInput(
-            f"--stages x --pipelines: got {n_stages} x {n_pipelines} = {n_stages * n_pipelines}, "
-            f"expected the {network.n_devices} devices of {network.name or 'the network'}"
-        )
+    if n_stages > 0 and n_pipelines > 0:
+        check_n_devices(network, n_stages, n_pipelines)
     return problem_with_spares(network, n_stages, n_pipelines, c_dp_bytes, c_pp_bytes)
 
 
