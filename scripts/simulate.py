@@ -39,8 +39,7 @@ from jaxdt.cli import script_main
 from jaxdt.protocol import schedule, trace
 from jaxdt.protocol.schedule import Order
 from jaxdt.sim.availability import from_trace
-from jaxdt.sim.fault_report import records, run_with_faults, summary, time_limit_s
-from jaxdt.sim.fault_words import sentence
+from jaxdt.sim.fault_report import records, run_with_faults, sentence, summary, time_limit_s
 from jaxdt.sim.faults import Fault, draw
 from jaxdt.sim.scenario import SWEEPS, Scenario
 from jaxdt.sim.sim_peer import Outcome

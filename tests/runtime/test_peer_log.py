@@ -5,6 +5,7 @@ import pytest
 from jaxdt.protocol.reports import (
     CandidateReport,
     ConnectedReport,
+    OverdueReport,
     PreparingReport,
     ReadyReport,
     SaveFailedReport,
@@ -39,6 +40,10 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
 @pytest.mark.parametrize(
     ("report", "line"),
     [
+        (
+            OverdueReport(0, "1:0B2@p0", 4.008, 4.0, blocks=True),
+            "peer 0: one computation (1:0B2@p0) takes 4.0 s, expected 4.0 s, and the run waits for it",
+        ),
         (ConnectedReport(4, 0), "peer 4 (stage 0): is here, and gets ready"),
         (CandidateReport(4, "cpu: 1 x cpu"), "peer 4: is ready on cpu: 1 x cpu, and joins after this step"),
         (WaitingReport([0, 2, 3]), "waiting for peers 0, 2 and 3 to get ready"),

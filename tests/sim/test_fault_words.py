@@ -3,7 +3,7 @@
 import pytest
 
 from jaxdt.protocol.events import COORDINATOR, TEMPORARY_IDS
-from jaxdt.sim.fault_words import EFFECTS, sentence
+from jaxdt.sim.fault_report import EFFECTS, sentence
 from jaxdt.sim.faults import CLOG, CRASH, CUT, DATA, DRAWERS, DUPLICATE, JOIN, SLOW, Fault
 
 

@@ -7,6 +7,7 @@ from jaxdt.protocol.reports import (
     ConnectedReport,
     JoinRequestReport,
     MoveReport,
+    OverdueReport,
     PausedReport,
     PreparingReport,
     ReadyReport,
@@ -37,6 +38,9 @@ def line_of(report: Report) -> str:
             return f"a coordinator was started again: the run goes on at step {step} with the members of view {view}"
         case PausedReport(paused_s, patience_s):
             return f"this process stood still for {paused_s} s, so no peer counts as lost for {patience_s:.0f} s"
+        case OverdueReport(peer, work, seconds, deadline_s, blocks):
+            waiting = ", and the run waits for it" if blocks else ""
+            return f"peer {peer}: one computation ({work}) takes {seconds:.1f} s, expected {deadline_s:.1f} s{waiting}"
         case RefusedReport(reason):
             return f"refused: {reason}"
     return f"{report.kind}: " + ", ".join(f"{name} {value}" for name, value in report.fields.items())
