@@ -9,6 +9,7 @@ import pytest
 
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.sim.stragglers.group_timing import FLUSH, STASH, GroupTiming, order_of, time_groups
+from jaxdt.sim.stragglers.server_line import ServerTiming
 from jaxdt.sim.stragglers.stalls import WORK, Stalls
 from jaxdt.spec.config import GroupsConfig, default_plan, parse
 from jaxdt.spec.network import Link
@@ -178,3 +179,33 @@ def test_the_machines_of_a_run_gain_as_much():
     gain = engine_speed(sdpipe(4)) / engine_speed(groups("all"))
     assert gain == pytest.approx(speed(sdpipe(4), 4) / speed(groups("all"), 4), rel=0.1)
     assert 1.3 < gain < 2.4
+
+
+# ------------------------------------------------------------------------------------------------------------- servers
+
+
+def test_the_line_of_the_servers_limits_all_pipelines():
+    """Four stages push 10 ms each a step, and pull once in ten steps; without that cost nobody waits for anybody."""
+    at_most = 1 / (4 * 0.01 * 1.1)
+    timing = GroupTiming(4, 8, 60, ServerTiming(0.01, 10, 4), stalls=Stalls(0.1, 0.3))
+    assert 0.9 * at_most < time_groups(timing).steps_per_s < 1.07 * at_most
+    free = replace(timing, groups=ServerTiming(0.0, 10, 100))
+    assert time_groups(free).n_done == time_groups(replace(timing, groups=groups("none"))).n_done
+
+
+def test_clocks_of_pipelines_with_servers_stay_within_the_bound_and_nobody_gets_stuck():
+    for seed in range(20):
+        wave, staleness = 1 + seed % 3, seed % 4
+        timing = replace(system(seed), groups=ServerTiming(0.02, wave, staleness))
+        outcome = time_groups(timing, to_the_end=True)
+        assert not outcome.is_stuck
+        for row in outcome.transfers:
+            n_added = dict.fromkeys(sorted({act.peer for act in row}), 0)
+            for act in row:
+                if act.is_push:
+                    n_added[act.peer] += 1
+                    assert act.step == n_added[act.peer]
+                else:
+                    behind = min(n for n in n_added.values() if n < timing.n_steps or n == max(n_added.values()))
+                    assert act.step == n_added[act.peer] and act.step // wave - behind // wave <= staleness
+            assert set(n_added.values()) == {timing.n_steps}

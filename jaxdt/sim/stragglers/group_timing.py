@@ -5,14 +5,15 @@ exchange, and stalls. Nothing else exists here: no network, no machines of peers
 matching rule does to throughput and whether it can get stuck, for hundreds of systems a second.
 
 A replica follows its stage's order of Work. After the last backward of a step it is ready, and does nothing until its
-group has averaged.
+group has averaged. With servers in place of groups it does nothing until its pull has come, or goes on at once.
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxdt.sim.stragglers.server_line import ServerGate, ServerLine, ServerTiming, Transfer
 from jaxdt.sim.stragglers.stalls import PeerStalls, Stalls
 from jaxdt.spec.config import GroupsConfig
 from jaxdt.spec.work import BACKWARD, FORWARD, Work
@@ -27,7 +28,8 @@ LEAVES, ARRIVES, EXPIRES = range(3)  # the order of events at the same time
 
 @dataclass(frozen=True)
 class GroupTiming:
-    """A system of `n_pipelines` pipelines with `n_stages` stages; `groups` says how replicas average.
+    """A system of `n_pipelines` pipelines with `n_stages` stages; `groups` says how replicas average, or that they push
+    to servers.
 
     schedule      "1f1b": a step of `n_microbatches` microbatches is computed to its end before the next one begins;
                   "stash": PipeDream's, where each microbatch is a step and the next ones are already under way
@@ -42,7 +44,7 @@ class GroupTiming:
     n_stages: int
     n_pipelines: int
     n_steps: int
-    groups: GroupsConfig
+    groups: GroupsConfig | ServerTiming
     schedule: str = FLUSH
     n_microbatches: int = 4
     compute_s: float = 0.06
@@ -60,11 +62,12 @@ class GroupTiming:
 
 @dataclass
 class GroupOutcome:
-    """`n_done[pipeline]`: its steps at the first stage. `groups[stage]`: (time, group) in order. `is_stuck`: nothing
-    more could happen although a pipeline had not ended."""
+    """`n_done[pipeline]`: its steps at the first stage. `groups[stage]`: (time, group) in order. `transfers[stage]`:
+    pushes and pulls in order, with servers. `is_stuck`: nothing more could happen although a pipeline had not ended."""
 
     n_done: list[int]
     groups: list[list[tuple[float, AveragingGroup]]]
+    transfers: list[list[Transfer]] = field(default_factory=list[list[Transfer]])
     seconds: float = 0.0
     is_stuck: bool = False
 
@@ -113,10 +116,17 @@ class _Run:
         self._queue: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         n_pipelines = timing.n_pipelines
         self._rows = [[self._replica(s, p) for p in range(n_pipelines)] for s in range(timing.n_stages)]
-        build = matcher_entry(timing.groups.match).build
         peers = [tuple(replica.peer for replica in row) for row in self._rows]
-        self._matchers: list[Matcher] = [build(timing.groups, s, row, token) for s, row in enumerate(peers)]
         self._outcome = GroupOutcome([0] * n_pipelines, [[] for _ in self._rows])
+        self._matchers: Sequence[Matcher]
+        if isinstance(timing.groups, ServerTiming):
+            line = ServerLine()
+            gates = [ServerGate(timing.groups, line, dict.fromkeys(row, 0)) for row in peers]
+            self._matchers = gates
+            self._outcome.transfers = [gate.log for gate in gates]
+        else:
+            build = matcher_entry(timing.groups.match).build
+            self._matchers = [build(timing.groups, s, row, token) for s, row in enumerate(peers)]
 
     def _replica(self, stage: int, pipeline: int) -> Replica:
         peer = stage * self._timing.n_pipelines + pipeline

@@ -13,6 +13,8 @@ TARGETS = (
     "dtfm",
     "dtfm_gain",
     "sdpipe",
+    "sdpipe_loss",
+    "diloco",
     "square_cube",
     "swarm_table1",
     "swarm_table2",
@@ -23,7 +25,11 @@ TARGETS = (
     "churn",
     "hybrid_ps_table1",
 )
-MODULES = {name: f"tables.{name}" for name in ("swarm_tables34", "hybrid_ps_table1")}  # those in a folder below
+MODULES = {  # those in a folder below
+    "swarm_tables34": "tables.swarm_tables34",
+    "hybrid_ps_table1": "tables.hybrid_ps_table1",
+    "sdpipe_loss": "sdpipe_parts.losses",
+}
 
 
 def write(name: str, out: Path, results: Results, arguments: Mapping[str, Any]) -> str:

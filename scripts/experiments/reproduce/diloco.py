@@ -1,0 +1,174 @@
+"""DiLoCo (Douillard et al. 2023) on a small GPT: held-out loss against tokens and against bytes, for H local steps."""
+
+import importlib.util
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.results import ROOT, Job, Results, described
+from matplotlib.figure import Figure
+
+from jaxdt.spec import config as configs
+from jaxdt.spec.config import GroupsConfig, RunConfig
+from jaxdt.spec.sizes import sync_groups
+
+CONFIG = ROOT / "configs/reference_2000.py"
+STATES = ROOT / "runs/diloco"  # where runs go on that were stopped
+VOCAB_SIZE = 256  # bytes
+N_STEPS = 2000
+OUTER = GroupsConfig(match="all", outer="nesterov", outer_lr=0.7, outer_momentum=0.9)
+ALL_REDUCE = 0  # `every_steps` that stands for a gradient averaged at every step
+MANY_LOCAL_STEPS = (ALL_REDUCE, 10, 50, 200)
+SEEDS = (0, 1, 2)
+GAP_MAX = 0.05  # nats per byte at H = 50
+EVALUATED = range(200, N_STEPS + 1, 200)  # as the config says
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run of the reference config: after every `every_steps` local steps an outer step, or all-reduce."""
+
+    every_steps: int
+    seed: int
+
+    @property
+    def groups(self) -> GroupsConfig | None:
+        return replace(OUTER, every_steps=self.every_steps) if self.every_steps else None
+
+    def job(self) -> Job:
+        """The training. Its values: the held-out loss after each of eval_steps(), then the mean training loss of the
+        steps before each."""
+        return Job(self.inputs, 1 << 40, partial(values_of, self))
+
+    @property
+    def inputs(self) -> str:
+        config = config_of(self)
+        samples = f"{config.plan.microbatches} x {config.train.microbatch_size} samples"
+        rule = described(self.groups) if self.groups else "all-reduce"
+        return f"{described(config.model)} {described(config.optim)} {samples} {rule} seed={self.seed} steps={N_STEPS}"
+
+
+def config_of(training: Training) -> RunConfig:
+    """The reference config with the seed of a run."""
+    spec = importlib.util.spec_from_file_location("reference", CONFIG)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = configs.parse(module.get_config().to_dict(), VOCAB_SIZE)
+    return replace(config, train=replace(config.train, seed=training.seed))
+
+
+def values_of(training: Training) -> list[float]:
+    """Train, or go on with a training that was stopped."""
+    from experiments.reproduce.training.local_steps import LocalSteps, StateFile
+    from experiments.reproduce.training.whole_model import Samples, WholeModel, compute_on_one_core
+
+    from jaxdt.cli.run_inputs import token_file
+
+    compute_on_one_core()
+    config = config_of(training)
+    plan = configs.default_plan(config)
+    file = StateFile(STATES / f"local_steps_{training.every_steps}_seed_{training.seed}.npz", training.inputs)
+    samples = Samples(config, plan, token_file(config.data.path))
+    progress = LocalSteps(config, training.groups, WholeModel(config, plan), samples, file).run(N_STEPS)
+    every = config.train.eval_every_steps
+    means = [statistics.fmean(progress.losses[n - every : n]) for n, _ in progress.held_out]
+    return [loss for _, loss in progress.held_out] + means
+
+
+# -------------------------------------------------------------------------------------------------------------- page
+
+
+def run(out: Path, origin: str, results: Results) -> str:
+    """The text of the page. The picture is written to `out`."""
+    results.fill(Training(every, seed).job() for every in MANY_LOCAL_STEPS for seed in SEEDS)
+    curves = {every: curves_of(every, results) for every in MANY_LOCAL_STEPS}
+    draw(out / "diloco.png", curves)
+    sections = [
+        ("Targets", targets(curves)),
+        ("Held-out loss against tokens and bytes", "![losses](diloco.png)\n\n" + losses(curves)),
+        ("Assumptions", bullets(ASSUMPTIONS)),
+    ]
+    return page("DiLoCo on a small GPT: what local steps cost in loss and save in bytes (grade C)", origin, sections)
+
+
+def curves_of(every_steps: int, results: Results) -> list[list[float]]:
+    """Held-out losses after EVALUATED steps, for each seed."""
+    return [results.get(Training(every_steps, seed).job())[: len(EVALUATED)] for seed in SEEDS]
+
+
+def gaps(every_steps: int, curves: dict[int, list[list[float]]]) -> list[float]:
+    """Held-out loss at the end less that of all-reduce, seed by seed."""
+    return [one[-1] - other[-1] for one, other in zip(curves[every_steps], curves[ALL_REDUCE], strict=True)]
+
+
+def targets(curves: dict[int, list[list[float]]]) -> str:
+    rows = []
+    for every, target in ((50, f"at most {GAP_MAX:g}"), (200, "as found")):
+        found = gaps(every, curves)
+        met = "yes" if statistics.fmean(found) <= GAP_MAX else "NO"
+        met = met if every == 50 else "-"
+        rows.append([f"H = {every}: loss after {N_STEPS:,} steps less all-reduce's", target, spread(found), met])
+    return table(["what", "target", "ours", "met"], rows)
+
+
+def losses(curves: dict[int, list[list[float]]]) -> str:
+    shown = [n for n, steps in enumerate(EVALUATED) if steps in (200, 600, 1000, 2000)]
+    rows = []
+    for every, runs in curves.items():
+        cells = [f"{statistics.fmean(run[n] for run in runs):.3f}" for n in shown]
+        cells += [spread(gaps(every, curves)), f"{exchanged_bytes(every, N_STEPS) / 1e6:.1f}"]
+        rows.append([name_of(every), *cells])
+    steps = [f"{EVALUATED[n]:,} steps" for n in shown]
+    return table(["rule", *steps, "less all-reduce's at the end", "MB between replicas"], rows)
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and the least and the largest value."""
+    return f"{statistics.fmean(values):+.4f} ({min(values):+.4f} to {max(values):+.4f})"
+
+
+def name_of(every_steps: int) -> str:
+    return f"DiLoCo, H = {every_steps}" if every_steps else "all-reduce, H = 1"
+
+
+def exchanged_bytes(every_steps: int, n_steps: int) -> int:
+    """What the replicas of all stages send one another in n_steps: an exchange sends each number to its owner and its
+    sum back, from or to every replica but the owner."""
+    config = config_of(Training(every_steps, 0))
+    plan = configs.default_plan(config)
+    n_numbers = sum(group.n_elements for group in sync_groups(config, plan))
+    return 2 * (plan.n_pipelines - 1) * FLOAT_BYTES * n_numbers * (n_steps // max(1, every_steps))
+
+
+def draw(path: Path, curves: dict[int, list[list[float]]]) -> None:
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    config = config_of(Training(ALL_REDUCE, 0))
+    step_tokens = config.plan.microbatches * config.train.microbatch_size * config.model.seq_len
+    for i, (every, runs) in enumerate(curves.items()):
+        for run in runs:
+            label = name_of(every) if run is runs[0] else None
+            left.plot([n * step_tokens / 1e6 for n in EVALUATED], run, f"C{i}", lw=1, label=label)
+            right.plot([exchanged_bytes(every, n) / 1e6 for n in EVALUATED], run, f"C{i}", lw=1)
+    left.set(xlabel="tokens, millions", ylabel="held-out loss, nats per byte")
+    right.set(xlabel="MB between replicas", xscale="log")
+    left.legend()
+    figure.savefig(path, dpi=80)
+
+
+ASSUMPTIONS = (
+    "configs/reference_2000.py: model, data, schedule and optimizer, two pipelines, seeds "
+    f"{SEEDS[0]} to {SEEDS[-1]}. A local step is on a half of the samples of all-reduce's, so equal steps are equal "
+    "tokens.",
+    f"The outer optimizer is SGD with Nesterov's momentum {OUTER.outer_momentum:g}, lr {OUTER.outer_lr:g}; gradients "
+    "are clipped per pipeline. Evaluated is the mean of the replicas.",
+    "A trainer in plain jax in one process, without the machines of a run; a test holds its losses against theirs. "
+    "Bytes are those of the exchange of parameters in fp32.",
+    "Trained values repeat on one build and one kind of CPU. A run takes about 17 CPU minutes; one that was stopped "
+    f"goes on from its state in {STATES.relative_to(ROOT)}.",
+)

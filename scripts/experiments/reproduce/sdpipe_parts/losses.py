@@ -1,0 +1,244 @@
+"""Held-out loss of a small GPT over simulated seconds: the bare event simulation says who averages when, and a trainer
+in one process does the arithmetic of its log."""
+
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.reproduce.page import bullets, page, table
+from experiments.reproduce.results import Job, Results, described
+from experiments.reproduce.sdpipe_parts.systems import (
+    ALL,
+    ENDLESS,
+    FIRST_COME,
+    HETPIPE,
+    N_MICROBATCHES,
+    NONE,
+    PAIRS,
+    PREDUCE,
+    SDPIPE,
+    SDPIPE_4N,
+    Pipelines,
+    gain,
+)
+
+from jaxdt.spec import config as configs
+from jaxdt.spec import serialize
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.optim import OptimConfig
+
+if TYPE_CHECKING:
+    from experiments.reproduce.training.timed_run import Trained
+    from experiments.reproduce.training.whole_model import WholeModel
+
+SEEDS = range(5)
+N_PIPELINES, N_STAGES = 8, 4
+EVERY_S, N_EVALUATIONS = 3.0, 20
+AT = 15  # the evaluation at which all-reduce's mean loss is the one to reach
+N_STEPS_MAX = 280  # more than any pipeline does in the simulated time
+MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=128, seq_len=32, vocab_size=256, tied_head=False)
+OPTIM = OptimConfig("adamw", lr=6e-3, b2=0.99, weight_decay=0.1, clip_norm=1.0, warmup_steps=20)
+SAMPLES_A_STEP = 8  # of a pipeline
+SYSTEMS = (ALL, PAIRS, SDPIPE, SDPIPE_4N, FIRST_COME, PREDUCE, HETPIPE, NONE)
+MANY_GROUPS = (2, 5, 10, 4 * N_PIPELINES, ENDLESS)
+SECOND_MOMENTS = ("own", "corrected", "legacy")
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """A system of N_PIPELINES pipelines, trained for N_EVALUATIONS * EVERY_S simulated seconds with each seed."""
+
+    system: str
+    n_groups: int | None = None
+    second_moment: str = "own"
+
+    @property
+    def pipelines(self) -> Pipelines:
+        return Pipelines(self.system, N_PIPELINES, n_groups=self.n_groups, n_steps=N_STEPS_MAX)
+
+    @property
+    def optim(self) -> OptimConfig:
+        """With servers the steps of all pipelines add up, so each is shorter."""
+        lr = OPTIM.lr / N_PIPELINES if self.system == HETPIPE else OPTIM.lr
+        return replace(OPTIM, lr=lr, second_moment=self.second_moment)
+
+    def job(self, seed: int) -> Job:
+        """The training. Its values: the held-out loss after EVERY_S, 2 EVERY_S, ... simulated seconds, then the local
+        steps of all pipelines by then."""
+        inputs = f"loss {described(self.pipelines)} {described(self.optim)} {MODEL} seed={seed}"
+        return Job(inputs, 1 << 30, partial(values_of, self, seed))
+
+    def curves(self, results: Results) -> list[list[float]]:
+        """Held-out losses of each seed."""
+        return [results.get(self.job(seed))[:N_EVALUATIONS] for seed in SEEDS]
+
+    def n_steps(self, results: Results) -> float:
+        """Local steps of all pipelines at the end, the mean over seeds."""
+        return statistics.fmean(results.get(self.job(seed))[-1] for seed in SEEDS)
+
+
+def values_of(trainings: Trainings, seed: int) -> list[float]:
+    from experiments.reproduce.training.whole_model import Samples
+
+    from jaxdt.cli.run_inputs import token_file
+
+    config = config_of(trainings.optim, seed)
+    model = model_of(trainings.optim)
+    samples = Samples(config, configs.default_plan(config), token_file(""))
+    outcome = trainings.pipelines.outcome(seed)
+    trained = trainer_of(trainings.system)(model, samples, seed, outcome)
+    held_out, losses, n_steps = samples.held_out(), [], []
+    for n in range(1, N_EVALUATIONS + 1):
+        trained.until(n * EVERY_S)
+        losses.append(model.loss(trained.snapshot, held_out))
+        n_steps.append(sum(len(group.members) for at_s, group in outcome.groups[0] if at_s < n * EVERY_S))
+    return [*losses, *n_steps]
+
+
+def trainer_of(system: str) -> "Callable[..., Trained]":
+    from experiments.reproduce.training.timed_run import TrainedAllReduce, TrainedGroups, TrainedServers
+
+    return {ALL: TrainedAllReduce, HETPIPE: TrainedServers}.get(system, TrainedGroups)
+
+
+def config_of(optim: OptimConfig, seed: int) -> RunConfig:
+    """The config of a training: N_MICROBATCHES microbatches for each pipeline."""
+    return configs.parse(
+        dict(
+            model=MODEL,
+            plan=dict(stages=N_STAGES, pipelines=N_PIPELINES, microbatches=N_MICROBATCHES * N_PIPELINES),
+            train=dict(seed=seed, microbatch_size=SAMPLES_A_STEP // N_MICROBATCHES, eval_microbatches=64),
+            optim=serialize.write(optim),
+        )
+    )
+
+
+@functools.cache
+def model_of(optim: OptimConfig) -> "WholeModel":
+    from experiments.reproduce.training.whole_model import WholeModel, compute_on_one_core
+
+    compute_on_one_core()
+    config = config_of(optim, 0)
+    return WholeModel(config, configs.default_plan(config), N_PIPELINES)
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def run(out: Path, origin: str, results: Results) -> str:
+    """The text of the page."""
+    results.fill(all_jobs())
+    sections = [
+        ("Time to a loss", by_system(results) + "\n" + bullets(sentences(results))),
+        ("P, the groups that connect a stage", by_groups(results)),
+        ("Second moments of a mean gradient", by_second_moment(results) + ABOUT_SECOND_MOMENTS),
+        ("Assumptions", bullets(ASSUMPTIONS)),
+        ("Not here", bullets(NOT_HERE)),
+    ]
+    return page("SDPipe Sections 5.3 and 5.5 on a small GPT: time to a loss (grade C)", origin, sections)
+
+
+def all_jobs() -> list[Job]:
+    """To be computed side by side."""
+    trainings = [Trainings(system) for system in SYSTEMS]
+    trainings += [Trainings(SDPIPE, n_groups) for n_groups in MANY_GROUPS]
+    trainings += [Trainings(SDPIPE_4N, second_moment=name) for name in SECOND_MOMENTS]
+    return [training.job(seed) for training in trainings for seed in SEEDS]
+
+
+def loss_to_reach(results: Results) -> float:
+    """All-reduce's held-out loss after AT evaluations, the mean over seeds."""
+    return statistics.fmean(curve[AT - 1] for curve in Trainings(ALL).curves(results))
+
+
+def seconds_until(curve: Sequence[float], reached: float) -> float:
+    """Simulated seconds until a loss is reached, by lines between evaluations; inf if it is not."""
+    for n, loss in enumerate(curve):
+        if loss <= reached:
+            before = curve[n - 1] if n else loss
+            return EVERY_S * (n + (1.0 if before == loss else (before - reached) / (before - loss)))
+    return float("inf")
+
+
+def row_of(training: Trainings, results: Results) -> list:
+    """Seconds until the loss is reached, all-reduce's over them, and the loss at the end."""
+    reached = loss_to_reach(results)
+    seconds = [seconds_until(curve, reached) for curve in training.curves(results)]
+    barrier = [seconds_until(curve, reached) for curve in Trainings(ALL).curves(results)]
+    last = [curve[-1] for curve in training.curves(results)]
+    faster = statistics.fmean(barrier) / statistics.fmean(seconds)
+    return [spread(seconds, 1), f"{faster:.2f}" if faster else "-", spread(last, 3), training.n_steps(results)]
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The mean, and the least and the largest value."""
+    n_reached = sum(value < float("inf") for value in values)
+    if n_reached < len(values):
+        return f"reached with {n_reached} of {len(values)} seeds"
+    return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+HEAD = ("s to the loss", "all-reduce's s over these", "loss at the end", "local steps")
+
+
+def by_system(results: Results) -> str:
+    rows = [[system, *row_of(Trainings(system), results)] for system in SYSTEMS]
+    return (
+        f"Simulated seconds until the held-out loss is {loss_to_reach(results):.3f} nats per byte, all-reduce's mean "
+        f"after {AT * EVERY_S:g} s; the loss after {N_EVALUATIONS * EVERY_S:g} s; local steps of all pipelines by "
+        f"then. Means, least and largest of {len(SEEDS)} seeds.\n\n" + table(["system", *HEAD], rows)
+    )
+
+
+def by_groups(results: Results) -> str:
+    rows = []
+    for n_groups in MANY_GROUPS:
+        place = Pipelines(SDPIPE, N_PIPELINES, n_groups=n_groups)
+        speed, suspended = gain(place, ALL, results), place.groups(results)[1]
+        training = Trainings(SDPIPE, n_groups)
+        rows.append([n_groups or "not enforced", speed, f"{suspended:.2f}", *row_of(training, results)])
+    return table(["P", "throughput over all-reduce", "suspended", *HEAD], rows)
+
+
+def by_second_moment(results: Results) -> str:
+    rows = [[name, *row_of(Trainings(SDPIPE_4N, second_moment=name), results)] for name in SECOND_MOMENTS]
+    return table([f"optim.second_moment, {SDPIPE_4N}", *HEAD], rows)
+
+
+def sentences(results: Results) -> list[str]:
+    """What the tables say."""
+    reached = loss_to_reach(results)
+    found = {system: [seconds_until(c, reached) for c in Trainings(system).curves(results)] for system in SYSTEMS}
+    told = []
+    for one, other in ((SDPIPE, ALL), (SDPIPE, PAIRS), (SDPIPE_4N, FIRST_COME), (SDPIPE, HETPIPE)):
+        n_ahead = sum(a < b for a, b in zip(found[one], found[other], strict=True))
+        told.append(f"{one} reaches the loss before {other} with {n_ahead} of {len(SEEDS)} seeds.")
+    n_alone = sum(seconds < float("inf") for seconds in found[NONE])
+    told.append(f"Without averaging, the mean of the replicas reaches it with {n_alone} of {len(SEEDS)} seeds.")
+    return told
+
+
+ABOUT_SECOND_MOMENTS = (
+    "\n`own`: AdamW of each replica alone. `corrected`: the variance of the gradient divided by the number of "
+    "pipelines (SDPipe, Sec. 4). `legacy`: the same without bias correction of the mean, as in the public code.\n"
+)
+ASSUMPTIONS = (
+    "Seconds, stalls and groups are those of [the bare simulation](../sdpipe/README.md), flush, "
+    f"{N_PIPELINES} pipelines of {N_STAGES} stages. A trainer in one process replays its log of groups, or of pushes "
+    "and pulls, with real arithmetic.",
+    f"A GPT of 4 layers of width 32 on the bytes of the committed corpus; {SAMPLES_A_STEP} samples of 32 bytes a local "
+    f"step. Each replica clips and updates by its own gradient, AdamW with lr {OPTIM.lr:g} after {OPTIM.warmup_steps} "
+    "steps of warm-up; all-reduce updates by the mean gradient of all; HetPipe's lr is divided by the number of "
+    "pipelines, since pushes add up.",
+    "Evaluated is the mean of the replicas, or the servers' parameters, on 128 held-out samples.",
+    "Trained values repeat on one build and one kind of CPU. On others rounding differs, so `--check` may find "
+    "differences there.",
+)
+NOT_HERE = (
+    "Losses with the stash schedule, whose gradients are of older parameters; averages of the moments; BERT and "
+    "ResNet-50, on whose losses the paper's times are.",
+)
