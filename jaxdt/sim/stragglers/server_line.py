@@ -55,6 +55,8 @@ class ServerGate:
     log: list[Transfer] = field(default_factory=list[Transfer])
     _under_way: list[Transfer] = field(default_factory=list[Transfer])  # a heap; at_s is when they end
     _waiting: dict[int, int] = field(default_factory=dict[int, int])  # replica -> local steps, until its pull begins
+    _gone: set[int] = field(default_factory=set[int])  # replicas that nobody waits for; their pushes arrive
+    _timer_s: float | None = None  # of the timer that is under way
 
     def ready(self, now_s: float, peer: int, step: int) -> Matched:
         self._begin(now_s, peer, step, is_push=True)
@@ -65,18 +67,19 @@ class ServerGate:
 
     def timer(self, now_s: float, tag: int) -> Matched:
         groups: list[AveragingGroup] = []
+        self._timer_s = None
         while self._under_way and self._under_way[0].at_s <= now_s:
             done = heapq.heappop(self._under_way)
             if not done.is_push:
                 groups.append(AveragingGroup((done.peer,), "step"))
-            elif done.peer in self.n_added:
+            else:
                 self.n_added[done.peer] = done.step
                 self.log.append(done)
                 self._answer(now_s)
         return Matched(tuple(groups), self._next_timer())
 
     def left(self, now_s: float, peer: int) -> Matched:
-        self.n_added.pop(peer, None)
+        self._gone.add(peer)
         self._waiting.pop(peer, None)
         self._answer(now_s)
         return Matched(timer=self._next_timer())
@@ -93,13 +96,16 @@ class ServerGate:
         heapq.heappush(self._under_way, Transfer(end_s, peer, step, is_push))
 
     def _next_timer(self) -> tuple[float, int] | None:
-        return (self._under_way[0].at_s, 0) if self._under_way else None
+        """For the end of the next transfer, unless a timer is under way, which is for an earlier one."""
+        if not self._under_way or self._timer_s is not None:
+            return None
+        self._timer_s = self._under_way[0].at_s
+        return self._timer_s, 0
 
     def _answer(self, now_s: float) -> None:
         """Begin the pulls of all who wait, whose pushes have arrived and who are not too far ahead."""
-        if not self.n_added:
-            return
-        slowest = min(self.n_added.values()) // self.timing.wave
+        here = [n for peer, n in self.n_added.items() if peer not in self._gone]
+        slowest = min(here, default=0) // self.timing.wave
         for peer, step in sorted(self._waiting.items()):
             if self.n_added[peer] == step and step // self.timing.wave - slowest <= self.timing.staleness:
                 del self._waiting[peer]
