@@ -1,9 +1,16 @@
 #!/usr/bin/env bash
-# Runs the test suite; arguments go to pytest.
+# Runs the test suite; arguments go to pytest. Types are checked meanwhile, and what is wrong with them is printed last.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh "test"
 python -m ruff check .
 python -m ruff format --check .
-python -m basedpyright
-exec python -m pytest -n 2 "$@"
+types=$(mktemp)
+python -m basedpyright >"$types" 2>&1 &
+checker=$!
+trap 'kill "$checker" 2>/dev/null || true; rm -f "$types"' EXIT
+code=0
+python -m pytest -n 3 "$@" || code=$?
+wait "$checker" || code=$?
+cat "$types"
+exit "$code"

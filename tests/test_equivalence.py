@@ -286,7 +286,7 @@ def test_every_cut_trains_as_one_process_does(stages, pipelines, schedule, remat
 def test_compression_layers_are_part_of_the_model(
     stages, schedule, remat, head, compression, after, functions_of, one_process
 ):
-    config = make_config(stages, 1, schedule, remat, head)
+    config = make_config(stages, 1, schedule, remat, head, steps=FEW_STEPS)
     model = replace(config.model, compression=compression, compression_after=after)
     assert_same_training(replace(config, model=model), functions_of, one_process)
 

@@ -14,7 +14,7 @@ def test_equality_under_fire(churning, slow_links, alone):
     fleet.wait_for_step(3)
     pids = fleet.children()
     os.kill(pids[3], signal.SIGKILL)
-    fleet.wait_for(lambda: fleet.views(0) == 2, "a view without peer 3")
+    fleet.wait_for(lambda: fleet.views(0) >= 2, "a view without peer 3")
     fleet.join()  # for the stage that has lost a peer
     os.kill(fleet.coordinator(), signal.SIGKILL)
     fleet.wait_for_step(len(fleet.losses()) + 2)
@@ -27,7 +27,7 @@ def test_equality_under_fire(churning, slow_links, alone):
     fleet.wait_for(lambda: fleet.views(0) > n_views + 1, "peer 2 to come back")
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended() == 130, fleet.output
-    assert fleet.newcomer.wait(timeout=20) == 130, fleet.log.read_text()
+    assert fleet.newcomer.wait(timeout=60) == 130, fleet.log.read_text()
     assert_equal(fleet, alone)
 
 
@@ -36,12 +36,12 @@ def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_
     fleet = churning(*ENDLESS, *QUICK, slow_links)
     fleet.wait_for_step(3)
     os.kill(fleet.children()[3], signal.SIGKILL)
-    fleet.wait_for(lambda: fleet.views(0) == 2, "a view without peer 3")
+    fleet.wait_for(lambda: fleet.views(0) >= 2, "a view without peer 3")
     fleet.join()
     n = len(fleet.losses()) + 2
     fleet.wait_for(lambda: int(newest(fleet.run_dir).name) >= n, "a checkpoint with the newcomer's share")
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended() == 130, fleet.output
-    assert fleet.newcomer.wait(timeout=20) == 130, fleet.log.read_text()
+    assert fleet.newcomer.wait(timeout=60) == 130, fleet.log.read_text()
     assert "peer 3 (stage 1): lost" in fleet.output
     assert_equal(fleet, alone)

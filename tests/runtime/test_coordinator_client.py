@@ -69,12 +69,14 @@ def refusal(address, credentials, patience_s=0.0):
 
 
 def test_where_nobody_listens_the_line_says_so(own, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = closed.getsockname()
-    line = f"status: coordinator 127.0.0.1:{address[1]}: nobody listens there: the run has ended, or its coordinator is"
-    assert refusal(address, own).startswith(line)
-    assert not capsys.readouterr().out
-    assert refusal(address, own, SAID_S).startswith(line)
+    line = "status: coordinator 127.0.0.1:{}: nobody listens there: the run has ended, or its coordinator is"
+    with socket.socket() as reserved:  # bound, so that no other process gets the port
+        reserved.bind(("127.0.0.1", 0))
+        address = reserved.getsockname()
+        line = line.format(address[1])
+        assert refusal(address, own).startswith(line)
+        assert not capsys.readouterr().out
+        assert refusal(address, own, SAID_S).startswith(line)
     assert capsys.readouterr().out.startswith("waiting for the coordinator, for 2 s at most: nobody listens there")
 
 

@@ -87,7 +87,7 @@ def test_a_lost_stage_is_refilled_by_a_newcomer_that_fetches_its_part(own_folder
     fleet.wait_for(lambda: "stage 1 has lost all its peers" in fleet.log("coordinator"), "the loss")
     fleet.join()
     assert fleet.processes["coordinator"].wait(timeout=120) == 0, fleet.log("coordinator")
-    assert [fleet.processes[name].wait(timeout=20) for name in ("peer0", "newcomer")] == [0, 0], fleet.log("newcomer")
+    assert [fleet.processes[name].wait(timeout=60) for name in ("peer0", "newcomer")] == [0, 0], fleet.log("newcomer")
     assert "back from step" in fleet.log("coordinator")
     assert len(fleet.losses()) == N_STEPS
     assert fleet.losses() == pytest.approx(alone.losses(), rel=1e-5)

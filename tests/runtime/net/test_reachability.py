@@ -16,9 +16,10 @@ SOON = dataclasses.replace(QUICK, undialable_s=0.05)
 
 @pytest.fixture
 def nowhere():
-    """An address at which nobody answers."""
-    with socket.create_server(LOOPBACK) as server:
-        return server.getsockname()
+    """An address at which nobody answers: bound, so that no other process gets it, and not listened at."""
+    with socket.socket() as reserved:
+        reserved.bind(LOOPBACK)
+        yield reserved.getsockname()
 
 
 def test_a_peer_that_cannot_be_dialled_dials_back(start, cred, nowhere):
