@@ -8,44 +8,61 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.profile import from_flops
 from planner.api.job import COMM_COST, DEFAULT_LAYERS, MICROBATCHES_PER_PIPELINE, ByteSizes, Job
-from planner.api.result import OnProgress, Result
-from planner.api.search_run import Search, running, statistics_of
+from planner.api.result import Result
+from planner.api.search_run import Search, statistics_of
 from planner.cost.reference import cost_of
 from planner.model import comm_workload
 from planner.model.comm_workload import CommWorkload
 from planner.model.constraints import Constraints, Rules, rules_of
 from planner.model.hosts import room_bytes
-from planner.model.problem import problem_of
+from planner.model.problem import Problem, problem_of
 from planner.model.result import Solution
 from planner.report.plan_file import plan_of
-from planner.search.constrained import solve_constrained
-from planner.search.solve import solve
+from planner.search.incumbent import Incumbent
 from planner.step_time.tune import shallow_depths
 from planner.step_time.workload import StepWorkload, refuse_memory, refuse_too_small
 
 STATES_PER_GRADIENT = 4
 
 
-def solve_by_cost(
-    network: Network, job: Job, search: Search, constraints: Constraints, on_progress: OnProgress | None
-) -> Result:
-    """See planner.api.solve."""
-    stop, solver, seed = search.stop, search.solver, search.seed
+@dataclass(frozen=True)
+class CostJob:
+    """A job by communication cost, ready to be searched.
+
+    workload  the sizes of Eq. 1-4
+    problem   what a solver minimises
+    memory    what the devices can hold, None where nothing is known of it or nothing is limited
+    """
+
+    network: Network
+    job: Job
+    workload: CommWorkload
+    problem: Problem
+    memory: StepWorkload | None
+
+
+def cost_job(network: Network, job: Job) -> CostJob:
+    """BadInput where the network cannot do the job."""
     workload = workload_of(job)
     n_stages, n_pipelines = len(workload.stages), len(workload.shares)
     problem = problem_of(network, n_stages, n_pipelines, workload.c_dp_bytes, workload.c_pp_bytes)
     memory = memory_workload(job, network)
     if workload.model is None:
         refuse_small_devices(network, workload)
-    with running(stop, on_progress) as incumbent:
-        if constraints.empty:
-            solution = solve(problem, incumbent, solver, seed)
-        else:
-            solution = solve_constrained(problem, network, constraints, incumbent, solver, seed)
+    return CostJob(network, job, workload, problem, memory)
+
+
+def cost_result(
+    cost_job: CostJob, solution: Solution, search: Search, constraints: Constraints, incumbent: Incumbent
+) -> Result:
+    """The result of a search that has ended, with layers that fit the devices' memory. BadInput if there is none."""
+    network, job, workload = cost_job.network, cost_job.job, cost_job.workload
+    n_stages, n_pipelines = solution.placement.shape
     refuse_missing_links(network, solution.cost_s, (n_stages, n_pipelines), math.isinf(solution.bound_s))
     in_flight = None
-    if memory is not None:
-        fitted = fit_memory(memory, workload, solution, rules_of(constraints, network, n_stages, n_pipelines))
+    if cost_job.memory is not None:
+        rules = rules_of(constraints, network, n_stages, n_pipelines)
+        fitted = fit_memory(cost_job.memory, workload, solution, rules)
         solution, workload, in_flight = fitted.solution, fitted.workload, fitted.in_flight
     facts = search.facts(COMM_COST, constraints)
     plan = replace(plan_of(network, workload, solution, facts), in_flight=in_flight)
@@ -64,7 +81,7 @@ def solve_by_cost(
         bound_s=plan.found["bound_s"],
         gap=plan.found["gap"],
         proved=solution.proved,
-        statistics=statistics_of(incumbent, stop, solver, seed),
+        statistics=statistics_of(incumbent, search.stop, search.solver, search.seed),
         history=tuple(solution.history),
         by_solver={name: tuple(history) for name, history in solution.by_solver.items()},
     )

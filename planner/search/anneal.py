@@ -261,20 +261,17 @@ class Walk(NamedTuple):
     scratch: MatchingScratch
 
 
-def anneal(
-    devices: Devices, place: np.ndarray, best: np.ndarray, rng: np.ndarray, cooling: Cooling, shares: MoveShares
-) -> tuple[float, float]:
-    """Anneal `place` [S, P] in place; `best` receives the best placement met. Returns (best cost, cost of `place`) in
-    seconds."""
+def walk_from(place: np.ndarray) -> Walk:
+    """A walk of `anneal` that begins at `place` [S, P]."""
     S, P = place.shape
     changed = np.full(S, UNCHANGED, np.int64)
-    walk = Walk(new_state(place), new_state(place.copy()), changed, best, matching_scratch(P))
-    return _anneal(devices, walk, rng, cooling, shares)
+    return Walk(new_state(place), new_state(place.copy()), changed, place.copy(), matching_scratch(P))
 
 
 @compiled
-def _anneal(devices, walk, rng, cooling, shares):
-    """The loop of `anneal`."""
+def anneal(devices: Devices, walk: Walk, rng: np.ndarray, cooling: Cooling, shares: MoveShares) -> tuple[float, float]:
+    """Anneal the walk's placement in place; walk.best receives the best placement met. Returns (best cost, cost of the
+    placement) in seconds."""
     state, trial, changed, best, scratch = walk
     S = state.place.shape[0]
     cost = start_state(devices, state, scratch)
@@ -417,18 +414,18 @@ class SoftWalk(NamedTuple):
     sums: np.ndarray
 
 
-def anneal_softened(
-    devices: Devices, place: np.ndarray, rng: np.ndarray, cooling: Cooling, softness: Softness, run_share: float
-) -> float:
-    """Anneal `place` [S, P] in place while temperature and softness fall. Returns the softened cost reached."""
+def soft_walk_from(place: np.ndarray) -> SoftWalk:
+    """A walk of `anneal_softened` that begins at `place` [S, P]."""
     S, P = place.shape
     terms, trial = (SoftTerms(np.zeros(S), np.zeros(S)) for _ in range(2))
-    return _anneal_softened(devices, SoftWalk(place, terms, trial, np.zeros(P)), rng, cooling, softness, run_share)
+    return SoftWalk(place, terms, trial, np.zeros(P))
 
 
 @compiled
-def _anneal_softened(devices, walk, rng, cooling, softness, run_share):
-    """The loop of `anneal_softened`."""
+def anneal_softened(
+    devices: Devices, walk: SoftWalk, rng: np.ndarray, cooling: Cooling, softness: Softness, run_share: float
+) -> float:
+    """Anneal the walk's placement in place while temperature and softness fall. Returns the softened cost reached."""
     place, terms, trial, sums = walk
     ratio = (cooling.cold_s / cooling.hot_s) ** (1.0 / max(1, cooling.n_moves))
     temperature = cooling.hot_s
@@ -457,12 +454,13 @@ def _anneal_softened(devices, walk, rng, cooling, softness, run_share):
 
 def compile_anneal():
     """Compile `anneal`, or read it from the cache."""
-    anneal(_four_devices(), _two_by_two(), _two_by_two(), generator(0), Cooling(1.0, 1.0, 1), MoveShares(0.0, 0.0))
+    anneal(_four_devices(), walk_from(_two_by_two()), generator(0), Cooling(1.0, 1.0, 1), MoveShares(0.0, 0.0))
 
 
 def compile_anneal_softened():
     """Compile `anneal_softened`, or read it from the cache."""
-    anneal_softened(_four_devices(), _two_by_two(), generator(0), Cooling(1.0, 1.0, 1), Softness(1.0, 0.0), 0.0)
+    walk = soft_walk_from(_two_by_two())
+    anneal_softened(_four_devices(), walk, generator(0), Cooling(1.0, 1.0, 1), Softness(1.0, 0.0), 0.0)
 
 
 def _four_devices() -> Devices:

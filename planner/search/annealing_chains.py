@@ -25,6 +25,8 @@ from planner.search.anneal import (
     compile_anneal,
     cost_scale_s,
     devices_of,
+    soft_walk_from,
+    walk_from,
 )
 from planner.search.incumbent import Incumbent
 
@@ -151,7 +153,14 @@ class ChainSequence:
                 if chain.softened:
                     self._anneal_softened(chain)
                 else:
-                    self._anneal(chain)
+                    cooling = chain.cooling(self.slice_moves)
+                    walk = walk_from(chain.place)
+                    best_s, _ = anneal(self.devices, walk, self.bits, cooling, chain.settings.shares)
+                    if best_s < chain.best_s:
+                        chain.best = walk.best
+                        chain.best_s = best_s
+                        self.incumbent.offer(walk.best, best_s, self.index)
+                    self._count(cooling)
                 chain.advance(self._spent_frac)
             self._add_elite(chain.best, chain.best_s)
             budget_frac = min(budget_frac * CHAIN_GROWTH, LONGEST_CHAIN)
@@ -169,18 +178,8 @@ class ChainSequence:
     def _anneal_softened(self, chain: RunningChain):
         """The next slice of a chain that is softened."""
         cooling, softness = chain.softened_cooling(SOFTENED_MOVES * self.slice_moves)
-        anneal_softened(self.devices, chain.place, self.bits, cooling, softness, chain.settings.shares.runs)
-        self._count(cooling)
-
-    def _anneal(self, chain: RunningChain):
-        """The next slice of a chain that is not."""
-        cooling = chain.cooling(self.slice_moves)
-        best = chain.place.copy()
-        best_s, _ = anneal(self.devices, chain.place, best, self.bits, cooling, chain.settings.shares)
-        if best_s < chain.best_s:
-            chain.best = best
-            chain.best_s = best_s
-            self.incumbent.offer(best, best_s, self.index)
+        walk = soft_walk_from(chain.place)
+        anneal_softened(self.devices, walk, self.bits, cooling, softness, chain.settings.shares.runs)
         self._count(cooling)
 
     def _count(self, cooling: Cooling):

@@ -22,6 +22,8 @@ from planner.search.anneal import (
     anneal_softened,
     cost_scale_s,
     devices_of,
+    soft_walk_from,
+    walk_from,
 )
 from planner.search.base import SolverEntry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, Offspring, best_child, groups_of
@@ -117,16 +119,16 @@ class Refinement:
         """The best groups met on the way, in path order [S, P]."""
         order = np.empty(self.problem.n_stages, np.int64)
         best_path(hop_matrix(self.problem.pp_s, groups), order)
-        place = np.ascontiguousarray(groups[order])
-        best = place.copy()
+        walk = walk_from(np.ascontiguousarray(groups[order]))
         cooling = self._cooling(REFINE_HOT, REFINE_COLD, self.n_moves)
-        anneal(self.devices, place, best, self.bits, cooling, REFINE_SHARES)
-        return best
+        anneal(self.devices, walk, self.bits, cooling, REFINE_SHARES)
+        return walk.best
 
     def refine_softened(self, groups: np.ndarray):
         """Refine `groups` in place on the softened cost, which ends as the true one."""
         cooling = self._cooling(SOFTENED_HOT, SOFTENED_COLD, SOFTENED_MOVES * self.n_moves)
-        anneal_softened(self.devices, groups, self.bits, cooling, Softness(1.0, 0.0), REFINE_SHARES.runs)
+        walk = soft_walk_from(groups)
+        anneal_softened(self.devices, walk, self.bits, cooling, Softness(1.0, 0.0), REFINE_SHARES.runs)
 
     def _cooling(self, hot: float, cold: float, n_moves: int) -> Cooling:
         """A cooling with at most as many moves as evaluations are left; they are counted."""

@@ -54,23 +54,20 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
             return
     chains = chain_sequences(problem, incumbent, seed)
     if not timed:
-        _run_chains(chains, [functools.partial(chain.run, incumbent.starts) for chain in chains[1:]])
+        starts = incumbent.starts
+        with in_threads([functools.partial(chain.run, starts) for chain in chains[1:]]):
+            chains[0].run(starts)
         _prove(problem, types, incumbent, seed, lambda: np.inf, lambda: np.inf)
         return
     compile_anneal_softened()  # before the proof begins, which would compete for the cores
     with in_background(lambda: _prove_beside(problem, types, incumbent, seed, not enumerates), incumbent):
         anneal_while_compiling(chains[0])
-        others = [functools.partial(chain.run, incumbent.starts) for chain in chains[1:]]
+        starts = incumbent.starts
+        others = [functools.partial(chain.run, starts) for chain in chains[1:]]
         if others and problem.n_stages <= EXACT_PATH_STAGES:
             others[-1] = functools.partial(_evolve_then_anneal, chains[-1], seed)
-        _run_chains(chains, others)
-
-
-def _run_chains(chains: list[ChainSequence], others: list[Callable[[], None]]):
-    """Run the first sequence of chains here, and the others in threads."""
-    starts = chains[0].incumbent.starts
-    with in_threads(others):
-        chains[0].run(starts)
+        with in_threads(others):
+            chains[0].run(starts)
 
 
 def _evolve_then_anneal(chain: ChainSequence, seed: int):

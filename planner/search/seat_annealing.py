@@ -35,6 +35,7 @@ from planner.search.anneal import (
     evaluate,
     new_state,
     propose,
+    soft_walk_from,
     start_state,
 )
 from planner.search.annealing_chains import in_threads, n_cores
@@ -367,7 +368,8 @@ class SeatSearch:
             last = min(1.0, done + max(step, 0.02))
             cooling = Cooling(hot * (cold / hot) ** done, hot * (cold / hot) ** last, 2 * self._slice_moves)
             softness = Softness(1.0 - done, 1.0 - last)
-            anneal_softened(devices_apart(self.problem), place, rng, cooling, softness, self._shares.runs)
+            walk = soft_walk_from(place)
+            anneal_softened(devices_apart(self.problem), walk, rng, cooling, softness, self._shares.runs)
             n_moves += cooling.n_moves
             self.incumbent.count(cooling.n_moves)
             spent = (self._spent(n_moves, most) - (0.0 if most is not None else began)) / SOFTENED_FRAC

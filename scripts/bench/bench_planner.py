@@ -23,7 +23,16 @@ import planner
 from planner.cost.compiled import generator
 from planner.model.generate import generate
 from planner.model.problem import problem_of
-from planner.search.anneal import Cooling, MoveShares, Softness, anneal, anneal_softened, devices_of
+from planner.search.anneal import (
+    Cooling,
+    MoveShares,
+    Softness,
+    anneal,
+    anneal_softened,
+    devices_of,
+    soft_walk_from,
+    walk_from,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORKS = ROOT / "configs" / "networks"
@@ -116,9 +125,10 @@ def rate():
         for moves in (1, n_moves):  # the first call compiles
             started_s = time.thread_time()
             if name == "anneal":
-                anneal(devices, place, place.copy(), generator(0), Cooling(1.0, 0.1, moves), MoveShares(0.01, 0.3))
+                anneal(devices, walk_from(place), generator(0), Cooling(1.0, 0.1, moves), MoveShares(0.01, 0.3))
             else:
-                anneal_softened(devices, place, generator(0), Cooling(1.0, 0.1, moves), Softness(1.0, 0.0), 0.3)
+                walk = soft_walk_from(place)
+                anneal_softened(devices, walk, generator(0), Cooling(1.0, 0.1, moves), Softness(1.0, 0.0), 0.3)
         print(f"{name}: {n_moves / (time.thread_time() - started_s):,.0f} plans per CPU s")
 
 

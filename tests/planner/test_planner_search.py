@@ -17,7 +17,16 @@ from planner.cost.compiled import generator
 from planner.cost.placement import match_pipelines
 from planner.model.problem import placement_s, problem_of
 from planner.search import annealing_chains
-from planner.search.anneal import Cooling, MoveShares, Softness, anneal, anneal_softened, devices_of
+from planner.search.anneal import (
+    Cooling,
+    MoveShares,
+    Softness,
+    anneal,
+    anneal_softened,
+    devices_of,
+    soft_walk_from,
+    walk_from,
+)
 from planner.search.base import SOLVERS, SolverEntry, solver_entry
 from planner.search.crossover import DTFM_GAIN, KERNIGHAN_LIN_GAIN, cross, groups_of, improve_pass, repair
 from planner.search.device_types import interchangeable, near_equal, types_of
@@ -85,11 +94,11 @@ def test_a_pass_finds_the_paper_move():
 def test_annealing_keeps_exact_costs(shape, seed, kind):
     problem = small(*shape, seed, kind)
     place = labels((problem.n_devices, 1), seed).reshape(shape)
-    best = place.copy()
+    walk = walk_from(place)
     costs = anneal(
-        devices_of(problem), place, best, generator(seed), Cooling(5.0, 0.5, 3000), MoveShares(reorder=0.1, runs=0.3)
+        devices_of(problem), walk, generator(seed), Cooling(5.0, 0.5, 3000), MoveShares(reorder=0.1, runs=0.3)
     )
-    for cost, groups in zip(costs, (best, place), strict=True):
+    for cost, groups in zip(costs, (walk.best, place), strict=True):
         assert sorted(groups.ravel()) == list(range(problem.n_devices))
         in_this_order = sum_of_order(problem, groups)
         assert cost == pytest.approx(in_this_order, abs=1e-9)
@@ -107,9 +116,10 @@ def test_softened_annealing_ends_in_the_true_cost(shape, seed):
     place = labels((problem.n_devices, 1), seed).reshape(shape)
     devices = devices_of(problem)
     bits = generator(seed)
-    anneal_softened(devices, place, bits, Cooling(3.0, 0.3, 2000), Softness(1.0, 0.0), 0.3)
+    walk = soft_walk_from(place)
+    anneal_softened(devices, walk, bits, Cooling(3.0, 0.3, 2000), Softness(1.0, 0.0), 0.3)
     assert sorted(place.ravel()) == list(range(problem.n_devices))
-    last = anneal_softened(devices, place, bits, Cooling(0.3, 0.2, 500), Softness(0.0, 0.0), 0.3)
+    last = anneal_softened(devices, walk, bits, Cooling(0.3, 0.2, 500), Softness(0.0, 0.0), 0.3)
     assert last == pytest.approx(placement_s(problem, place))
 
 
@@ -176,7 +186,8 @@ def test_the_spot_optimum_needs_the_softened_cost():
     problem = problem_of(case("dtfm_case2_spot"), 8, 8, C_DP, C_PP)
     place = np.random.default_rng(0).permutation(64).reshape(8, 8)
     cooling = Cooling(0.25, 0.02, 1_000_000)
-    cost = anneal_softened(devices_of(problem), place, generator(0), cooling, Softness(1.0, 0.0), 0.2)
+    walk = soft_walk_from(place)
+    cost = anneal_softened(devices_of(problem), walk, generator(0), cooling, Softness(1.0, 0.0), 0.2)
     assert cost == pytest.approx(31.6342, abs=1e-3)
 
 
