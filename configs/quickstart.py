@@ -4,7 +4,7 @@
     python scripts/launch.py --config=configs/quickstart.py --emulate=configs/networks/four_cities.json --run_dir=runs/x
 
 Hardware: any laptop with 2 cores; about a minute of training after the installation. Expected: the loss falls from 5.6
-to about 2.4 nats per byte, and the sample at the end of quickstart.sh looks like English from a distance.
+to about 2.5 nats per byte, and the sample at the end of quickstart.sh looks like English from a distance.
 """
 
 from jaxdt.config_file import base_config

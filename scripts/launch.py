@@ -144,7 +144,8 @@ def check_hosts(plan: Plan) -> None:
 
 
 def emit(folder: Path, checked: api.CheckedRun) -> None:
-    """Write coordinator.flags and one host_N.flags per peer, with the files that they name, and print the commands."""
+    """Write coordinator.flags and one host_N.flags per peer, with the files that they name, and print the commands and
+    the files that each host needs."""
     peers, per_peer = sorted(checked.plan.peers), checked.gpus_per_peer
     run_dirs.write_job(folder, checked.config, checked.plan)
     shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
@@ -153,13 +154,20 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]
     own_flags += api.network_flags(checked.options)
     _write_flags(folder / "coordinator.flags", [*shared, *own_flags])
+    needed = {host: ["config.json", "config.py", "plan.json", "run"] for host in HOSTS.value}
+    needed[HOSTS.value[0]] += ["coordinator.flags", "credentials/coordinator.pem"]
     print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
         own = _address(host, PORT.value + offset)
         own_flags = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]
         own_flags.append(run_dirs.new_token(folder, f"host_{peer}", peer))
         _write_flags(folder / f"host_{peer}.flags", [*shared, *own_flags, *gpus.get(peer, [])])
+        needed[host] += [f"host_{peer}.flags", f"credentials/host_{peer}.token"]
         print(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
+    for host, names in needed.items():
+        print(f"{host} needs of {folder}: {', '.join(names)}")
+    operator = f"--coordinator={format_address(coordinator)} --credential={folder}/credentials/operator.pem"
+    print(f"to end the run early: python scripts/fleet.py stop {operator}")
 
 
 def _address(host: str, port: int) -> Address:

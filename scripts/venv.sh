@@ -13,7 +13,7 @@ pins=requirements/$version.txt
 stamp=.venv/installed-$(cat pyproject.toml "$pins" 2>/dev/null | cksum | tr ' ' -)-${extras:-base}
 if [ ! -e "$stamp" ]; then
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    echo "installing into .venv (Python $version) ..."
+    echo "installing into .venv (Python $version), which takes a minute or two ..."
     constraint=()
     [ -e "$pins" ] && constraint=(-c "$pins")
     .venv/bin/python -m pip install -q --disable-pip-version-check "${constraint[@]}" -e ".${extras:+[$extras]}"

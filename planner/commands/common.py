@@ -14,6 +14,8 @@ from jaxdt.spec.plan import Plan
 from planner.api.result import Stop
 from planner.report.plan_file import save_plan
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # after either, a search ends and its best plan is written
+
 
 def check_out(path: str | None, flag: str = "out"):
     """BadInput for a file that could not be written, before minutes go into what it is to hold."""
@@ -31,7 +33,7 @@ def check_out(path: str | None, flag: str = "out"):
 
 @contextlib.contextmanager
 def interruptible(stop: Stop):
-    """Inside this context Ctrl-C interrupts the stop.
+    """Inside this context Ctrl-C and SIGTERM interrupt the stop.
 
     A thread learns of the signal through a socket, into which the interpreter writes at once: the main thread, where
     Python's own handler would run, may be inside a long call of CP-SAT."""
@@ -44,18 +46,19 @@ def interruptible(stop: Stop):
             signals = reader.recv(64)
             if not signals:  # the context has ended
                 return
-            if signal.SIGINT in signals:
+            if any(number in signals for number in SIGNALS):
                 stop.interrupt()
 
     thread = threading.Thread(target=watch, daemon=True)
-    old_handler = signal.signal(signal.SIGINT, lambda number, frame: None)
+    old_handlers = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
     old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     thread.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(old_fd)
-        signal.signal(signal.SIGINT, old_handler)
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
         writer.close()
         thread.join()
         reader.close()

@@ -5,6 +5,7 @@ depends on neither clock nor cores.
 """
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 
@@ -59,7 +60,9 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
             chains[0].run(starts)
         _prove(problem, types, incumbent, seed, lambda: np.inf, lambda: np.inf)
         return
-    compile_anneal_softened()  # before the proof begins, which would compete for the cores
+    _compile_first_kernel(incumbent)  # before the proof begins, which would compete for the cores
+    if incumbent.done:
+        return
     with in_background(lambda: _prove_beside(problem, types, incumbent, seed, not enumerates), incumbent):
         anneal_while_compiling(chains[0])
         starts = incumbent.starts
@@ -68,6 +71,15 @@ def run_portfolio(problem: Problem, incumbent: Incumbent, seed: int):
             others[-1] = functools.partial(_evolve_then_anneal, chains[-1], seed)
         with in_threads(others):
             chains[0].run(starts)
+
+
+def _compile_first_kernel(incumbent: Incumbent):
+    """Compile, or read from the cache, what the chains begin with. It may take longer than the time limit where cores
+    are busy; a compilation cannot be stopped, so a thread does it, which nobody waits for after that."""
+    thread = threading.Thread(target=compile_anneal_softened, daemon=True)
+    thread.start()
+    while thread.is_alive() and not incumbent.done:
+        thread.join(0.02)
 
 
 def _evolve_then_anneal(chain: ChainSequence, seed: int):

@@ -210,15 +210,21 @@ def test_memory_cuts_the_layers_and_too_little_is_refused(tmp_path, capsys):
     assert "memory_bytes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("objective", [SIZES, ["--model", "small", "--flops", "1e12", "--objective", "step_time"]])
-def test_an_interrupted_search_writes_its_best_plan(objective, tmp_path):
+@pytest.mark.parametrize(
+    ("objective", "number"),
+    [
+        (SIZES, signal.SIGINT),
+        (["--model", "small", "--flops", "1e12", "--objective", "step_time"], signal.SIGTERM),
+    ],
+)
+def test_an_interrupted_search_writes_its_best_plan(objective, number, tmp_path):
     out = tmp_path / "plan.json"
     shape = ["--network", str(NETWORKS / "small_random24.json"), "--stages", "4", "--pipelines", "6"]
     flags = [*shape, *objective, "--solver", "random", "--time_limit_s", "3600", "--out", str(out)]
     command = [sys.executable, "-m", "planner", "solve", *flags]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert "best" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(60) == 0
     assert sorted(plans.load(out).peers) == list(range(24))
 

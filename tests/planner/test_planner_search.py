@@ -16,7 +16,7 @@ from planner.cost.communication import partition_s
 from planner.cost.compiled import generator
 from planner.cost.placement import match_pipelines
 from planner.model.problem import placement_s, problem_of
-from planner.search import annealing_chains
+from planner.search import annealing_chains, portfolio
 from planner.search.anneal import (
     Cooling,
     MoveShares,
@@ -211,6 +211,15 @@ def test_plans_come_while_the_kernel_of_the_true_cost_is_compiled(monkeypatch):
     assert sorted(incumbent.best.ravel()) == list(range(24))
     assert incumbent.best_s == placement_s(problem, incumbent.best)
     assert not incumbent.interrupted  # it came back when the kernel was there, not when the time was up
+
+
+def test_a_compilation_that_takes_longer_than_the_time_limit_is_not_waited_for(monkeypatch):
+    problem = small(4, 6, 2, "jitter")
+    compiled = threading.Event()
+    monkeypatch.setattr(portfolio, "compile_anneal_softened", compiled.wait)
+    solution = solve(problem, Incumbent(Budget(0.2)), "auto", 0)
+    compiled.set()
+    assert sorted(solution.placement.ravel()) == list(range(24))
 
 
 def test_local_optima_do_not_depend_on_which_thread_came_first():

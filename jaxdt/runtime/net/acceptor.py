@@ -185,7 +185,7 @@ class Acceptor:
             self._report(peer, host, self._authentication.explain(error))
             connection.linger(_LINGER_S)
         except OSError as error:
-            self._report(peer, host, error)
+            self._report(peer, host, f"a connection ended before its greeting: {error}")
         else:
             return hello
         return None

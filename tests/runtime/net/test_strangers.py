@@ -184,7 +184,7 @@ def test_a_connection_that_says_nothing_ends_soon(start, run_credential):
     b = start(1, run_credential, limits=TransportLimits(first_byte_s=0.05))
     with raw_connection(b) as sock:
         assert sock.recv(10) == b""
-    assert "127.0.0.1: nothing came within 0.05 s" in b.link(None, "refused")
+    assert "127.0.0.1: a connection ended before its greeting: nothing came within 0.05 s" in b.link(None, "refused")
 
 
 def test_alternating_garbage_is_reported_a_few_times(start, run_credential):
