@@ -28,7 +28,7 @@ Checked from outside: on messages, reports and the numbers that tensors hold (te
 """
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -45,6 +45,7 @@ from jaxdt.protocol.events import (
     Paused,
     Persist,
     Persisted,
+    Ran,
     Received,
     Round,
     Run,
@@ -72,7 +73,7 @@ from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntr
 from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.sim_peer import Outcome
 from jaxdt.spec.sizes import group_name, is_pull, is_push
-from jaxdt.spec.work import FORWARD
+from jaxdt.spec.work import ADOPT, FORWARD
 
 ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD = range(1, 12)
 NUMBER_OF = {
@@ -111,7 +112,9 @@ class Invariants:
         self._means: dict[tuple[str, int], dict[int, Vector]] = defaultdict(dict)  # group and number -> by peer
         self._members: dict[tuple[str, int], set[int]] = {}
         self._closed: set[tuple[int, Round]] = set()  # (peer, round): it has heard that the round is over
+        self._adopting: dict[int, deque[tuple[Round, ...]]] = defaultdict(deque)  # Work that is asked for, not yet done
         self._has_view = False
+        self._waits_for_ever = False  # a peer was lost before the first view, which needs all
         self._has_ended = False  # the first coordinator
         self._lost: set[int] = set()  # pipelines that have lost a peer
         self._view_pending = False  # a view is being made durable
@@ -145,6 +148,7 @@ class Invariants:
         self.now_s = now_s
         self.n_checked += 1
         if isinstance(event, Fault):
+            self._waits_for_ever |= peer != COORDINATOR and event.kind in ENDS and not self._has_view
             self._has_ended = self._has_ended or (peer == COORDINATOR and event.kind in ENDS and self._has_view)
             return
         if peer == COORDINATOR:
@@ -155,6 +159,8 @@ class Invariants:
             return
         if isinstance(event, Received):
             self._on_heard(peer, event)
+        if isinstance(event, Ran) and event.work.kind == ADOPT:
+            self._adopting[peer].popleft()
         self._on_begun(peer, actions)
 
     # ---------------------------------------------------------------------------------------------------- coordinator
@@ -226,8 +232,10 @@ class Invariants:
                     clocks.finished[event.header.src] = step
 
     def _on_begun(self, peer: int, actions: list[Action]) -> None:
-        """The first stage begins the steps of its pipeline."""
+        """The first stage begins the steps of its pipeline. Means are adopted in the order of their Runs."""
         for action in actions:
+            if isinstance(action, Run) and action.work.kind == ADOPT:
+                self._adopting[peer].append(action.rounds)
             if isinstance(action, Run) and action.work.kind == FORWARD and action.work.stage == 0:
                 step = action.work.step or 0
                 if step >= self._enough.get(peer, math.inf):
@@ -302,6 +310,8 @@ class Invariants:
     def ended(self, outcome: Outcome) -> None:
         """What must hold when the simulation is over, or its time."""
         stop = outcome.stopped.get(COORDINATOR)
+        if stop is None and self._waits_for_ever and not self._has_view:
+            return
         if stop is None:
             steps = {peer: tensors.n_steps for peer, tensors in self.tensors.items()}
             self.broken(PROGRESS, COORDINATOR, f"the run is not over, steps {steps}, waiting {self._rules.waiting()}")
@@ -321,7 +331,8 @@ class Invariants:
         except LogProblem as problem:
             self.broken(REPLAYED, COORDINATOR, f"the log cannot be replayed: {problem}")
         for peer, round in sorted(self._closed):
-            if self._stays(peer) and round in self.tensors[peer].rounds:
+            is_adopting = any(round in rounds for rounds in self._adopting[peer])  # the run may end in the middle of it
+            if self._stays(peer) and round in self.tensors[peer].rounds and not is_adopting:
                 self.broken(HELD, peer, f"still holds tensors of {round}, which is closed")
 
     def _check_means(self) -> None:
