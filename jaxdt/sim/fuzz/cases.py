@@ -140,7 +140,7 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     config = _with_delay(_draw_config(rng, wiring or WIRINGS_DRAWN[seed % len(WIRINGS_DRAWN)]), seed)
     plan = configs.default_plan(config)
     work_s = rng.choice((0.05, 0.3))
-    seconds = {peer: _work_seconds(work_s * rng.uniform(0.5, 3.0)) for peer in plan.peers}
+    seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 3.0)) for peer in plan.peers}
     ends = [COORDINATOR, *plan.peers]
     latencies_s = rng.choice(((0.001, 0.01), (0.01, 0.2), (0.1, 0.5)))
     gbps = rng.choice((1e-4, 1e-3))
@@ -424,14 +424,20 @@ def _with_delay(config: RunConfig, seed: int) -> RunConfig:
     return replace(config, sync=sync, train=replace(config.train, steps=N_STEPS + sync.delay))
 
 
-def _work_seconds(forward_s: float) -> dict[str, float]:
+def work_seconds(forward_s: float) -> dict[str, float]:
+    """Seconds of each kind of Work, in proportion to a forward's."""
     return {"F": forward_s, "B": 2 * forward_s, "E": forward_s, "G": 0.1 * forward_s, "U": 0.1 * forward_s}
 
 
 def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> str:
     """One line that says which invariant the case breaks, or which exception it raises; '' if none."""
+    return finding_of(lambda: play(case, mutate, observer))
+
+
+def finding_of(played: Callable[[], object]) -> str:
+    """The same, of the call that plays a case."""
     try:
-        play(case, mutate, observer)
+        played()
     except InvariantBroken as broken:
         return str(broken)
     except EXCEPTIONS as error:

@@ -33,12 +33,11 @@ from jaxdt.sim.faults import (
     Fault,
     draw,
 )
-from jaxdt.sim.fuzz.cases import EXCEPTIONS
+from jaxdt.sim.fuzz.cases import finding_of, work_seconds
 from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.invariants import Invariants, limit_s
 from jaxdt.sim.fuzz.independent.log_replay import RunShape
 from jaxdt.sim.fuzz.independent.tensors import ReplicaLayout, ResidueTensors
-from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.sim.stragglers.stalls import STEP, WORK, PeerStalls, Stalls
 from jaxdt.spec import config as configs
@@ -116,7 +115,7 @@ def draw_case(seed: int, sync: str = "") -> Case:
     step_s = 3 * work_s * (n_microbatches + n_stages - 1) + 4 * latencies_s[1]
     config = _draw_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
     plan = configs.default_plan(config)
-    seconds = {peer: _work_seconds(work_s * rng.uniform(0.5, 2.0)) for peer in plan.peers}
+    seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 2.0)) for peer in plan.peers}
     ends = [COORDINATOR, *plan.peers]
     gbps = rng.choice((1e-4, 1e-3))
     links = {(src, dst): Link(rng.choice(latencies_s), gbps) for src in ends for dst in ends if src != dst}
@@ -224,19 +223,9 @@ def _draw_loss(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
     return [Fault(at_s, kind, peer, rng.uniform(2.0, 20.0) if kind == PAUSE else 0.0)]
 
 
-def _work_seconds(forward_s: float) -> dict[str, float]:
-    return {"F": forward_s, "B": 2 * forward_s, "E": forward_s, "G": 0.1 * forward_s, "U": 0.1 * forward_s}
-
-
 def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> str:
     """One line that says which invariant the case breaks, or which exception it raises; '' if none."""
-    try:
-        play(case, mutate, observer)
-    except InvariantBroken as broken:
-        return str(broken)
-    except EXCEPTIONS as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return finding_of(lambda: play(case, mutate, observer))
 
 
 def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> tuple[Outcome, Invariants]:
