@@ -224,6 +224,8 @@ class GroupScheduler:
         return self._promised
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Those of older versions are forgotten: an older checkpoint does not become complete any more."""
+        self._mean_of = {place: members for place, members in self._mean_of.items() if place[0] >= version}
         stages = range(self._plan.n_stages)
         return tuple(self._mean_of.get((version, stage), ()) for stage in stages)
 

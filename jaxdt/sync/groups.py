@@ -99,6 +99,7 @@ class Groups:
         self._n_words = 0  # of the whole state
         self._exchanges: dict[Round, Exchange] = {}
         self._early: dict[Round, list[tuple[int, Shard]]] = {}  # came before GroupFormed
+        self._closed: dict[str, Round] = {}  # group -> the last of its rounds that is over here
         self._laying_out: deque[tuple[Round, int]] = deque()  # and the local steps of what is laid out
         self._contributed: dict[Round, int] = {}  # after how many local steps, until the result is here
         self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
@@ -236,10 +237,16 @@ class Groups:
     def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
         exchange = self._exchanges.get(shard.key.round)
         if exchange is None:
-            self._early.setdefault(shard.key.round, []).append((src, shard))
+            if not self._is_over(shard.key.round):
+                self._early.setdefault(shard.key.round, []).append((src, shard))
             return []
         bounds = self._keep(exchange, src, shard)
         return [self._sum(exchange, bounds)] if bounds else []
+
+    def _is_over(self, round: Round) -> bool:
+        """Whether a round ended here, so that its shards come a second time: a group's rounds begin in order."""
+        closed = self._closed.get(round.group)
+        return closed is not None and round.step <= closed.step and round.attempt <= closed.attempt
 
     def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
         added = exchange.add_up(bounds)
@@ -293,7 +300,10 @@ class Groups:
         if round in self._adopting:
             self._adopting[round] = True
             return []
-        return [Forget(round)] if self._exchanges.pop(round, None) else []
+        if self._exchanges.pop(round, None) is None:
+            return []
+        self._closed[round.group] = round
+        return [Forget(round)]
 
 
 # ------------------------------------------------------------------------------------------------------ table entry

@@ -2,12 +2,36 @@
 
 import pytest
 
-from jaxdt.protocol.events import COORDINATOR
+from jaxdt.build import RunStart, build_coordinator
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Forget,
+    GroupClosed,
+    GroupFormed,
+    Header,
+    Member,
+    Ran,
+    Received,
+    Reduced,
+    ResultHeld,
+    Round,
+    Run,
+    Shard,
+    SliceKey,
+    Sum,
+    Summed,
+    View,
+    ViewChanged,
+)
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.spec.config import default_plan, parse
 from jaxdt.spec.network import Link
+from jaxdt.spec.sizes import group_name, state_name
+from jaxdt.sync.groups import GroupOptions, Groups
+from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
+from jaxdt.sync.local_steps import PipelinePlace
 
 N_STEPS = 12
 
@@ -75,3 +99,49 @@ def test_a_run_ends_in_one_line_when_a_peer_is_lost(kind):
     stop = outcome.stopped[COORDINATOR]
     assert stop.code == 3 and "peer 2 (stage 0)" in stop.reason and "cannot go on without" in stop.reason
     assert all(outcome.stopped[peer] == stop for peer in (0, 1, 3))
+
+
+def test_a_shard_that_comes_again_after_its_group_is_dropped():
+    """One that comes before its group is kept until the group is told."""
+    place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=9, clip_norm=0.0)
+    options = GroupOptions(n_steps=9, every_steps=1, n_elements=4, slice_elements=2, has_outer=False)
+    machine = Groups(place, options, HeldOutWork(HeldOutPlace(0, 0, None, 0, [])))
+    view = View(1, 1, 0, (Member(0, 0, admission=1), Member(1, 0, admission=1)), (1,), n_committed=0)
+    machine.handle(0.0, ViewChanged(view))
+
+    def hear(src, body):
+        """What the machine does, the Work and the sums that it asks for included."""
+        todo, done = [Received(Header("r", 0, 1, src), body)], []
+        while todo:
+            for action in machine.handle(0.0, todo.pop(0)):
+                done.append(action)
+                todo += [Ran(action.work, 0.0, 1.0)] if isinstance(action, Run) else []
+                todo += [Summed(action.key, 1, 1.0)] if isinstance(action, Sum) else []
+        return done
+
+    for k in range(3):
+        round = Round(k, group_name(0), 1)
+        shard = Shard(SliceKey(round, 0, 2, 1), ((1, k),), 1)
+        assert hear(1, shard) == []
+        assert any(isinstance(action, Sum) for action in hear(COORDINATOR, GroupFormed(round, (0, 1))))
+        cover = ((0, 1), (((0, 0),), ((1, k),)))
+        told = hear(1, Reduced(SliceKey(round, 2, 4), cover, 1, 1, 1.0))
+        assert [send.body.round for send in told if isinstance(getattr(send, "body", None), ResultHeld)] == [round]
+        assert hear(COORDINATOR, GroupClosed(round)) == [Forget(round)]
+        assert hear(1, shard) == [] and not machine._early
+
+
+def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():
+    config = make_config("none")
+    plan = default_plan(config)
+    scheduler, row = build_coordinator(config, plan, RunStart("r"))._agreement, plan.placement[0]
+    members = tuple(Member(peer, plan.seat(peer)[0], admission=1) for peer in plan.peers)
+    scheduler.adopt_view(0.0, View(1, 1, 0, members, (1, 1), n_committed=0))
+    for version in (3, 6, 9):
+        round = Round(version, state_name(0), 1)
+        scheduler._open_round(round, row)
+        for peer in row:
+            scheduler.hear(0.0, peer, ResultHeld(round, 5, version), {})
+    for version in (6, 6, 9):
+        assert scheduler.mean_of(version) == (tuple((peer, version) for peer in row), ())
+    assert list(scheduler._mean_of) == [(9, 0)]

@@ -225,6 +225,16 @@ def test_without_seconds_t_is_a_share_of_the_measured_step():
     assert half.seconds == math.inf
 
 
+def test_a_step_that_is_told_again_is_not_measured():
+    steps = StepTime()
+    steps.began(0.0, 0, 3)
+    steps.ended(5.0, 0, 3)
+    assert steps.seconds == math.inf
+    steps.began(10.0, 0, 3)
+    steps.ended(14.0, 0, 5)
+    assert steps.seconds == 2.0
+
+
 def test_the_share_is_one_part_in_as_many_as_there_are_replicas():
     rule = matcher(4, connectivity_groups=0)
     first = [(0.0, peer, 1) for peer in range(4)]

@@ -32,9 +32,9 @@ class StepTime:
         self._began[peer] = now_s, step
 
     def ended(self, now_s: float, peer: int, step: int) -> None:
-        """The replica has done `step` local steps."""
-        if peer in self._began:
-            began_s, n_before = self._began.pop(peer)
+        """The replica has done `step` local steps. A step that is told again measures nothing."""
+        began_s, n_before = self._began.pop(peer, (now_s, step))
+        if step > n_before:
             self._seconds.append((now_s - began_s) / (step - n_before))
 
     def left(self, peer: int) -> None:
