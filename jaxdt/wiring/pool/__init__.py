@@ -1,0 +1,8 @@
+"""A pool: servers of a stage, which are members of the run, and workers outside of the views that compute for them and
+may vanish at any moment (hybrid parameter servers, Sec. 3.1-3.3).
+
+even_transfer.py (which microbatches go from which peer of a stage to which of the next), task_table.py (a server's
+tasks of one step, as data).
+
+Imports what jaxdt.wiring may import.
+"""
