@@ -9,10 +9,11 @@ import pytest
 
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.protocol.events import Checkpoint
-from jaxdt.protocol.reports import EndedReport, PredictionReport, ViewReport
+from jaxdt.protocol.reports import EndedReport, PredictionReport, StepReport, ViewReport
 from jaxdt.runtime.reporting import journal as journal_module
 from jaxdt.runtime.reporting import prediction
 from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt, predict
 from jaxdt.sim.fuzz.cases import draw_case
 from jaxdt.spec.network import Device, Host, uniform
@@ -125,3 +126,43 @@ def test_a_prediction_says_when_it_may_be_far_off():
     assert doubt(2, 4, 1.0) == ""
     assert doubt(4, 2, 4.5) == "4 peers share 2 cores: single runs like that were up to 31% off"
     assert doubt(2, 4, 12.0).startswith("others took part of the 4 cores: 12 processes wanted to compute")
+
+
+@pytest.mark.parametrize(
+    ("views", "text"),
+    [
+        ([{0: 0, 1: 1}, {0: 0, 1: 1}], ""),
+        ([{0: 0, 1: 1}, {0: 0}, {0: 0, 2: 1}], "1 peer gone, 1 joined"),
+        ([{0: 0, 1: 1}, {0: 0}, {0: 0, 1: 1}], "1 peer gone, 1 joined"),
+        ([{0: 0, 1: 1, 2: 1}, {0: 0, 1: 1}, {0: 0, 1: 1, 2: 0}], "1 peer moved to another stage"),
+        ([{0: 0, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1, 2: 0, 3: 0}], "2 peers joined, 1 moved to another stage"),
+    ],
+)
+def test_it_is_known_how_the_members_have_changed(views, text):
+    changes = MembershipChanges()
+    for members in views:
+        changes.view(members)
+    assert changes.text == text
+
+
+def test_the_summary_says_that_the_prediction_is_of_other_members(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Prediction, "start", lambda *arguments: None)
+    monkeypatch.setattr(Prediction, "end", lambda *arguments: PredictionReport(1.5, 2.0))
+    monkeypatch.setattr(journal_module, "doubt", lambda *arguments: "the host is busy")
+    machine = build_coordinator(CASE.config, CASE.plan, RunStart("r"))
+    machine.devices.update(dict.fromkeys(SECONDS, "cpu"))
+    machine.roster.view = machine.roster.first_view(1, Checkpoint())
+    job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
+    members = {peer: CASE.plan.seat(peer)[0] for peer in CASE.plan.peers}
+    lost = max(members)
+    with Journal(job, machine, SimpleNamespace(put_s=0.01), live=False) as journal:
+        journal.post = journal.report
+        journal.report(ViewReport(1, members, []))
+        journal.report(ViewReport(2, {peer: stage for peer, stage in members.items() if peer != lost}, []))
+        for step in range(4):
+            journal.report(StepReport(step, 5.0, 1.0, 10.0, 0.0, "apply"))
+        journal.report(EndedReport(0, "done"))
+        journal.finish(0.25)
+    reason = "1 peer gone: the prediction is of the first plan; the host is busy"
+    assert f"1.500 s predicted (+50.0 %)\n               ({reason})\n" in capsys.readouterr().out
+    assert f'"prediction_doubt": "{reason}"' in (tmp_path / "summary.json").read_text()

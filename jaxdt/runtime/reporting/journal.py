@@ -36,6 +36,7 @@ from jaxdt.protocol.reports import (
 from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
+from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
@@ -82,6 +83,7 @@ class Journal:
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._links = LinkBytes()
+        self._changes = MembershipChanges()
         self._clock_offset_s: dict[str, float] = {}
         self._started_s = time.monotonic()
         self._launched_s = self._started_s if launched_s is None else launched_s
@@ -104,10 +106,9 @@ class Journal:
             case StepReport():
                 if self._metrics.add(report.fields):
                     self._display.step(report)
-            case ViewReport(view=1):
-                self._first_view(report)
             case ViewReport():
-                self._view(report)
+                self._changes.view(report.members)
+                (self._first_view if report.view == 1 else self._view)(report)
             case ConnectedReport():
                 self._connected(report)
             case CandidateReport(peer):
@@ -263,7 +264,8 @@ class Journal:
         """Why the prediction may be off, as far as this host knows."""
         view = self._machine.view
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
-        return doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0])
+        changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
+        return "; ".join(filter(None, (changes, doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0]))))
 
     def _speed(self, steps: list[dict]) -> tuple[float | None, float | None]:
         """(median seconds of a step, tokens per second) of the steps that this coordinator has timed, without warm-up
