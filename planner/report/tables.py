@@ -149,13 +149,14 @@ WHY_COSTS_DIFFER = (
 def step_table(plan: Plan, rows: Sequence[ScoredRow], time_s: float) -> str:
     """The simulated finalists, the first of which is the plan; the plan's settings; the devices that it leaves out."""
     found = plan.found
-    lines = [f"{'seconds':<26}{'step (simulated)':>17}{'Eq. 1-4: total':>16}{'data-parallel':>16}{'pipeline':>12}"]
     names = labels_of([row.name for row in rows])
-    for k, row in enumerate(rows):
-        label = f"plan ({names[k]})" if k == 0 else names[k]
+    labels = [f"plan ({names[0]})", *names[1:]]
+    width = max(26, *map(len, labels))
+    lines = [f"{'seconds':<{width}}{'step (simulated)':>17}{'Eq. 1-4: total':>16}{'data-parallel':>16}{'pipeline':>12}"]
+    for label, row in zip(labels, rows, strict=True):
         cost = row.cost
         lines.append(
-            f"{label:<26.26}{seconds(row.step_s):>17}{seconds(cost.total_s):>16}{seconds(cost.datap_s):>16}"
+            f"{label:<{width}}{seconds(row.step_s):>17}{seconds(cost.total_s):>16}{seconds(cost.datap_s):>16}"
             f"{seconds(cost.pipelinep_s):>12}"
         )
     sizes = [hi - lo for lo, hi in plan.stages]

@@ -5,7 +5,7 @@ shapes are searched as if they had been asked for.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from planner.model.proof import ROUNDING
 from planner.search.incumbent import Budget, Incumbent
 from planner.step_time.search import (
     Candidate,
+    Finalist,
     StepSolution,
     anneal_all,
     regular_placements,
@@ -187,9 +188,16 @@ def search_shapes(
     candidates.sort(key=lambda candidate: score(workload, candidate.layout))
     end_s = ANNEAL_END * (incumbent.budget.time_s or 0.0)
     annealed = anneal_all(workload, _best_of_each_shape(candidates), incumbent, end_s, seed)
-    finalists = simulate_some(workload, _simulation_order(workload, annealed, candidates), incumbent)
+    simulated = simulate_some(workload, _simulation_order(workload, annealed, candidates), incumbent)
+    finalists = [replace(finalist, name=_name_with_shape(finalist)) for finalist in simulated]
     by_cost = searches.get(finalists[0].layout.shape) or next(iter(searches.values()))
     return StepSolution(finalists, by_cost)
+
+
+def _name_with_shape(finalist: Finalist) -> str:
+    """Such as "8x4 Eq. 1-4": the finalists need not have the same shape."""
+    n_stages, n_pipelines = finalist.layout.shape
+    return f"{n_stages}x{n_pipelines} {finalist.name}"
 
 
 def refuse_budget(workload: StepWorkload, n_stages: int, n_pipelines: int):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -260,13 +261,19 @@ def test_a_plan_by_step_time_says_both_costs_and_runs_as_simulated(four, tmp_pat
     assert main(["explain", str(out)]) == 0
 
 
-def test_equal_seed_and_evaluations_give_equal_plans_by_step_time(four, tmp_path):
+def test_equal_seed_and_evaluations_give_equal_plans_by_step_time(four, tmp_path, capsys):
+    """And a table whose rows name their shapes."""
     texts = []
     for name in ("a", "b"):
         out = tmp_path / f"{name}.json"
         assert solve(four, "--stages", "auto", "--evaluations", "2000", *SPEEDS, "--out", str(out)) == 0
         texts.append({k: v for k, v in json.loads(out.read_text()).items() if k != "time_s"})
     assert texts[0] == texts[1]
+    header, *rows = capsys.readouterr().out.partition("\nBoth costs")[0].splitlines()
+    plan = plans.load(out)
+    assert rows[0].startswith(f"plan ({plan.n_stages}x{plan.n_pipelines} ")
+    assert all(re.match(r"(plan \()?[1-4]x[1-4] ", row) and len(row) == len(header) for row in rows)
+    assert len({re.findall(r"\dx\d", row)[0] for row in rows}) > 1
 
 
 def test_a_measured_profile_gives_model_and_speeds(four, tmp_path):
