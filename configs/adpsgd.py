@@ -6,7 +6,8 @@
 "pairs": the number of the step says who averages with whom, on all stages alike, so replicas wait for one another.
 That is the baseline of SDPipe's public code. "first_come": the first two replicas that are ready form a pair, which
 is nearer to the paper's asynchronous averaging; each of its groups closes a quarter of a step after its first member
-came, alone if no second one did.
+came, alone if no second one did. Groups of two are also P-Reduce with the smallest groups, so these are the settings of
+configs/preduce.py; both names stand here because evaluations compare with both, and P-Reduce's groups may be larger.
 
 Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats
 per byte.

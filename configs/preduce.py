@@ -3,7 +3,9 @@
     python scripts/launch.py --config=configs/preduce.py --run_dir=runs/preduce --stall=0.1,0.3,0
 
 As configs/sdpipe.py, but a group closes as soon as it has two members, and nothing asks for groups that connect all
-replicas of a stage.
+replicas of a stage. With four pipelines and groups of two these are the settings of configs/adpsgd.py:first_come:
+AD-PSGD always averages in pairs, while the size of P-Reduce's groups is chosen (configs/reproduce/sdpipe has half of
+the pipelines). This file is where to begin for `sync.groups.group_size_max` above 2.
 
 Hardware: any laptop with 2 cores; about a minute, ten processes. Expected: the loss falls from 5.6 to about 2.5 nats
 per byte.

@@ -37,6 +37,10 @@ def test_every_config_parses_and_says_how_to_use_it(path):
     assert f"configs/{path.name}" in head and "Hardware:" in head and "    python scripts/" in head
 
 
+def test_adpsgd_by_who_comes_first_is_preduce_with_groups_of_two():
+    assert module_of("adpsgd").get_config("first_come").to_dict() == module_of("preduce").get_config().to_dict()
+
+
 def test_the_reference_has_the_model_of_the_quickstart_and_a_longer_schedule():
     reference, quickstart = run_config("reference_2000"), run_config("quickstart")
     assert reference.model == quickstart.model
