@@ -1,23 +1,26 @@
 """Compare what crosses a stage boundary: codecs and compression layers, in quality and in time (SWARM Tables 7 and 8).
 
     python scripts/ablate.py --config=configs/ablation.py --run_dir=runs/ablation
-        [--config.train.steps=100] [--config.ablation.seeds=1] [--remeasure]
+        [--config.train.steps=100] [--config.ablation.seeds=1] [--remeasure] [--page=TEXT]
 
 Trains every case that has no line in RUN_DIR/results.jsonl yet, so the same command continues after an interruption.
-Then measures the parts of a step (timings.jsonl) and writes table.md and curves.png. The fields of `config.ablation`
-are those of jaxdt.ablation.grid.AblationConfig. Exit codes: 0 done, 2 bad input, 3 a worker was lost, 130 interrupted.
+Then measures the parts of a step (timings.jsonl) and writes table.md and curves.png; with --page also README.md, where
+SWARM's numbers stand beside these and TEXT says machine, load and commit. Where no line is missing nothing is trained
+or measured, and all is written from the two files. The fields of `config.ablation` are those of
+jaxdt.ablation.grid.AblationConfig. Exit codes: 0 done, 2 bad input, 3 a worker was lost, 130 interrupted.
 """
 
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
 
 from jaxdt import build
-from jaxdt.ablation import results
+from jaxdt.ablation import page, results
 from jaxdt.ablation.grid import AblationConfig, Case, cases, cut
 from jaxdt.ablation.picture import draw
 from jaxdt.ablation.predict import step_seconds
@@ -31,6 +34,7 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 
 REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure the parts of a step again; the machine should be idle.")
+PAGE = flags.DEFINE_string("page", "", "Write RUN_DIR/README.md with SWARM's numbers; this text says where it ran.")
 
 
 def main() -> int:
@@ -52,6 +56,9 @@ def main() -> int:
     (run_dir / "table.md").write_text(markdown(config, ablation, table))
     draw(run_dir / "curves.png", ablation, table, finished)
     print(f"wrote {run_dir / 'table.md'}, {run_dir / 'curves.png'}")
+    if PAGE.value:
+        (run_dir / "README.md").write_text(page.text(config, ablation, table, PAGE.value))
+        print(f"wrote {run_dir / 'README.md'}")
     return 0
 
 
@@ -80,12 +87,13 @@ def train_missing(config: RunConfig, ablation: AblationConfig, data: TokenFile, 
 
 
 def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str) -> dict[Case, dict]:
-    """The seconds of the parts of every kind of step, with its simulated step times. Parts that the file `path` lacks
-    are measured and appended to it."""
+    """The seconds of the parts of every kind of step, with its simulated step times; `seed` is the number of the
+    measurement. What the file `path` lacks is measured and appended to it."""
     if REMEASURE.value:
         path.unlink(missing_ok=True)
     parts = results.load(path, mark)
-    left = [case for case in cut_cases(ablation) if case not in parts]
+    wanted = [replace(case, seed=n) for n in range(ablation.measurements) for case in cut_cases(ablation)]
+    left = [case for case in wanted if case not in parts]
     if left:
         # A process of its own computes on one thread, as the workers do.
         with ProcessPoolExecutor(1, mp_context=SPAWN, initializer=run_flags.set_cpus, initargs=(["0"],)) as pool:
@@ -93,7 +101,8 @@ def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str)
                 results.append(path, pool.submit(parts_of, config, case).result() | {"config": mark})
         parts = results.load(path, mark)
     timings = {}
-    for case, seconds in parts.items():
+    for case in wanted:
+        seconds = parts[case]
         timings[case] = seconds | {"step_s": [step_seconds(config, case, seconds, gbps) for gbps in ablation.gbps]}
     return timings
 

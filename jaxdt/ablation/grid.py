@@ -29,6 +29,7 @@ class AblationConfig:
         every ratio.
     seeds: runs of each case, with seeds 0, 1, ...
     target_frac: a run reaches its target at the loss that its seed's baseline has after this part of the steps.
+    measurements: times that the parts of a step are measured, from which the times' spread comes.
     gbps: step times are simulated for links of each of these bandwidths (inf: unlimited).
     workers: processes that train, with one CPU each if there are several.
     """
@@ -37,6 +38,7 @@ class AblationConfig:
     stages: tuple[int, ...] = (2, 4)
     ratios: tuple[int, ...] = (2, 4)
     seeds: int = 3
+    measurements: int = 5
     target_frac: float = 0.75
     gbps: tuple[float, ...] = (0.1, 0.5, float("inf"))
     workers: int = 2
@@ -50,7 +52,7 @@ class AblationConfig:
         for name in ("stages", "ratios", "gbps"):
             if not getattr(self, name):
                 raise BadInput(f"ablation.{name}: got none, expected at least one")
-        for name in ("seeds", "workers"):
+        for name in ("seeds", "measurements", "workers"):
             if getattr(self, name) < 1:
                 raise BadInput(f"ablation.{name}: got {getattr(self, name)}, expected an integer >= 1")
         if not 0 < self.target_frac <= 1:

@@ -1,6 +1,6 @@
 """curves.png: held-out perplexity against steps, against bytes sent, and against simulated time."""
 
-import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def draw(path: Path, ablation: AblationConfig, table: list[Row], finished: Mappi
     for line, stages in zip(grid, ablation.stages, strict=True):
         for row in (row for row in table if row.case.stages == stages):
             steps, losses = _curves(row, ablation, finished)
-            step_s = row.step_s[ablation.gbps.index(gbps)] if row.step_s else math.nan
+            step_s = statistics.fmean(row.step_s[ablation.gbps.index(gbps)])
             for axes, scale in zip(line, (1.0, row.step_bytes / 1e6, step_s), strict=True):
                 _curve(axes, row.case, steps * scale, np.exp(losses))
         for axes, label in zip(line, x_labels, strict=True):

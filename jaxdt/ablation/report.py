@@ -1,4 +1,5 @@
-"""The ablation's results as rows, and rows as markdown. A spread is the standard deviation over seeds."""
+"""The ablation's results as rows, and rows as markdown. A spread is the standard deviation, of losses over seeds, of
+seconds over measurements."""
 
 import math
 import statistics
@@ -11,12 +12,13 @@ from jaxdt.spec.config import RunConfig
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of run over all its seeds; the tuples have one entry per seed.
+    """One kind of run over all its seeds; the first three tuples have one entry per seed.
 
     loss_differences: held-out loss minus that of the baseline with the same seed.
     steps_to_target: steps until the loss that this baseline has after target_frac of the steps; None for a seed that
         does not reach it.
-    step_s: simulated seconds of a step, one per entry of AblationConfig.gbps; empty before the parts are measured.
+    encode_s, decode_s: seconds of one boundary tensor, one per measurement.
+    step_s: simulated seconds of a step, a tuple per entry of AblationConfig.gbps with one entry per measurement.
     """
 
     case: Case
@@ -24,9 +26,9 @@ class Row:
     loss_differences: tuple[float, ...]
     steps_to_target: tuple[float | None, ...]
     step_bytes: int
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    step_s: tuple[float, ...] = ()
+    encode_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+    step_s: tuple[tuple[float, ...], ...]
 
     @property
     def target_steps(self) -> float | None:
@@ -49,7 +51,8 @@ def cut_cases(ablation: AblationConfig) -> list[Case]:
 def rows(
     config: RunConfig, ablation: AblationConfig, finished: Mapping[Case, dict], parts: Mapping[Case, dict]
 ) -> list[Row]:
-    """One row per case of cut_cases. `parts[case]` has encode_s, decode_s and step_s of a measured case."""
+    """One row per case of cut_cases. `parts[case]` has encode_s, decode_s and step_s of a measured case, whose seed is
+    the number of the measurement."""
     seeds = range(ablation.seeds)
     baseline = [finished[Case(BASELINE, 1, 1, seed)]["eval"] for seed in seeds]
     targets = [value_at(curve, ablation.target_frac * config.train.steps) for curve in baseline]
@@ -57,7 +60,7 @@ def rows(
     for case in cut_cases(ablation):
         trained = replace(case, stages=1) if case.method == BASELINE else case
         curves = [finished[replace(trained, seed=seed)]["eval"] for seed in seeds]
-        measured = parts.get(case, {})
+        measured = [parts[replace(case, seed=n)] for n in range(ablation.measurements)]
         table.append(
             Row(
                 case=case,
@@ -65,9 +68,9 @@ def rows(
                 loss_differences=tuple(a[-1][1] - b[-1][1] for a, b in zip(curves, baseline, strict=True)),
                 steps_to_target=tuple(map(steps_to, curves, targets)),
                 step_bytes=bytes_per_step(config, case),
-                encode_s=measured.get("encode_s", 0.0),
-                decode_s=measured.get("decode_s", 0.0),
-                step_s=tuple(measured.get("step_s", ())),
+                encode_s=tuple(own["encode_s"] for own in measured),
+                decode_s=tuple(own["decode_s"] for own in measured),
+                step_s=tuple(zip(*(own["step_s"] for own in measured), strict=True)),
             )
         )
     return table
@@ -133,15 +136,15 @@ def cost(config: RunConfig, ablation: AblationConfig, table: list[Row]) -> str:
                 "-" if method == BASELINE else spread(row.loss_differences, 3, "+"),
                 f"{len(reached)} of {ablation.seeds} seeds" if steps is None else spread(reached, 0),
                 f"{row.step_bytes / 1e6:.2f}",
-                f"{row.encode_s * 1e3:.2f}",
-                f"{row.decode_s * 1e3:.2f}",
-                *(f"{step_s:.3f}" for step_s in row.step_s),
-                *("-" if steps is None else f"{steps * step_s:.0f}" for step_s in row.step_s),
+                f"{statistics.fmean(row.encode_s) * 1e3:.2f}",
+                f"{statistics.fmean(row.decode_s) * 1e3:.2f}",
+                *(spread(step_s, 3) for step_s in row.step_s),
+                *("-" if steps is None else f"{steps * statistics.fmean(step_s):.0f}" for step_s in row.step_s),
             ]
         )
     n_steps = config.train.steps
     goal = f"the held-out loss of the same seed's baseline after {ablation.target_frac:.0%} of {n_steps} steps"
-    note = f"Target: {goal}. Step and target seconds are simulated from measured parts."
+    note = f"Target: {goal}. Step and target seconds are simulated from parts measured {ablation.measurements} times."
     return f"{markdown_table(head, lines)}\n\n{note}"
 
 

@@ -185,14 +185,17 @@ def test_where_a_curve_stands():
 @pytest.fixture
 def found():
     """Two seeds, the second 0.2 worse; int8 as good as none, maxout 0.5 worse."""
-    config, ablation = make_config(), AblationConfig(("none", "int8", "maxout"), (2,), (2,), 2, 0.5, (0.1, math.inf))
+    config, ablation = make_config(), AblationConfig(("none", "int8", "maxout"), (2,), (2,), 2, 2, 0.5, (0.1, math.inf))
     config = replace(config, train=replace(config.train, steps=20))
     worse, finished = {"none": 0.0, "int8": 0.0, "maxout": 0.5}, {}
     for case in cases(ablation):
         late = worse[case.method] + 0.2 * case.seed
         finished[case] = {"eval": [[step, loss + (late if step else 0)] for step, loss in CURVE]}
-    parts = {case: {"encode_s": 0.001, "decode_s": 0.002, "step_s": [0.5, 0.25]} for case in kinds(ablation)}
-    parts[Case("none", 2, 1)] = {"encode_s": 0.0, "decode_s": 0.0, "step_s": [2.0, 0.25]}
+    parts = {}
+    for n in range(2):
+        for case in kinds(ablation):
+            parts[replace(case, seed=n)] = {"encode_s": 0.001, "decode_s": 0.002, "step_s": [0.5 + n, 0.25]}
+        parts[Case("none", 2, 1, n)] = {"encode_s": 0.0, "decode_s": 0.0, "step_s": [2.0, 0.25]}
     return config, ablation, rows(config, ablation, finished, parts)
 
 
@@ -216,8 +219,10 @@ def test_tables_of_markdown(found):
     assert lines[4].startswith("| maxout | 13.53 +- ")
     lines = cost(config, ablation, table).splitlines()
     assert "| step s, 100 Mb/s | step s, unlimited | target s, 100 Mb/s | target s, unlimited |" in lines[0]
-    assert lines[2] == "| none | 1x | 2 | - | 10 +- 0 | 0.02 | 0.00 | 0.00 | 2.000 | 0.250 | 20 | 2 |"
-    assert lines[3].startswith("| int8 | 2x (16-bit) | 2 | +0.000 +- 0.000 | 10 +- 0 | 0.01 | 1.00 | 2.00 | 0.500 |")
+    assert lines[2] == "| none | 1x | 2 | - | 10 +- 0 | 0.02 | 0.00 | 0.00 | 2.000 +- 0.000 | 0.250 +- 0.000 | 20 | 2 |"
+    assert lines[3].startswith(
+        "| int8 | 2x (16-bit) | 2 | +0.000 +- 0.000 | 10 +- 0 | 0.01 | 1.00 | 2.00 | 1.000 +- 0.707 |"
+    )
 
 
 def test_a_seed_that_never_gets_there_is_counted(found):
@@ -253,12 +258,14 @@ def test_the_script_trains_measures_and_draws(tmp_path):
     command += [f"--run_dir={tmp_path}", "--config.train.steps=4", "--config.optim.warmup_steps=1"]
     command += ["--config.ablation.methods=('none',)", "--config.ablation.stages=(2,)"]
     command += ["--config.ablation.seeds=1", "--config.ablation.workers=1", "--config.train.eval_microbatches=1"]
+    command += ["--config.ablation.measurements=2", "--page=Somewhere, at commit x."]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     (record,) = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert record["case"] == vars(Case("none", 1, 1))
     assert [step for step, _ in record["eval"]] == [0, 4]
-    (parts,) = [json.loads(line) for line in (tmp_path / "timings.jsonl").read_text().splitlines()]
+    parts, _ = [json.loads(line) for line in (tmp_path / "timings.jsonl").read_text().splitlines()]
     assert len(parts["seconds"]) == 2 and all(own["B"] > 0 for own in parts["seconds"])
     assert (tmp_path / "table.md").read_text().count("| none |") == 2
+    assert "for all). Somewhere, at commit x.\n" in (tmp_path / "README.md").read_text()
     assert (tmp_path / "curves.png").stat().st_size > 10_000
