@@ -456,8 +456,8 @@ class Membership:
         stay = {p for p, old in old_members.items() if p in members and members[p].admission == old.admission}
         self._down_since_s = {p: s for p, s in self._down_since_s.items() if p in stay or p == COORDINATOR}
         actions += [AdoptedReport(view.number, list(members)), Meet(view.members), ViewChanged(view)]
-        is_last_version = self._version == self.identity.n_steps
-        if is_last_version and self._is_saver(view, self._version) and not saved_before and view.number > 1:
+        is_due = self._is_awaited(self._version) and self._is_saver(view, self._version)
+        if is_due and not saved_before and view.number > 1:
             actions.append(self._write(self._version))  # the member that should have written it is gone
         return actions
 
@@ -514,11 +514,15 @@ class Membership:
     def _still_saves(self, before: View, view: View) -> bool:
         """Whether this peer saves the version with which a view begins. The member that saved it before saves it still,
         also if it leaves: else two would write at the same time. If that member is gone, the version is left out, but
-        for the last one: without that the run would not end, so the next member saves it."""
+        for one that the end of the run waits for, which the next member saves."""
         saving = before.working(self.identity.stage, view.n_committed)
-        if view.n_committed == self.identity.n_steps:
+        if self._is_awaited(view.n_committed):
             saving = tuple(peer for peer in saving if not _is_replaced(before.by_peer[peer], view.by_peer))
         return saving[:1] == (self.identity.peer,)
+
+    def _is_awaited(self, version: int) -> bool:
+        """Whether the run may not end without a checkpoint of this version: the last one, or what an operator wants."""
+        return version in (self.identity.n_steps, self._asked_checkpoint)
 
     def _is_saver(self, view: View, version: int) -> bool:
         return view.working(self.identity.stage, version)[:1] == (self.identity.peer,)
@@ -541,23 +545,24 @@ class Membership:
 
     def _on_complete(self, checkpoint: Checkpoint) -> list[Action | Event]:
         """Of older parts the coordinator need not be told again. Every host that holds a part marks its folder."""
+        if self._asked_checkpoint is not None and checkpoint.version >= self._asked_checkpoint:
+            self._asked_checkpoint = None
         for key, body in list(self._unconfirmed.items()):
             if isinstance(body, Saved) and body.version < checkpoint.version:
                 del self._unconfirmed[key]
         return [MarkCheckpoint(checkpoint)]
 
     def _save_failed(self, now_s: float, version: int, reason: str) -> list[Action | Event]:
-        """The next checkpoint is the next attempt. After the last one there is none, so this one is tried again."""
+        """The next checkpoint is the next attempt. The end of the run may wait for this one: then it is tried again."""
         self._writing.discard(version)
         actions: list[Action | Event] = [Send(COORDINATOR, SaveFailed(version, reason))]
-        if version == self.identity.n_steps:
+        if self._is_awaited(version):
             actions.append(WakeAt(now_s + SAVE_AGAIN_S, "save"))
         return actions + self._leave_if_free()
 
     def _save_again(self) -> list[Action | Event]:
-        last = self.identity.n_steps
-        owes = self.view is not None and self._version == last and last not in self._writing
-        return [self._write(last)] if owes else []
+        owes = self.view is not None and self._is_awaited(self._version) and self._version not in self._writing
+        return [self._write(self._version)] if owes else []
 
     def _updated(self, version: int) -> list[Action | Event]:
         self._fetching.clear()  # the state is here, so the heartbeats say no more of it
@@ -565,7 +570,7 @@ class Membership:
         self._version = version
         every = self.identity.checkpoint_every_steps
         is_last = version == self.identity.n_steps
-        is_wanted = is_last or version == self._asked_checkpoint or (every and version % every == 0)
+        is_wanted = self._is_awaited(version) or (every and version % every == 0)
         if self._saves(version) and not is_known and is_wanted:
             return [self._write(version)]
         return self._done() if is_last and self.view else []

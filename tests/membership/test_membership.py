@@ -358,12 +358,16 @@ def test_a_checkpoint_that_fails_ends_nothing():
     assert machine.handle(3.0, Woke("save")) == []
 
 
-def test_the_last_checkpoint_is_tried_again():
+@pytest.mark.parametrize("version", [SEAT.n_steps, 1])
+def test_a_checkpoint_that_the_end_waits_for_is_tried_again(version):
+    """The last one, and one that an operator has asked for, who may have asked the run to stop after it."""
     machine = member()
-    assert machine.handle(1.0, Updated(1, 4)) == [WriteCheckpoint(4)]
-    failed, wake = machine.handle(2.0, CheckpointFailed(4, "disk: full"))
-    assert failed == Send(COORDINATOR, SaveFailed(4, "disk: full")) and wake == WakeAt(2.0 + SAVE_AGAIN_S, "save")
-    assert machine.handle(wake.at_s, Woke("save")) == [WriteCheckpoint(4)]
+    machine.handle(1.0, from_coordinator(Committed(Record(version - 1, (), 1.0, 4, "apply", 0, version == 1))))
+    assert WriteCheckpoint(version) in machine.handle(1.0, Updated(1, version))
+    failed, wake = machine.handle(2.0, CheckpointFailed(version, "disk: full"))
+    assert failed == Send(COORDINATOR, SaveFailed(version, "disk: full"))
+    assert wake == WakeAt(2.0 + SAVE_AGAIN_S, "save")
+    assert machine.handle(wake.at_s, Woke("save")) == [WriteCheckpoint(version)]
     assert machine.handle(wake.at_s, Woke("save")) == []
 
 
@@ -472,10 +476,12 @@ def test_the_version_that_a_view_begins_with_is_saved_by_who_did_so_before_it():
     assert WriteCheckpoint(2) in stays.handle(1.1, Updated(1, 2))
 
 
-def test_the_last_version_is_saved_by_the_next_member_if_the_first_is_gone_before_it_is_applied():
-    """The record came, and its update still runs when the view comes without the member that would have saved."""
-    last = SEAT.n_steps
-    two = replace(VIEW, members=(*VIEW.members, Member(2, 1, 1, "h2:1")))
+@pytest.mark.parametrize("last", [SEAT.n_steps, 1])
+def test_what_the_end_waits_for_is_saved_by_the_next_member_if_the_first_is_gone_before_it_is_applied(last):
+    """The record came, and its update still runs when the view comes without the member that would have saved. Of
+    version 1 nobody would make a checkpoint, had not an operator asked for it."""
+    asked = (Record(last - 1, (), 1.0, 4, "apply", 0, last != SEAT.n_steps),)
+    two = replace(VIEW, members=(*VIEW.members, Member(2, 1, 1, "h2:1")), records=asked)
     without = replace(two, number=2, n_committed=last, members=(VIEW.members[0], Member(2, 1, 1, "h2:1")))
     successor = follower()
     assert WriteCheckpoint(last) not in successor.handle(1.0, from_coordinator(without))
