@@ -144,7 +144,7 @@ def run_under_faults(path: Path, records: list[dict]) -> None:
 
 
 def churn_comparison(path: Path, runs: Sequence) -> None:
-    """study.png: the throughput of several runs (churn_comparison_results.Run) under the same events, and the number of
+    """study.png: the throughput of several runs (churn_comparison.results.Run) under the same events, and the number of
     peers of each stage in each run. A dotted line marks a machine that leaves, a dashed line one that joins."""
     figure = Figure(figsize=(9, 3 + 1.3 * len(runs)), layout="constrained")
     axes = figure.subplots(1 + len(runs), 1, height_ratios=(2.2, *[1] * len(runs)), sharex=True)

@@ -20,8 +20,10 @@ made again from the files in run_dir.
     python scripts/experiments/study.py --ten_seeds --run_dir=runs/study_seeds
 
 does all that for seeds 0 to 9, none left out, each in a folder of its own; the first of the three runs is another one
-from seed to seed. About 95 minutes on a machine that does nothing else. Writes run_dir/table.md too: means and ratios
-of samples/s, paired by seed, with 95 % intervals. A seed that is there already is not run again.
+from seed to seed. About 95 minutes on a machine that does nothing else. A seed that is there already is not run again.
+With --page=FOLDER --about=TEXT it writes FOLDER/runs.jsonl, README.md and study.png: all runs, means and ratios paired
+by seed with 95 % intervals, a picture of the first seed. --page without --ten_seeds makes the last two again from
+FOLDER/runs.jsonl.
 """
 
 import json
@@ -29,10 +31,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import churn_comparison_results
-import churn_comparison_run
-import churn_comparison_setup
 from absl import flags
+from churn_comparison import page, results
+from churn_comparison.results import Run
+from churn_comparison.run import ComparedRun
+from churn_comparison.setup import Setup
 
 from jaxdt.cli import local_run, plots, script_main
 from jaxdt.runtime.reporting.interval import SEEDS
@@ -50,6 +53,8 @@ TRACE_S = flags.DEFINE_float("trace_s", 2240.0, "Seconds of the trace that are u
 TRACE_SPEED = flags.DEFINE_float("trace_speed", 14.0, "Seconds of the trace in one second of a run.", 1e-3)
 SEED = flags.DEFINE_integer("seed", 1, "Seed of the killed machines.")
 TEN_SEEDS = flags.DEFINE_bool("ten_seeds", False, "Seeds 0 to 9, and what they say together.")
+PAGE = flags.DEFINE_string("page", None, "With --ten_seeds: write raw data and page there; alone: the page again.")
+ABOUT = flags.DEFINE_string("about", None, "For --page: machine, load and commit of the runs.")
 STAGES = flags.DEFINE_integer("stages", 2, "Stages of the model.", 1)
 PIPELINES = flags.DEFINE_integer("pipelines", 4, "Peers of each stage at the beginning.", 1)
 MICROBATCHES = flags.DEFINE_integer("microbatches", 12, "Microbatches of a step, one sample each.", 1)
@@ -64,6 +69,11 @@ AGAIN = flags.DEFINE_bool("again", False, "Start nothing; make results and pictu
 
 
 def main() -> int:
+    if PAGE.value and not TEN_SEEDS.value:
+        page.write(Path(PAGE.value))
+        return 0
+    if PAGE.value and not ABOUT.value:
+        raise BadInput("--about: missing, expected the machine, its load and the commit, for --page")
     if not RUN_DIR.value:
         raise BadInput("--run_dir: missing, expected a new or empty folder")
     folder = Path(RUN_DIR.value)
@@ -73,29 +83,39 @@ def main() -> int:
         result = summarise(folder)
         print(json.dumps(result))
         return 1 if result["bad"] else 0
-    results = []
+    found = []
     for seed in SEEDS:
         own = folder / f"seed_{seed}"
         if not (AGAIN.value or (own / "results.json").exists()):
-            play(own, seed, churn_comparison_results.rotated(list(wirings()), seed))
-        results.append(summarise(own))
-    text = churn_comparison_results.seeds_page([result["runs"] for result in results])
-    (folder / "table.md").write_text(text)
-    print(text)
-    return 1 if any(result["bad"] for result in results) else 0
+            play(own, seed, results.rotated(list(wirings()), seed))
+        found.append(summarise(own))
+    print(results.seeds_table([result["runs"] for result in found]))
+    if PAGE.value:
+        page.write_raw(Path(PAGE.value), [runs_in(folder / f"seed_{seed}") for seed in SEEDS], ABOUT.value)
+        page.write(Path(PAGE.value))
+    return 1 if any(result["bad"] for result in found) else 0
 
 
 def summarise(folder: Path) -> dict:
     """The results of the three runs in a folder; they and the picture are written there."""
+    runs = runs_in(folder)
+    result = results.compare(runs) | {"n_cpus": os.cpu_count(), "flags": played_in(folder)[0]["flags"]}
+    (folder / "results.json").write_text(json.dumps(result | {"curves": results.curves(runs)}) + "\n")
+    plots.churn_comparison(folder / "study.png", runs)
+    return result
+
+
+def runs_in(folder: Path) -> list[Run]:
+    """The runs in a folder, in the order in which they were made."""
+    return [results.run_of(run, local_run.objects(Path(run["trace"]))) for run in played_in(folder)]
+
+
+def played_in(folder: Path) -> list[dict]:
+    """What was written of each run in a folder."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
     if not runs:
         raise BadInput(f"--run_dir: {folder} has no run, expected the folder of a study")
-    figures = [churn_comparison_results.run_of(run, local_run.objects(Path(run["trace"]))) for run in runs]
-    result = churn_comparison_results.compare(figures) | {"n_cpus": os.cpu_count(), "flags": runs[0]["flags"]}
-    curves = churn_comparison_results.curves(figures)
-    (folder / "results.json").write_text(json.dumps(result | {"curves": curves}) + "\n")
-    plots.churn_comparison(folder / "study.png", figures)
-    return result
+    return runs
 
 
 def play(folder: Path, seed: int, names: Sequence[str]) -> None:
@@ -103,7 +123,7 @@ def play(folder: Path, seed: int, names: Sequence[str]) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"--run_dir: {folder} is not empty, expected a new folder, or --again")
     seconds = TRACE_S.value / TRACE_SPEED.value
-    setup = churn_comparison_setup.Setup(
+    setup = Setup(
         stages=STAGES.value,
         pipelines=PIPELINES.value,
         microbatches=MICROBATCHES.value,
@@ -114,7 +134,7 @@ def play(folder: Path, seed: int, names: Sequence[str]) -> None:
     for n, name in enumerate(names):
         wiring = wirings()[name]
         print(f"seed {seed}, {name}: about {seconds + 30:.0f} s", flush=True)
-        run = churn_comparison_run.ComparedRun(folder / f"{n}_{wiring['kind']}", wiring, setup)
+        run = ComparedRun(folder / f"{n}_{wiring['kind']}", wiring, setup)
         played = run.play(schedule(seconds, seed), seconds)
         flags_of_run = flag_values() | {"seed": seed}
         about = dict(name=name, n_samples=MICROBATCHES.value, trace=str(run.trace), flags=flags_of_run)

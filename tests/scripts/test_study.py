@@ -5,10 +5,11 @@ import os
 from collections import Counter
 from pathlib import Path
 
-import churn_comparison_results
-import churn_comparison_run
-import churn_comparison_setup
 import pytest
+from churn_comparison import page, results
+from churn_comparison import run as run_module
+from churn_comparison.run import ComparedRun
+from churn_comparison.setup import Setup
 
 from jaxdt.cli import local_run, plots
 from jaxdt.protocol.events import TEMPORARY_IDS
@@ -77,8 +78,8 @@ class FakeMachine:
             (local_run, "children", lambda _: {f"peer {peer}": peer for peer in range(8)}),
             (local_run, "objects", self._objects),
             (local_run, "idle_s", self.monotonic),
-            (churn_comparison_run.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
-            (churn_comparison_run, "time", self),
+            (run_module.os, "kill", lambda pid, number: self.done.append((self.now_s, "kill", pid))),
+            (run_module, "time", self),
         ):
             monkeypatch.setattr(module, name, own)
         self.pid, self.returncode = 99, None
@@ -118,9 +119,7 @@ def played(tmp_path, monkeypatch, wiring, seed=1, members=None):
     members = members or {peer: stage for stage, peers in enumerate(STAGES) for peer in peers} | {8: 0, 9: 1}
     with monkeypatch.context() as patch:
         machine = FakeMachine(patch, members)
-        run = churn_comparison_run.ComparedRun(
-            tmp_path / wiring["kind"], wiring, churn_comparison_setup.Setup(2, 4, 24, 0.1)
-        )
+        run = ComparedRun(tmp_path / wiring["kind"], wiring, Setup(2, 4, 24, 0.1))
         return run.play(schedule(seed, spare=True), SECONDS), machine.done
 
 
@@ -165,7 +164,7 @@ def records(step_s, losses, views=()):
 def run(name="fixed", step_s=(2.0,) * 10, losses=None, events=((3.0, "leave", "peer 1"),), views=()):
     saw = dict(name=name, began_s=BEGAN_S + 4.0, seconds=10.0, events=events, n_samples=24)
     saw |= dict(held_up_s=0.0, cores_busy=1.0)
-    return churn_comparison_results.run_of(saw, records(step_s, losses or [1.0] * len(step_s), views))
+    return results.run_of(saw, records(step_s, losses or [1.0] * len(step_s), views))
 
 
 def test_throughput_is_of_committed_steps_and_of_parts_of_those_under_way():
@@ -174,7 +173,7 @@ def test_throughput_is_of_committed_steps_and_of_parts_of_those_under_way():
     assert found.rates == [(0.0, pytest.approx(12.0)), (5.0, pytest.approx(12.0))]
     slower = run(step_s=(2.0, 2.0, 5.0, 10.0))
     assert slower.rates == [(0.0, pytest.approx(24 / 5)), (5.0, pytest.approx(2.4))]
-    assert churn_comparison_results.figures_of(slower)["steps"] == 1
+    assert results.figures_of(slower)["steps"] == 1
 
 
 def test_uneven_stages_are_told_from_even_ones():
@@ -182,13 +181,13 @@ def test_uneven_stages_are_told_from_even_ones():
     members = {"0": 0, "2": 0, "4": 0, "1": 1, "8": 1}
     found = run(views=[(4.5, members, [8])])
     assert found.peers == ((0.0, (3, 1)), (0.5, (3, 1)), (2.0, (3, 2)))
-    figures = churn_comparison_results.figures_of(found)
+    figures = results.figures_of(found)
     assert figures["uneven_s"] == 2.0 and figures["samples_per_s_uneven"] == pytest.approx(12.0)
     assert (figures["leaves"], figures["joins"], figures["spared"], figures["moves"]) == (1, 0, 0, 0)
 
 
 def test_losses_that_differ_and_events_that_differ_are_bad(tmp_path):
-    compare = churn_comparison_results.compare
+    compare = results.compare
     one, longer = run(), run("swarm", step_s=(1.0,) * 20)
     good = compare([one, longer])
     assert good["bad"] == [] and good["loss_difference"] == 0.0 and good["steps_compared"] == 10
@@ -203,9 +202,24 @@ def test_losses_that_differ_and_events_that_differ_are_bad(tmp_path):
     assert (tmp_path / "study.png").stat().st_size < 60_000
 
 
+def test_the_page_of_ten_seeds_comes_from_its_raw_data(tmp_path):
+    """A run that is a quarter faster with all seeds; with one seed a run saw another event."""
+    names = ("fixed", "swarm")
+    by_seed = [[run("fixed", (2.0 + seed / 100,) * 10), run("swarm", (1.6 + seed / 125,) * 10)] for seed in range(10)]
+    by_seed[3][1] = run("swarm", (1.6 + 3 / 125,) * 10, events=((3.0, "spared", "peer 1"),))
+    page.write_raw(tmp_path, by_seed, "Two cores.")
+    assert page.read_raw(tmp_path) == ("Two cores.", by_seed)
+    text = page.text(*page.read_raw(tmp_path))
+    assert "`swarm` over `fixed`: 1.250 (95 % interval 1.250 to 1.250), more; ahead with 10 of 10 seeds." in text
+    assert "seed 3: swarm: other events than fixed" in text and "Two cores. **Compute is emulated" in text
+    assert all(f"| {name} | " in text for name in names)
+    page.write(tmp_path)
+    assert (tmp_path / "README.md").read_text() == text and (tmp_path / "study.png").exists()
+
+
 def test_who_is_alone_is_read_off_the_last_view():
     """Not counted: who was killed, and who has not got the state yet."""
-    is_alone = churn_comparison_results.is_alone
+    is_alone = results.is_alone
     trace = records((2.0,) * 3, (1.0,) * 3)
     assert is_alone(trace, 1, set()) and not is_alone(trace, 0, set()) and not is_alone(trace, 7, set())
     assert is_alone(trace, 0, {2, 4})

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from experiments.churn_comparison_results import Run, is_alone, run_of, uneven_spans
-from experiments.churn_comparison_setup import Setup, fields
+from experiments.churn_comparison.results import Run, is_alone, run_of, uneven_spans
+from experiments.churn_comparison.setup import Setup, fields
 from experiments.reproduce.literal_rule import LiteralRule
 from experiments.reproduce.page import bullets, page, table
 from experiments.reproduce.results import Job, Results

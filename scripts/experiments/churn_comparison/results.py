@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxdt.runtime.reporting.interval import SEEDS, interval, sentence
+from jaxdt.runtime.reporting.interval import SEEDS, interval
 
 BIN_S = 5.0
 DIFFERENCE_MAX = 1e-5
@@ -187,8 +187,8 @@ def rotated(names: Sequence[str], seed: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
-def seeds_page(by_seed: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
-    """Markdown: samples/s of each run name, and the ratio of each pair of names, paired by seed."""
+def seeds_table(by_seed: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
+    """Markdown: samples/s of each run name, over the seeds and for each."""
     names = sorted(by_seed[0])
     rates = {name: [runs[name]["samples_per_s"] for runs in by_seed] for name in names}
     lines = [
@@ -197,5 +197,4 @@ def seeds_page(by_seed: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
     ]
     for name in names:
         lines.append(f"| {name} | {interval(rates[name])} | {' | '.join(f'{rate:.2f}' for rate in rates[name])} |")
-    pairs = [(one, other) for i, other in enumerate(names) for one in names[i + 1 :]]
-    return "\n".join([*lines, "", *(f"- {sentence(one, other, rates)}" for one, other in pairs)]) + "\n"
+    return "\n".join(lines) + "\n"

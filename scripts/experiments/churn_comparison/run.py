@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import churn_comparison_results
-from churn_comparison_setup import Setup, fields
-
+from churn_comparison import results
+from churn_comparison.setup import Setup, fields
 from jaxdt.cli import local_run
 from jaxdt.protocol.events import TEMPORARY_IDS
 from jaxdt.sim.faults import CRASH, Fault
@@ -93,7 +92,7 @@ class ComparedRun:
         peer = self._peer_id(fault.peer)
         if peer is not None and not self.setup.lose_stages:
             records = local_run.objects(self.trace)
-            if churn_comparison_results.is_alone(records, peer, self.killed):
+            if results.is_alone(records, peer, self.killed):
                 return "spared", name
         os.kill(self._pid(fault.peer), SIGNALS[self.setup.leave_by])
         if peer is not None:
