@@ -29,6 +29,8 @@ class Model(NamedTuple):
 
     # (config, lo, hi) -> the top-level names of a stage's parameters, sorted
     entries: Callable[[Any, int, int], list[str]]
+    # (config, entry) -> the layer to which it belongs: tables to the first, the head to the last
+    entry_layer: Callable[[Any, str], int]
     # (config, lo, hi, seed) -> fresh fp32 parameters; every entry depends on the seed and its name only, so that all
     # splits start from the same bits
     init: Callable[[Any, int, int, int], Params]

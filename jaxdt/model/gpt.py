@@ -144,6 +144,15 @@ def stage_entries(config: GPTConfig, lo: int, hi: int) -> list[str]:
     return sorted(names)
 
 
+def entry_layer(config: GPTConfig, name: str) -> int:
+    """The layer to which an entry belongs: tables to the first, the head to the last, of a pair of compression layers
+    the narrowing half to the layer before it, the widening half to the one behind."""
+    kind, _, number = name.partition("_")
+    if not number:
+        return config.n_layers - 1 if kind == "head" else 0
+    return int(number) - (kind == "sender")
+
+
 def apply_stage(
     config: GPTConfig, lo: int, hi: int, dtype: jnp.dtype, params: Params, x: Tokens | Boundary
 ) -> Boundary | Logits:
@@ -226,4 +235,4 @@ def _init(module: nn.Module, key: jax.Array, *inputs: jax.Array) -> Params:
     return variables["params"]
 
 
-MODEL = Model(entries=stage_entries, init=init_stage, apply=apply_stage)
+MODEL = Model(entries=stage_entries, entry_layer=entry_layer, init=init_stage, apply=apply_stage)

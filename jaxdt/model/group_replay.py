@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from jaxdt.model.averaging import Vector, averaged, exchanged, fragment_entries
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
-from jaxdt.model.outer import outer_update
 from jaxdt.model.stage import StageFunctions, Vectors
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
@@ -37,11 +37,22 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True)
 class LoggedGroup:
-    """Replicas of a stage that averaged: their pipelines, in the order of addition, and the local steps of each."""
+    """Replicas of a stage that averaged a fragment: their pipelines, in the order of addition, and the local steps
+    after which each laid its parameters out."""
 
     stage: int
     pipelines: tuple[int, ...]
     steps: tuple[int, ...]
+    fragment: int = 0
+
+
+@dataclass(frozen=True)
+class DueMean:
+    """What a replica adopts after `step` local steps: the mean of a fragment."""
+
+    step: int
+    fragment: int
+    mean: Vector
 
 
 @dataclass(frozen=True)
@@ -106,9 +117,11 @@ class ReplayedSteps:
         return gradient
 
 
-def logged_group(plan: Plan, stage: int, members: Sequence[int], steps: Sequence[int]) -> LoggedGroup:
+def logged_group(
+    plan: Plan, stage: int, members: Sequence[int], steps: Sequence[int], fragment: int = 0
+) -> LoggedGroup:
     """From what a run reports of a group."""
-    return LoggedGroup(stage, tuple(plan.seat(member)[1] for member in members), tuple(steps))
+    return LoggedGroup(stage, tuple(plan.seat(member)[1] for member in members), tuple(steps), fragment)
 
 
 class GroupReplay:
@@ -123,6 +136,10 @@ class GroupReplay:
         self._data = data
         self._chains = [Chain(functions, config.train.seed, config.optim.clip_norm) for _ in range(plan.n_pipelines)]
         self._steps = [ReplayedSteps(plan) for _ in range(plan.n_pipelines)]
+        groups = config.sync.groups
+        self._fragments = [fragment_entries(config.model, lo, hi, groups.fragments) for lo, hi in plan.stages]
+        self._frozen: dict[Place, Vector] = {}  # what replicas have laid out for groups
+        self._due: dict[tuple[int, int], DueMean] = {}  # by stage and pipeline
         self._outer: list[list[tuple[Any, ...]]] = []  # anchor and momentum of each replica of each stage
         if config.sync.groups.outer != "none":
             fresh = [(params, jax.tree.map(jnp.zeros_like, params)) for params in self._chains[0].params]
@@ -158,15 +175,18 @@ class GroupReplay:
         self, groups: Sequence[LoggedGroup], n_steps: Mapping[int, int], keep: Collection[Place] = ()
     ) -> dict[Place, State]:
         """Do n_steps[pipeline] local steps, and average as the log says. Returns the states of the places in `keep`, as
-        they are after the group, if there was one. BadInput for a log that does not fit."""
+        they are after the mean that is adopted there, if one is. BadInput for a log that does not fit."""
         todo = list(groups)
+        lag_steps = self._config.sync.groups.lag_steps
         kept: dict[Place, State] = {}
         while True:
+            self._freeze(todo)
             ready = [group for group in todo if self._is_ready(group)]
             for group in ready:
                 self._average(group)
                 todo.remove(group)
-            waiting = {(group.stage, pipeline, step) for group in todo for pipeline, step in _places(group)}
+            self._adopt_due()
+            waiting = {(group.stage, pipeline, step + lag_steps) for group in todo for pipeline, step in _places(group)}
             settled = {place for place in self._replicas if place not in waiting}
             for stage, pipeline, step in settled:
                 self._steps[pipeline].settled(stage, step, self._chains[pipeline].params[stage])
@@ -198,35 +218,52 @@ class GroupReplay:
         stages = range(self._plan.n_stages)
         return [(stage, p, steps.n_done[stage]) for p, steps in enumerate(self._steps) for stage in stages]
 
+    def _freeze(self, groups: Sequence[LoggedGroup]) -> None:
+        """Replicas that are where a group has them lay their parameters out."""
+        here = set(self._replicas)
+        for group in groups:
+            for pipeline, step in _places(group):
+                place = (group.stage, pipeline, step)
+                if place in here and place not in self._frozen:
+                    self._frozen[place] = self._exchanged(group, pipeline)
+
+    def _exchanged(self, group: LoggedGroup, pipeline: int) -> Vector:
+        params = self._chains[pipeline].params[group.stage]
+        names = self._fragments[group.stage][group.fragment]
+        return exchanged(params, self._outer_of(group.stage, pipeline), names)
+
+    def _outer_of(self, stage: int, pipeline: int) -> tuple[Any, ...]:
+        return self._outer[stage][pipeline] if self._outer else ()
+
     def _is_ready(self, group: LoggedGroup) -> bool:
-        return all(self._steps[pipeline].n_done[group.stage] == step for pipeline, step in _places(group))
+        return all((group.stage, pipeline, step) in self._frozen for pipeline, step in _places(group))
 
     def _average(self, group: LoggedGroup) -> None:
-        stage = group.stage
-        if self._outer:
-            self._average_changes(group)
+        """The mean of a group, which its members adopt when it is due. That of one replica means nothing without an
+        outer optimizer."""
+        vectors = [self._frozen.pop((group.stage, pipeline, step)) for pipeline, step in _places(group)]
+        if len(vectors) == 1 and not self._outer:
             return
-        if len(group.pipelines) == 1:
-            return
-        mean = mean_tree([self._chains[pipeline].params[stage] for pipeline in group.pipelines])
-        for pipeline in group.pipelines:
-            self._chains[pipeline].params[stage] = self._placed(stage, mean)
+        total = vectors[0]
+        for vector in vectors[1:]:
+            total = total + vector
+        mean = total * np.float32(1.0 / len(vectors))
+        for pipeline, step in _places(group):
+            due = DueMean(step + self._config.sync.groups.lag_steps, group.fragment, mean)
+            self._due[group.stage, pipeline] = due
 
-    def _average_changes(self, group: LoggedGroup) -> None:
-        """The outer optimizer's step; its state is equal on all replicas of a group."""
-        stage = group.stage
-        replicas = [self._chains[pipeline].params[stage] for pipeline in group.pipelines]
-        layout = FloatVector(replicas[0])
-        anchor, momentum = (layout.of(tree) for tree in self._outer[stage][group.pipelines[0]])
-        total = anchor - layout.of(replicas[0])
-        for params in replicas[1:]:
-            total = total + (anchor - layout.of(params))
-        change = total * np.float32(1.0 / len(replicas))
-        after = outer_update(self._config.sync.groups, anchor, momentum, change)
-        trees = [self._placed(stage, layout.tree(vector, 1.0)) for vector in after]
-        for pipeline in group.pipelines:
-            self._chains[pipeline].params[stage] = trees[0]
-            self._outer[stage][pipeline] = tuple(trees)
+    def _adopt_due(self) -> None:
+        """The means whose time has come. One that is due after the last step is never adopted."""
+        for stage, pipeline, step in self._replicas:
+            due = self._due.get((stage, pipeline))
+            if due and due.step == step:
+                del self._due[stage, pipeline]
+                params, names = self._chains[pipeline].params[stage], self._fragments[stage][due.fragment]
+                outer = self._outer_of(stage, pipeline)
+                params, outer = averaged(self._config.sync.groups, params, outer, names, due.mean)
+                self._chains[pipeline].params[stage] = self._placed(stage, params)
+                if self._outer:
+                    self._outer[stage][pipeline] = tuple(self._placed(stage, tree) for tree in outer)
 
     def _placed(self, stage: int, tree: Any) -> Any:
         return self._chains[0].stages[stage].place(tree)

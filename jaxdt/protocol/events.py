@@ -538,15 +538,17 @@ class StepNorm:
 
 @frozen_dataclass
 class WantsGroup:
-    """Member -> coordinator: it has done `step` local steps, and waits for a group to average with."""
+    """Member -> coordinator: it has done `step` local steps, and wants a group to average this fragment of its
+    parameters with."""
 
     step: int
+    fragment: int = 0
 
 
 @frozen_dataclass
 class GroupFormed:
     """Coordinator -> members of an averaging group: average with one another. round.step counts the groups of the
-    stage. A round of the group "state..." averages the whole state, after the last step."""
+    stage's fragment. A round of the group "state..." averages the whole state, after the last step."""
 
     round: Round
     members: tuple[int, ...]
@@ -1251,13 +1253,22 @@ class Revoke:
 
 @frozen_dataclass
 class Run:
-    """Do the Work on the compute thread; Ran answers. For a G or a P: the rounds that the vector is laid out for. For a
+    """Do the Work on the compute thread; Ran answers. For a G or a P: the rounds that the vector is laid out for; a P
+    without any keeps the vector of the fragment that is due after the Work's step, until Offer names its round. For a
     U or an A: the rounds whose sums it reads, and the factor on them; for an L: the factor on the own gradient, 0 for
     no update."""
 
     work: Work
     scale: float = 0.0
     rounds: tuple[Round, ...] = ()
+
+
+@frozen_dataclass
+class Offer:
+    """The vector that was kept after `step` local steps is this peer's contribution to `round`."""
+
+    round: Round
+    step: int
 
 
 @frozen_dataclass
@@ -1442,6 +1453,7 @@ Action = (
     | StoreTensor
     | Revoke
     | Run
+    | Offer
     | Sum
     | Free
     | Discard

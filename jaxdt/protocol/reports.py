@@ -58,8 +58,8 @@ class StepReport(Report):
 
 @dataclass(frozen=True)
 class GroupReport(Report):
-    """Group `k` of a stage has formed: its members, and how many local steps each has done. `cause`, `enforced` and
-    `suspended` are those of jaxdt.sync.matching.base.AveragingGroup."""
+    """Group `k` of a fragment of a stage has formed: its members, and how many local steps each had done. `cause`,
+    `enforced` and `suspended` are those of jaxdt.sync.matching.base.AveragingGroup."""
 
     kind: ClassVar[str] = "group"
     stage: int
@@ -69,6 +69,7 @@ class GroupReport(Report):
     cause: str
     enforced: bool
     suspended: bool
+    fragment: int = 0
 
 
 @dataclass(frozen=True)

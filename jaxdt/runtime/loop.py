@@ -42,6 +42,7 @@ from jaxdt.protocol.events import (
     Message,
     MoveTo,
     NoWay,
+    Offer,
     Part,
     Paused,
     Persist,
@@ -364,6 +365,8 @@ class Loop:
             case Run():
                 self._ready.append(action)
                 self._start_ready_work()
+            case Offer(round, step):
+                self.tensors.offer(round, step)
             case Sum(key, members):
                 self._handle(Summed(key, *self.tensors.sum(key, members)))
             case Free(step, rounds):

@@ -21,6 +21,9 @@ class Tensors(Protocol):
     def put(self, body: Message, src: int, tensor: Any) -> None:
         """Store the tensor that came with a message, which the machine has accepted."""
 
+    def offer(self, round: Round, step: int) -> None:
+        """The vector that was kept after so many local steps is the contribution to a round."""
+
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice and return its digest and squared norm."""
         ...
@@ -70,6 +73,9 @@ class NoTensors:
         return None
 
     def put(self, body: Message, src: int, tensor: Any) -> None:
+        return None
+
+    def offer(self, round: Round, step: int) -> None:
         return None
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:

@@ -126,7 +126,13 @@ class GroupsConfig:
     replica), counted by a `connectivity_window` that is sliding or tumbling.
     `seed` is that of the rule "pairs".
     `outer`: what is done with the mean. With "none" the replicas go on from it; with "sgd" and "nesterov" the mean of
-    their changes since the last average is the gradient of an outer optimizer, with `outer_lr` and `outer_momentum`."""
+    their changes since the last average is the gradient of an outer optimizer, with `outer_lr` and `outer_momentum`.
+
+    Streaming DiLoCo (Douillard et al. 2025, Alg. 2): the layers of a stage fall into `fragments`, each of which
+    averages every `every_steps` local steps, at offsets of its own. Its numbers are frozen, the replica goes on, and
+    the mean is applied after `lag_steps` further local steps. The parameters then become `mix_frac` times the
+    replica's own plus 1 - `mix_frac` times the outcome of the average (the paper's alpha: 0 drops the local steps
+    since the freeze, as an average without a lag does)."""
 
     match: str = "all"
     every_steps: int = 1
@@ -139,6 +145,16 @@ class GroupsConfig:
     outer: str = "none"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
+    fragments: int = 1
+    lag_steps: int = 0
+    mix_frac: float = 0.0
+
+    def fragment_due(self, n_steps: int) -> int | None:
+        """The fragment that averages after so many local steps, if one does. All are due in the course of
+        `every_steps`, at least `every_steps // fragments` steps apart."""
+        offsets = [fragment * self.every_steps // self.fragments for fragment in range(self.fragments)]
+        place = n_steps % self.every_steps
+        return offsets.index(place) if place in offsets else None
 
 
 @dataclass(frozen=True)
@@ -272,6 +288,25 @@ class RunConfig:
         for name in ("window_frac", "window_s"):
             if not getattr(groups, name) >= 0:
                 raise BadInput(f"sync.groups.{name}: got {getattr(groups, name)}, expected a number >= 0")
+        self._check_fragments()
+
+    def _check_fragments(self) -> None:
+        groups = self.sync.groups
+        require_at_least("sync.groups.fragments", groups.fragments, 1)
+        require_at_least("sync.groups.lag_steps", groups.lag_steps, 0)
+        if groups.fragments > groups.every_steps:
+            raise BadInput(
+                f"sync.groups.fragments: got {groups.fragments}, expected at most sync.groups.every_steps "
+                f"{groups.every_steps}, since one fragment averages at a time"
+            )
+        distance = groups.every_steps // groups.fragments
+        if groups.lag_steps >= distance:
+            raise BadInput(
+                f"sync.groups.lag_steps: got {groups.lag_steps}, expected less than {distance}, the local steps from "
+                "one fragment's average to the next (sync.groups.every_steps / sync.groups.fragments)"
+            )
+        if not 0 <= groups.mix_frac < 1:
+            raise BadInput(f"sync.groups.mix_frac: got {groups.mix_frac}, expected a number in [0, 1)")
 
     def _check_net(self) -> None:
         heartbeat_s = self.net.heartbeat_s

@@ -44,6 +44,9 @@ class ModelConfig(Protocol):
     def boundary_width(self, layer: int) -> int: ...
     def boundary_numbers(self, microbatch_size: int, layer: int = 0) -> int: ...
     def stage_params(self, lo: int, hi: int) -> int: ...
+    def n_blocks(self, lo: int, hi: int) -> int: ...
+    def fragment_of(self, lo: int, layer: int, n_fragments: int) -> int: ...
+    def fragment_params(self, lo: int, hi: int, fragment: int, n_fragments: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -216,6 +219,24 @@ class GPTConfig:
         if hi == self.n_layers:
             n += self.head_params + (self.token_table_params if self.tied_head and lo > 0 else 0)
         return n
+
+    def n_blocks(self, lo: int, hi: int) -> int:
+        """Blocks that the layers lo..hi-1 apply."""
+        return len(self.blocks_in(lo, hi))
+
+    def fragment_of(self, lo: int, layer: int, n_fragments: int) -> int:
+        """The fragment of a layer of the stage that begins at lo: its blocks go to the fragments in turn."""
+        return (layer - lo) // self.layers_per_block % n_fragments
+
+    def fragment_params(self, lo: int, hi: int, fragment: int, n_fragments: int) -> int:
+        """Numbers of a fragment of the layers lo..hi-1: its blocks, and what stands before or behind them."""
+        blocks = self.blocks_in(lo, hi)[fragment::n_fragments]
+        of_tables = self.token_table_params + self.position_params if 0 in blocks else 0
+        of_head = self.head_params if self.block_of(self.n_layers - 1) in blocks else 0
+        n_senders = sum(self.block_of(layer - 1) in blocks for layer in self.senders_in(lo, hi))
+        n_receivers = sum(self.block_of(layer) in blocks for layer in self.receivers_in(lo, hi))
+        of_pairs = n_senders * self.sender_params + n_receivers * self.receiver_params
+        return len(blocks) * self.block_params + of_tables + of_head + of_pairs
 
     @property
     def n_params(self) -> int:

@@ -24,6 +24,16 @@ def group_name(stage: int) -> str:
     return f"stage{stage}"
 
 
+def fragment_name(stage: int, fragment: int, n_fragments: int) -> str:
+    """The group of a fragment of the parameters of a stage; if there is only one, that of the parameters."""
+    return group_name(stage) if n_fragments == 1 else f"{group_name(stage)}/fragment{fragment}"
+
+
+def fragment_of_name(group: str) -> int:
+    """Which fragment a group of `fragment_name` is."""
+    return int(group.partition("/fragment")[2] or 0)
+
+
 def push_name(stage: int, worker: int) -> str:
     """The group of what a worker has changed of the parameters of a stage, on the way to their server."""
     return f"{group_name(stage)}/push{worker}"

@@ -19,7 +19,7 @@ class Work:
     input gradient again and adds nothing to the accumulator; E: forward without gradient, for the held-out loss; G: the
     accumulated gradient as one vector per group; U: the optimizer update.
     Where replicas may differ: N: the norm of the accumulated gradient; L: the update by this peer's own gradient; P:
-    the parameters, or the whole state, as one vector; A: their mean over a group takes their place.
+    the parameters, some of them, or the whole state, as one vector; A: their mean over a group takes their place.
     The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
 
     stage: int

@@ -33,7 +33,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import group_name, mean_name, state_name
+from jaxdt.spec.sizes import fragment_name, mean_name, state_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
@@ -62,14 +62,16 @@ class GroupScheduler:
         self._checkpoint_every_steps = run.train.checkpoint_every_steps
         self._has_outer = run.sync.groups.outer != "none"
         self._view: View | None = None
-        token = EnforcementToken()
-        build = matcher_entry(run.sync.groups.match).build
-        self._matchers: list[Matcher] = [
-            build(run.sync.groups, stage, row, token) for stage, row in enumerate(plan.placement)
+        token, groups = EnforcementToken(), run.sync.groups
+        build = matcher_entry(groups.match).build
+        self._n_fragments = groups.fragments
+        self._matchers: list[list[Matcher]] = [  # of each stage, one for each fragment
+            [build(groups, stage, row, token) for _ in range(groups.fragments)]
+            for stage, row in enumerate(plan.placement)
         ]
-        self._wanted: dict[int, int] = {}  # replica that waits for a group -> local steps that it has done
+        self._wanted: dict[int, int] = {}  # replica that wants a group -> local steps that it had done
         self._open: dict[Round, OpenGroup] = {}
-        self._n_groups = [0] * plan.n_stages
+        self._n_groups = [[0] * groups.fragments for _ in plan.stages]
         self._budget = StepBudget(config, plan)
         self._held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan)
         self._promised = 0  # the version of which an operator wants a checkpoint
@@ -83,9 +85,9 @@ class GroupScheduler:
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
         stage, _ = self._plan.seat(src)
         match message:
-            case WantsGroup(step):
+            case WantsGroup(step, fragment) if fragment < self._n_fragments:
                 self._wanted[src] = step
-                return self._form(stage, self._matchers[stage].ready(now_s, src, step))
+                return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, step))
             case ResultHeld():
                 return self._held(src, message)
             case Finished(n_steps):
@@ -96,25 +98,25 @@ class GroupScheduler:
                 return self._count(now_s, src, message)
 
     def woke(self, now_s: float, tag: str) -> list[Action]:
-        stage, matcher_tag = map(int, tag.removeprefix(TIMER).split())
-        return self._form(stage, self._matchers[stage].timer(now_s, matcher_tag))
+        stage, fragment, matcher_tag = map(int, tag.removeprefix(TIMER).split())
+        return self._form(stage, fragment, self._matchers[stage][fragment].timer(now_s, matcher_tag))
 
-    def _form(self, stage: int, matched: Matched) -> list[Action]:
-        """The groups that a matcher has formed, and its timer."""
-        actions = [action for group in matched.groups for action in self._formed(stage, group)]
+    def _form(self, stage: int, fragment: int, matched: Matched) -> list[Action]:
+        """The groups that the matcher of a fragment has formed, and its timer."""
+        actions = [action for group in matched.groups for action in self._formed(stage, fragment, group)]
         if matched.timer:
             at_s, tag = matched.timer
-            actions.append(WakeAt(at_s, f"{TIMER}{stage} {tag}"))
+            actions.append(WakeAt(at_s, f"{TIMER}{stage} {fragment} {tag}"))
         return actions
 
-    def _formed(self, stage: int, group: AveragingGroup) -> list[Action]:
-        k = self._n_groups[stage]
-        self._n_groups[stage] += 1
+    def _formed(self, stage: int, fragment: int, group: AveragingGroup) -> list[Action]:
+        k = self._n_groups[stage][fragment]
+        self._n_groups[stage][fragment] += 1
         self._budget.rows.formed(group)
         steps = [self._wanted.pop(member) for member in group.members]
         members = list(group.members)
-        report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended)
-        round = Round(k, group_name(stage), self._view_number)
+        report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment)
+        round = Round(k, fragment_name(stage, fragment, self._n_fragments), self._view_number)
         if len(members) == 1 and not self._has_outer:  # it goes on at once
             return [report, Send(members[0], GroupFormed(round, group.members))]
         return [report, *self._open_round(round, group.members)]
@@ -191,7 +193,8 @@ class GroupScheduler:
         self._finished[src] = n_steps
         stage, pipeline = self._plan.seat(src)
         actions: list[Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
-        actions += self._form(stage, self._matchers[stage].left(now_s, src))
+        for fragment, matcher in enumerate(self._matchers[stage]):
+            actions += self._form(stage, fragment, matcher.left(now_s, src))
         if len(self._finished) == len(self._plan.peers):
             n_steps = self._config.n_steps
             self._means += [(mean_name, n_steps)] if self._held_out.is_due(n_steps) else []

@@ -3,7 +3,8 @@
 After its backward Work a replica updates its parameters by itself, a local step. Every few local steps it says that it
 wants a group, and waits. The coordinator's part (jaxdt.sync.group_scheduler) answers with a group. Its members lay
 their parameters out, add them up as in all-reduce, each an owner of one shard, and go on from the mean. Nothing is
-agreed beyond the group: a mean is adopted as soon as it is whole.
+agreed beyond the group: a mean is adopted as soon as it is whole. With a lag a replica does not wait, and adopts the
+mean some local steps later (jaxdt.sync.pending_means).
 
 After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
 result of the run. On the way such means are kept aside for checkpoints, while the replicas go on.
@@ -31,6 +32,7 @@ from jaxdt.protocol.events import (
     LastStep,
     MeanKept,
     Message,
+    Offer,
     Ran,
     Ready,
     Received,
@@ -52,10 +54,10 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.participants import EachOnce, Participants
-from jaxdt.spec.config import RunConfig
+from jaxdt.spec.config import GroupsConfig, RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import boundary_bytes, group_name, is_mean, state_name, sync_groups
+from jaxdt.spec.plan import STASH, Plan
+from jaxdt.spec.sizes import boundary_bytes, fragment_of_name, is_mean, state_name
 from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
@@ -63,21 +65,30 @@ from jaxdt.sync.group_scheduler import GroupScheduler
 from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
+from jaxdt.sync.pending_means import PendingMean
 
 NO_LOSSES = Tally()
 
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """How one replica averages: every `every_steps` local steps (0: never), `n_elements` numbers of parameters in
-    slices of `slice_elements`. `n_steps`: rows of the run. With `has_outer` a mean means more than its adoption, also
-    that of one replica."""
+    """How one replica averages: as `settings` say, or with `averages` False never. `fragment_elements`: numbers of each
+    fragment of its parameters, exchanged in slices of `slice_elements`. `n_steps`: rows of the run."""
 
     n_steps: int
-    every_steps: int
-    n_elements: int
+    settings: GroupsConfig
+    averages: bool
+    fragment_elements: tuple[int, ...]
     slice_elements: int
-    has_outer: bool
+
+    @property
+    def has_outer(self) -> bool:
+        """Whether a mean means more than its adoption, also that of one replica."""
+        return self.settings.outer != "none"
+
+    def fragment_due(self, n_steps: int) -> int | None:
+        """The fragment that averages after so many local steps, if one does."""
+        return self.settings.fragment_due(n_steps) if self.averages else None
 
 
 class Groups:
@@ -100,7 +111,8 @@ class Groups:
         self._exchanges: dict[Round, Exchange] = {}
         self._early: dict[Round, list[tuple[int, Shard]]] = {}  # came before GroupFormed
         self._closed: dict[str, Round] = {}  # group -> the last of its rounds that is over here
-        self._laying_out: deque[tuple[Round, int]] = deque()  # and the local steps of what is laid out
+        self._laying_out: deque[tuple[Round | None, int]] = deque()  # None: to be kept; and the local steps of it
+        self._pending = PendingMean(options.settings.lag_steps)
         self._contributed: dict[Round, int] = {}  # after how many local steps, until the result is here
         self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
         self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
@@ -169,16 +181,24 @@ class Groups:
     def _stepped(self) -> list[Action | Event]:
         """A local step is done."""
         version = self._steps.version
-        if self._options.every_steps and version % self._options.every_steps == 0:
+        if self._pending.is_due(version):
             self._waits_for_group = True
-            return [Send(COORDINATOR, WantsGroup(version))]
-        return self._begin()
+            return self._adopt_pending()
+        fragment = self._options.fragment_due(version)
+        if fragment is None:
+            return self._begin()
+        if self._options.settings.lag_steps:
+            self._pending.freeze(version)
+            return [self._lay_out(None), *self._begin()]
+        self._waits_for_group = True
+        return [Send(COORDINATOR, WantsGroup(version, fragment))]
 
     def _finish_if_over(self) -> list[Action | Event]:
-        if self._is_finished or not self._steps.is_over or self._waits_for_group:
+        """A mean that is not due yet is never adopted, but the other members need this one until it is whole."""
+        if self._is_finished or not self._steps.is_over or self._waits_for_group or self._pending.is_awaited:
             return []
         self._is_finished = True
-        aside = [*self._take_part_in_snapshots(), *self._held_out.between_steps()]
+        aside = [*self._drop_pending(), *self._take_part_in_snapshots(), *self._held_out.between_steps()]
         return [*aside, Send(COORDINATOR, Finished(self._steps.version))]
 
     def _take_part_in_snapshots(self) -> list[Action | Event]:
@@ -198,15 +218,32 @@ class Groups:
         is_alone = len(members) == 1
         if is_alone and not self._is_snapshot(round) and (self._is_state(round) or not self._options.has_outer):
             return self._averaged(round)
-        n_elements = self._n_words if self._is_state(round) else self._options.n_elements
-        spec = RoundSpec(round, n_elements, Participants(members, members, members), EachOnce(members))
+        spec = RoundSpec(round, self._n_elements(round), Participants(members, members, members), EachOnce(members))
         exchange = Exchange(self._peer, spec, self._options.slice_elements)
         self._exchanges[round] = exchange
         for src, shard in self._early.pop(round, []):
             self._keep(exchange, src, shard)
-        self._laying_out.append((round, self._steps.version))
-        work = Work(self._stage, LAY_OUT, None, self._peer, self._steps.version)
-        return [Run(work, rounds=(round,))]
+        step = self._pending.step
+        if step is not None and self._is_group(round):
+            return [Offer(round, step), *self._contribute(exchange, step)]
+        return [self._lay_out(round)]
+
+    def _lay_out(self, round: Round | None) -> Action:
+        """The present parameters or state become a vector, for a round, or to be kept until that is known."""
+        version = self._steps.version
+        self._laying_out.append((round, version))
+        return Run(Work(self._stage, LAY_OUT, None, self._peer, version), rounds=(round,) if round else ())
+
+    def _n_elements(self, round: Round) -> int:
+        """Numbers of a round's vector."""
+        if self._is_state(round):
+            return self._n_words
+        of_fragments = self._options.fragment_elements
+        return sum(of_fragments) if is_mean(round.group) else of_fragments[fragment_of_name(round.group)]
+
+    def _is_group(self, round: Round) -> bool:
+        """Whether a round is that of an averaging group."""
+        return not self._is_state(round) and not is_mean(round.group)
 
     def _is_state(self, round: Round) -> bool:
         """Whether a round averages the whole state."""
@@ -218,11 +255,18 @@ class Groups:
         return is_mean(round.group) or (self._is_state(round) and round.step < self._options.n_steps)
 
     def _laid_out(self) -> list[Action | Event]:
-        """The vector is there: it goes to the owners. Work of one kind is done in the order in which it was asked
-        for."""
+        """The vector is there: it goes to the owners, or waits for its round. Work of one kind is done in the order in
+        which it was asked for."""
         round, version = self._laying_out.popleft()
-        exchange = self._exchanges[round]
-        self._contributed[round] = version
+        if round is None:
+            fragment = self._options.fragment_due(version)
+            assert fragment is not None  # else nothing is kept
+            return [Send(COORDINATOR, WantsGroup(version, fragment))]
+        return self._contribute(self._exchanges[round], version)
+
+    def _contribute(self, exchange: Exchange, version: int) -> list[Action | Event]:
+        """The vector of so many local steps is this peer's contribution."""
+        self._contributed[exchange.round] = version
         frozen = exchange.freeze(((self._peer, version),), 1, NO_LOSSES)
         return [frozen, *(self._sum(exchange, bounds) for bounds in exchange.addable)]
 
@@ -271,17 +315,38 @@ class Groups:
         return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))
 
     def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action | Event]:
-        """Once the whole sum is here, the mean is adopted. That for a held-out loss is left as it is until then."""
+        """Once the whole sum is here, the mean is adopted, or waits until it is due. That for a held-out loss is kept
+        until then."""
         if not exchange.hold(sum):
             return []
         round = exchange.round
         held = Send(COORDINATOR, ResultHeld(round, exchange.result().digest, self._contributed.pop(round)))
         if is_mean(round.group):
             return [held]
+        scale = 1.0 / len(exchange.contributors)
+        if self._pending.is_awaited and self._is_group(round):
+            self._pending.arrived(round, scale)
+            return [held, *(self._adopt_pending() if self._waits_for_group else self._finish_if_over())]
+        return [held, self._adopt_mean(round, scale, is_closed=False)]
+
+    def _adopt_mean(self, round: Round, scale: float, is_closed: bool) -> Action:
         step = round.step if self._is_state(round) else self._steps.version
-        work = Work(self._stage, ADOPT, None, self._peer, step)
-        self._adopting[round] = False
-        return [held, Run(work, 1.0 / len(exchange.contributors), (round,))]
+        self._adopting[round] = is_closed
+        return Run(Work(self._stage, ADOPT, None, self._peer, step), scale, (round,))
+
+    def _adopt_pending(self) -> list[Action | Event]:
+        """The mean that is due, if it is here."""
+        if self._pending.whole is None:
+            return []
+        adopt = self._adopt_mean(*self._pending.whole, self._pending.is_closed)
+        self._pending.end()
+        return [adopt]
+
+    def _drop_pending(self) -> list[Action | Event]:
+        """The mean that is pending, if there is one, is never adopted."""
+        dropped, is_closed = self._pending.whole, self._pending.is_closed
+        self._pending.end()
+        return self._on_closed(dropped[0]) if dropped and is_closed else []
 
     def _adopted(self) -> list[Action | Event]:
         """The mean is here, and nobody may ask for it any more: then its slices can go."""
@@ -293,6 +358,9 @@ class Groups:
         """The mean of the round is this peer's; if it is that of the whole state, the run is over here."""
         if self._is_state(round):
             return [MeanKept(round.step), Updated(self._stage, round.step)]
+        self._pending.end()
+        if not self._waits_for_group:
+            return self._finish_if_over()
         self._waits_for_group = False
         return self._begin()
 
@@ -300,7 +368,7 @@ class Groups:
         if round in self._adopting:
             self._adopting[round] = True
             return []
-        if self._exchanges.pop(round, None) is None:
+        if self._pending.closed(round) or self._exchanges.pop(round, None) is None:
             return []
         self._closed[round.group] = round
         return [Forget(round)]
@@ -312,8 +380,7 @@ class Groups:
 def _build(setup: PeerSetup) -> Groups:
     config, plan, stage = setup.config, setup.plan, setup.stage
     _, pipeline = plan.seat(setup.peer)
-    averages = matcher_entry(config.sync.groups.match).averages
-    sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
+    groups, (lo, hi) = config.sync.groups, plan.stages[stage]
     place = PipelinePlace(
         peer=setup.peer,
         stage=stage,
@@ -324,10 +391,12 @@ def _build(setup: PeerSetup) -> Groups:
     )
     options = GroupOptions(
         n_steps=config.train.steps,
-        every_steps=config.sync.groups.every_steps if averages else 0,
-        n_elements=sizes[group_name(stage)],
+        settings=groups,
+        averages=matcher_entry(groups.match).averages,
+        fragment_elements=tuple(
+            config.model.fragment_params(lo, hi, fragment, groups.fragments) for fragment in range(groups.fragments)
+        ),
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
-        has_outer=config.sync.groups.outer != "none",
     )
     has_next = stage + 1 < plan.n_stages
     pipelines = range(plan.n_pipelines) if has_next else ()
@@ -361,9 +430,33 @@ def _check(config: RunConfig, plan: Plan) -> str:
             f"sync.groups.outer: got {groups.outer}, expected none with sync.groups.match {groups.match}: the outer "
             "optimizer's state would differ between replicas"
         )
+    if problem := _fragments_problem(config, plan):
+        return problem
     if plan.n_pipelines == 1:
         return ""
     return matcher_entry(groups.match).check(config, plan)
+
+
+def _fragments_problem(config: RunConfig, plan: Plan) -> str:
+    groups = config.sync.groups
+    for name, neutral in (("fragments", 1), ("lag_steps", 0)):
+        if getattr(groups, name) != neutral and groups.match != "all":
+            return (
+                f"sync.groups.{name}: got {getattr(groups, name)}, expected {neutral} with sync.groups.match "
+                f"{groups.match}, whose rule counts on replicas that wait with all of their parameters"
+            )
+    fewest = min(config.model.n_blocks(lo, hi) for lo, hi in plan.stages)
+    if groups.fragments > fewest:
+        return (
+            f"sync.groups.fragments: got {groups.fragments}, expected at most {fewest}, the blocks of the stage that "
+            "has fewest: a fragment is whole blocks"
+        )
+    if groups.lag_steps and plan.schedule == STASH:
+        return (
+            f"sync.groups.lag_steps: got {groups.lag_steps}, expected 0 with plan.schedule {STASH}, whose forwards run "
+            "ahead of local steps"
+        )
+    return ""
 
 
 ENTRY = SyncEntry(

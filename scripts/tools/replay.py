@@ -83,7 +83,7 @@ def replay_groups(
 ) -> tuple[str, list[tuple[Any, Any]]]:
     """Averaging groups: what was replayed, and the state of each stage."""
     groups = [
-        logged_group(place.plan, fields["stage"], fields["members"], fields["steps"])
+        logged_group(place.plan, fields["stage"], fields["members"], fields["steps"], fields.get("fragment", 0))
         for fields in fields_of(reports, GroupReport.kind)
     ]
     replay = GroupReplay(config, place.plan, place.functions, place.data)

@@ -45,12 +45,12 @@ class Tokens:
         return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
 
 
-def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatches=4, **groups):
+def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatches=4, layers=2, **groups):
     independent = match is not None
     sync = {"kind": "groups", "groups": {"match": match, **groups}} if independent else {}
     return run_config.parse(
         dict(
-            model=MODEL,
+            model=MODEL | {"n_layers": layers},
             plan=dict(stages=2, pipelines=pipelines, microbatches=microbatches),
             train=dict(steps=steps, seed=SEED, microbatch_size=BATCH),
             optim=serialize.write(optim),
@@ -62,9 +62,13 @@ def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatch
 
 
 @functools.cache
-def functions_of(stage, optim):
-    config = make_config(optim=optim)
+def functions_of(stage, optim, layers=2):
+    config = make_config(optim=optim, layers=layers)
     return stage_functions(config, run_config.default_plan(config), stage)
+
+
+def functions_for(config, stage):
+    return functions_of(stage, config.optim, config.model.n_layers)
 
 
 class Saving(Store):
@@ -79,7 +83,7 @@ def simulated(config, stores=None, trace=None):
     plan = run_config.default_plan(config)
     stores, peers = {} if stores is None else stores, {}
     for peer, machine in build_peers(config, plan, RunStart("r")).items():
-        stores[peer] = Saving(config, plan, peer, Tokens(), functions_of(plan.seat(peer)[0], config.optim))
+        stores[peer] = Saving(config, plan, peer, Tokens(), functions_for(config, plan.seat(peer)[0]))
         peers[peer] = SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
@@ -92,14 +96,17 @@ def simulated(config, stores=None, trace=None):
 
 def log_of(config, outcome):
     plan = run_config.default_plan(config)
-    groups = [logged_group(plan, report.stage, report.members, report.steps) for report in outcome.of(GroupReport)]
+    groups = [
+        logged_group(plan, report.stage, report.members, report.steps, report.fragment)
+        for report in outcome.of(GroupReport)
+    ]
     return groups, {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
 
 
 def replayed(config, outcome, keep=None):
     """The replay; or, of the places in `keep`, the states."""
     plan = run_config.default_plan(config)
-    replay = GroupReplay(config, plan, [functions_of(s, config.optim) for s in range(plan.n_stages)], Tokens())
+    replay = GroupReplay(config, plan, [functions_for(config, s) for s in range(plan.n_stages)], Tokens())
     kept = replay.run(*log_of(config, outcome), keep or ())
     return replay if keep is None else kept
 

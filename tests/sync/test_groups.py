@@ -26,7 +26,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
-from jaxdt.spec.config import default_plan, parse
+from jaxdt.spec.config import GroupsConfig, default_plan, parse
 from jaxdt.spec.network import Link
 from jaxdt.spec.sizes import group_name, state_name
 from jaxdt.sync.groups import GroupOptions, Groups
@@ -104,7 +104,7 @@ def test_a_run_ends_in_one_line_when_a_peer_is_lost(kind):
 def test_a_shard_that_comes_again_after_its_group_is_dropped():
     """One that comes before its group is kept until the group is told."""
     place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=9, clip_norm=0.0)
-    options = GroupOptions(n_steps=9, every_steps=1, n_elements=4, slice_elements=2, has_outer=False)
+    options = GroupOptions(9, GroupsConfig(), averages=True, fragment_elements=(4,), slice_elements=2)
     machine = Groups(place, options, HeldOutWork(HeldOutPlace(0, 0, None, 0, [])))
     view = View(1, 1, 0, (Member(0, 0, admission=1), Member(1, 0, admission=1)), (1,), n_committed=0)
     machine.handle(0.0, ViewChanged(view))

@@ -41,6 +41,7 @@ def evaluated(config, every, **train):
 CASES = {
     "window": make_config("window", 3, microbatches=7, window_s=3.0, connectivity_groups=4),
     "outer": make_config("all", 2, every_steps=4, outer="nesterov"),
+    "lag": make_config("all", 3, microbatches=7, every_steps=3, lag_steps=2, mix_frac=0.5),
     "one pipeline": make_config("none", 1),
     "stash": stashing("window", 3, 8, window_s=3.0),
 }

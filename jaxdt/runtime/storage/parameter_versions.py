@@ -18,7 +18,7 @@ from jaxdt.spec.delay import Delay
 
 class ParameterVersions:
     """The parameters of one stage. Version 0 is drawn from `seed`. `outer`: with an outer optimizer the anchor and the
-    momentum (jaxdt.model.outer), trees like the parameters."""
+    momentum (jaxdt.model.averaging), trees like the parameters."""
 
     def __init__(self, functions: StageFunctions, delay: Delay, seed: int, has_outer: bool = False):
         self._functions = functions
@@ -68,7 +68,7 @@ class ParameterVersions:
             raise RuntimeError(f"step {step} computes with version {version}, held is {self.version}")
         return self.before
 
-    def adopt(self, params: Any, outer: tuple[Any, ...] = ()) -> None:
+    def adopt(self, params: Any, outer: tuple[Any, ...]) -> None:
         """Replace the parameters, and the anchor and the momentum of the outer optimizer; the version stays."""
         self.params = self._functions.place(params)
         self.outer = tuple(self._functions.place(tree) for tree in outer)

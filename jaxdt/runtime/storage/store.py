@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from jaxdt.build import replicas_may_differ, sends_again
+from jaxdt.model.averaging import averaged, exchanged, fragment_entries
 from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.optim import optimizer
-from jaxdt.model.outer import outer_update
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
@@ -34,7 +34,17 @@ from jaxdt.runtime.storage.words import WORD
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import TIED, group_name, is_mean, is_pull, is_push, parameters_of, state_name
+from jaxdt.spec.sizes import (
+    TIED,
+    fragment_name,
+    fragment_of_name,
+    group_name,
+    is_mean,
+    is_pull,
+    is_push,
+    parameters_of,
+    state_name,
+)
 from jaxdt.spec.work import (
     ADOPT,
     BACKWARD,
@@ -96,6 +106,13 @@ class Store:
         self._boundaries: dict[Key, Any] = {}
         self._slices = GradientSlices(peer)
         self._pushed = PushedChange()
+        groups, (lo, hi) = config.sync.groups, plan.stages[self._stage]
+        self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
+        self._fragment_sizes = {
+            fragment_name(self._stage, f, groups.fragments): config.model.fragment_params(lo, hi, f, groups.fragments)
+            for f in range(groups.fragments if groups.fragments > 1 else 0)
+        }
+        self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
         self._stash = WeightStash(plan.n_ahead(self._stage))
         self._retains_boundaries = sends_again(config)
         self._frees_held_out = not replicas_may_differ(config)
@@ -175,6 +192,8 @@ class Store:
         if work.kind == LOCAL_STEP:
             vectors = self.functions.gradient_vectors(self._gradient_sum(step)) if scale else {}
             self.parameter_versions.update(vectors, scale)
+        elif work.kind == LAY_OUT and not rounds:
+            self._freeze(step)
         elif work.kind == LAY_OUT:
             for round in rounds:
                 self._slices.offer(round, self._vector_of(round))
@@ -191,17 +210,26 @@ class Store:
 
     def _vector_of(self, round: Round) -> np.ndarray:
         """What this peer contributes to a round of replicas that may differ: the change that it pushes, its state, its
-        parameters, or with an outer optimizer the change of the parameters since the last average."""
+        parameters, or what a group exchanges of them."""
         versions = self.parameter_versions
         if is_push(round.group):
             return self._pushed.next(versions.params)
         if round.group == state_name(self._stage):
             return FloatVector(versions.state).of(versions.state)
-        layout = FloatVector(versions.params)
-        vector = layout.of(versions.params)
         if is_mean(round.group):
-            return vector
-        return layout.of(versions.outer[0]) - vector if versions.outer else vector
+            return FloatVector(versions.params).of(versions.params)
+        return self._exchanged(fragment_of_name(round.group))
+
+    def _exchanged(self, fragment: int) -> np.ndarray:
+        versions = self.parameter_versions
+        return exchanged(versions.params, versions.outer, self._fragments[fragment])
+
+    def _freeze(self, step: int) -> None:
+        """Keep what a group exchanges of the fragment that is due after `step` local steps. The one before is not
+        needed any more: its mean has been adopted."""
+        fragment = self._config.sync.groups.fragment_due(step)
+        assert fragment is not None, "a vector is kept where a fragment is due"
+        self._frozen = (step, self._exchanged(fragment))
 
     def _adopt(self, round: Round, version: int, scale: float) -> None:
         """The sum of a round, times `scale`, takes the place of what was averaged, or is kept aside for a checkpoint of
@@ -210,28 +238,19 @@ class Store:
         total = self._slices.result(round)
         if is_push(round.group):
             versions.put(version, (with_change(versions.params, total), versions.opt_state))
-            return
-        if is_pull(round.group):
+        elif is_pull(round.group):
             self._pushed.pulled(total)
-        if round.group == state_name(self._stage):
+            versions.put(version, (FloatVector(versions.params).tree(total, scale), versions.opt_state))
+        elif round.group == state_name(self._stage):
             mean = FloatVector(versions.state).tree(total, scale)
             if version == self._config.train.steps:
                 versions.put(version, mean)
             else:
                 self._kept_state = (version, mean)
-        elif versions.outer:
-            self._adopt_changes(total * np.float32(scale))
         else:
-            versions.put(version, (FloatVector(versions.params).tree(total, scale), versions.opt_state))
-
-    def _adopt_changes(self, change: np.ndarray) -> None:
-        """The outer optimizer's step by a mean change."""
-        versions = self.parameter_versions
-        layout = FloatVector(versions.params)
-        anchor, momentum = (layout.of(tree) for tree in versions.outer)
-        after = outer_update(self._config.sync.groups, anchor, momentum, change)
-        trees = tuple(layout.tree(vector, 1.0) for vector in after)
-        versions.adopt(trees[0], trees)
+            names = self._fragments[fragment_of_name(round.group)]
+            mean = total * np.float32(scale)
+            versions.adopt(*averaged(self._config.sync.groups, versions.params, versions.outer, names, mean))
 
     def state_of(self, version: int) -> tuple[Any, ...]:
         """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it, which is
@@ -415,8 +434,15 @@ class Store:
         """Numbers of a group's vector; 0 for a group that this peer is not in."""
         if group == state_name(self._stage):
             return self.n_words
+        if group in self._fragment_sizes:
+            return self._fragment_sizes[group]
         whole = parameters_of(group)
         return sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == whole)
+
+    def offer(self, round: Round, step: int) -> None:
+        """The vector that was kept after `step` local steps is this peer's contribution to a round."""
+        assert self._frozen and self._frozen[0] == step, "a replica keeps one vector, until its mean is adopted"
+        self._slices.offer(round, self._frozen[1])
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""

@@ -190,6 +190,9 @@ class SymbolicTensors:
         elif isinstance(body, Shard | Reduced) and body.key.round not in self._void:
             self._slices[body.key] = tensor
 
+    def offer(self, round: Round, step: int) -> None:
+        raise AssertionError(f"{round} of step {step}: replicas that are equal keep no vector for later")
+
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """The sum must hold every microbatch of every stage of the group once, computed with the step's version."""
         total = Counter()

@@ -252,6 +252,9 @@ class ResidueTensors:
             self._slices[key] = tensor
         del src
 
+    def offer(self, round: Round, step: int) -> None:
+        self.broken(f"offers a vector of step {step} to {round}, and has kept none")
+
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         parts = [self._own_part(key) if member == self.peer else self._part(key, member) for member in members]
         self._slices[key] = residues.total(parts)
