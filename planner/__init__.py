@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         run_of_profile,
     )
     from planner.api.pareto import pareto
+    from planner.api.pool import PoolResult, solve_pool
     from planner.api.replan import replan
     from planner.api.replan_result import Replan
     from planner.api.result import Progress, Result, Statistics, Stop
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from planner.api.verify import verify
     from planner.model.change import Change
     from planner.model.constraints import Constraints, RegionLimit, SeatRule, load_constraints
+    from planner.model.pool import PoolOptions
     from planner.model.prices import PriceRules, StepPrice
     from planner.report.plan_file import save_plan
     from planner.report.suggest import BoundaryCodec, FasterLinks, Shape, Suggestion, Swap
@@ -57,6 +59,8 @@ _PLACES = {
     "Constraints": ("planner.model.constraints", "Constraints"),
     "FasterLinks": ("planner.report.suggest", "FasterLinks"),
     "Job": ("planner.api.job", "Job"),
+    "PoolOptions": ("planner.model.pool", "PoolOptions"),
+    "PoolResult": ("planner.api.pool", "PoolResult"),
     "PriceRules": ("planner.model.prices", "PriceRules"),
     "Progress": ("planner.api.result", "Progress"),
     "RegionLimit": ("planner.model.constraints", "RegionLimit"),
@@ -83,6 +87,7 @@ _PLACES = {
     "run_of_profile": ("planner.api.job", "run_of_profile"),
     "save_plan": ("planner.report.plan_file", "save_plan"),
     "solve": ("planner.api.solve", "solve"),
+    "solve_pool": ("planner.api.pool", "solve_pool"),
     "unchanged_s": ("planner.api.unchanged", "unchanged_s"),
     "verify": ("planner.api.verify", "verify"),
 }
@@ -94,6 +99,8 @@ __all__ = [
     "Constraints",
     "FasterLinks",
     "Job",
+    "PoolOptions",
+    "PoolResult",
     "PriceRules",
     "Progress",
     "RegionLimit",
@@ -120,6 +127,7 @@ __all__ = [
     "run_of_profile",
     "save_plan",
     "solve",
+    "solve_pool",
     "unchanged_s",
     "verify",
 ]

@@ -11,7 +11,8 @@ import sys
 from typing import NoReturn
 
 from jaxdt.spec.errors import BadInput, nearest
-from planner.search.base import SOLVERS
+from planner.model.pool import EQ3, STOPS
+from planner.search.base import POOL_SOLVERS, SOLVERS
 
 OBJECTIVES = ("comm_cost", "step_time", "cost_per_step")
 # module with run(flags)
@@ -76,11 +77,16 @@ def _solve(solve: argparse.ArgumentParser):
         default="equal",
         help="unequal: each stage may have replicas of its own number, by step time, for wiring.kind=swarm",
     )
-    solve.add_argument("--solver", choices=SOLVERS, default="auto")
+    solve.add_argument("--solver", choices=(*SOLVERS, *POOL_SOLVERS), default="auto")
     solve.add_argument("--time_limit_s", type=float, help="default 30, or none with --evaluations")
     solve.add_argument("--evaluations", type=int, help="plans to score; alone, it makes the plan reproducible")
     solve.add_argument("--constraints", help="a constraints.json: who may sit where")
     solve.add_argument("--budget_per_hour", type=float, help="by step time: what the devices of a plan may cost in all")
+    solve.add_argument("--eq3", choices=EQ3, help="cluster: how it estimates a stage (default: paper)")
+    solve.add_argument("--stop", choices=STOPS, help="cluster: where its search ends (default: first_rise)")
+    solve.add_argument(
+        "--minibatches", type=int, help="cluster: parts of a step (default: a unit for every device each)"
+    )
     solve.add_argument("--seed", type=int, default=0)
     solve.add_argument("--out", help="where to write plan.json")
 

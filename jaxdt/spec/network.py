@@ -27,7 +27,8 @@ SCHEMA = "urn:jaxdt:schema:network:1"
 @dataclass(frozen=True)
 class Device:
     """One machine of a network. `kind` selects a profile or a device of the planner's catalogue; devices with one
-    `host` share what its Host says; `price_per_hour` is paid while the device is used."""
+    `host` share what its Host says; `price_per_hour` is paid while the device is used; `disconnect_prob`, of a device
+    that comes and goes at will, is the probability that it goes within a batch, None for a reliable one."""
 
     name: str
     region: str = ""
@@ -35,6 +36,7 @@ class Device:
     memory_bytes: int | None = None
     host: str = ""
     price_per_hour: float = 0.0
+    disconnect_prob: float | None = None
 
 
 @dataclass(frozen=True)
@@ -239,8 +241,11 @@ def _device(entry: Any, where: str) -> Device:
     price = entry.get("price_per_hour", 0.0)
     if not isinstance(price, int | float) or isinstance(price, bool) or not 0 <= price <= sys.float_info.max:
         raise BadInput(f"{where}.price_per_hour: got {price!r}, expected a number >= 0")
+    prob = entry.get("disconnect_prob")
+    if prob is not None and (not isinstance(prob, int | float) or isinstance(prob, bool) or not 0 <= prob <= 1):
+        raise BadInput(f"{where}.disconnect_prob: got {prob!r}, expected a number from 0 to 1, or none if reliable")
     name, region, kind, host = (str(entry.get(field) or "") for field in ("name", "region", "kind", "host"))
-    return Device(name, region, kind, memory_bytes, host, float(price))
+    return Device(name, region, kind, memory_bytes, host, float(price), None if prob is None else float(prob))
 
 
 def _percentiles(data: dict[str, Any], n: int, source: str) -> tuple[BandwidthPercentile, ...]:

@@ -2,13 +2,18 @@
 
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
+from planner.report import pool_explain
 from planner.report.explain import Explanation, explanation
 from planner.report.plan_file import costed
+from planner.report.pool_plan import costed_pool, is_pool
 
 
 def explain(plan: Plan, network: Network, search: bool = False) -> Explanation:
     """Where the cost of a solver's plan comes from, and which single changes would lower it: explain(...).suggestions,
     each with its change and the seconds that it saves. BadInput for a plan without sizes, or of other devices than the
     network's. Needs neither numba nor OR-Tools, unless `search` asks for every swap and for a search of other shapes,
-    which takes some seconds a shape."""
+    which takes some seconds a shape. Of a pool's plan there are no suggestions."""
+    if is_pool(plan):
+        pool = costed_pool(plan, network)
+        return Explanation(pool.cost, (), pool_explain.text(pool))
     return explanation(costed(plan, network), search)

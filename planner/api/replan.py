@@ -41,6 +41,8 @@ def replan(
         raise BadInput(f"--horizon_steps: got {horizon_steps}, expected a positive number")
     if tuple(device.name for device in network.devices) != plan.devices:
         raise BadInput(f"plan.devices: differ from those of network {network.name!r}, expected the plan's own network")
+    if plan.roles:
+        raise BadInput(f"plan.roles: got {', '.join(plan.roles.used)}, which `replan` does not know, expected none")
     if job is not None and not job.price_rules.empty:
         raise BadInput("--objective: got prices, which `replan` does not know, expected step_time")
     after = changed(network, change)

@@ -3,19 +3,29 @@
 from argparse import Namespace
 
 from jaxdt.spec import network as networks
+from jaxdt.spec.errors import BadInput
 from planner.api.job import COMM_COST
 from planner.api.result import Result, Stop
 from planner.api.solve import solve
+from planner.commands import solve_pool
 from planner.commands.common import check_out, interruptible, write
 from planner.commands.flags_job import job_of
 from planner.model.constraints import load_constraints
 from planner.report.plan_file import cost_plan
 from planner.report.tables import ProgressLine, cost_table, step_table
+from planner.search.base import POOL_SOLVERS
 
 
 def run(flags: Namespace) -> int:
     """Exit code 0, or BadInput."""
     check_out(flags.out)
+    if flags.solver in POOL_SOLVERS:
+        return solve_pool.run(flags)
+    for name in solve_pool.FLAGS:
+        if getattr(flags, name) is not None:
+            raise BadInput(
+                f"--{name}: got {getattr(flags, name)} with --solver {flags.solver}, expected --solver cluster"
+            )
     stop = Stop(flags.time_limit_s, flags.evaluations)
     network = networks.load(flags.network).at_percentile(flags.percentile)
     job = job_of(flags, network)

@@ -35,6 +35,14 @@ def pair_s(network: Network, a: int, b: int, n_bytes: float) -> float:
     return (forth.latency_s + back.latency_s) + n_bytes * s_per_byte
 
 
+def one_way_s(network: Network, src: int, dst: int, n_bytes: float) -> float:
+    """Seconds of n_bytes from src to dst; infinite without a link, 0 within one device."""
+    if src == dst:
+        return 0.0
+    gbps = _fair_gbps(network, src, dst)
+    return network.link(src, dst).latency_s + n_bytes * 8 / 1e9 / gbps if gbps else math.inf
+
+
 def _fair_gbps(network: Network, src: int, dst: int) -> float:
     """The link's bandwidth, at most an equal part of the line out of one host and of the line into the other."""
     gbps = network.link(src, dst).bandwidth_gbps

@@ -3,17 +3,21 @@
 from argparse import Namespace
 from dataclasses import dataclass
 
+from planner.cost.pool import PoolCost
 from planner.cost.reference import Cost, pair_s
-from planner.report.plan_file import CostedPlan, read
+from planner.report import pool_explain
+from planner.report.plan_file import CostedPlan, read_any
+from planner.report.pool_plan import CostedPool
 from planner.report.suggest import Suggestion, device_name, suggestions
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Where a plan's cost comes from: the cost and its terms, changes that would lower it, the best first, and the same
-    in words, which is also the text of str()."""
+    """Where a plan's cost comes from: the cost and its terms (Eq. 1-4 of DT-FM, or of a pool's plan Eq. 1-2 of the
+    hybrid parameter server paper), changes that would lower it, the best first, and the same in words, which is also
+    the text of str()."""
 
-    cost: Cost
+    cost: Cost | PoolCost
     suggestions: tuple[Suggestion, ...]
     text: str
 
@@ -88,5 +92,6 @@ def _help_lines(changes: list[Suggestion]) -> list[str]:
 
 
 def run(flags: Namespace) -> int:
-    print(explanation(read(flags.plan, flags.network, flags.percentile), flags.suggest))
+    costed = read_any(flags.plan, flags.network, flags.percentile)
+    print(pool_explain.text(costed) if isinstance(costed, CostedPool) else explanation(costed, flags.suggest))
     return 0

@@ -16,6 +16,7 @@ from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 from planner.cost.reference import Cost, cost_of
 from planner.model.proof import checked_bound
+from planner.report.pool_plan import POOL, CostedPool, costed_pool, is_pool
 
 if TYPE_CHECKING:
     from planner.model.comm_workload import CommWorkload
@@ -109,6 +110,8 @@ def _gap(total_s: float, bound_s: float) -> float | None:
 def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan:
     """A plan with its network and the sizes that it says; BadInput for a plan of no solver, or of other devices.
     `source` names the plan in errors."""
+    if is_pool(plan):
+        raise BadInput(f"{source}: {POOL}: got the plan of a pool, expected one of pipelines")
     for name in ("c_dp_bytes", "c_pp_bytes", "cost", "bound_s", "gap", "proved"):
         if name not in plan.found:
             raise BadInput(f"{source}: {name}: missing, expected a plan written by `python -m planner solve`")
@@ -121,10 +124,19 @@ def costed(plan: Plan, network: Network, source: str = "plan") -> CostedPlan:
 
 def read(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan:
     """A plan.json with its network: the given file, or the one that the plan names, with the bandwidths of the given
-    percentile, or of the one by which the plan was made."""
+    percentile, or of the one by which the plan was made. BadInput for a pool's plan."""
+    found = read_any(path, network_file, percentile)
+    if isinstance(found, CostedPool):
+        raise BadInput(f"{path}: {POOL}: got the plan of a pool, which only `explain` and `verify` read")
+    return found
+
+
+def read_any(path: str, network_file: str | None = None, percentile: int | None = None) -> CostedPlan | CostedPool:
+    """The same for the plans of all solvers."""
     plan = plans.load(path)
     network = networks.load(network_file or network_file_of(plan, path))
-    return costed(plan, network.at_percentile(percentile_of(plan, percentile)), path)
+    at = network.at_percentile(percentile_of(plan, percentile))
+    return costed_pool(plan, at, path) if is_pool(plan) else costed(plan, at, path)
 
 
 def percentile_of(plan: Plan, percentile: int | None) -> int | None:

@@ -7,21 +7,13 @@ as unchecked.
 
 import math
 from argparse import Namespace
-from dataclasses import dataclass
 from typing import Any
 
 from planner.model.proof import ROUNDING, is_optimal
-from planner.report.plan_file import CostedPlan, read
-
-TRUE, FALSE, UNCHECKED = "true", "FALSE", "unchecked"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What verification says of one claim: TRUE, FALSE or UNCHECKED, and why."""
-
-    state: str
-    text: str
+from planner.report import pool_verify
+from planner.report.plan_file import CostedPlan, read_any
+from planner.report.pool_plan import CostedPool
+from planner.report.verdict import FALSE, TRUE, UNCHECKED, Verdict, verdict
 
 
 def verdicts(costed: CostedPlan) -> list[Verdict]:
@@ -36,10 +28,6 @@ def verdicts(costed: CostedPlan) -> list[Verdict]:
     if "step_s" in found:
         checked.append(Verdict(UNCHECKED, f"step_s: {found['step_s']:.6g} s are the simulator's"))
     return checked
-
-
-def _verdict(holds: bool, text: str) -> Verdict:
-    return Verdict(TRUE if holds else FALSE, text)
 
 
 def _problem(costed: CostedPlan) -> Verdict:
@@ -59,7 +47,7 @@ def _costs(costed: CostedPlan) -> list[Verdict]:
     for name in ("total_s", "datap_s", "pipelinep_s"):
         true_s = getattr(costed.cost, name)
         same = math.isclose(float(said[name]), true_s, rel_tol=ROUNDING)
-        rows.append(_verdict(same, f"cost.{name}: {said[name]!r}, {true_s!r} by the reference evaluator"))
+        rows.append(verdict(same, f"cost.{name}: {said[name]!r}, {true_s!r} by the reference evaluator"))
     return rows
 
 
@@ -67,12 +55,12 @@ def _agreement(costed: CostedPlan) -> list[Verdict]:
     """Whether bound, gap and proof agree with each other and with the true cost."""
     found = costed.plan.found
     total_s, bound_s = costed.cost.total_s, float(found["bound_s"])
-    rows = [_verdict(bound_s <= total_s * (1 + ROUNDING), f"bound_s: {bound_s!r} is at most the cost {total_s!r}")]
+    rows = [verdict(bound_s <= total_s * (1 + ROUNDING), f"bound_s: {bound_s!r} is at most the cost {total_s!r}")]
     if bound_s > 0 and found["gap"] is not None:
         gap = (total_s - bound_s) / bound_s
-        rows.append(_verdict(math.isclose(found["gap"], gap, abs_tol=ROUNDING), f"gap: {found['gap']!r}, {gap!r}"))
+        rows.append(verdict(math.isclose(found["gap"], gap, abs_tol=ROUNDING), f"gap: {found['gap']!r}, {gap!r}"))
     if found["proved"]:
-        rows.append(_verdict(is_optimal(total_s, bound_s), f"proved: the bound {bound_s!r} is the cost {total_s!r}"))
+        rows.append(verdict(is_optimal(total_s, bound_s), f"proved: the bound {bound_s!r} is the cost {total_s!r}"))
     return rows
 
 
@@ -101,14 +89,15 @@ def _bound(costed: CostedPlan) -> Verdict:
             f"bound_s: {bound_s!r} is above the floor {least_s!r}; for {problem.n_devices} devices it rests on CP-SAT",
         )
     _, optimum_s = prove(problem, layouts.block(problem), placement_s(problem, layouts.block(problem)))
-    return _verdict(
+    return verdict(
         bound_s <= optimum_s * (1 + ROUNDING), f"bound_s: {bound_s!r}, the optimum by enumeration is {optimum_s!r}"
     )
 
 
 def run(flags: Namespace) -> int:
     """Exit code 0 if no claim is false, else 1."""
-    found = verdicts(read(flags.plan, flags.network))
-    for verdict in found:
-        print(f"{verdict.state:<10}{verdict.text}")
-    return 1 if any(verdict.state == FALSE for verdict in found) else 0
+    costed = read_any(flags.plan, flags.network)
+    found = pool_verify.verdicts(costed) if isinstance(costed, CostedPool) else verdicts(costed)
+    for one in found:
+        print(f"{one.state:<10}{one.text}")
+    return 1 if any(one.state == FALSE for one in found) else 0

@@ -32,6 +32,8 @@ SOLVERS: dict[str, str] = {
     "random": "planner.search.baselines.random_partitions",
     "block": "planner.search.baselines.block",
 }
+# Solvers of pools: their plans have servers and workers, and they choose the number of stages (planner.api.pool).
+POOL_SOLVERS: dict[str, str] = {"cluster": "planner.search.pool.levels"}
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ def test_help_explain_and_reading_a_plan_need_neither_numba_nor_ortools(planned)
     assert done.returncode == 0, done.stderr
     assert "Slowest group: stage" in done.stdout
     assert "0 of 16 devices" in done.stdout
-    assert "{auto,evolve,types,exact,kl,dtfm,dtfm_kl,metis_like,amp_like,random,block}" in done.stdout
+    assert "{auto,evolve,types,exact,kl,dtfm,dtfm_kl,metis_like,amp_like,random,block,cluster}" in done.stdout
 
 
 # ----------------------------------------------------------------------------------------------- the config of a run

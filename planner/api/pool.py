@@ -1,0 +1,185 @@
+"""`planner.solve_pool`: the plan of a pool, with servers among the reliable devices and the others as workers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.errors import BadInput, require_one_of
+from jaxdt.spec.memory import (
+    MemoryOptions,
+    input_bytes,
+    residual_bytes,
+    stage_memory_bytes,
+    state_bytes,
+    working_bytes,
+)
+from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.work import BACKWARD, FORWARD
+from planner.api.job import Job
+from planner.cost.pool import PoolCost
+from planner.model.pool import EQ3, STOPS, PoolOptions, PoolStage, by_name, minibatches_of
+from planner.model.pool_problem import PoolProblem
+from planner.report.pool_plan import POOL, LevelScore, costed_pool, facts_of, finite, plan_of_pool
+from planner.search.base import POOL_SOLVERS
+from planner.search.pool.levels import Found, Level, search, step_of
+from planner.step_time.workload import StepWorkload
+
+LEASED_UNITS = 2  # that a worker holds at a time, so that it need not wait for the next one
+
+
+@dataclass(frozen=True, eq=False)
+class PoolResult:
+    """The plan of a pool.
+
+    cost    by Eq. 1 and 2 in full, of this plan
+    levels  every number of stages that was looked at
+    """
+
+    plan: Plan
+    network: Network
+    cost: PoolCost
+    levels: tuple[LevelScore, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RunWork:
+    """What a stage of a run takes: seconds by the profile, memory by the run's own rule (planner.model.pool.StageWork).
+    A worker holds parameters, an accumulator and what it was leased, and no optimizer."""
+
+    workload: StepWorkload
+
+    def unit_s(self, device: int, lo: int, hi: int) -> tuple[float, float]:
+        workload = self.workload
+        seconds = workload.seconds(workload.kinds[workload.kind_of[device]], lo, hi)
+        return seconds[FORWARD], seconds[BACKWARD]
+
+    def server_bytes(self, lo: int, hi: int, n_in_flight: int) -> float:
+        run = self.workload.config
+        options = MemoryOptions(run.dtype, run.remat, run.optim.n_moments, run.sync.delay)
+        return stage_memory_bytes(run.model, lo, hi, run.train.microbatch_size, n_in_flight, options)
+
+    def worker_bytes(self, lo: int, hi: int) -> float:
+        run = self.workload.config
+        model, size, dtype = run.model, run.train.microbatch_size, run.dtype
+        leased_bytes = residual_bytes(model, lo, hi, size, dtype, run.remat) + input_bytes(model, lo, size, dtype)
+        held_bytes = state_bytes(model, lo, hi, dtype, n_moments=0) + working_bytes(model, lo, hi, size, dtype)
+        return held_bytes + LEASED_UNITS * leased_bytes
+
+
+def solve_pool(
+    network: Network, job: Job, options: PoolOptions | None = None, seed: int = 0, solver: str = "cluster"
+) -> PoolResult:
+    """A plan for reliable and unreliable devices (hybrid parameter servers, Sec. 3.3).
+
+    network  devices with a `disconnect_prob` are workers, the others servers
+    job      with a profile; its microbatches are the units; n_stages None: the search chooses
+    options  what the paper leaves open
+    seed     of the annealing beyond 10 stages; up to 10 nothing is drawn
+
+    Raises BadInput, one line, where the reliable devices are too few or too small. It prints nothing."""
+    options = options or PoolOptions()
+    require_one_of("--solver", solver, tuple(POOL_SOLVERS))
+    require_one_of("--eq3", options.eq3, EQ3)
+    require_one_of("--stop", options.stop, STOPS)
+    problem, run = problem_of_job(network, job, options)
+    check_stages(problem, job.n_stages)
+    found = search(problem, options, job.n_stages, seed)
+    level = found.chosen
+    if level.staged is None or level.cost is None:
+        refuse_memory(problem, found)
+    if math.isinf(level.cost.total_s):
+        refuse_links(problem, level)
+    assert job.profile is not None  # problem_of_job has refused others
+    stages = tuple(_renumbered(stage, problem.index) for stage in level.staged.stages)
+    step = step_of(problem, level.staged.stages)
+    step = replace(step, unit_s={problem.index[d]: seconds for d, seconds in step.unit_s.items()})
+    levels = tuple(score_of(one) for one in found.levels)
+    left_out = [(problem.network.devices[d].name, why) for d, why in level.staged.left_out]
+    told = {
+        "network": network.name,
+        "solver": solver,
+        "seed": seed,
+        "profile": job.profile.source,
+        "dtype": run.dtype,
+        "left_out": [name for name, _ in left_out],
+        "left_out_why": [f"{name} {why}" for name, why in left_out],
+        POOL: facts_of(network, stages, step, eq3=options.eq3, stop=options.stop, path_s=level.path_s, levels=levels),
+    }
+    plan = plan_of_pool(network, stages, problem.n_units, run.codec, told)
+    return PoolResult(plan, network, costed_pool(plan, network).cost, levels)
+
+
+def problem_of_job(network: Network, job: Job, options: PoolOptions) -> tuple[PoolProblem, RunConfig]:
+    """The problem of a job and its run; BadInput for a job without a profile, or a network without reliable devices."""
+    if job.profile is None or not isinstance(job.work, RunConfig):
+        raise BadInput("--profile: got a job by communication cost, expected one with a profile: Eq. 1 needs seconds")
+    if all(device.disconnect_prob is not None for device in network.devices):
+        raise BadInput(
+            f"{network.name or 'network'}: devices: all {network.n_devices} have a disconnect_prob, expected at least "
+            f"one reliable device for each stage, to be its server"
+        )
+    named, index = by_name(network)
+    workload = StepWorkload.of_run(named, job.profile, job.work)
+    n_units = job.work.plan.microbatches
+    n_minibatches = minibatches_of(options, n_units, network.n_devices)
+    problem = PoolProblem(
+        network=named,
+        index=index,
+        room_bytes=tuple(workload.memory_bytes),
+        work=RunWork(workload),
+        cuts=tuple(workload.cuts),
+        unit_bytes=float(workload.boundary_bytes),
+        n_units=n_units,
+        n_minibatches=n_minibatches,
+    )
+    return problem, job.work
+
+
+def check_stages(problem: PoolProblem, n_stages: int | None) -> None:
+    """BadInput for more stages than there are reliable devices, or layers."""
+    n_reliable, n_layers = int(problem.reliable.sum()), len(problem.cuts) - 1
+    if n_stages is not None and n_stages > n_reliable:
+        raise BadInput(
+            f"--stages: got {n_stages}, expected at most {n_reliable}, the devices without a disconnect_prob: each "
+            f"stage needs a server"
+        )
+    if n_stages is not None and n_stages > n_layers:
+        raise BadInput(f"--stages: got {n_stages}, expected at most {n_layers}, one a layer or shared block")
+
+
+def refuse_memory(problem: PoolProblem, found: Found) -> NoReturn:
+    """BadInput where the reliable devices can hold no cut into the stages that were looked at."""
+    rooms = [problem.room_bytes[d] for d in range(len(problem.reliable)) if problem.reliable[d]]
+    n_stages = found.levels[-1].n_stages
+    sought = str(n_stages) if found.chosen.n_stages == n_stages else f"1 to {n_stages}"
+    lo, hi = problem.cuts[:2]
+    least = problem.work.server_bytes(lo, hi, n_stages)
+    raise BadInput(
+        f"memory_bytes: found no split of {problem.cuts[-1]} layers over {sought} stages that "
+        f"fits reliable devices with {min(rooms) / 1e9:.2f} to {max(rooms) / 1e9:.2f} GB; a server of the first "
+        f"layer alone needs {least / 1e9:.2f} GB"
+    )
+
+
+def refuse_links(problem: PoolProblem, level: Level) -> NoReturn:
+    """BadInput where devices of the best plan have no link that they need."""
+    raise BadInput(
+        f"{problem.network.name or 'network'}: bandwidth_gbps: found no plan of {level.n_stages} stages that avoids "
+        f"the links of zero bandwidth"
+    )
+
+
+def score_of(level: Level) -> LevelScore:
+    step_s = None if level.cost is None else finite(level.cost.total_s)
+    return LevelScore(level.n_stages, finite(level.search_s), step_s)
+
+
+def _renumbered(stage: PoolStage, index: Sequence[int]) -> PoolStage:
+    """The stage with the devices of the network as it was given."""
+    front, back, workers = (
+        tuple(sorted(index[d] for d in devices)) for devices in (stage.front, stage.back, stage.workers)
+    )
+    return PoolStage(stage.lo, stage.hi, front, back, workers, {index[d]: n for d, n in stage.units.items()})

@@ -1,0 +1,17 @@
+"""What verification says of one claim of a plan."""
+
+from dataclasses import dataclass
+
+TRUE, FALSE, UNCHECKED = "true", "FALSE", "unchecked"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification says of one claim: TRUE, FALSE or UNCHECKED, and why."""
+
+    state: str
+    text: str
+
+
+def verdict(holds: bool, text: str) -> Verdict:
+    return Verdict(TRUE if holds else FALSE, text)
