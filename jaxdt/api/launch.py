@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -48,7 +48,8 @@ class LaunchOptions:
     pin: CPUs of each peer; 0 divides this machine's among them if there are enough.
     gpus_per_peer: an integer or 1/N; by default the peers divide this machine's GPUs.
     overwrite: delete the files of an earlier run in the folder.
-    resume: go on from the newest complete checkpoint in the folder.
+    resume: go on from the newest complete checkpoint in the folder. Of the options from `emulate` to `gpus_per_peer`
+        those that are None are what they were; an empty text or 0 is the default.
     show: print what the coordinator prints; without it, that goes to logs/coordinator.log.
     """
 
@@ -56,10 +57,10 @@ class LaunchOptions:
     emulate: str | Path | None = None
     network: str | Path | None = None
     profile: str | Path | None = None
-    emulate_forward_s: float = 0.0
+    emulate_forward_s: float | None = None
     stall: str | None = None
-    pin: int = 0
-    gpus_per_peer: str = ""
+    pin: int | None = None
+    gpus_per_peer: str | None = None
     overwrite: bool = False
     resume: bool = False
     show: bool = False
@@ -67,13 +68,15 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """A run that can be launched: its config, its plan, the open token file, and how many GPUs each peer gets."""
+    """A run that can be launched: its config, its plan, the open token file, how many GPUs each peer gets, and what was
+    said of its codecs."""
 
     config: RunConfig
     plan: Plan
     data: TokenFile
     options: LaunchOptions
     gpus_per_peer: Fraction | None = field(default=None)
+    notes: tuple[str, ...] = ()
 
 
 class Run:
@@ -135,6 +138,8 @@ def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchO
     """Start a run of the config in a new folder and return while it goes on. The config is what `load_config` or
     `base_config` returns, or a RunConfig. BadInput where it is wrong, where the options do not fit it, or where the
     folder holds something else; nothing is started then."""
+    if options.resume:
+        options = resume_flags.completed(Path(run_dir), options)
     say = print if options.show else _say_nothing
     return start(with_codecs(check(config, options), say), run_dir, say)
 
@@ -161,17 +166,18 @@ def with_codecs(checked: CheckedRun, say: Callable[[str], None]) -> CheckedRun:
     plan, choices = codec_decision.decided(checked.config, checked.plan, network, profile)
     for choice in choices:
         say(choice)
-    return replace(checked, plan=plan)
+    return replace(checked, plan=plan, notes=tuple(choices))
 
 
 def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
-    """Start the processes of a run that was checked. `say` hears what a resumed run changes. `began_s`: since when the
-    user waits, on the monotonic clock."""
+    """Start the processes of a run that was checked. `say` hears what a resumed run changes. If the coordinator's
+    output goes to a log, that begins with what was said. `began_s`: since when the user waits, on the monotonic
+    clock."""
     run_dir, config, plan, options = Path(run_dir), checked.config, checked.plan, checked.options
     began_s = time.monotonic() if began_s is None else began_s
     if not (SCRIPTS / "train.py").exists():
         raise BadInput(f"{SCRIPTS}: has no train.py, expected an installation from the repository: pip install -e .")
-    _check_pin(options.pin, plan)
+    _check_pin(options.pin or 0, plan)
     gpus = gpu_flags.flags_of_local_peers(sorted(plan.peers), config.platform, checked.gpus_per_peer)
     flags = process_flags(options)
     if options.resume:
@@ -180,19 +186,25 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     else:
         run_dirs.clear(run_dir, options.overwrite)
     lock = run_dirs.hold(run_dir)
+    log = None if options.show else run_dir / "logs" / COORDINATOR_LOG
     try:
+        notes = list(checked.notes)
         if options.resume:
-            flags.append(f"--resume_from={_resumable(run_dir, checked, say)}")
-            for line in resume_flags.changes(run_dir, config, plan):
+            folder, problems = _resumable(run_dir, checked)
+            flags.append(f"--resume_from={folder}")
+            changes = [*problems, *resume_flags.changes(run_dir, config, plan, options)]
+            for line in changes:
                 say(line)
+            notes += changes
         run_dirs.write_job(run_dir, config, plan)
         resume_flags.save(run_dir, options)
+        if log:
+            _append(log, notes)
     except BaseException:
         os.close(lock)
         raise
-    log = None if options.show else run_dir / "logs" / COORDINATOR_LOG
     launcher = Launcher(SCRIPTS, [*flags, *network_flags(options)], began_s, lock, log)
-    return Run(run_dir, LocalFleet(run_dir, plan, launcher, PeerDevices(options.pin, gpus)), lock)
+    return Run(run_dir, LocalFleet(run_dir, plan, launcher, PeerDevices(options.pin or 0, gpus)), lock)
 
 
 def process_flags(options: LaunchOptions) -> list[str]:
@@ -208,15 +220,21 @@ def network_flags(options: LaunchOptions) -> list[str]:
     return [f"--network={options.network}", "--undefok=network"] if options.network else []
 
 
-def _resumable(run_dir: Path, checked: CheckedRun, say: Callable[[str], None]) -> Path:
-    """The newest complete checkpoint that is whole. BadInput if this config cannot continue from it."""
+def _resumable(run_dir: Path, checked: CheckedRun) -> tuple[Path, list[str]]:
+    """The newest complete checkpoint that is whole, and a line for each newer one that is damaged. BadInput if this
+    config cannot continue from it."""
     n_steps = checked.config.train.steps
     folder, problems = newest_whole(run_dir, about_run(checked.config, checked.data.checksum))
-    for problem in problems:
-        say(f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}: {problem}")
+    start = f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}"
     if int(folder.name) >= n_steps:
         raise BadInput(f"train.steps: got {n_steps}, expected more than the {int(folder.name)} of {folder}")
-    return folder
+    return folder, [f"{start}: {problem}" for problem in problems]
+
+
+def _append(log: Path, lines: Sequence[str]) -> None:
+    log.parent.mkdir(exist_ok=True)
+    with log.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def _say_nothing(line: str) -> None:
@@ -233,7 +251,7 @@ def _check_pin(pin: int, plan: Plan) -> None:
 
 def _gpus_per_peer(config: RunConfig, options: LaunchOptions) -> Fraction | None:
     """GPUs of each peer, which must fit the platform and the microbatches of the config."""
-    per_peer = gpu_flags.parse_gpus_per_peer(options.gpus_per_peer)
+    per_peer = gpu_flags.parse_gpus_per_peer(options.gpus_per_peer or "")
     if per_peer and config.platform not in ("any", "gpu"):
         raise BadInput(f"--gpus_per_peer: got {per_peer}, but platform is {config.platform}, expected any or gpu")
     size = config.train.microbatch_size

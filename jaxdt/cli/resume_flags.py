@@ -3,8 +3,9 @@
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
@@ -15,10 +16,16 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
 LAUNCH = "launch.json"
-# Flags of launch.py, beside the config and the plan, that a resumed run keeps; some of them are paths.
-KEPT = ("emulate", "network", "emulate_forward_s", "stall", "pin", "gpus_per_peer")
+# Flags of launch.py, beside the config and the plan, that a resumed run keeps, and their types; some of them are paths.
+KEPT = {"emulate": str, "network": str, "emulate_forward_s": float, "stall": str, "pin": int, "gpus_per_peer": str}
 PATHS = ("emulate", "network")
+NOT_GIVEN = "not given"
 OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
 
 
@@ -63,11 +70,22 @@ def _without_config(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
+def completed(run_dir: Path, options: Options) -> Options:
+    """The options with which the run in this folder is resumed: those that are None are what they were. Their names are
+    those of flags."""
+    earlier = kept(run_dir)
+    missing = [name for name in KEPT if name in earlier and getattr(options, name) is None]
+    return replace(options, **{name: KEPT[name](earlier[name]) for name in missing})
+
+
 def save(run_dir: Path, options: object) -> None:
     """Write launch.json: what a resumed run keeps of the options of this launch, which have the names of flags."""
+    write_json(run_dir / LAUNCH, _as_kept(options))
+
+
+def _as_kept(options: object) -> dict[str, str]:
     fields = {name: str(getattr(options, name)) for name in KEPT if getattr(options, name)}
-    fields |= {name: str(Path(fields[name]).resolve()) for name in PATHS if name in fields}
-    write_json(run_dir / LAUNCH, fields)
+    return fields | {name: str(Path(fields[name]).resolve()) for name in PATHS if name in fields}
 
 
 def kept(run_dir: Path) -> Mapping[str, Any]:
@@ -79,8 +97,8 @@ def kept(run_dir: Path) -> Mapping[str, Any]:
     return fields
 
 
-def changes(run_dir: Path, config: RunConfig, plan: Plan) -> list[str]:
-    """One line for each field in which a resumed run differs from what the run in this folder was."""
+def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> list[str]:
+    """One line for each field or kept flag in which a resumed run differs from what the run in this folder was."""
     path = run_dir / "config.json"
     try:
         before = dict(_flat(json.loads(path.read_bytes())))
@@ -92,6 +110,10 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan) -> list[str]:
     earlier = plans.load(str(run_dir / "plan.json"))
     if plan != earlier:
         lines.append(f"--resume: the plan has {_cut(plan)}, it had {_cut(earlier)}")
+    had, has = kept(run_dir), _as_kept(options)
+    for name in KEPT:
+        if has.get(name) != had.get(name):
+            lines.append(f"--resume: --{name} is {has.get(name, NOT_GIVEN)}, it was {had.get(name, NOT_GIVEN)}")
     return lines
 
 

@@ -57,8 +57,11 @@ def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_pr
     config = jaxdt.load_config(run.run_dir / "config.py")
     config.train.steps = n_steps + 2
     plan = jaxdt.load_plan(run.run_dir / "plan.json")
+    launched_with = (run.run_dir / "launch.json").read_bytes()
     again = jaxdt.launch(config, run.run_dir, jaxdt.LaunchOptions(resume=True, plan=plan))
     assert again.wait(60) == 0, again.output
+    assert (run.run_dir / "launch.json").read_bytes() == launched_with
+    assert f"--resume: train.steps is {n_steps + 2}, it was 100000\n" in again.output
     assert again.metrics[-1]["step"] == n_steps + 1
 
 

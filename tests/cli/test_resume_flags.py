@@ -15,6 +15,7 @@ from jaxdt.spec.errors import BadInput
 CONFIG = parse(
     {"model": {"preset": "debug", "vocab_size": 16}, "plan": {"stages": 2, "pipelines": 2, "microbatches": 2}}
 )
+EMULATED = LaunchOptions(emulate="/a/network.json")
 
 
 @pytest.fixture
@@ -64,11 +65,13 @@ def test_a_folder_without_a_run_is_refused(run_dir):
 
 def test_every_field_that_differs_is_named(run_dir):
     config = replace(CONFIG, train=replace(CONFIG.train, steps=7), plan=replace(CONFIG.plan, pipelines=1))
-    assert resume_flags.changes(run_dir, CONFIG, default_plan(CONFIG)) == []
-    assert resume_flags.changes(run_dir, config, default_plan(config)) == [
+    assert resume_flags.changes(run_dir, CONFIG, default_plan(CONFIG), EMULATED) == []
+    assert resume_flags.changes(run_dir, config, default_plan(config), LaunchOptions(emulate="", pin=1)) == [
         "--resume: plan.pipelines is 1, it was 2",
         "--resume: train.steps is 7, it was 100",
         "--resume: the plan has 2 stages on 2 peers, it had 2 stages on 4 peers",
+        "--resume: --emulate is not given, it was /a/network.json",
+        "--resume: --pin is 1, it was not given",
     ]
 
 
@@ -76,7 +79,7 @@ def test_every_field_that_differs_is_named(run_dir):
 def test_a_damaged_config_is_refused_in_one_line(run_dir, content):
     (run_dir / "config.json").write_text(content)
     with pytest.raises(BadInput, match="config.json: cannot be read"):
-        resume_flags.changes(run_dir, CONFIG, default_plan(CONFIG))
+        resume_flags.changes(run_dir, CONFIG, default_plan(CONFIG), EMULATED)
 
 
 def test_launch_options_are_kept_where_they_are_not_the_default(tmp_path):
@@ -85,3 +88,11 @@ def test_launch_options_are_kept_where_they_are_not_the_default(tmp_path):
     kept = json.loads((tmp_path / resume_flags.LAUNCH).read_text())["value"]
     assert kept["pin"] == "1" and kept.keys() == {"pin", "emulate"}
     assert Path(kept["emulate"]) == Path("configs/networks/four_cities.json").resolve()
+
+
+def test_a_resumed_run_has_the_options_that_it_is_not_given(tmp_path):
+    options = LaunchOptions(emulate="/a/network.json", emulate_forward_s=0.02, pin=1, gpus_per_peer="1/2")
+    resume_flags.save(tmp_path, options)
+    assert resume_flags.completed(tmp_path, LaunchOptions()) == options
+    given = LaunchOptions(emulate="", emulate_forward_s=0.0, pin=2, gpus_per_peer="")
+    assert resume_flags.completed(tmp_path, given) == given
