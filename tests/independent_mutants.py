@@ -40,8 +40,8 @@ from jaxdt.sync.local_steps import LocalSteps
 from jaxdt.sync.matching.sync_graph import Sliding
 from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.matching.window import MatchWindow
+from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer
-from jaxdt.sync.step_budget import StepBudget
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
 

@@ -51,6 +51,7 @@ class Agreement(Protocol):
     """A pure state machine. `n_committed`: steps of the run that are committed."""
 
     READS: frozenset[type]  # messages of members that are for the agreement
+    HEARS_ACROSS_VIEWS: bool  # also what a member said in an earlier view; else members say it again in the next one
     n_committed: int
 
     def start(self, now_s: float) -> list[Action]:
@@ -63,7 +64,7 @@ class Agreement(Protocol):
         ...
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
-        """A member of the present view has said something. `admissions`: member -> its present admission. The answer:
+        """A member has said something. `admissions`: member -> its present admission. The answer:
         reports, WakeAt with a tag that begins with TIMER, and Send, whose headers the coordinator fills in."""
         ...
 
@@ -71,8 +72,13 @@ class Agreement(Protocol):
         """The time of an earlier WakeAt has come."""
         ...
 
-    def cannot_lose(self, peer: int) -> str:
-        """'' if the run goes on without this member, else why it does not."""
+    def cannot_lose(self, peer: int, present: Collection[int]) -> str:
+        """'' if the run goes on without this peer, else why it does not. `present`: the members that are there."""
+        ...
+
+    def leave_with(self, peer: int) -> Collection[int]:
+        """Members that have to leave the view together with this one, itself among them. () where the others of a stage
+        do the work of one that is gone; then it leaves between two steps, if it can choose."""
         ...
 
     def refusal(self, command: str) -> str:
@@ -113,8 +119,8 @@ class Agreement(Protocol):
         """A new view of these members is about to be made durable: what it carries over from steps under way."""
         ...
 
-    def adopt_view(self, now_s: float, view: View) -> None:
-        """A view is durable."""
+    def adopt_view(self, now_s: float, view: View) -> list[Action]:
+        """A view is durable. The answer, as that of `hear`, goes to members after the view."""
         ...
 
     def roll_back(self) -> None:

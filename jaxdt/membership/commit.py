@@ -26,6 +26,7 @@ class TwoPhaseCommit:
     """The agreement of `sync.kind = "allreduce"`: all members commit each step, in order."""
 
     READS = frozenset({Prepared})
+    HEARS_ACROSS_VIEWS: bool = False
 
     def __init__(self, config: CoordinatorConfig):
         self.n_committed = config.start_version
@@ -55,8 +56,11 @@ class TwoPhaseCommit:
     def woke(self, now_s: float, tag: str) -> list[Action]:
         return []
 
-    def cannot_lose(self, peer: int) -> str:
+    def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         return ""
+
+    def leave_with(self, peer: int) -> Collection[int]:
+        return ()
 
     def refusal(self, command: str) -> str:
         return ""
@@ -125,10 +129,11 @@ class TwoPhaseCommit:
         self._votes.clear()
         return held
 
-    def adopt_view(self, now_s: float, view: View) -> None:
+    def adopt_view(self, now_s: float, view: View) -> list[Action]:
         if view.number == 1 or view.rolled_back:
             self._last_commit_s = now_s
         self.n_committed = view.n_committed
+        return []
 
     def roll_back(self) -> None:
         self._votes.clear()

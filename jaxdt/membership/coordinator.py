@@ -342,21 +342,32 @@ class Coordinator:
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
-            case Leaving() if problem := self._agreement.cannot_lose(src):
+            case Leaving() if problem := self._agreement.cannot_lose(src, self.roster.present):
                 return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
             case Leaving() if src not in self.roster.leaving:
-                return [LeavingReport(src, self.roster.leaves(src)), *self._change_view()]
+                report = LeavingReport(src, self.roster.leaves(src))
+                self.roster.put_aside(self._agreement.leave_with(src))
+                return [report, *self._change_view()]
             case PartMissing(digest, reason):
                 return self._on_part_missing(src, digest, reason)
             case Suspect(peer, reason) if self._knows_both(header, peer):
                 return [WakeAt(self._link_suspicion.accuse(now_s, src, peer, reason), "suspicion")]
             case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
                 return self._refuse_pair(now_s, src, peer, reason)
-            case _ if type(body) in self._agreement.READS and self._is_of_this_view(header):
-                if VIEW not in self._being_persisted:  # else the member says it again in the next view
-                    said = self._agreement.hear(now_s, src, body, self.roster.admissions)
-                    return [*self._addressed(said), *self._decide()]
+            case _ if type(body) in self._agreement.READS and self._counts(header):
+                said = self._agreement.hear(now_s, src, body, self.roster.admissions)
+                return [*self._addressed(said), *self._decide()]
         return []
+
+    def _counts(self, header: Header) -> bool:
+        """Whether the agreement hears a message. What was said in an earlier view, or while a view is being made
+        durable, members say again, unless it counts in all views since their admission."""
+        view = self.view
+        if view is None or header.generation != view.generation:
+            return False
+        if self._agreement.HEARS_ACROSS_VIEWS:
+            return header.view >= self.roster.admissions.get(header.src, header.view + 1)
+        return header.view == view.number and VIEW not in self._being_persisted
 
     def _refuse_pair(self, now_s: float, src: int, peer: int, reason: str) -> list[Action]:
         """Two members have no way to each other: one of them is put out, and told so when it speaks again. While the
@@ -375,10 +386,6 @@ class Coordinator:
         """Whether the view of a message has its sender and `peer` in it as they were admitted last."""
         admissions = self.roster.admissions
         return header.view >= max(admissions.get(header.src, header.view + 1), admissions.get(peer, 0))
-
-    def _is_of_this_view(self, header: Header) -> bool:
-        view = self.view
-        return view is not None and (header.generation, header.view) == (view.generation, view.number)
 
     def _claims_a_place(self, join: Join) -> bool:
         """Whether a process asks for the place of a peer that is known, or says that it is one."""
@@ -675,12 +682,13 @@ class Coordinator:
             return self._dead(now_s, peer) if is_dead else []
         if self.view is None:
             return self._end(3, reason)
-        if problem := self._agreement.cannot_lose(peer):
+        if problem := self._agreement.cannot_lose(peer, self.roster.present):
             return self._end(3, f"{reason}; {problem}")
         self._leases.end(peer)
         actions: list[Action] = [LostReport(peer, reason), Disconnect(peer)]
         next_view = self._being_persisted.get(VIEW)
         has_others = self.roster.lose(now_s, peer, is_dead, next_view if isinstance(next_view, View) else None)
+        self.roster.put_aside(self._agreement.leave_with(peer))
         self._vacancies.lost(peer, self.roster.stage_of[peer], reason, not has_others)
         self.roster.absences.expire(now_s)
         return actions + self._watch_vacancies(now_s)
@@ -733,7 +741,7 @@ class Coordinator:
         """A view is durable: tell its members, and those who are not among them."""
         left = self.roster.adopt(view, now_s)
         self._link_suspicion.admitted([member.peer for member in view.members if member.admission == view.number])
-        self._agreement.adopt_view(now_s, view)
+        said = self._addressed(self._agreement.adopt_view(now_s, view))
         if view.rolled_back:
             self._checkpoints.roll_back()
         outsiders = [self._send(peer, view) for peer in self._leases if peer not in self.roster.members]
@@ -742,8 +750,8 @@ class Coordinator:
         members = {member.peer: member.stage for member in view.members}
         report = ViewReport(view.number, members, list(view.joining))
         self._checkpoints.view_changed()
-        actions = [report, *self._to_all(view), *outsiders, *self._end_if_over(), *self._change_view()]
-        return [*actions, *self._complete_checkpoint()]
+        actions = [report, *self._to_all(view), *outsiders, *said, *self._end_if_over(), *self._change_view()]
+        return [*actions, *self._decide(), *self._complete_checkpoint()]
 
     # --------------------------------------------------------------------------------------- steps and checkpoints
 

@@ -54,6 +54,7 @@ class Roster:
         self._delay_steps = delay_steps
         self._member_processes: dict[int, int] = {}
         self._joining: set[int] = set()
+        self._aside: set[int] = set()  # living members that leave with the next view, since others do
         self._admits_in_mid_step = False
         self._newcomers = Newcomers(max(stage_of) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
         self._evictions = EvictionHistory()
@@ -77,6 +78,11 @@ class Roster:
     def coming(self) -> set[int]:
         """Newcomers that were told a stage, and members on their way to another one."""
         return self._newcomers.coming
+
+    @property
+    def present(self) -> set[int]:
+        """The members that are there."""
+        return self.members - self.lost - self.missing
 
     @property
     def joining(self) -> set[int]:
@@ -242,6 +248,12 @@ class Roster:
             return True
         self.missing.add(peer)
         return False
+
+    def put_aside(self, peers: Collection[int]) -> None:
+        """Members that are there leave with the next view: a stage of theirs goes on without them. They are not
+        disconnected, and may be candidates afterwards."""
+        self._aside |= self.present.intersection(peers)
+        self.lost |= self._aside
 
     def dismiss(self, peer: int) -> None:
         """A peer that is no member is gone."""
@@ -416,7 +428,7 @@ class Roster:
             self._evictions.clear()
             self._states.clear()
             self.absences.rolled_back(view.by_peer.keys())
-        evicted = (self.lost | self.missing) - view.by_peer.keys()
+        evicted = (self.lost | self.missing) - view.by_peer.keys() - self._aside
         self._evictions.add(evicted, view.n_committed)
         self.absences.evicted(self.members - view.by_peer.keys(), view.n_committed)
         staying = {member.peer for member in view.members if self._member_processes.get(member.peer) == member.process}
@@ -429,6 +441,7 @@ class Roster:
         for peer in left & set(self.moving) - self.leaving:
             self._send_to(peer, self.moving[peer])
         self.moving = {peer: stage for peer, stage in self.moving.items() if peer in self.members}
+        self._aside &= self.members
         for peer in before:
             if self.admissions.get(peer) != before[peer]:  # gone, or admitted again
                 self.lost.discard(peer)

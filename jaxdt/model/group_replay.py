@@ -7,7 +7,7 @@ compute with one build on the CPU.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -38,12 +38,23 @@ class Tokens(Protocol):
 @dataclass(frozen=True)
 class LoggedGroup:
     """Replicas of a stage that averaged a fragment: their pipelines, in the order of addition, and the local steps
-    after which each laid its parameters out."""
+    after which each laid its parameters out. `adopting`: those that adopted the mean; the others have only contributed
+    to it."""
 
     stage: int
     pipelines: tuple[int, ...]
     steps: tuple[int, ...]
-    fragment: int = 0
+    fragment: int
+    adopting: frozenset[int]
+
+    @property
+    def places(self) -> list[Place]:
+        """Where each of its replicas laid its parameters out."""
+        return [(self.stage, pipeline, step) for pipeline, step in zip(self.pipelines, self.steps, strict=True)]
+
+    @property
+    def adopting_places(self) -> list[Place]:
+        return [place for place in self.places if place[1] in self.adopting]
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,20 @@ def logged_group(
     plan: Plan, stage: int, members: Sequence[int], steps: Sequence[int], fragment: int = 0
 ) -> LoggedGroup:
     """From what a run reports of a group."""
-    return LoggedGroup(stage, tuple(plan.seat(member)[1] for member in members), tuple(steps), fragment)
+    pipelines = tuple(plan.seat(member)[1] for member in members)
+    return LoggedGroup(stage, pipelines, tuple(steps), fragment, frozenset(pipelines))
+
+
+def adopted_groups(groups: Sequence[LoggedGroup]) -> list[LoggedGroup]:
+    """What a log of groups says of who adopted which mean. When members are lost the others average again, so a replica
+    adopts the mean of the last group that names it after as many steps. To those before it may have contributed, and a
+    member that is lost may have adopted one of them."""
+    last = {place: number for number, group in enumerate(groups) for place in group.places}
+    found: list[LoggedGroup] = []
+    for number, group in enumerate(groups):
+        adopting = frozenset(place[1] for place in group.places if last[place] == number)
+        found += [replace(group, adopting=adopting)] if adopting else []
+    return found
 
 
 class GroupReplay:
@@ -174,19 +198,22 @@ class GroupReplay:
     def run(
         self, groups: Sequence[LoggedGroup], n_steps: Mapping[int, int], keep: Collection[Place] = ()
     ) -> dict[Place, State]:
-        """Do n_steps[pipeline] local steps, and average as the log says. Returns the states of the places in `keep`, as
-        they are after the mean that is adopted there, if one is. BadInput for a log that does not fit."""
-        todo = list(groups)
+        """Do n_steps[pipeline] local steps, and average as the log says, in its order. Returns the states of the places
+        in `keep`, as they are after the mean that is adopted there, if one is. BadInput for a log that does not fit."""
+        todo = adopted_groups(groups)
         lag_steps = self._config.sync.groups.lag_steps
         kept: dict[Place, State] = {}
         while True:
             self._freeze(todo)
-            ready = [group for group in todo if self._is_ready(group)]
+            ready = [group for group in todo if all(place in self._frozen for place in group.places)]
             for group in ready:
                 self._average(group)
                 todo.remove(group)
+            needed = {place for group in todo for place in group.places}
+            self._frozen = {place: vector for place, vector in self._frozen.items() if place in needed}
             self._adopt_due()
-            waiting = {(group.stage, pipeline, step + lag_steps) for group in todo for pipeline, step in _places(group)}
+            adopting = [place for group in todo for place in group.adopting_places]
+            waiting = {(stage, pipeline, step + lag_steps) for stage, pipeline, step in adopting}
             settled = {place for place in self._replicas if place not in waiting}
             for stage, pipeline, step in settled:
                 self._steps[pipeline].settled(stage, step, self._chains[pipeline].params[stage])
@@ -203,14 +230,13 @@ class GroupReplay:
             raise BadInput(f"log: after {n_done} local steps {len(todo)} groups are left, first {todo[:1]}")
         return kept
 
-    def average_states(self) -> None:
-        """The whole state of each stage becomes the mean over its replicas: the result of the run."""
-        for stage in range(self._plan.n_stages):
-            pipelines = sorted(range(self._plan.n_pipelines), key=lambda p: self._plan.placement[stage][p])
-            if len(pipelines) > 1:
-                mean = mean_tree([self._state(stage, p) for p in pipelines])
-                for p in pipelines:
-                    self._set_state(stage, p, self._placed(stage, mean))
+    def average_states(self, means: Sequence[LoggedGroup]) -> None:
+        """The whole state of each stage becomes the mean over these replicas: the result of the run."""
+        for group in means:
+            if len(group.pipelines) > 1:
+                mean = mean_tree([self._state(group.stage, p) for p in group.pipelines])
+                for p in group.pipelines:
+                    self._set_state(group.stage, p, self._placed(group.stage, mean))
 
     @property
     def _replicas(self) -> list[Place]:
@@ -222,10 +248,9 @@ class GroupReplay:
         """Replicas that are where a group has them lay their parameters out."""
         here = set(self._replicas)
         for group in groups:
-            for pipeline, step in _places(group):
-                place = (group.stage, pipeline, step)
+            for place in group.places:
                 if place in here and place not in self._frozen:
-                    self._frozen[place] = self._exchanged(group, pipeline)
+                    self._frozen[place] = self._exchanged(group, place[1])
 
     def _exchanged(self, group: LoggedGroup, pipeline: int) -> Vector:
         params = self._chains[pipeline].params[group.stage]
@@ -235,22 +260,18 @@ class GroupReplay:
     def _outer_of(self, stage: int, pipeline: int) -> tuple[Any, ...]:
         return self._outer[stage][pipeline] if self._outer else ()
 
-    def _is_ready(self, group: LoggedGroup) -> bool:
-        return all((group.stage, pipeline, step) in self._frozen for pipeline, step in _places(group))
-
     def _average(self, group: LoggedGroup) -> None:
-        """The mean of a group, which its members adopt when it is due. That of one replica means nothing without an
-        outer optimizer."""
-        vectors = [self._frozen.pop((group.stage, pipeline, step)) for pipeline, step in _places(group)]
+        """The mean of a group, adopted when it is due. That of one replica means nothing without an outer optimizer."""
+        vectors = [self._frozen[place] for place in group.places]
         if len(vectors) == 1 and not self._outer:
             return
         total = vectors[0]
         for vector in vectors[1:]:
             total = total + vector
         mean = total * np.float32(1.0 / len(vectors))
-        for pipeline, step in _places(group):
+        for stage, pipeline, step in group.adopting_places:
             due = DueMean(step + self._config.sync.groups.lag_steps, group.fragment, mean)
-            self._due[group.stage, pipeline] = due
+            self._due[stage, pipeline] = due
 
     def _adopt_due(self) -> None:
         """The means whose time has come. One that is due after the last step is never adopted."""
@@ -339,8 +360,3 @@ def mean_tree(trees: Sequence[Any]) -> Any:
 
 def _sq_norm(vector: np.ndarray) -> float:
     return float(np.einsum("i,i", vector, vector))
-
-
-def _places(group: LoggedGroup) -> list[tuple[int, int]]:
-    """Each pipeline of a group, with its local steps."""
-    return list(zip(group.pipelines, group.steps, strict=True))

@@ -548,10 +548,13 @@ class WantsGroup:
 @frozen_dataclass
 class GroupFormed:
     """Coordinator -> members of an averaging group: average with one another. round.step counts the groups of the
-    stage's fragment. A round of the group "state..." averages the whole state, after the last step."""
+    stage's fragment. A round of the group "state..." averages the whole state, after the last step. When members are
+    lost, the rest average in another attempt; or, if some of them hold the result of an earlier one, these are the
+    `holders` from whom the others fetch it."""
 
     round: Round
     members: tuple[int, ...]
+    holders: tuple[int, ...] = ()
 
 
 @frozen_dataclass
@@ -566,12 +569,12 @@ class WantsParameters:
 
 @frozen_dataclass
 class ResultHeld:
-    """Member -> coordinator: the whole result of the round is here, with this digest. The member contributed to it
-    after `step` local steps."""
+    """Member -> coordinator: the whole result of the round is here, with this digest. `steps`: after how many local
+    steps each of its members contributed to it."""
 
     round: Round
     digest: int
-    step: int
+    steps: tuple[int, ...]
 
 
 @frozen_dataclass

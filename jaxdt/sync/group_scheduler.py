@@ -3,14 +3,14 @@
 It hears which replicas want a group, asks the matcher of their stage, and tells the members of each group that forms.
 It counts the pipelines' steps: as many of them as there are pipelines make one row of the metrics, and the run has
 enough of them when it has train.steps rows. A pipeline that has done its share goes on while others are slower. After
-the last step it has the replicas of each stage average their whole state.
+the last step it has the replicas of each stage average their whole state. When a pipeline is lost, the others go on
+and do its share too.
 
 The groups, with the local steps of their members, are reported: from this log one process can do the run again.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdt.membership.agreement import TIMER, CommittedStep, Decision, EndRun, Results
@@ -18,7 +18,6 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     Action,
     Finished,
-    GroupClosed,
     GroupFormed,
     MeanEvaluated,
     Message,
@@ -26,6 +25,7 @@ from jaxdt.protocol.events import (
     ResultHeld,
     Round,
     Send,
+    StepDone,
     View,
     WakeAt,
     WantsGroup,
@@ -37,23 +37,16 @@ from jaxdt.spec.sizes import fragment_name, mean_name, state_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
-from jaxdt.sync.step_budget import StepBudget
-
-NOT_YET = "with sync.kind groups a run cannot go on without one of its peers yet"
-
-
-@dataclass
-class OpenGroup:
-    """A group whose members have not all told that they hold its result."""
-
-    members: tuple[int, ...]
-    held: dict[int, ResultHeld] = field(default_factory=dict[int, ResultHeld])  # by member
+from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
+from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.step_budget import StepBudget
 
 
 class GroupScheduler:
     """The agreement of `sync.kind = "groups"`. `n_committed`: rows of the metrics."""
 
     READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished}
+    HEARS_ACROSS_VIEWS: bool = True
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version
@@ -70,23 +63,28 @@ class GroupScheduler:
             for stage, row in enumerate(plan.placement)
         ]
         self._wanted: dict[int, int] = {}  # replica that wants a group -> local steps that it had done
-        self._open: dict[Round, OpenGroup] = {}
+        self._open = OpenGroups()
         self._n_groups = [[0] * groups.fragments for _ in plan.stages]
-        self._budget = StepBudget(config, plan)
-        self._held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan)
+        self._pipelines = Pipelines(plan)
+        self._budget = StepBudget(config, plan, self._pipelines)
+        self._held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan, self._pipelines)
         self._promised = 0  # the version of which an operator wants a checkpoint
         self._mean_of: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}  # version, stage -> members, local steps
         self._means: deque[tuple[Callable[[int], str], int]] = deque()  # names of groups, versions: one after the other
-        self._finished: dict[int, int] = {}  # replica -> its local steps
+        self._finished: set[int] = set()  # replicas that have done their last local step
+        self._is_ending = False  # and all that are left have
         self._end: EndRun | None = None
 
     # --------------------------------------------------------------------------------------------------- what it hears
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
+        if not self._pipelines.has(src):
+            return []
         stage, _ = self._plan.seat(src)
         match message:
             case WantsGroup(step, fragment) if fragment < self._n_fragments:
                 self._wanted[src] = step
+                self._pipelines.did([src], [step])
                 return self._form(stage, fragment, self._matchers[stage][fragment].ready(now_s, src, step))
             case ResultHeld():
                 return self._held(src, message)
@@ -94,6 +92,9 @@ class GroupScheduler:
                 return self._on_finished(now_s, src, n_steps)
             case MeanEvaluated():
                 return [*self._held_out.hear(message), *self._next_mean()]
+            case StepDone(step):
+                self._pipelines.did([src], [step + 1])
+                return self._count(now_s, src, message)
             case _:
                 return self._count(now_s, src, message)
 
@@ -119,37 +120,59 @@ class GroupScheduler:
         round = Round(k, fragment_name(stage, fragment, self._n_fragments), self._view_number)
         if len(members) == 1 and not self._has_outer:  # it goes on at once
             return [report, Send(members[0], GroupFormed(round, group.members))]
-        return [report, *self._open_round(round, group.members)]
+        return self._open.open(round, group.members, report)
 
     @property
     def _view_number(self) -> int:
         assert self._view is not None  # members speak in a view
         return self._view.number
 
-    def _open_round(self, round: Round, members: tuple[int, ...]) -> list[Action]:
-        self._open[round] = OpenGroup(members)
-        return [Send(member, GroupFormed(round, members)) for member in members]
-
     def _held(self, src: int, held: ResultHeld) -> list[Action]:
-        round = held.round
-        group = self._open.get(round)
-        if group is None or src not in group.members:
+        try:
+            told, group = self._open.hear(src, held)
+        except Disagreement as disagreement:
+            self._end = EndRun(3, str(disagreement))
             return []
-        group.held[src] = held
-        if len({one.digest for one in group.held.values()}) > 1:
-            self._end = EndRun(3, f"{round.group}, group {round.step}: peer {src} holds another result than the others")
-        if len(group.held) < len(group.members):
-            return []
-        del self._open[round]
-        stage, _ = self._plan.seat(src)
-        reports: list[Action] = []
-        steps = [group.held[member].step for member in group.members]
+        return [*self._formed_again(told), *(self._whole(group) if group else [])]
+
+    def _formed_again(self, actions: list[Action]) -> list[Action]:
+        """Groups average with other members than first said."""
+        for action in actions:
+            if isinstance(action, GroupReport):
+                self._matchers[action.stage][action.fragment].failed(action.k, tuple(action.members))
+        return actions
+
+    def _whole(self, group: OpenGroup) -> list[Action]:
+        """All members that are left hold the result."""
+        round, members, steps = group.round, group.members, group.member_steps
+        stage, _ = self._plan.seat(members[0])
+        reports: list[Action] = [*self._pipelines.did(members, steps)]
         if round.group == mean_name(stage):
-            return self._held_out.whole(stage, round, group.members, steps)
+            return [*reports, *self._held_out.whole(stage, round, members, steps)]
         if round.group == state_name(stage):
-            self._mean_of[round.step, stage] = tuple(zip(group.members, steps, strict=True))
-            reports.append(StateMeanReport(stage, round.step, list(group.members), steps))
-        return [*reports, *(Send(member, GroupClosed(round)) for member in group.members)]
+            self._mean_of[round.step, stage] = tuple(zip(members, steps, strict=True))
+            reports.append(StateMeanReport(stage, round.step, list(members), list(steps)))
+        return [*reports, *group.closed()]
+
+    # --------------------------------------------------------------------------------------------- pipelines that leave
+
+    def _lose(self, now_s: float, pipelines: Sequence[int]) -> list[Action]:
+        """Pipelines are not whole any more. Nobody waits for them, and what they have left undone others do."""
+        lost = {peer for pipeline in pipelines for peer in self._pipelines.peers(pipeline)}
+        for peer in lost:
+            self._wanted.pop(peer, None)
+        actions: list[Action] = [*self._pipelines.ends(p for p in pipelines if not self._has_finished(p))]
+        told, whole = self._open.lose(lost)
+        actions += self._formed_again(told)
+        for stage in range(self._plan.n_stages):
+            actions += self._leave(now_s, stage, sorted(lost.intersection(self._plan.placement[stage])))
+        for group in whole:
+            actions += self._whole(group)
+        return [*actions, *self._held_out.lose(), *self._end_steps()]
+
+    def _has_finished(self, pipeline: int) -> bool:
+        """Whether the last step of a pipeline is reported."""
+        return self._plan.placement[0][pipeline] in self._finished
 
     # ------------------------------------------------------------------------------------------------ steps of the run
 
@@ -182,25 +205,37 @@ class GroupScheduler:
             name, version = self._means.popleft()
             if name is mean_name:
                 self._held_out.begin(version)
-            for stage, row in enumerate(self._plan.placement):
+            for stage in range(self._plan.n_stages):
                 round = Round(version, name(stage), self._view_number)
-                actions += self._open_round(round, tuple(sorted(row)))
+                actions += self._open.open(round, tuple(sorted(self._pipelines.replicas(stage))))
         return actions
 
     def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[Action]:
         """A replica has done its last local step, so others do not wait for it. After the last of all, the state is
         averaged over the replicas of each stage."""
-        self._finished[src] = n_steps
+        self._finished.add(src)
+        self._pipelines.did([src], [n_steps])
         stage, pipeline = self._plan.seat(src)
         actions: list[Action] = [PipelineEndReport(pipeline, n_steps)] if stage == 0 else []
+        return [*actions, *self._leave(now_s, stage, [src]), *self._end_steps()]
+
+    def _leave(self, now_s: float, stage: int, replicas: Sequence[int]) -> list[Action]:
+        """Nobody waits for these replicas of a stage any more."""
+        actions: list[Action] = []
         for fragment, matcher in enumerate(self._matchers[stage]):
-            actions += self._form(stage, fragment, matcher.left(now_s, src))
-        if len(self._finished) == len(self._plan.peers):
-            n_steps = self._config.n_steps
-            self._means += [(mean_name, n_steps)] if self._held_out.is_due(n_steps) else []
-            self._means.append((state_name, n_steps))
-            actions += self._next_mean()
+            actions += self._form(stage, fragment, matcher.left(now_s, *replicas))
         return actions
+
+    def _end_steps(self) -> list[Action]:
+        """After the last step of all that are left comes the mean that is the run's result."""
+        left = {peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline)}
+        if self._is_ending or not left <= self._finished:
+            return []
+        self._is_ending = True
+        n_steps = self._config.n_steps
+        self._means += [(mean_name, n_steps)] if self._held_out.is_due(n_steps) else []
+        self._means.append((state_name, n_steps))
+        return self._next_mean()
 
     # ---------------------------------------------------------------------------------------- the rest of an Agreement
 
@@ -214,8 +249,11 @@ class GroupScheduler:
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         return self._end or self._budget.end
 
-    def cannot_lose(self, peer: int) -> str:
-        return NOT_YET
+    def cannot_lose(self, peer: int, present: Collection[int]) -> str:
+        return self._pipelines.cannot_lose(peer, present)
+
+    def leave_with(self, peer: int) -> Collection[int]:
+        return self._pipelines.beside(peer)
 
     def refusal(self, command: str) -> str:
         if command in ("status", "checkpoint", "stop"):
@@ -248,9 +286,13 @@ class GroupScheduler:
     def leave_view(self, members: Collection[int]) -> Results:
         return ()
 
-    def adopt_view(self, now_s: float, view: View) -> None:
+    def adopt_view(self, now_s: float, view: View) -> list[Action]:
+        is_first_view = self._view is None
         self._view = view
-        self._budget.rows.begin(now_s)
+        if is_first_view:
+            self._budget.rows.begin(now_s)
+        broken = self._pipelines.keep(view.by_peer)
+        return self._lose(now_s, broken) if broken else []
 
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""

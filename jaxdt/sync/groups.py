@@ -8,22 +8,31 @@ mean some local steps later (jaxdt.sync.pending_means).
 
 After the last step the whole state, with the optimizer's, is averaged over all replicas of the stage: that is the
 result of the run. On the way such means are kept aside for checkpoints, while the replicas go on.
+
+A group that loses a member averages in another attempt, or its members fetch the result of an earlier one from those
+that hold it (jaxdt.sync.scheduling.open_groups says why all adopt the same).
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
+    BULK,
     COORDINATOR,
     Action,
     Boundary,
+    Continue,
+    EndOfSteps,
     EvaluateMean,
     Event,
+    Evicted,
+    FetchResult,
     Finished,
     Forget,
     GroupClosed,
@@ -97,7 +106,7 @@ class Groups:
     READS = (
         LocalSteps.READS
         | HeldOutWork.READS
-        | {ViewChanged, Ready, Restored, Summed, GroupFormed, Shard, Reduced, GroupClosed}
+        | {ViewChanged, Evicted, Ready, Restored, Summed, GroupFormed, Shard, Reduced, FetchResult, GroupClosed}
     )
 
     def __init__(self, place: PipelinePlace, options: GroupOptions, held_out: HeldOutWork):
@@ -108,19 +117,24 @@ class Groups:
         self._steps = LocalSteps(place)
         self._view: View | None = None
         self._n_words = 0  # of the whole state
+        self._is_out = False  # its pipeline is lost, so this peer does nothing more
         self._exchanges: dict[Round, Exchange] = {}
+        self._given_up: dict[Round, Exchange] = {}  # attempts of groups that are not over: one may count after all
         self._early: dict[Round, list[tuple[int, Shard]]] = {}  # came before GroupFormed
         self._closed: dict[str, Round] = {}  # group -> the last of its rounds that is over here
         self._laying_out: deque[tuple[Round | None, int]] = deque()  # None: to be kept; and the local steps of it
         self._pending = PendingMean(options.settings.lag_steps)
-        self._contributed: dict[Round, int] = {}  # after how many local steps, until the result is here
         self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
         self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
         self._waits_for_group = False
         self._is_finished = False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        if self._is_out:
+            return self._forget_late(event)
         match event:
+            case Evicted():
+                return self._leave()
             case Received(header, body):
                 return self._received(header.src, body, event) if self._view else []
             case Ran(work) if work.kind == LAY_OUT:
@@ -151,6 +165,8 @@ class Groups:
                 return self._on_reduced(src, body)
             case GroupFormed():
                 return self._on_formed(body)
+            case FetchResult(round):
+                return self._give(src, round)
             case GroupClosed(round):
                 return self._on_closed(round)
             case EvaluateMean() | Boundary():
@@ -162,10 +178,32 @@ class Groups:
         is_first_view = self._view is None
         self._view = view
         if not is_first_view:
+            self._give_up_without(view)
             return []
         self._steps.start(view.n_committed)
         updated = Updated(self._stage, view.n_committed)
         return [updated, *([] if view.n_committed >= self._options.n_steps else self._begin())]
+
+    def _leave(self) -> list[Action | Event]:
+        """The own pipeline has lost a peer. What is under way is void, but tensors that Work still uses are kept until
+        that is done."""
+        self._is_out = True
+        in_use = {round for round, _ in self._laying_out if round} | self._adopting.keys()
+        known = self._exchanges.keys() | self._given_up.keys() | self._early.keys()
+        unused = [round for round in sorted(known - in_use) if not is_mean(round.group)]
+        return [*(Forget(round) for round in unused), Holds(None)]
+
+    def _forget_late(self, event: Event) -> list[Action | Event]:
+        """What Work has used of a peer whose pipeline is lost."""
+        match event:
+            case Ran(work) if work.kind == LAY_OUT:
+                round, _ = self._laying_out.popleft()
+                return [Forget(round)] if round else []
+            case Ran(work) if work.kind == ADOPT:
+                round = next(iter(self._adopting))
+                del self._adopting[round]
+                return [Forget(round)]
+        return []
 
     # ----------------------------------------------------------------------------------------------------- local steps
 
@@ -210,14 +248,22 @@ class Groups:
 
     def _on_formed(self, formed: GroupFormed) -> list[Action | Event]:
         round, members = formed.round, formed.members
-        if round in self._exchanges or self._peer not in members:
+        if round in self._exchanges and not formed.holders or self._peer not in members:
             return []
+        if held := self._held_attempt(round):
+            return [self._holds(held)]
+        self._give_up(other for other in self._attempts(self._exchanges, round) if other != round)
+        waiting = {other.round: other for other in self._snapshots}
+        self._snapshots = [waiting[other] for other in waiting if other not in self._attempts(waiting, round)]
+        if formed.holders:
+            return self._fetch(formed)
         if (self._is_state(round) or is_mean(round.group)) and not self._is_between_steps:
             self._snapshots.append(formed)
             return []
         is_alone = len(members) == 1
         if is_alone and not self._is_snapshot(round) and (self._is_state(round) or not self._options.has_outer):
-            return self._averaged(round)
+            held = Send(COORDINATOR, ResultHeld(round, 0, (self._steps.version,)))
+            return [*([held] if round.attempt or self._is_state(round) else []), *self._averaged(round)]
         spec = RoundSpec(round, self._n_elements(round), Participants(members, members, members), EachOnce(members))
         exchange = Exchange(self._peer, spec, self._options.slice_elements)
         self._exchanges[round] = exchange
@@ -262,11 +308,12 @@ class Groups:
             fragment = self._options.fragment_due(version)
             assert fragment is not None  # else nothing is kept
             return [Send(COORDINATOR, WantsGroup(version, fragment))]
+        if round not in self._exchanges:  # the attempt was given up meanwhile, or is over
+            return [] if round in self._given_up else [Forget(round)]
         return self._contribute(self._exchanges[round], version)
 
     def _contribute(self, exchange: Exchange, version: int) -> list[Action | Event]:
         """The vector of so many local steps is this peer's contribution."""
-        self._contributed[exchange.round] = version
         frozen = exchange.freeze(((self._peer, version),), 1, NO_LOSSES)
         return [frozen, *(self._sum(exchange, bounds) for bounds in exchange.addable)]
 
@@ -279,10 +326,13 @@ class Groups:
         return bounds if exchange.has_all_parts(bounds) else None
 
     def _on_shard(self, src: int, shard: Shard) -> list[Action | Event]:
-        exchange = self._exchanges.get(shard.key.round)
+        round = shard.key.round
+        exchange = self._exchanges.get(round)
         if exchange is None:
-            if not self._is_over(shard.key.round):
-                self._early.setdefault(shard.key.round, []).append((src, shard))
+            if not self._is_over(round) and round not in self._given_up:
+                self._early.setdefault(round, []).append((src, shard))
+            return []
+        if exchange.holders:
             return []
         bounds = self._keep(exchange, src, shard)
         return [self._sum(exchange, bounds)] if bounds else []
@@ -290,11 +340,11 @@ class Groups:
     def _is_over(self, round: Round) -> bool:
         """Whether a round ended here, so that its shards come a second time: a group's rounds begin in order."""
         closed = self._closed.get(round.group)
-        return closed is not None and round.step <= closed.step and round.attempt <= closed.attempt
+        return closed is not None and round.step <= closed.step
 
     def _sum(self, exchange: Exchange, bounds: Bounds) -> Action:
         added = exchange.add_up(bounds)
-        return self._suspect(exchange, added) if isinstance(added, str) else added
+        return self._suspect(exchange.round, added) if isinstance(added, str) else added
 
     def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
         exchange = self._exchanges.get(key.round)
@@ -302,25 +352,25 @@ class Groups:
         if exchange is None or given_out is None:
             return []
         post, body = given_out
-        return [post, *self._hold(exchange, body)]
+        is_known = (key.lo, key.hi) in exchange.sums
+        return [post, *([] if is_known else self._hold(exchange, body))]
 
     def _on_reduced(self, src: int, reduced: Reduced) -> list[Action | Event]:
         exchange, bounds = self._exchanges.get(reduced.key.round), (reduced.key.lo, reduced.key.hi)
         if exchange is None or bounds in exchange.sums or not exchange.gives(src, bounds):
             return []
         problem = exchange.problem(reduced.cover)
-        return [self._suspect(exchange, problem)] if problem else self._hold(exchange, reduced)
+        return [self._suspect(exchange.round, problem)] if problem else self._hold(exchange, reduced)
 
-    def _suspect(self, exchange: Exchange, problem: str) -> Action:
-        return Send(COORDINATOR, Suspect(self._peer, f"{exchange.round}: {problem}"))
+    def _suspect(self, round: Round, problem: str) -> Action:
+        return Send(COORDINATOR, Suspect(self._peer, f"{round}: {problem}"))
 
     def _hold(self, exchange: Exchange, sum: Reduced) -> list[Action | Event]:
         """Once the whole sum is here, the mean is adopted, or waits until it is due. That for a held-out loss is kept
         until then."""
         if not exchange.hold(sum):
             return []
-        round = exchange.round
-        held = Send(COORDINATOR, ResultHeld(round, exchange.result().digest, self._contributed.pop(round)))
+        round, held = exchange.round, self._holds(exchange)
         if is_mean(round.group):
             return [held]
         scale = 1.0 / len(exchange.contributors)
@@ -328,6 +378,12 @@ class Groups:
             self._pending.arrived(round, scale)
             return [held, *(self._adopt_pending() if self._waits_for_group else self._finish_if_over())]
         return [held, self._adopt_mean(round, scale, is_closed=False)]
+
+    def _holds(self, exchange: Exchange) -> Send:
+        """The whole result is here. What every slice says of the contributions is the same."""
+        _, items = next(iter(exchange.sums.values())).cover
+        steps = tuple(step for ((_, step),) in items)
+        return Send(COORDINATOR, ResultHeld(exchange.round, exchange.result().digest, steps))
 
     def _adopt_mean(self, round: Round, scale: float, is_closed: bool) -> Action:
         step = round.step if self._is_state(round) else self._steps.version
@@ -368,10 +424,57 @@ class Groups:
         if round in self._adopting:
             self._adopting[round] = True
             return []
-        if self._pending.closed(round) or self._exchanges.pop(round, None) is None:
+        if self._pending.closed(round):
             return []
-        self._closed[round.group] = round
-        return [Forget(round)]
+        known = [other for held in (self._exchanges, self._given_up, self._early) for other in held]
+        attempts = sorted(self._attempts(known, round))
+        for other in attempts:
+            for held in (self._exchanges, self._given_up, self._early):
+                held.pop(other, None)
+        if attempts:
+            self._closed[round.group] = round
+        in_use = {other for other, _ in self._laying_out}
+        return [Forget(other) for other in attempts if other not in in_use]
+
+    # ------------------------------------------------------------------------------------- groups that lose a member
+
+    def _attempts(self, rounds: Iterable[Round], round: Round) -> list[Round]:
+        """The attempts of one group among these rounds."""
+        return [other for other in rounds if (other.group, other.step) == (round.group, round.step)]
+
+    def _held_attempt(self, round: Round) -> Exchange | None:
+        """The attempt of a group whose result is here."""
+        attempts = [self._exchanges[other] for other in self._attempts(self._exchanges, round)]
+        return next((exchange for exchange in attempts if exchange.complete), None)
+
+    def _give_up(self, rounds: Iterable[Round]) -> None:
+        """Nothing more is done for these attempts. What is here of them is kept until their groups are over: the
+        coordinator may say that somebody holds the result."""
+        for round in list(rounds):
+            self._given_up[round] = self._exchanges.pop(round)
+
+    def _give_up_without(self, view: View) -> None:
+        """Give up what waits for a member that is not in the view. The coordinator says how it goes on."""
+        exchanges = [exchange for exchange in self._exchanges.values() if not exchange.complete]
+        self._give_up(e.round for e in exchanges if not e.contributor_set <= view.by_peer.keys())
+        self._snapshots = [formed for formed in self._snapshots if view.by_peer.keys() >= set(formed.members)]
+
+    def _fetch(self, formed: GroupFormed) -> list[Action | Event]:
+        """Others hold the result of an attempt to which this peer has contributed."""
+        exchange = self._given_up.pop(formed.round, None) or self._exchanges.get(formed.round)
+        if exchange is None:
+            return [self._suspect(formed.round, "is whole without this peer's part")]
+        exchange.holders = formed.holders
+        self._exchanges[formed.round] = exchange
+        return [Send(formed.holders[0], FetchResult(formed.round))]
+
+    def _give(self, src: int, round: Round) -> list[Action | Event]:
+        """A member fetches the result."""
+        exchange = self._exchanges.get(round)
+        if exchange is None or not exchange.complete:
+            return []
+        sums = sorted(exchange.sums.items())
+        return [Send(src, reduced, FLOAT_BYTES * (hi - lo), BULK) for (lo, hi), reduced in sums]
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -464,6 +567,6 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=frozenset({StepNorm, LastStep}),
+    outlives_views=frozenset({StepNorm, LastStep, GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean}),
     settings="groups",
 )

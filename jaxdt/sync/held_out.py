@@ -31,6 +31,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import HeldOutMeanReport, StepReport
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.work import EVALUATE, Work
+from jaxdt.sync.scheduling.pipelines import Pipelines
 
 HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
 
@@ -101,11 +102,13 @@ class HeldOutLosses:
 
     READS = frozenset({MeanEvaluated})
 
-    def __init__(self, every_steps: int, n_steps: int, plan: Plan):
+    def __init__(self, every_steps: int, n_steps: int, plan: Plan, pipelines: Pipelines):
         self.version: int | None = None
         self._every = every_steps
         self._n_steps = n_steps
         self._plan = plan
+        self._pipelines = pipelines
+        self._measuring: int | None = None  # the pipeline that was asked to
         self._wanted: set[int] = set()
         self._rows: deque[StepReport] = deque()
         self._whole: dict[int, tuple[Round, tuple[int, ...]]] = {}  # stage -> its sum, and whose
@@ -142,13 +145,22 @@ class HeldOutLosses:
         """A stage has its sum. Once all have, one pipeline measures the loss."""
         self._whole[stage] = round, tuple(members)
         report = HeldOutMeanReport(stage, round.step, list(members), list(steps))
-        if len(self._whole) < self._plan.n_stages:
-            return [report]
-        return [report, *(Send(row[0], self._evaluate(stage)) for stage, row in enumerate(self._plan.placement))]
+        return [report, *(self._measure() if len(self._whole) == self._plan.n_stages else [])]
+
+    def _measure(self) -> list[Action]:
+        """The least pipeline that is whole measures the loss."""
+        self._measuring = self._pipelines.whole[0]
+        peers = self._pipelines.peers(self._measuring)
+        return [Send(peer, self._evaluate(stage)) for stage, peer in enumerate(peers)]
 
     def _evaluate(self, stage: int) -> EvaluateMean:
         round, members = self._whole[stage]
         return EvaluateMean(round, len(members))
+
+    def lose(self) -> list[Action]:
+        """Pipelines are lost. If one of them was to measure the loss, another one does."""
+        is_lost = self._measuring is not None and self._measuring not in self._pipelines.whole
+        return self._measure() if is_lost else []
 
     def hear(self, message: MeanEvaluated) -> list[Action]:
         """The loss is known: rows, and what the members are told."""
@@ -156,11 +168,11 @@ class HeldOutLosses:
             return []
         told: list[Action] = []
         for round, members in self._whole.values():
-            told += [Send(member, GroupClosed(round)) for member in members]
+            told += [Send(member, GroupClosed(round)) for member in members if self._pipelines.has(member)]
         return [*self._end(message.tally), *told]
 
     def _end(self, tally: Tally) -> list[Action]:
-        version, self.version = self.version, None
+        version, self.version, self._measuring = self.version, None, None
         assert version is not None  # one is under way
         self._wanted.discard(version)
         self._whole.clear()

@@ -17,7 +17,8 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import PipelineEndReport
 from jaxdt.spec.plan import Plan
-from jaxdt.sync.step_budget import StepBudget
+from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.step_budget import StepBudget
 
 NOT_YET = "with sync.kind server a run cannot go on without one of its peers yet"
 
@@ -26,12 +27,13 @@ class ServerAgreement:
     """The agreement of `sync.kind = "server"`. `n_committed`: rows of the metrics."""
 
     READS = StepBudget.READS | {Finished}
+    HEARS_ACROSS_VIEWS: bool = True
 
     def __init__(self, config: CoordinatorConfig, plan: Plan):
         self.n_committed = config.start_version
         self._config = config
         self._plan = plan
-        self._budget = StepBudget(config, plan)
+        self._budget = StepBudget(config, plan, Pipelines(plan))
         self._end: EndRun | None = None
 
     # --------------------------------------------------------------------------------------------------- what it hears
@@ -59,8 +61,11 @@ class ServerAgreement:
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
         return self._end or self._budget.end
 
-    def cannot_lose(self, peer: int) -> str:
+    def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         return NOT_YET
+
+    def leave_with(self, peer: int) -> Collection[int]:
+        return ()
 
     def refusal(self, command: str) -> str:
         if command == "status":
@@ -89,8 +94,9 @@ class ServerAgreement:
     def leave_view(self, members: Collection[int]) -> Results:
         return ()
 
-    def adopt_view(self, now_s: float, view: View) -> None:
+    def adopt_view(self, now_s: float, view: View) -> list[Action]:
         self._budget.rows.begin(now_s)
+        return []
 
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""

@@ -20,11 +20,18 @@ from absl import flags
 
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.data import TokenFile
-from jaxdt.model.group_replay import GroupReplay, logged_group
+from jaxdt.model.group_replay import GroupReplay, LoggedGroup, logged_group
 from jaxdt.model.server_replay import ServerAct, ServerReplay
 from jaxdt.model.stage import StageFunctions
 from jaxdt.protocol import trace
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, PullReport, PushReport, StepReport
+from jaxdt.protocol.reports import (
+    GroupReport,
+    PipelineEndReport,
+    PullReport,
+    PushReport,
+    StateMeanReport,
+    StepReport,
+)
 from jaxdt.runtime.storage.checkpoint import complete_record, newest
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
@@ -82,15 +89,19 @@ def replay_groups(
     config: RunConfig, place: ReplayPlace, reports: list[trace.TraceRecord], n_steps: dict[int, int]
 ) -> tuple[str, list[tuple[Any, Any]]]:
     """Averaging groups: what was replayed, and the state of each stage."""
-    groups = [
-        logged_group(place.plan, fields["stage"], fields["members"], fields["steps"], fields.get("fragment", 0))
-        for fields in fields_of(reports, GroupReport.kind)
-    ]
+
+    def logged(fields: dict[str, Any]) -> LoggedGroup:
+        return logged_group(place.plan, fields["stage"], fields["members"], fields["steps"], fields.get("fragment", 0))
+
+    groups = [logged(fields) for fields in fields_of(reports, GroupReport.kind)]
+    means = fields_of(reports, StateMeanReport.kind)
+    results = {fields["stage"]: logged(fields) for fields in means if fields["version"] == config.train.steps}
     replay = GroupReplay(config, place.plan, place.functions, place.data)
     begin(replay, fields_of(reports, StepReport.kind))
     replay.run(groups, n_steps)
-    replay.average_states()
-    return f"{len(groups)} groups", [row[0] for row in replay.states]
+    replay.average_states(list(results.values()))
+    replicas = [results[stage].pipelines[0] for stage in range(place.plan.n_stages)]
+    return f"{len(groups)} groups", [row[p] for row, p in zip(replay.states, replicas, strict=True)]
 
 
 def replay_servers(

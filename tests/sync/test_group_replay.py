@@ -78,20 +78,29 @@ class Saving(Store):
         self.written = getattr(self, "written", {}) | {version: jax.device_get(self.state_of(version))}
 
 
-def simulated(config, stores=None, trace=None):
+def store_of(config, peer):
+    plan = run_config.default_plan(config)
+    return Saving(config, plan, peer, Tokens(), functions_for(config, plan.seat(peer)[0]))
+
+
+def simulated(config, stores=None, trace=None, faults=()):
     """(outcome, {peer: its state at the end}); peers and links are of unequal speeds."""
     plan = run_config.default_plan(config)
-    stores, peers = {} if stores is None else stores, {}
-    for peer, machine in build_peers(config, plan, RunStart("r")).items():
-        stores[peer] = Saving(config, plan, peer, Tokens(), functions_for(config, plan.seat(peer)[0]))
-        peers[peer] = SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
-    link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
-    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
-    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment, trace=trace).run(
-        until_s=1e5
-    )
+    stores = {} if stores is None else stores
+    stores |= {peer: store_of(config, peer) for peer in plan.peers}
+    outcome = simulation(config, stores, trace=trace, faults=faults).run(until_s=1e5)
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
+
+
+def simulation(config, tensors, **options):
+    """Of a config, with these tensors of each peer."""
+    plan, peers = run_config.default_plan(config), {}
+    for peer, machine in build_peers(config, plan, RunStart("r")).items():
+        peers[peer] = SimPeer(machine, tensors[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
+    link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
+    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
+    return Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment, **options)
 
 
 def log_of(config, outcome):
@@ -101,6 +110,13 @@ def log_of(config, outcome):
         for report in outcome.of(GroupReport)
     ]
     return groups, {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
+
+
+def results_of(config, outcome):
+    """Of each stage the replicas whose mean is the result."""
+    plan = run_config.default_plan(config)
+    means = {mean.stage: mean for mean in outcome.of(StateMeanReport) if mean.version == config.train.steps}
+    return [logged_group(plan, stage, mean.members, mean.steps) for stage, mean in means.items()]
 
 
 def replayed(config, outcome, keep=None):
@@ -145,7 +161,7 @@ def test_a_run_equals_the_replay_of_its_log(match, groups):
     assert sum(n_steps.values()) >= 3 * N_STEPS
     sizes = {len(report.members) for report in outcome.of(GroupReport)}
     assert sizes >= {"all": {3}, "none": set(), "pairs": {1, 2}, "window": {1, 2}}[match]
-    replay.average_states()
+    replay.average_states(results_of(config, outcome))
     plan = run_config.default_plan(config)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
@@ -270,7 +286,7 @@ def test_an_outer_optimizer_that_takes_the_mean_is_local_sgd():
         for peer, (params, _) in states.items():
             assert_close(params, expected[peer][0], 1e-6)
         replay = replayed(outer, outcome)
-        replay.average_states()
+        replay.average_states(results_of(outer, outcome))
         assert_equal_bits(states[0], replay.states[0][0])
 
 

@@ -23,9 +23,10 @@ from jaxdt.protocol.events import (
     View,
     ViewChanged,
 )
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StepReport, ViewReport
 from jaxdt.sim.faults import CRASH, LEAVE, Fault
 from jaxdt.sim.predict import Conditions, simulate
+from jaxdt.sim.sim_peer import CRASHED
 from jaxdt.spec.config import GroupsConfig, default_plan, parse
 from jaxdt.spec.network import Link
 from jaxdt.spec.sizes import group_name, state_name
@@ -93,12 +94,35 @@ def test_a_window_without_end_forms_the_groups_of_all():
 
 
 @pytest.mark.parametrize("kind", [CRASH, LEAVE])
-def test_a_run_ends_in_one_line_when_a_peer_is_lost(kind):
-    """It cannot go on without one yet, and says so."""
-    outcome = outcome_of(make_config("window"), faults=[Fault(30.0, kind, 2)])
+@pytest.mark.parametrize("match", ["all", "pairs", "none", "window"])
+def test_the_others_do_what_a_lost_pipeline_leaves_undone(match, kind):
+    """Peer 3 of its pipeline is told at once that it is out, and waits until the run is over."""
+    outcome = outcome_of(make_config(match), faults=[Fault(30.0, kind, 2)])
+    assert outcome.stopped[COORDINATOR].code == 0
+    assert [sorted(report.members) for report in outcome.of(ViewReport)] == [[0, 1, 2, 3], [0, 1]]
+    assert [report.step for report in outcome.of(StepReport)] == list(range(N_STEPS))
+    steps = ends(outcome)
+    assert 0 < steps[1] < N_STEPS < steps[0] and 2 * N_STEPS <= sum(steps.values()) <= 2 * N_STEPS + 2
+    assert outcome.stopped[2].code == (CRASHED if kind == CRASH else 0)
+    assert outcome.stopped[3] == outcome.stopped[COORDINATOR]
+
+
+@pytest.mark.parametrize("kind", [CRASH, LEAVE])
+def test_a_run_ends_in_one_line_when_the_last_pipeline_is_lost(kind):
+    outcome = outcome_of(make_config("window"), faults=[Fault(30.0, CRASH, 2), Fault(40.0, kind, 1)])
     stop = outcome.stopped[COORDINATOR]
-    assert stop.code == 3 and "peer 2 (stage 0)" in stop.reason and "cannot go on without" in stop.reason
-    assert all(outcome.stopped[peer] == stop for peer in (0, 1, 3))
+    assert stop.code == 3 and "peer 1 (stage 1)" in stop.reason and "its pipeline was the last one" in stop.reason
+    assert outcome.stopped[0] == outcome.stopped[3] == stop
+
+
+def test_pipelines_that_are_lost_at_once_leave_at_once():
+    """The groups that form then name none of them."""
+    faults = [Fault(30.0, CRASH, 0), Fault(30.0, CRASH, 5)]
+    outcome = outcome_of(make_config("all", 3), faults=faults)
+    assert outcome.stopped[COORDINATOR].code == 0
+    assert [sorted(report.members) for report in outcome.of(ViewReport)] == [[0, 1, 2, 3, 4, 5], [2, 3]]
+    sizes = [len(report.members) for report in outcome.of(GroupReport)]
+    assert sizes == [3] * sizes.index(1) + [1] * (len(sizes) - sizes.index(1))
 
 
 def test_a_shard_that_comes_again_after_its_group_is_dropped():
@@ -139,9 +163,9 @@ def test_the_scheduler_forgets_whose_mean_an_old_checkpoint_was():
     scheduler.adopt_view(0.0, View(1, 1, 0, members, (1, 1), n_committed=0))
     for version in (3, 6, 9):
         round = Round(version, state_name(0), 1)
-        scheduler._open_round(round, row)
+        scheduler._open.open(round, row)
         for peer in row:
-            scheduler.hear(0.0, peer, ResultHeld(round, 5, version), {})
+            scheduler.hear(0.0, peer, ResultHeld(round, 5, (version,) * len(row)), {})
     for version in (6, 6, 9):
         assert scheduler.mean_of(version) == (tuple((peer, version) for peer in row), ())
     assert list(scheduler._mean_of) == [(9, 0)]

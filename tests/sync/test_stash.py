@@ -18,6 +18,7 @@ from test_group_replay import (
     log_of,
     make_config,
     replayed,
+    results_of,
     simulated,
     whole_params,
 )
@@ -61,7 +62,7 @@ def test_a_run_equals_the_replay_of_its_log(match, pipelines, groups):
     outcome, states = simulated(config)
     replay = replayed(config, outcome)
     assert sum(log_of(config, outcome)[1].values()) >= 8 * pipelines
-    replay.average_states()
+    replay.average_states(results_of(config, outcome))
     plan = run_config.default_plan(config)
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):

@@ -15,6 +15,7 @@ from test_group_replay import (
     log_of,
     make_config,
     replayed,
+    results_of,
     simulated,
     whole_params,
 )
@@ -63,7 +64,7 @@ def test_a_run_equals_the_replay_of_its_log(layers, groups):
     for report in reports:
         assert {config.sync.groups.fragment_due(step) for step in report.steps} == {report.fragment}
     replay = replayed(config, outcome)
-    replay.average_states()
+    replay.average_states(results_of(config, outcome))
     for stage, row in enumerate(plan.placement):
         for pipeline, peer in enumerate(row):
             assert_equal_bits(states[peer], replay.states[stage][pipeline])

@@ -23,9 +23,9 @@ class MatchAll:
     def timer(self, now_s: float, tag: int) -> Matched:
         return Matched()
 
-    def left(self, now_s: float, peer: int) -> Matched:
-        self._replicas.discard(peer)
-        self._ready.discard(peer)
+    def left(self, now_s: float, *peers: int) -> Matched:
+        self._replicas.difference_update(peers)
+        self._ready.difference_update(peers)
         return self._close_if_full()
 
     def joined(self, now_s: float, peer: int, donor: int) -> Matched:

@@ -57,8 +57,8 @@ class Matcher(Protocol):
         """The time of an earlier Matched.timer has come; it may be out of date by now."""
         ...
 
-    def left(self, now_s: float, peer: int) -> Matched:
-        """A replica has gone, whether it was ready or not."""
+    def left(self, now_s: float, *peers: int) -> Matched:
+        """Replicas have gone at the same time, whether they were ready or not."""
         ...
 
     def joined(self, now_s: float, peer: int, donor: int) -> Matched:
@@ -66,8 +66,9 @@ class Matcher(Protocol):
         ...
 
     def failed(self, number: int, survivors: tuple[int, ...]) -> None:
-        """Group `number` of the stage, counted from 0 in the order in which groups formed, has averaged only these
-        members (none: nobody), because others of it have left. Survivors do not become ready again for it."""
+        """Group `number` of the stage, counted from 0 in the order in which groups formed, averages only these members
+        (none: nobody), because others of it have left. Survivors do not become ready again for it. It may be told more
+        than once, the last time with those whose mean was adopted."""
         ...
 
 

@@ -15,7 +15,7 @@ class MatchNone:
     def timer(self, now_s: float, tag: int) -> Matched:
         return Matched()
 
-    def left(self, now_s: float, peer: int) -> Matched:
+    def left(self, now_s: float, *peers: int) -> Matched:
         return Matched()
 
     def joined(self, now_s: float, peer: int, donor: int) -> Matched:

@@ -44,11 +44,12 @@ class MatchPairs:
     def timer(self, now_s: float, tag: int) -> Matched:
         return Matched()
 
-    def left(self, now_s: float, peer: int) -> Matched:
-        if peer in self._places:
-            self._places[self._places.index(peer)] = None
-        self._waiting.pop(peer, None)
-        self._last_steps.pop(peer, None)
+    def left(self, now_s: float, *peers: int) -> Matched:
+        for peer in peers:
+            if peer in self._places:
+                self._places[self._places.index(peer)] = None
+            self._waiting.pop(peer, None)
+            self._last_steps.pop(peer, None)
         return self._matched()
 
     def joined(self, now_s: float, peer: int, donor: int) -> Matched:

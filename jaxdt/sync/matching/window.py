@@ -80,10 +80,12 @@ class MatchWindow:
             return Matched()
         return self._close(now_s, "timeout", suspended)
 
-    def left(self, now_s: float, peer: int) -> Matched:
-        self._replicas.discard(peer)
-        self._length.step_time.left(peer)
-        was_ready = self._ready.pop(peer, None) is not None
+    def left(self, now_s: float, *peers: int) -> Matched:
+        was_ready = bool(self._ready)
+        for peer in peers:
+            self._replicas.discard(peer)
+            self._length.step_time.left(peer)
+            self._ready.pop(peer, None)
         if self._ready:
             return self._close_if_complete(now_s) or Matched()
         if was_ready:

@@ -29,7 +29,7 @@ Checked from outside: on messages, reports and the numbers that tensors hold (te
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -351,6 +351,15 @@ class Invariants:
         expected = LOST_A_PEER if self._has_view or self._coordinator_ends else FAILED
         if stop.code != expected:
             self.broken(PROGRESS, COORDINATOR, f"ends with code {stop.code}, expected {expected}: {stop.reason}")
+        if self._has_view and not self._coordinator_ends and self._goes_on_without(self._loses):
+            self.broken(PROGRESS, COORDINATOR, f"ends though a pipeline is whole: {stop.reason}")
+
+    def _goes_on_without(self, peers: Collection[int]) -> bool:
+        """Whether a run has a whole pipeline left when it has lost these peers."""
+        rows = self._shape.plan.placement
+        return not self._clocks and any(
+            all(row[pipeline] not in peers for row in rows) for pipeline in range(self._shape.plan.n_pipelines)
+        )
 
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
         """(9); the local steps of each pipeline. Of one that is lost, the most that one of its replicas has done."""

@@ -93,15 +93,25 @@ class Replicas:
         self.trails[place].append(TrailEntry(what, step, self.states[place][0]))
 
 
-def counted(groups: Sequence[GroupReport]) -> list[GroupReport]:
-    """The reports that count: none of whose members, after as many local steps, a later one of the stage names."""
-    found: list[GroupReport] = []
+@dataclass(frozen=True, eq=False)
+class Averaged:
+    """A report of a group, and which of its members adopt the mean."""
+
+    report: GroupReport
+    adopting: frozenset[int]
+
+
+def counted(groups: Sequence[GroupReport]) -> list[Averaged]:
+    """The reports that count, in their order. A member adopts the mean of the last one of its stage that names it after
+    as many local steps: if others are lost, the rest are told to average again. An earlier one counts for members that
+    no later one names: they are lost, and may have adopted it before anybody has heard of that."""
+    found: list[Averaged] = []
     named: set[tuple[int, int, int]] = set()
     for group in reversed(groups):
-        members = {(group.stage, peer, step) for peer, step in zip(group.members, group.steps, strict=True)}
-        if not members & named:
-            found.append(group)
-        named |= members
+        members = {peer: (group.stage, peer, step) for peer, step in zip(group.members, group.steps, strict=True)}
+        adopting = frozenset(peer for peer, place in members.items() if place not in named)
+        found += [Averaged(group, adopting)] if adopting else []
+        named |= set(members.values())
     return found[::-1]
 
 
@@ -113,9 +123,9 @@ class GroupReplay:
         self.means: dict[tuple[int, int], Vector] = {}
         self._outer = shape.config.sync.groups.outer
         self._pipeline_of = {peer: shape.plan.seat(peer)[1] for peer in shape.plan.peers}
-        self._todo: dict[Place, deque[GroupReport]] = defaultdict(deque)  # of a replica, in the order of its steps
+        self._todo: dict[Place, deque[Averaged]] = defaultdict(deque)  # of a replica, in the order of its steps
         for group in counted(groups):
-            for place in self._places(group):
+            for place in self._places(group.report):
                 self._todo[place].append(group)
         for (stage, pipeline), queue in list(self._todo.items()):
             in_order = sorted(queue, key=functools.partial(self._step_of, pipeline))
@@ -138,7 +148,7 @@ class GroupReplay:
                 if self.replicas.n_steps[pipeline] < wanted and not self._waits(pipeline):
                     self.replicas.step(pipeline)
                     is_changed = True
-        left = [queue[0] for queue in self._todo.values() if queue]
+        left = [queue[0].report for queue in self._todo.values() if queue]
         if left or any(self.replicas.n_steps[pipeline] < n for pipeline, n in n_steps.items()):
             raise LogProblem(f"after {self.replicas.n_steps} local steps of {dict(n_steps)} {left[:1]} is left")
         self._average_states()
@@ -152,14 +162,16 @@ class GroupReplay:
         firsts = [queue[0] for (_, p), queue in self._todo.items() if p == pipeline and queue]
         return any(self._step_of(pipeline, group) <= step for group in firsts)
 
-    def _step_of(self, pipeline: int, group: GroupReport) -> int:
-        return next(s for m, s in zip(group.members, group.steps, strict=True) if self._pipeline_of[m] == pipeline)
+    def _step_of(self, pipeline: int, group: Averaged) -> int:
+        named = zip(group.report.members, group.report.steps, strict=True)
+        return next(step for member, step in named if self._pipeline_of[member] == pipeline)
 
-    def _average(self, group: GroupReport) -> bool:
+    def _average(self, averaged: Averaged) -> bool:
         """The mean of a group, if all its members are ready for it; whether they were."""
-        places, replicas = self._places(group), self.replicas
+        group, replicas = averaged.report, self.replicas
+        places = self._places(group)
         at_step = [replicas.n_steps[p] == step for (_, p), step in zip(places, group.steps, strict=True)]
-        if not all(at_step) or any(self._todo[place][0] is not group for place in places):
+        if not all(at_step) or any(self._todo[place][0] is not averaged for place in places):
             return False
         for place in places:
             self._todo[place].popleft()
@@ -167,8 +179,9 @@ class GroupReplay:
             return True  # nothing changes
         laid_out = [residues.exchanged(replicas.states[place]) for place in places]
         mean = residues.scaled(residues.total(laid_out), 1 / len(places))
-        for place in places:
-            replicas.set_state(place, residues.averaged(replicas.states[place], mean, self._outer))
+        for peer, place in zip(group.members, places, strict=True):
+            if peer in averaged.adopting:
+                replicas.set_state(place, residues.averaged(replicas.states[place], mean, self._outer))
         return True
 
     @property

@@ -1,14 +1,15 @@
 """How many local steps the pipelines of a run do, where replicas may differ: the coordinator's count.
 
 As many steps of pipelines as there are pipelines make one row of the metrics, and the run has enough of them when it
-has train.steps rows. A pipeline that has done its share goes on while others are slower.
+has train.steps rows. A pipeline that has done its share goes on while others are slower, or are lost.
 """
 
 from jaxdt.membership.agreement import EndRun
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import Action, Continue, EndOfSteps, Message, NotFinite, Send, ShareDone, StepDone
 from jaxdt.spec.plan import Plan
-from jaxdt.sync.rows import Rows
+from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.rows import Rows
 
 
 class StepBudget:
@@ -16,12 +17,13 @@ class StepBudget:
 
     READS = frozenset({StepDone, NotFinite, ShareDone})
 
-    def __init__(self, config: CoordinatorConfig, plan: Plan):
+    def __init__(self, config: CoordinatorConfig, plan: Plan, pipelines: Pipelines):
         self.n_rows = config.start_version
         self.end: EndRun | None = None
         self.rows = Rows(plan.n_pipelines, config.tokens_per_sample)
         self._config = config
         self._plan = plan
+        self._pipelines = pipelines
         self._n_missing = plan.n_pipelines * (config.n_steps - config.start_version)  # steps of pipelines
         self._ended: set[int] = set()  # pipelines that begin no further step
 
@@ -55,14 +57,17 @@ class StepBudget:
     def _share_done(self, src: int, pipeline: int, step: int) -> list[Action]:
         """A pipeline has begun its share. It goes on if others are slower by more than a step each: what they have not
         done by then is done by it."""
-        n_under_way = self._plan.n_pipelines * (1 + self._plan.n_ahead(0))  # where all are equally fast
+        whole = self._pipelines.whole
+        n_under_way = len(whole) * (1 + self._plan.n_ahead(0))  # where all are equally fast
+        if len(whole) < self._plan.n_pipelines and self._ended.issuperset(set(whole) - {pipeline}):
+            n_under_way = 0  # what lost pipelines have left undone nobody else does
         if pipeline not in self._ended and self._n_missing > n_under_way:
             return [Send(src, Continue(step + self._n_missing))]
         return self._end_pipeline(pipeline)
 
     def _end_of_steps(self) -> list[Action]:
         """The run has done enough steps."""
-        return [action for pipeline in range(self._plan.n_pipelines) for action in self._end_pipeline(pipeline)]
+        return [action for pipeline in self._pipelines.whole for action in self._end_pipeline(pipeline)]
 
     def _end_pipeline(self, pipeline: int) -> list[Action]:
         if pipeline in self._ended:

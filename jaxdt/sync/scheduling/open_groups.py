@@ -1,0 +1,120 @@
+"""Averaging groups whose members do not all hold the result yet, and what becomes of them when members are lost.
+
+A group averages in attempts. An attempt needs the contributions of all its members, so one that has lost a member may
+stand still. Then the coordinator decides:
+- If a member that is left has said that it holds the result of an attempt, that attempt counts. The others fetch the
+  result from those who hold it.
+- If nobody has, the members that are left average in another attempt.
+
+At most one attempt is adopted among those that are left. A member that holds the result of an attempt does not
+contribute to a later one, but says again what it holds. So a later attempt with that member in it is never complete,
+and the coordinator points the others to the result that there is. A member that has contributed to a later attempt
+gives up the earlier ones, unless the coordinator says that one of them counts.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from jaxdt.protocol.events import Action, GroupClosed, GroupFormed, ResultHeld, Round, Send
+from jaxdt.protocol.reports import GroupReport
+
+
+class Disagreement(Exception):
+    """One line: which member holds another result than the others."""
+
+
+@dataclass
+class OpenGroup:
+    """`round`: the attempt that counts, as far as is known. `attempts`: its members, and those of earlier ones.
+    `waited_for`: the members that are left. `steps`: after how many local steps each member contributes, where that is
+    known before. `report`: as the group has formed; None for a mean that is kept aside."""
+
+    round: Round
+    attempts: dict[Round, tuple[int, ...]]
+    waited_for: set[int]
+    report: GroupReport | None
+    steps: dict[int, int]
+    held: dict[int, ResultHeld] = field(default_factory=dict[int, ResultHeld])  # by member
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Of the attempt that counts."""
+        return self.attempts[self.round]
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.held) and self.waited_for <= self.held.keys()
+
+    @property
+    def member_steps(self) -> tuple[int, ...]:
+        """Of a group that somebody holds: after how many local steps each of its members contributed."""
+        return next(iter(self.held.values())).steps
+
+    def told(self) -> list[Action]:
+        """What the members hear that do not hold the result."""
+        formed = GroupFormed(self.round, self.members, tuple(sorted(self.held)))
+        return [Send(member, formed) for member in sorted(self.waited_for - self.held.keys())]
+
+    def reported(self) -> list[Action]:
+        """The group as it averages now."""
+        if self.report is None:
+            return []
+        steps = [self.steps[member] for member in self.members]
+        return [replace(self.report, members=list(self.members), steps=steps)]
+
+    def closed(self) -> list[Action]:
+        """Nobody asks for the result any more."""
+        return [Send(member, GroupClosed(self.round)) for member in sorted(self.waited_for)]
+
+
+class OpenGroups:
+    """Those of all stages. Groups that are whole are handed out, and forgotten."""
+
+    def __init__(self):
+        self._open: dict[tuple[str, int], OpenGroup] = {}  # name and number of the group
+
+    def open(self, round: Round, members: tuple[int, ...], report: GroupReport | None = None) -> list[Action]:
+        """Members begin to average."""
+        steps = dict(zip(report.members, report.steps, strict=True)) if report else {}
+        group = OpenGroup(round, {round: members}, set(members), report, steps)
+        self._open[round.group, round.step] = group
+        return [*group.reported(), *group.told()]
+
+    def hear(self, src: int, held: ResultHeld) -> tuple[list[Action], OpenGroup | None]:
+        """A member holds the result of an attempt. What members hear of it, and the group if it is whole. Disagreement
+        if another member holds another result."""
+        round = held.round
+        group = self._open.get((round.group, round.step))
+        if group is None or src not in group.waited_for or round not in group.attempts:
+            return [], None
+        group.held[src] = held
+        if len({(other.round, other.digest) for other in group.held.values()}) > 1:
+            raise Disagreement(f"{round.group}, group {round.step}: peer {src} holds another result than the others")
+        if round == group.round:
+            return [], self._take_if_whole(group)
+        group.round = round  # an earlier attempt was whole after all, and the present one will never be
+        return [*group.reported(), *group.told()], self._take_if_whole(group)
+
+    def _take_if_whole(self, group: OpenGroup) -> OpenGroup | None:
+        return self._open.pop((group.round.group, group.round.step)) if group.is_whole else None
+
+    def lose(self, lost: Collection[int]) -> tuple[list[Action], list[OpenGroup]]:
+        """Members are gone. What the others of their groups hear, and the groups that are whole without them."""
+        actions: list[Action] = []
+        whole: list[OpenGroup] = []
+        for place, group in list(self._open.items()):
+            if group.waited_for.isdisjoint(lost):
+                continue
+            group.waited_for.difference_update(lost)
+            group.held = {member: held for member, held in group.held.items() if member in group.waited_for}
+            if not group.waited_for:
+                del self._open[place]
+                continue
+            if not group.held:
+                attempt = max(round.attempt for round in group.attempts) + 1
+                group.round = replace(group.round, attempt=attempt)
+                group.attempts[group.round] = tuple(sorted(group.waited_for))
+                actions += group.reported()
+            actions += group.told()
+            whole += [group] if self._take_if_whole(group) else []
+        return actions, whole

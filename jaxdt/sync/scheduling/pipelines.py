@@ -1,0 +1,66 @@
+"""Which pipelines of a run are whole, where replicas may differ: the coordinator's account.
+
+A pipeline that loses a peer cannot do a step any more, so it leaves the run at all stages. Its other peers leave the
+view with the lost one, and are candidates from then on. The run goes on with the pipelines that are whole, and ends
+with the last of them.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from jaxdt.protocol.reports import PipelineEndReport
+from jaxdt.spec.plan import Plan
+
+LAST = "its pipeline was the last one that was whole"
+
+
+class Pipelines:
+    """Of a plan. `whole`: pipelines that have all their peers, in order."""
+
+    def __init__(self, plan: Plan):
+        self.whole: list[int] = list(range(plan.n_pipelines))
+        self._plan = plan
+        self._pipeline_of = {peer: pipeline for row in plan.placement for pipeline, peer in enumerate(row)}
+        self._n_steps = [0] * plan.n_pipelines  # the most local steps that a replica of it is known to have done
+
+    def replicas(self, stage: int) -> tuple[int, ...]:
+        """Those of whole pipelines, in the order of these."""
+        return tuple(self._plan.placement[stage][pipeline] for pipeline in self.whole)
+
+    def peers(self, pipeline: int) -> tuple[int, ...]:
+        """Those of one pipeline, in the order of stages."""
+        return tuple(row[pipeline] for row in self._plan.placement)
+
+    def has(self, peer: int) -> bool:
+        """Whether a peer is in a whole pipeline."""
+        return self._pipeline_of.get(peer) in self.whole
+
+    def beside(self, peer: int) -> tuple[int, ...]:
+        """The peers of a whole pipeline, if this peer is in one."""
+        return self.peers(self._pipeline_of[peer]) if self.has(peer) else ()
+
+    def cannot_lose(self, peer: int, present: Collection[int]) -> str:
+        """'' if another pipeline is whole when this peer goes and these members are there."""
+        others = [pipeline for pipeline in self.whole if peer not in self.peers(pipeline)]
+        is_there = any(set(present).issuperset(self.peers(pipeline)) for pipeline in others)
+        return "" if is_there or not self.has(peer) else LAST
+
+    def did(self, peers: Iterable[int], steps: Sequence[int]) -> list[PipelineEndReport]:
+        """These replicas have done so many local steps. What is heard late of a pipeline that is lost is reported: in a
+        replay it does these steps too."""
+        reports: list[PipelineEndReport] = []
+        for peer, n_steps in zip(peers, steps, strict=True):
+            pipeline = self._pipeline_of[peer]
+            if n_steps > self._n_steps[pipeline]:
+                self._n_steps[pipeline] = n_steps
+                reports += [] if pipeline in self.whole else [PipelineEndReport(pipeline, n_steps)]
+        return reports
+
+    def keep(self, members: Collection[int]) -> list[int]:
+        """A view of these members begins; the pipelines that are not whole in it."""
+        broken = [pipeline for pipeline in self.whole if not set(members).issuperset(self.peers(pipeline))]
+        self.whole = [pipeline for pipeline in self.whole if pipeline not in broken]
+        return broken
+
+    def ends(self, pipelines: Iterable[int]) -> list[PipelineEndReport]:
+        """The reports that pipelines have been lost."""
+        return [PipelineEndReport(pipeline, self._n_steps[pipeline]) for pipeline in pipelines]
