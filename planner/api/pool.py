@@ -116,6 +116,8 @@ def problem_of_job(network: Network, job: Job, options: PoolOptions) -> tuple[Po
     """The problem of a job and its run; BadInput for a job without a profile, or a network without reliable devices."""
     if job.profile is None or not isinstance(job.work, RunConfig):
         raise BadInput("--profile: got a job by communication cost, expected one with a profile: Eq. 1 needs seconds")
+    if job.unequal or not job.price_rules.empty:
+        raise BadInput("--solver: got a job with unequal replicas or prices, which a pool's plan does not know")
     if all(device.disconnect_prob is not None for device in network.devices):
         raise BadInput(
             f"{network.name or 'network'}: devices: all {network.n_devices} have a disconnect_prob, expected at least "

@@ -167,10 +167,10 @@ def test_the_mixed_cluster_is_planned_in_its_three_sites():
     for n_stages, options in ((None, PoolOptions("consistent")), (3, PoolOptions("paper"))):
         level = search(problem, options, n_stages, 0).chosen
         sites = [{problem.network.devices[d].region for d in row} for row in level.clusters]
-        assert sorted(map(sorted, sites)) == [["campus"], ["cloud"], ["home"]]
-        home = level.staged.stages[sites.index({"home"})]
-        assert [len(one.workers) for one in level.staged.stages if one != home] == [0, 0]
-        assert len(home.workers) == 4
+        assert sorted(map(sorted, sites)) == [["campus"], ["cloud"], ["standalone"]]
+        standalone = level.staged.stages[sites.index({"standalone"})]
+        assert [len(one.workers) for one in level.staged.stages if one != standalone] == [0, 0]
+        assert len(standalone.workers) == 4
     # By Eq. 1-2 in full, without a limit of memory, three stages are no worse than two or four.
     seconds = {n: search(Cluster("bf16").problem, PoolOptions(), n, 0).chosen.cost.total_s for n in (2, 3, 4)}
     assert seconds[3] < 0.9 * seconds[2]

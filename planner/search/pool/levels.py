@@ -105,8 +105,9 @@ def search(problem: PoolProblem, options: PoolOptions, n_stages: int | None, see
         seen.append(level)
         if level.n_stages == n_stages:
             return Found(level, tuple(seen))
-    least = min(seen, key=lambda level: level.search_s)
-    return Found(next(level for level in seen if not _is_above(level, least)), tuple(seen))
+    able = [level for level in seen if level.staged] or seen
+    least = min(able, key=lambda level: level.search_s)
+    return Found(next(level for level in able if not _is_above(level, least)), tuple(seen))
 
 
 def _is_above(level: Level, other: Level) -> bool:

@@ -43,14 +43,14 @@ N_STATES = 4  # of a parameter: itself, its gradient and two moments, in fp32 or
 EFFICIENCY = 0.35
 # FLOP/s of the vendor's sheets (Ada and Ampere GA102 white papers), and bytes of a number
 RATES = {
-    "bf16": ({"cloud": 165.2e12, "campus": 165.2e12, "home": 59.5e12}, 2),
-    "fp32": ({"cloud": 82.6e12, "campus": 82.6e12, "home": 29.8e12}, 4),
-    "fp64": ({"cloud": 1.29e12, "campus": 1.29e12, "home": 0.465e12}, 8),
+    "bf16": ({"cloud": 165.2e12, "campus": 165.2e12, "standalone": 59.5e12}, 2),
+    "fp32": ({"cloud": 82.6e12, "campus": 82.6e12, "standalone": 29.8e12}, 4),
+    "fp64": ({"cloud": 1.29e12, "campus": 1.29e12, "standalone": 0.465e12}, 8),
 }
-SITES = {"cloud": 3, "campus": 3, "home": 6}
-N_RELIABLE_HOMES = 2
+SITES = {"cloud": 3, "campus": 3, "standalone": 6}
+N_RELIABLE_STANDALONE = 2
 DISCONNECT_PROB = 0.5
-INSIDE: dict[str, Pair] = {"cloud": (0.1, 16.0), "campus": (0.1, 16.0), "home": (10.0, 0.3)}
+INSIDE: dict[str, Pair] = {"cloud": (0.1, 16.0), "campus": (0.1, 16.0), "standalone": (10.0, 0.3)}
 BETWEEN: Pair = (125.0, 0.175)
 CASE_3 = ((100.0, 150.0), (0.05, 0.3))  # ranges of the paper's Case 3, ms and Gb/s
 
@@ -58,13 +58,13 @@ CASE_3 = ((100.0, 150.0), (0.05, 0.3))  # ranges of the paper's Case 3, ms and G
 @dataclass(frozen=True)
 class Cluster:
     """The cluster of Figure 5. precision: of the computation and of boundaries; host_gb: memory of each machine, 0 for
-    no limit; draw: of each link between sites, at random in the ranges of Case 3, None for their middles; near_homes:
-    whether homes are nearer to each other than to the other sites."""
+    no limit; draw: of each link between sites, at random in the ranges of Case 3, None for their middles;
+    near_standalone: whether standalone machines are nearer to each other than to the other sites."""
 
     precision: str = "fp64"
     host_gb: int = 0
     draw: int | None = None
-    near_homes: bool = True
+    near_standalone: bool = True
 
     @property
     def network(self) -> Network:
@@ -82,7 +82,7 @@ class Cluster:
         return Network(devices, latency_s, tuple(map(tuple, gbps)), "figure5")
 
     def _link(self, a: str, b: str, dice: random.Random) -> Pair:
-        if a == b and (a != "home" or self.near_homes):
+        if a == b and (a != "standalone" or self.near_standalone):
             return INSIDE[a]
         if self.draw is None:
             return BETWEEN
@@ -109,7 +109,7 @@ class Cluster:
 
 
 def _prob(site: str, number: int) -> float | None:
-    return DISCONNECT_PROB if site == "home" and number >= N_RELIABLE_HOMES else None
+    return DISCONNECT_PROB if site == "standalone" and number >= N_RELIABLE_STANDALONE else None
 
 
 # --------------------------------------------------------------------------------------------------------------- toy
