@@ -148,7 +148,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     the files that each host needs."""
     peers, per_peer = sorted(checked.plan.peers), checked.gpus_per_peer
     run_dirs.write_job(folder, checked.config, checked.plan)
-    shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / 'run_dir'}"]
+    shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / run_dirs.EMITTED_RUN_DIR}"]
     coordinator = _address(HOSTS.value[0], PORT.value)
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
     own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]

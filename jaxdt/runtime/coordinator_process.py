@@ -16,7 +16,7 @@ from jaxdt.runtime.identity.issuer import Issuer
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.reporting.journal import Journal
 from jaxdt.runtime.reporting.replan_advice import StartSearch
-from jaxdt.runtime.run_dir import write_config_and_plan
+from jaxdt.runtime.run_dir import shared, write_config_and_plan
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import FileStore, LateFile
@@ -75,7 +75,7 @@ def _coordinate(
         issuer = _issuer(job, durable, machine)
         term, issue = machine.coordinator_term, issuer.redeem if issuer else None
         address = start_transport(job, loop, COORDINATOR, options.own, coordinator_term=term, issue=issue)
-        with journal:
+        with journal, shared(job.run_dir):
             begin_run(job, durable, beginning)
             write_config_and_plan(job.run_dir, job.config, job.plan)
             on_address(address)

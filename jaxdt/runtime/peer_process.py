@@ -17,8 +17,9 @@ from jaxdt.runtime.calibrate.stage_times import TimedStage, compile_step, time_s
 from jaxdt.runtime.compute import compute
 from jaxdt.runtime.joining import claim_peer
 from jaxdt.runtime.loop import Loop
-from jaxdt.runtime.net.address import parse_address
+from jaxdt.runtime.net.address import Address, parse_address
 from jaxdt.runtime.reporting.peer_log import PeerLog
+from jaxdt.runtime.run_dir import shared
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import LateFile
@@ -70,20 +71,24 @@ class ServedStage:
 
 def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     """Be one peer of the run until the run or the peer ends. A process of a peer of the plan first asks whether it may
-    be that peer: another one may run.
-
-    The coordinator may move the peer to another stage. The peer goes on there as a newcomer does: it drops the state of
-    its old stage, compiles the functions of the new one, and fetches the new state from the peers that hold it."""
-    peer = options.peer
+    be that peer: another one may run."""
     stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
-    joins = options.joins
     coordinator = parse_address("coordinator", options.coordinator)
     log = PeerLog(coordinator, job.config.train.steps)
-    if joins is None:
+    if options.joins is None:
         listen = options.own.advertise or options.own.listen
-        answer = claim_peer(job, peer, coordinator, listen, stop_requests, log.report)
+        answer = claim_peer(job, options.peer, coordinator, listen, stop_requests, log.report)
         if answer.code or answer.reason:
             return answer
+    with shared(job.run_dir):
+        return _serve(job, options, coordinator, log, stop_requests)
+
+
+def _serve(job: RunJob, options: PeerOptions, coordinator: Address, log: PeerLog, stop_requests: StopRequests) -> Stop:
+    """Serve one stage after the other. The coordinator may move the peer to another stage. The peer goes on there as a
+    newcomer does: it drops the state of its old stage, compiles the functions of the new one, and fetches the new state
+    from the peers that hold it."""
+    peer, joins = options.peer, options.joins
     has_moved = False
     while True:
         served = _planned_stage(job, peer) if joins is None else _joined_stage(job, peer, joins)

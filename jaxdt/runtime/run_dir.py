@@ -1,11 +1,13 @@
 """The folder of one run: the files that all its processes share, and the lock that keeps other runs out."""
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxdt.runtime.identity import authority
@@ -17,6 +19,7 @@ from jaxdt.spec.plan import Plan, to_json
 
 LOCK = "lock"
 CREDENTIALS = "credentials"
+EMITTED_RUN_DIR = "run_dir"  # in a folder that launch.py --emit has written: where the processes of the run write
 NOT_ENDED = "processes of a run there have not ended yet, expected another folder"
 POLL_S = 0.1
 
@@ -86,11 +89,14 @@ def clear(run_dir: Path, overwrite: bool) -> None:
         return
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} is not empty and not a run's folder, expected a new or empty one")
-    if holder := _live_holder(run_dir):
-        raise BadInput(f"run_dir: {run_dir} is in use: {holder}")
+    places = [run_dir, *filter(Path.is_dir, [run_dir / EMITTED_RUN_DIR])]
+    for place in places:
+        if holder := _live_holder(place):
+            raise BadInput(f"run_dir: {place} is in use: {holder}")
     if not overwrite:
         raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one, or --resume, or --overwrite")
-    os.close(hold(run_dir))
+    for place in places:
+        os.close(hold(place))
     # config.json goes last: it marks the folder as a run's.
     for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):
         if path.is_dir() and not path.is_symlink():
@@ -100,12 +106,13 @@ def clear(run_dir: Path, overwrite: bool) -> None:
 
 
 def _live_holder(run_dir: Path) -> str:
-    """Which run goes on in the folder and how to end it, if the process that has locked it lives; else ''."""
+    """Which run goes on in the folder and how to end it, if the process that has locked it lives; else ''. Of several
+    processes that share the lock, the one that came last counts."""
     try:
         with (run_dir / LOCK).open("rb") as lock:
             pid = int(lock.read(20) or b"0")
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nor may others share it
             except BlockingIOError:
                 os.kill(pid, 0)
             else:
@@ -136,7 +143,27 @@ def hold(run_dir: Path, timeout_s: float = 10.0) -> int:
                 os.close(lock)
                 raise BadInput(f"run_dir: {run_dir} is in use: {holder or NOT_ENDED}") from None
         else:
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            _sign(lock)
             return lock
         time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def shared(run_dir: Path) -> Iterator[None]:
+    """Inside this context a process of a run that has no launcher shares the lock of its folder with the others of that
+    run, so that no launcher deletes the folder. Where a launcher has locked the folder, that is enough. A disk that
+    takes no lock does not keep the process from its work."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _sign(lock)
+        yield
+
+
+def _sign(lock: int) -> None:
+    """Say in the file of a lock who holds it."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -31,6 +31,25 @@ def test_a_live_run_keeps_its_folder_and_is_named(held, use):
     assert (held / "config.json").exists()
 
 
+def test_an_emitted_folder_is_not_replaced_while_processes_write_into_its_run_dir(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    run_dir = tmp_path / run_dirs.EMITTED_RUN_DIR
+    with run_dirs.shared(run_dir):  # one of them ends before the other
+        with run_dirs.shared(run_dir):
+            pass
+        with pytest.raises(BadInput, match=f"{run_dir} is in use: a run goes on there .process {os.getpid()}."):
+            run_dirs.clear(tmp_path, True)
+    run_dirs.clear(tmp_path, True)
+    assert not run_dir.exists()
+
+
+def test_processes_of_a_launcher_need_no_lock_of_their_own(held):
+    with run_dirs.shared(held):
+        assert (held / run_dirs.LOCK).read_text() == f"{os.getpid()}\n"
+    with pytest.raises(BadInput, match="is in use: a run goes on there"):
+        run_dirs.clear(held, True)
+
+
 def test_processes_whose_launcher_is_gone_are_waited_for(held):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
