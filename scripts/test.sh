@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh "test"
+unset PYTHONDONTWRITEBYTECODE # else each of some two hundred processes would compile the package anew
 python -m ruff check .
 python -m ruff format --check .
 types=$(mktemp)

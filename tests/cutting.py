@@ -5,8 +5,6 @@ and a peer that is dialed ends the connection.
 """
 
 import json
-import os
-import sys
 import threading
 from pathlib import Path
 
@@ -15,21 +13,7 @@ from jaxdt.runtime.net.acceptor import Acceptor
 from jaxdt.runtime.net.dialer import Dialer
 from jaxdt.runtime.net.transport import Transport
 
-VARIABLE = "JAXDT_TEST_CUTS"
-PROGRAM = """import runpy, sys
-sys.path[:0] = [{tests!r}, {scripts!r}]
-import cutting
-cutting.install()
-runpy.run_path({script!r}, run_name="__main__")
-"""
 POLL_S = 0.02
-
-
-def write_scripts(folder: Path, root: Path) -> None:
-    """Variants of train.py and coordinate.py that obey the file, for a launcher that looks for them in this folder."""
-    for name in ("train.py", "coordinate.py"):
-        paths = dict(tests=str(root / "tests"), scripts=str(root / "scripts"), script=str(root / "scripts" / name))
-        (folder / name).write_text(PROGRAM.format(**paths))
 
 
 def cut(path: Path, *pairs: tuple[int, int]) -> None:
@@ -44,9 +28,9 @@ def off(peer: int, others) -> list[tuple[int, int]]:
     return [(peer, other) for other in (COORDINATOR, *others) if other != peer]
 
 
-def install() -> None:
+def install(file: str) -> None:
     """Make the transport of this process obey the file."""
-    path = Path(os.environ[VARIABLE])
+    path = Path(file)
 
     def others(me: int) -> set[int]:
         pairs = json.loads(path.read_text())
@@ -86,16 +70,3 @@ def install() -> None:
     Dialer.attempt = attempt_unless_cut
     Acceptor._read_greeting = read_greeting_unless_cut
     Transport.start = start_and_watch
-
-
-if __name__ == "__main__":  # a launcher: cutting.py FOLDER FLAGS, with the folder of `write_scripts`
-    folder = Path(sys.argv[1])
-    sys.argv = [sys.argv[0], *sys.argv[2:]]
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-    import launch
-
-    from jaxdt.api import launch as api
-    from jaxdt.cli import run_flags
-
-    api.SCRIPTS = folder
-    run_flags.run(launch.main)

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -39,6 +40,11 @@ def get_config():
     config.data.path = {tokens!r}
     return config
 """
+CHANGED = """import runpy, sys
+sys.path[:0] = {paths!r}
+{change}
+runpy.run_path({script!r}, run_name="__main__")
+"""
 N_TOKENS = 50_000
 N_STEPS = 60
 STEPS = (f"--config.train.steps={N_STEPS}", "--config.plan.microbatches=4")
@@ -66,6 +72,16 @@ def write_config(folder: Path) -> Path:
     return path
 
 
+def with_changes(folder: Path, changes: Mapping[str, str]) -> list[str]:
+    """The command of a launcher whose processes do `changes[script]` first. Writes variants of the scripts."""
+    for script in ("train.py", "coordinate.py"):
+        path = str(ROOT / "scripts" / script)
+        paths = [str(ROOT / "tests"), str(ROOT / "scripts")]
+        change = changes.get(script, "")
+        (folder / script).write_text(CHANGED.format(paths=paths, change=change, script=path))
+    return [str(ROOT / "tests/launch_from.py"), str(folder)]
+
+
 class Finished:
     """The folder of a run."""
 
@@ -79,14 +95,22 @@ class Finished:
 
 
 class Launched(Finished):
-    """A local fleet as a user starts it; leaves nothing behind."""
+    """A local fleet as a user starts it; leaves nothing behind. `changes[script]` is done before a script of its
+    processes."""
 
-    def __init__(self, tmp_path: Path, *flags: str, run_dir: str = "run", file_bytes_max: int = resource.RLIM_INFINITY):
+    def __init__(
+        self,
+        tmp_path: Path,
+        *flags: str,
+        run_dir: str = "run",
+        file_bytes_max: int = resource.RLIM_INFINITY,
+        changes: Mapping[str, str] | None = None,
+    ):
         super().__init__(tmp_path / run_dir)
         config = write_config(tmp_path)
-        command = [sys.executable, str(ROOT / "scripts/launch.py"), f"--config={config}", f"--run_dir={self.run_dir}"]
+        launcher = [str(ROOT / "scripts/launch.py")] if changes is None else with_changes(tmp_path, changes)
         self.process = subprocess.Popen(
-            [*command, "--report=false", *flags],
+            [sys.executable, *launcher, f"--config={config}", f"--run_dir={self.run_dir}", "--report=false", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -162,6 +186,12 @@ class Churning(Launched):
     def reported(self, kind: str) -> bool:
         """Whether the coordinator has reported this, as its trace says."""
         return f'"{kind}"' in (self.run_dir / "trace" / "coordinator.jsonl").read_text()
+
+    def reports(self, kind: str) -> list[dict]:
+        """The fields of the coordinator's reports of a kind."""
+        lines = (self.run_dir / "trace" / "coordinator.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines if line.endswith("}")]
+        return [record["fields"] for record in records if record["what"] == "report" and record["kind"] == kind]
 
     def wait_for(self, true, what: str, timeout_s: float = 60) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from fleets import N_STEPS, ONE_PROCESS, STEPS, Churning, Finished, Launched
@@ -54,6 +56,14 @@ def alone(tmp_path_factory, worker_id) -> Finished:
             run = Launched(folder, *STEPS, *ONE_PROCESS, f"--config.train.keep_checkpoints={N_STEPS}")
             assert run.ended() == 0, run.output
     return finished
+
+
+@pytest.fixture
+def ended(alone, tmp_path) -> Path:
+    """The folder of a run of one process that has done N_STEPS, with its last two checkpoints, to be resumed by
+    `launched`."""
+    older = shutil.ignore_patterns(*(f"{version:08d}" for version in range(2, N_STEPS - 2, 2)))
+    return shutil.copytree(alone.run_dir, tmp_path / "run", ignore=older)
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ import signal
 from fleets import ENDLESS, QUICK, SWARM, assert_equal
 
 from jaxdt.runtime.storage.checkpoint import newest
+from jaxdt.spec import plan as plans
+
+BRIEF_SEARCH = "from jaxdt.cli import replan_advice; replan_advice.SEARCH_S = 1.0"
 
 
 def test_equality_under_fire(churning, slow_links, alone):
@@ -32,11 +35,19 @@ def test_equality_under_fire(churning, slow_links, alone):
 
 
 def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_links, alone):
-    """Fixed wiring: kill -9 of a peer, and a newcomer that takes its place."""
-    fleet = churning(*ENDLESS, *QUICK, slow_links)
+    """Fixed wiring: kill -9 of a peer, and a newcomer that takes its place. Before it comes there is the real planner's
+    advice for those who are left, and the plan that it is about can be read."""
+    flags = (*ENDLESS, *QUICK, slow_links, "--config.wiring.replan=advise")
+    fleet = churning(*flags, changes={"coordinate.py": BRIEF_SEARCH})
     fleet.wait_for_step(3)
     os.kill(fleet.children()[3], signal.SIGKILL)
     fleet.wait_for(lambda: fleet.views(0) >= 2, "a view without peer 3")
+    fleet.wait_for(lambda: fleet.reports("replan"), "advice", timeout_s=200)
+    (advice,) = fleet.reports("replan")
+    assert advice["present"] == [0, 1, 2] and "problem" not in advice
+    assert 0 < advice["step_s"] < 10 and 0 < advice["step_s_now"] < 10
+    plan = plans.load(fleet.run_dir / "replan" / "1" / "plan.json")
+    assert plan.found["step_s"] == advice["step_s"] and len(plan.peers) == 2
     fleet.join()
     n = len(fleet.losses()) + 2
     fleet.wait_for(lambda: int(newest(fleet.run_dir).name) >= n, "a checkpoint with the newcomer's share")
@@ -44,4 +55,5 @@ def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_
     assert fleet.ended() == 130, fleet.output
     assert fleet.newcomer.wait(timeout=60) == 130, fleet.log.read_text()
     assert "peer 3 (stage 1): lost" in fleet.output
+    assert "replan: peers 0, 1, 2 are predicted" in fleet.output
     assert_equal(fleet, alone)

@@ -1,28 +1,20 @@
 """Real processes whose links break and heal: losses and parameters are those of one process."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import cutting
 import pytest
-from fleets import ENDLESS, ROOT, SWARM, Churning, assert_equal, write_config
+from fleets import ENDLESS, SWARM, Churning, assert_equal
 
 
 class Cut(Churning):
     """An elastic fleet whose links can be cut."""
 
     def __init__(self, tmp_path, *flags):
-        self.run_dir, self.cuts = tmp_path / "run", tmp_path / "cuts.json"
+        self.cuts = tmp_path / "cuts.json"
         cutting.cut(self.cuts)
-        cutting.write_scripts(tmp_path, ROOT)
-        config = write_config(tmp_path)
-        program = [sys.executable, str(ROOT / "tests/cutting.py"), str(tmp_path)]
-        command = [*program, f"--config={config}", f"--run_dir={self.run_dir}", "--report=false"]
-        environment = os.environ | {cutting.VARIABLE: str(self.cuts)}
-        streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.process = subprocess.Popen([*command, *flags], env=environment, **streams)
+        obey = f"import cutting; cutting.install({str(self.cuts)!r})"
+        super().__init__(tmp_path, *flags, changes={"train.py": obey, "coordinate.py": obey})
 
     def view(self, peer: int) -> str:
         """Number of the view that a peer adopted last."""

@@ -4,13 +4,12 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fleets import ENDLESS, ROOT, SWARM, assert_equal
+from forks import run_scripts
 
 from jaxdt.build import RunStart, build_newcomer
 from jaxdt.model.data import write_tokens
@@ -32,20 +31,15 @@ from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
-OTHER_VERSION = (
-    "import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
-    "from jaxdt.runtime.net import frame; frame.VERSION = 9; runpy.run_path(sys.argv[0], run_name='__main__')"
-)
+PEER = "import jaxdt.cli.run_flags, jaxdt.runtime.peer_process"
+TRAIN = str(ROOT / "scripts/train.py")
+OTHER_VERSION = f"""
+import runpy
+from jaxdt.runtime.net import frame
 
-
-def come(*words: str, code: str = "") -> tuple[int, str]:
-    """Exit code and last line of a process of scripts/train.py."""
-    command = [sys.executable, *(["-c", code] if code else []), str(ROOT / "scripts/train.py"), *words]
-    environment = os.environ | MALLOC_ENVIRONMENT | {"LD_PRELOAD": ""}
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90, env=environment
-    )
-    return done.returncode, done.stdout.strip().splitlines()[-1]
+frame.VERSION = 9
+runpy.run_path({TRAIN!r}, run_name="__main__")
+"""
 
 
 def come_with_another_shape(address: str, token: Path, run_dir: Path) -> Stop:
@@ -77,16 +71,22 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
     join = (f"--join={address}", elsewhere)
     authority.create_run(tmp_path / "other" / "credentials")
-    code, said = come(*join, new_token(tmp_path / "other", "newcomer"))
-    assert code == 2 and said.startswith("--token: coordinator 127.0.0.1:"), said
     tokens = write_tokens(tmp_path / "other.tok", "bytes", 256, np.arange(4000) % 256, np.arange(1000) % 256)
-    code, said = come(*join, token, f"--data={tokens.path}")
-    assert code == 2 and said.startswith("--data: "), said
-    code, said = come(*join, token, code=OTHER_VERSION)
-    assert code == 2 and "protocol version: got " in said and "expected 9" in said, said
+    (tmp_path / "other_version.py").write_text(OTHER_VERSION)
     flags = [*job_flags(fleet.run_dir), peer_credential(fleet.run_dir, 1), f"--coordinator={address}", elsewhere]
-    code, said = come("--peer=1", *flags, "--config.model.d_ff=128")
-    assert code == 2 and said.startswith("coordinator: run: a process that asks to be a peer is of run '"), said
+    commands = {
+        "--token: coordinator 127.0.0.1:": [TRAIN, *join, new_token(tmp_path / "other", "newcomer")],
+        "--data: ": [TRAIN, *join, token, f"--data={tokens.path}"],
+        "--join: coordinator 127.0.0.1:": [str(tmp_path / "other_version.py"), *join, token],
+        "coordinator: run: a process that asks to be a peer is of run '": [
+            *(TRAIN, "--peer=1", *flags, "--config.model.d_ff=128")
+        ],
+    }
+    environment = os.environ | MALLOC_ENVIRONMENT | {"LD_PRELOAD": ""}
+    results = run_scripts(list(commands.values()), PEER, tmp_path, environment)
+    for expected, (code, _, said) in zip(commands, results, strict=True):
+        assert code == 2 and said.splitlines()[-1].startswith(expected), (expected, code, said)
+    assert "protocol version: got " in results[2][2] and "expected 9" in results[2][2]
     other = Path(new_token(fleet.run_dir, "other").removeprefix("--token="))
     stop = come_with_another_shape(address, other, tmp_path / "newcomer")
     assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from fleets import MANY_STEPS, ONE_PROCESS, ROOT
+from fleets import MANY_STEPS, N_STEPS, ONE_PROCESS, ROOT
 
 from jaxdt.runtime.run_dir import job_flags, peer_credential
 
@@ -18,12 +18,10 @@ def started(fleet, script, *flags):
     return done.returncode, done.stdout.strip().splitlines()[-1]
 
 
-def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched, tmp_path):
-    whole = launched(*ONE_PROCESS, "--config.train.steps=2")
-    assert whole.ended() == 0, whole.output
+def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched, ended, tmp_path):
     fleet = launched(*ONE_PROCESS, "--resume", *MANY_STEPS, "--config.train.keep_checkpoints=1")
-    began_from = fleet.run_dir / "checkpoints/00000002/complete.json"
-    n_steps = 2
+    began_from = ended / f"checkpoints/{N_STEPS:08d}/complete.json"
+    n_steps = N_STEPS
     while began_from.exists():  # until it is deleted in favour of a newer one
         n_steps += 1
         fleet.wait_for_step(n_steps)

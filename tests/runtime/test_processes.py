@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fleets import MANY_STEPS, ONE_PROCESS, ROOT
+from fleets import MANY_STEPS, N_STEPS, ONE_PROCESS, ROOT
 
 
 def alive(pids) -> list[int]:
@@ -46,20 +46,8 @@ def test_the_last_peer_of_a_stage_ends_the_run_everywhere_with_code_3(launched):
     assert not alive(pids.values())
 
 
-def test_a_killed_launcher_takes_its_children_along(launched):
-    fleet = launched(*MANY_STEPS, *ONE_PROCESS)
-    fleet.wait_for_step(1)
-    pids = fleet.children()
-    assert sorted(pids) == [0]
-    fleet.process.kill()
-    deadline_s = time.monotonic() + 60
-    while alive(pids.values()) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not alive(pids.values())
-    fleet.ended()
-
-
 def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(launched, alone):
+    """Its launcher is killed in the end, and takes its children along."""
     cut = launched(FOUR_MICROBATCHES, *MANY_STEPS, ONE_PIPELINE)
     n_steps = 5
     while not list(cut.run_dir.glob("checkpoints/*/complete.json")):
@@ -71,29 +59,32 @@ def test_a_run_that_was_killed_resumes_on_another_cut_with_the_same_losses(launc
     n_steps = max(8, len(cut.losses()) + 1)  # so that some are the resumed run's
     resumed = launched(FOUR_MICROBATCHES, "--resume", *MANY_STEPS, *ONE_PROCESS)
     resumed.wait_for_step(n_steps)
-    resumed.process.send_signal(signal.SIGINT)
-    assert resumed.ended(timeout_s=60) == 130, resumed.output
+    pids = resumed.children()
+    assert sorted(pids) == [0]
+    resumed.process.kill()
+    deadline_s = time.monotonic() + 60
+    while alive(pids.values()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not alive(pids.values())
+    resumed.ended()
     assert resumed.losses()[:8] == pytest.approx(alone.losses()[:8], rel=1e-5)
 
 
-def test_a_resume_goes_back_to_a_checkpoint_that_is_whole(launched):
+def test_a_resume_goes_back_to_a_checkpoint_that_is_whole(launched, ended, alone):
     """After a loss of power the newest one has an empty file; with that in both, nothing is started."""
-    fleet = launched(*ONE_PROCESS, "--config.train.steps=4")
-    assert fleet.ended() == 0, fleet.output
-    losses = fleet.losses()
-    parts = [next(fleet.run_dir.glob(f"checkpoints/0000000{version}/stage_0-*")) for version in (2, 4)]
+    parts = [next(ended.glob(f"checkpoints/{version:08d}/stage_0-*")) for version in (N_STEPS - 2, N_STEPS)]
     (parts[1] / "_METADATA").write_bytes(b"")
-    resumed = launched(*ONE_PROCESS, "--resume", "--config.train.steps=4")
+    resumed = launched(*ONE_PROCESS, "--resume", f"--config.train.steps={N_STEPS}")
     assert resumed.ended() == 0, resumed.output
-    assert f"so the run goes on from step 2: {parts[1] / '_METADATA'}: damaged" in resumed.output
-    assert resumed.losses() == losses
-    for part in fleet.run_dir.glob("checkpoints/*/stage_0-*"):
+    assert f"so the run goes on from step {N_STEPS - 2}: {parts[1] / '_METADATA'}: damaged" in resumed.output
+    assert resumed.losses() == alone.losses()
+    for part in ended.glob("checkpoints/*/stage_0-*"):
         (part / "_METADATA").write_bytes(b"")
-    metrics = (fleet.run_dir / "metrics.jsonl").read_bytes()
-    refused = launched(*ONE_PROCESS, "--resume", "--config.train.steps=6")
+    metrics = (ended / "metrics.jsonl").read_bytes()
+    refused = launched(*ONE_PROCESS, "--resume", f"--config.train.steps={N_STEPS + 2}")
     assert refused.ended() == 2, refused.output
     assert "_METADATA: damaged" in refused.output and "Traceback" not in refused.output
-    assert (fleet.run_dir / "metrics.jsonl").read_bytes() == metrics
+    assert (ended / "metrics.jsonl").read_bytes() == metrics
 
 
 def test_a_disk_that_is_full_ends_the_run_with_code_2(launched):

@@ -1,13 +1,11 @@
-"""Advice to replan comes from a search beside the coordinator's loop; whatever the search does, the run goes on."""
+"""Advice to replan comes from a search beside the coordinator's loop; whatever the search does, the run goes on.
+test_churn.py has a real run that is advised."""
 
 import json
-import os
-import signal
 import threading
 from types import SimpleNamespace
 
 import pytest
-from fleets import ENDLESS, QUICK
 
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.cli import replan_advice
@@ -248,28 +246,3 @@ def test_devices_of_another_plan_are_refused(tmp_path):
 def test_the_config_names_its_choices():
     with pytest.raises(BadInput, match="wiring.replan: got .always., expected one of off, advise"):
         parse({"model": {"preset": "debug"}, "wiring": {"replan": "always"}}, 256)
-
-
-def test_a_run_that_has_lost_a_member_is_advised(launched, slow_links):
-    """A tiny run and the real planner: the advice is there, and the plan that it is about can be read."""
-    fleet = launched(*ENDLESS, *QUICK, slow_links, "--config.wiring.replan=advise")
-    fleet.wait_for_step(3)
-    os.kill(fleet.children()[3], signal.SIGKILL)
-    trace = fleet.run_dir / "trace" / "coordinator.jsonl"
-
-    def advised():
-        records = [json.loads(line) for line in trace.read_text().splitlines() if line.endswith("}")]
-        return [record["fields"] for record in records if record["what"] == "report" and record["kind"] == "replan"]
-
-    n = len(fleet.losses())
-    while not advised():
-        n += 1
-        fleet.wait_for_step(n)
-    (advice,) = advised()
-    assert advice["present"] == [0, 1, 2] and "problem" not in advice
-    assert 0 < advice["step_s"] < 10 and 0 < advice["step_s_now"] < 10
-    plan = plans.load(fleet.run_dir / "replan" / "1" / "plan.json")
-    assert plan.found["step_s"] == advice["step_s"] and len(plan.peers) == 2
-    fleet.process.send_signal(signal.SIGINT)
-    assert fleet.ended() == 130, fleet.output
-    assert "replan: peers 0, 1, 2 are predicted" in fleet.output
