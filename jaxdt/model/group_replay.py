@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from jaxdt.model.averaging import Vector, averaged, exchanged, fragment_entries
+from jaxdt.model.averaging import Sent, Vector, added, as_sent, averaged, exchanged, fragment_entries
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage import StageFunctions, Vectors
@@ -162,7 +162,7 @@ class GroupReplay:
         self._steps = [ReplayedSteps(plan) for _ in range(plan.n_pipelines)]
         groups = config.sync.groups
         self._fragments = [fragment_entries(config.model, lo, hi, groups.fragments) for lo, hi in plan.stages]
-        self._frozen: dict[Place, Vector] = {}  # what replicas have laid out for groups
+        self._frozen: dict[Place, Sent] = {}  # what replicas have laid out for groups
         self._due: dict[tuple[int, int], DueMean] = {}  # by stage and pipeline
         self._outer: list[list[tuple[Any, ...]]] = []  # anchor and momentum of each replica of each stage
         if config.sync.groups.outer != "none":
@@ -252,10 +252,10 @@ class GroupReplay:
                 if place in here and place not in self._frozen:
                     self._frozen[place] = self._exchanged(group, place[1])
 
-    def _exchanged(self, group: LoggedGroup, pipeline: int) -> Vector:
+    def _exchanged(self, group: LoggedGroup, pipeline: int) -> Sent:
         params = self._chains[pipeline].params[group.stage]
         names = self._fragments[group.stage][group.fragment]
-        return exchanged(params, self._outer_of(group.stage, pipeline), names)
+        return as_sent(self._config.sync.codec, exchanged(params, self._outer_of(group.stage, pipeline), names))
 
     def _outer_of(self, stage: int, pipeline: int) -> tuple[Any, ...]:
         return self._outer[stage][pipeline] if self._outer else ()
@@ -265,10 +265,7 @@ class GroupReplay:
         vectors = [self._frozen[place] for place in group.places]
         if len(vectors) == 1 and not self._outer:
             return
-        total = vectors[0]
-        for vector in vectors[1:]:
-            total = total + vector
-        mean = total * np.float32(1.0 / len(vectors))
+        mean = added(vectors).astype(np.float32) * np.float32(1.0 / len(vectors))
         for stage, pipeline, step in group.adopting_places:
             due = DueMean(step + self._config.sync.groups.lag_steps, group.fragment, mean)
             self._due[stage, pipeline] = due

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdt.model.averaging import as_sent
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.group_replay import Tokens, local_step
@@ -106,4 +107,5 @@ class ServerReplay:
         self.losses[pipeline].append(local_step(chain, microbatches, self._config.optim.clip_norm))
         self._n_steps[pipeline] += 1
         for stage, params in enumerate(chain.params):
-            self._pushes[stage, pipeline, step + 1] = self._changes[stage][pipeline].next(params)
+            sent = as_sent(self._config.sync.codec, self._changes[stage][pipeline].next(params))
+            self._pushes[stage, pipeline, step + 1] = sent.astype(np.float32)

@@ -60,6 +60,7 @@ FAMILIES = {
     DYNAMIC: CodecFamily(_block_bytes, default_block=4096),
 }
 NAMES = (*FAMILIES, AUTO)
+EXCHANGED_BYTES = {NONE: 4, BF16: BF16_BYTES}  # codec of what replicas exchange -> bytes of a number
 BLOCK_NAMES = tuple(name for name, family in FAMILIES.items() if family.default_block)
 
 

@@ -172,13 +172,17 @@ class SyncConfig:
     """With `delay` 1 a step is averaged and applied while the next one computes, with parameters that lag by one
     update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange.
     `check_every_steps`: how often the replicas of a stage compare their parameters and optimizer state (0: never), from
-    the initial ones on (jaxdt.membership.state_check)."""
+    the initial ones on (jaxdt.membership.state_check). `codec`: how replicas that may differ send one another what a
+    group averages, or a server what they push. With bf16 each contribution is rounded once, they are added in fp32, and
+    the sum is rounded once; all members go on from the same bits. A server's parameters, and means for held-out losses,
+    checkpoints and the result of the run, stay in fp32."""
 
     kind: str = "allreduce"
     delay: int = 0
     delay_after_steps: int = 0
     slice_bytes: int = 1 << 22
     check_every_steps: int = 50
+    codec: str = codecs.NONE
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
@@ -273,6 +277,7 @@ class RunConfig:
         require_at_least("sync.delay_after_steps", self.sync.delay_after_steps, 0)
         require_at_least("sync.slice_bytes", self.sync.slice_bytes, 4)
         require_at_least("sync.check_every_steps", self.sync.check_every_steps, 0)
+        require_one_of("sync.codec", self.sync.codec, tuple(codecs.EXCHANGED_BYTES))
         require_at_least("sync.server.staleness", self.sync.server.staleness, 0)
         require_at_least("sync.server.wave", self.sync.server.wave, 1)
         groups = self.sync.groups

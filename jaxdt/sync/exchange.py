@@ -47,13 +47,14 @@ def sharding(n_elements: int, owners: tuple[int, ...], slice_elements: int) -> S
 @dataclass(frozen=True)
 class RoundSpec:
     """A round of a vector of `n_elements`. With `holders` it is a round whose whole result they have: nothing is added
-    to it, and a member that lacks the result gets it from them."""
+    to it, and a member that lacks the result gets it from them. `number_bytes`: of a number on the way."""
 
     round: Round
     n_elements: int
     participants: Participants
     cover_rule: CoverRule
     holders: tuple[int, ...] = ()
+    number_bytes: int = FLOAT_BYTES
 
 
 class Exchange:
@@ -105,11 +106,15 @@ class Exchange:
         for bounds, parts in self.parts.items():
             parts[own] = Shard(self.key(bounds, own), items, n_samples, tally)
         letters = [
-            (owner, Shard(self.key(bounds, own), items, n_samples, tally), FLOAT_BYTES * (bounds[1] - bounds[0]))
+            (owner, Shard(self.key(bounds, own), items, n_samples, tally), self.n_bytes(bounds))
             for bounds, owner in self.in_turn
             if owner != own
         ]
         return Post(tuple(letters), BULK)
+
+    def n_bytes(self, bounds: Bounds) -> int:
+        """Payload of a slice."""
+        return self.spec.number_bytes * (bounds[1] - bounds[0])
 
     @property
     def addable(self) -> list[Bounds]:
@@ -134,7 +139,7 @@ class Exchange:
             return None
         del self.parts[bounds]
         cover, n_samples, tally = self.covers.pop(bounds)
-        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), FLOAT_BYTES * (key.hi - key.lo)
+        body, n_bytes = Reduced(key, cover, n_samples, digest, sq_norm, tally), self.n_bytes(bounds)
         return Post(tuple([(member, body, n_bytes) for member in self.receivers]), BULK), body
 
     def problem(self, cover: Cover) -> str:

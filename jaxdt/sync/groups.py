@@ -63,6 +63,7 @@ from jaxdt.protocol.events import (
     WantsGroup,
 )
 from jaxdt.protocol.participants import EachOnce, Participants
+from jaxdt.spec.codec import EXCHANGED_BYTES
 from jaxdt.spec.config import GroupsConfig, RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
@@ -82,13 +83,15 @@ NO_LOSSES = Tally()
 @dataclass(frozen=True)
 class GroupOptions:
     """How one replica averages: as `settings` say, or with `averages` False never. `fragment_elements`: numbers of each
-    fragment of its parameters, exchanged in slices of `slice_elements`. `n_steps`: rows of the run."""
+    fragment of its parameters, exchanged in slices of `slice_elements`, `number_bytes` each. `n_steps`: rows of the
+    run."""
 
     n_steps: int
     settings: GroupsConfig
     averages: bool
     fragment_elements: tuple[int, ...]
     slice_elements: int
+    number_bytes: int = FLOAT_BYTES
 
     @property
     def has_outer(self) -> bool:
@@ -264,7 +267,9 @@ class Groups:
         if is_alone and not self._is_snapshot(round) and (self._is_state(round) or not self._options.has_outer):
             held = Send(COORDINATOR, ResultHeld(round, 0, (self._steps.version,)))
             return [*([held] if round.attempt or self._is_state(round) else []), *self._averaged(round)]
-        spec = RoundSpec(round, self._n_elements(round), Participants(members, members, members), EachOnce(members))
+        number_bytes = self._options.number_bytes if self._is_group(round) else FLOAT_BYTES
+        everybody = Participants(members, members, members)
+        spec = RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), number_bytes=number_bytes)
         exchange = Exchange(self._peer, spec, self._options.slice_elements)
         self._exchanges[round] = exchange
         for src, shard in self._early.pop(round, []):
@@ -474,7 +479,7 @@ class Groups:
         if exchange is None or not exchange.complete:
             return []
         sums = sorted(exchange.sums.items())
-        return [Send(src, reduced, FLOAT_BYTES * (hi - lo), BULK) for (lo, hi), reduced in sums]
+        return [Send(src, reduced, exchange.n_bytes(bounds), BULK) for bounds, reduced in sums]
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -500,6 +505,7 @@ def _build(setup: PeerSetup) -> Groups:
             config.model.fragment_params(lo, hi, fragment, groups.fragments) for fragment in range(groups.fragments)
         ),
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
+        number_bytes=EXCHANGED_BYTES[config.sync.codec],
     )
     has_next = stage + 1 < plan.n_stages
     pipelines = range(plan.n_pipelines) if has_next else ()

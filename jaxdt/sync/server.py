@@ -48,6 +48,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import PullReport, PushReport
+from jaxdt.spec.codec import EXCHANGED_BYTES
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
@@ -64,7 +65,7 @@ NO_LOSSES = Tally()
 @dataclass(frozen=True)
 class ServedStage:
     """A stage with a server. `n_elements`: numbers of its parameters, `slice_elements` of a slice. `n_steps`: of the
-    run."""
+    run. `push_bytes`: of a number of a push on the way."""
 
     stage: int
     server: int
@@ -74,10 +75,12 @@ class ServedStage:
     slice_elements: int
     staleness: int
     wave: int
+    push_bytes: int = FLOAT_BYTES
 
     def push(self, worker: int, round: Round) -> RoundSpec:
         """The worker's change goes to the server, and the sum of this one contribution to nobody else."""
-        return RoundSpec(round, self.n_elements, Participants((worker,), (self.server,), ()), EachOnce((worker,)))
+        participants = Participants((worker,), (self.server,), ())
+        return RoundSpec(round, self.n_elements, participants, EachOnce((worker,)), number_bytes=self.push_bytes)
 
     def pull(self, worker: int, round: Round) -> RoundSpec:
         """The server's parameters go to the worker."""
@@ -339,6 +342,7 @@ def _build(setup: PeerSetup) -> Sync:
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
         staleness=config.sync.server.staleness,
         wave=config.sync.server.wave,
+        push_bytes=EXCHANGED_BYTES[config.sync.codec],
     )
     if setup.peer == server:
         return ParameterServer(served)

@@ -45,7 +45,7 @@ class Tokens:
         return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
 
 
-def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatches=4, layers=2, **groups):
+def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatches=4, layers=2, codec="none", **groups):
     independent = match is not None
     sync = {"kind": "groups", "groups": {"match": match, **groups}} if independent else {}
     return run_config.parse(
@@ -55,7 +55,7 @@ def make_config(match="all", pipelines=2, optim=ADAMW, steps=N_STEPS, microbatch
             train=dict(steps=steps, seed=SEED, microbatch_size=BATCH),
             optim=serialize.write(optim),
             wiring={"kind": "independent"} if independent else {},
-            sync=sync | {"slice_bytes": 1000},
+            sync=sync | {"slice_bytes": 1000, "codec": codec},
             net=dict(heartbeat_s=50.0, deadline_floor_s=1000.0),
         )
     )
@@ -148,7 +148,8 @@ RULES = [
     ("pairs", dict(every_steps=1)),
     ("all", dict(every_steps=2, outer="nesterov")),
     ("window", dict(every_steps=1, window_s=3.0, connectivity_groups=4)),
-    ("window", dict(every_steps=2, group_size_max=2, window_s=3.0)),
+    ("window", dict(every_steps=2, group_size_max=2, window_s=3.0, codec="bf16")),
+    ("all", dict(every_steps=4, lag_steps=2, outer="nesterov", codec="bf16")),
 ]
 
 
@@ -256,20 +257,25 @@ def test_local_sgd_is_that_of_the_whole_model():
         assert_close(params, {name: whole.params[pipeline][name] for name in params}, 1e-4)
 
 
-def test_diloco_is_that_of_the_whole_model():
-    """Alg. 1 of DiLoCo: the mean change of three replicas is the gradient of SGD with Nesterov's momentum."""
-    config = make_config("all", 3, microbatches=7, every_steps=3, outer="nesterov", outer_lr=0.6, outer_momentum=0.8)
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+def test_diloco_is_that_of_the_whole_model(codec):
+    """Alg. 1 of DiLoCo: the mean change of three replicas is the gradient of SGD with Nesterov's momentum. With a codec
+    each change is rounded, and so is the sum of them."""
+    groups = dict(every_steps=3, outer="nesterov", outer_lr=0.6, outer_momentum=0.8)
+    config = make_config("all", 3, microbatches=7, codec=codec, **groups)
     replay, whole = replayed(config, simulated(config)[0]), WholeModel(config)
     anchor = whole.params[0]
+    dtype = {"none": jnp.float32, "bf16": jnp.bfloat16}[codec]
+    sent = lambda leaf: jax.lax.convert_element_type(jax.lax.convert_element_type(leaf, dtype), jnp.float32)  # noqa: E731
+    mean_sent = lambda *changes: sent(sum(sent(change) for change in changes)) / 3  # noqa: E731
     outer = optax.sgd(0.6, 0.8, nesterov=True)
     state = outer.init(anchor)
     for n in range(len(replay.losses[0])):
         for pipeline in range(3):
             assert whole.step(pipeline, n) == pytest.approx(replay.losses[pipeline][n], rel=1e-5)
         if n % 3 == 2:
-            whole.average(0)
-            whole.average(1)
-            change, state = outer.update(jax.tree.map(jnp.subtract, anchor, whole.params[0]), state)
+            changes = [jax.tree.map(jnp.subtract, anchor, params) for params in whole.params]
+            change, state = outer.update(jax.tree.map(mean_sent, *changes), state)
             anchor = optax.apply_updates(anchor, change)
             whole.params = [anchor] * 3
     params = whole_params(replay, 0)
@@ -306,12 +312,33 @@ class Sent:
 
 
 def test_bytes_between_replicas_fall_with_the_number_of_local_steps():
+    """Also with an outer optimizer (DiLoCo), and with a lag. A codec halves them."""
     n_bytes = {}
-    for every_steps in (1, 2, 4):
+    for name, groups in {
+        "1": dict(every_steps=1),
+        "2": dict(every_steps=2),
+        "diloco": dict(every_steps=4, outer="nesterov"),
+        "streaming": dict(every_steps=4, outer="nesterov", lag_steps=1, mix_frac=0.5),
+        "bf16": dict(every_steps=4, outer="nesterov", codec="bf16"),
+    }.items():
         sent = Sent()
-        simulated(make_config("all", 2, every_steps=every_steps), trace=sent)
-        n_bytes[every_steps] = sent.n_bytes
-    assert n_bytes[1] == 2 * n_bytes[2] == 4 * n_bytes[4] > 0
+        simulated(make_config("all", 2, **groups), trace=sent)
+        n_bytes[name] = sent.n_bytes
+    assert n_bytes["1"] == 2 * n_bytes["2"] == 4 * n_bytes["diloco"] == 8 * n_bytes["bf16"] > 0
+    assert n_bytes["streaming"] == n_bytes["diloco"]
+
+
+def test_a_codec_rounds_what_all_members_go_on_from():
+    """After one group of two the momentum is half the sum of changes, which a codec has rounded."""
+    for codec, is_rounded in (("bf16", True), ("none", False)):
+        config = make_config("all", 2, steps=4, every_steps=4, outer="nesterov", codec=codec)
+        _, states = simulated(config)
+        momenta = [states[peer][1][-1] for peer in (0, 2)]
+        assert_equal_bits(*momenta)
+        rounded = jax.tree.map(
+            lambda leaf: np.array_equal(leaf, leaf.astype(jnp.bfloat16).astype(np.float32)), momenta[0]
+        )
+        assert all(jax.tree.leaves(rounded)) == is_rounded
 
 
 def test_averaging_after_every_step_of_sgd_is_all_reduce():
@@ -364,4 +391,10 @@ def test_what_makes_no_sense_is_refused_in_one_line(part, field, value, line):
     config = make_config()
     config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
     with pytest.raises(BadInput, match=line):
+        check(config, run_config.default_plan(config))
+
+
+def test_equal_replicas_exchange_exact_gradients():
+    config = make_config(None, codec="bf16")
+    with pytest.raises(BadInput, match="sync.codec: got bf16, expected none with sync.kind allreduce"):
         check(config, run_config.default_plan(config))

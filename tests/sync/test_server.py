@@ -131,10 +131,12 @@ def replayed(config, outcome):
     return replay
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-@pytest.mark.parametrize("wave", [1, 3])
-def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave):
+@pytest.mark.parametrize(
+    ("staleness", "wave", "codec"), [(0, 1, "none"), (2, 1, "bf16"), (0, 3, "bf16"), (2, 3, "none")]
+)
+def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave, codec):
     config = make_config(staleness, wave)
+    config = replace(config, sync=replace(config.sync, codec=codec))
     plan = run_config.default_plan(config)
     outcome, states = trained(config)
     replay = replayed(config, outcome)

@@ -23,7 +23,7 @@ ABORTED_MAX = 1000  # aborted rounds whose late parts are ignored
 
 
 class GradientSlices:
-    """Own vectors (fp32) by round; received parts and sums by SliceKey."""
+    """Own vectors by round; received parts and sums by SliceKey. All of a round have the dtype in which they travel."""
 
     def __init__(self, peer: int):
         self._peer = peer
@@ -45,31 +45,31 @@ class GradientSlices:
             self._slices[key] = part
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
-        """Add up the members' parts in the order of `members`. Returns a digest and the squared norm of the sum.
-        Members compare digests to see whether they hold the same sum. The digest need not detect transmission errors,
-        so it is computed from the norm alone."""
+        """Add up the members' parts in the order of `members`, in fp32; the sum is rounded once, to what is sent of it.
+        Returns a digest and the squared norm of the sum. Members compare digests to see whether they hold the same sum.
+        The digest need not detect transmission errors, so it is computed from the norm alone."""
         parts = [
             self._own_part(key)
             if member == self._peer
             else self._slices.pop(SliceKey(key.round, key.lo, key.hi, member))
             for member in members
         ]
-        total = aligned_empty(parts[0].shape, parts[0].dtype)
+        total = aligned_empty(parts[0].shape, np.dtype(np.float32))
         if len(parts) == 1:
             np.copyto(total, parts[0])
         else:
-            np.add(parts[0], parts[1], out=total)
+            np.add(parts[0], parts[1], out=total, dtype=np.float32)
         for part in parts[2:]:
-            np.add(total, part, out=total)
-        self._slices[key] = total
-        norm = sq_norm(total)
+            np.add(total, part, out=total, dtype=np.float32)
+        self._slices[key] = total.astype(parts[0].dtype, copy=False)
+        norm = sq_norm(self._slices[key].astype(np.float32, copy=False))
         return zlib.crc32(struct.pack("<d", norm)), norm
 
     def result(self, round: Round) -> np.ndarray:
         """The whole sum, joined from its slices in a new buffer, which jax may keep."""
         keys = sorted(key for key in list(self._slices) if key.src is None and key.round == round)
         out = aligned_empty((keys[-1].hi,), np.dtype(np.float32))
-        return np.concatenate([self._slices[key] for key in keys], out=out)
+        return np.concatenate([self._slices[key] for key in keys], out=out, casting="safe")
 
     def forget(self, round: Round) -> None:
         """Abort a round: delete its vector and parts, and ignore parts of it that still come."""

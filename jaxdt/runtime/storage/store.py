@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxdt.build import replicas_may_differ, sends_again
-from jaxdt.model.averaging import averaged, exchanged, fragment_entries
+from jaxdt.model.averaging import WIRE_DTYPES, as_sent, averaged, exchanged, fragment_entries
 from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
@@ -31,6 +31,7 @@ from jaxdt.runtime.storage.parameter_versions import ParameterVersions
 from jaxdt.runtime.storage.state_vector import StateVector, digest, norm_and_sums
 from jaxdt.runtime.storage.weight_stash import WeightStash
 from jaxdt.runtime.storage.words import WORD
+from jaxdt.spec import codec as codecs
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -196,7 +197,7 @@ class Store:
             self._freeze(step)
         elif work.kind == LAY_OUT:
             for round in rounds:
-                self._slices.offer(round, self._vector_of(round))
+                self._slices.offer(round, as_sent(self._codec_of(round.group), self._vector_of(round)))
         else:
             assert work.kind == ADOPT
             for round in rounds:
@@ -425,10 +426,16 @@ class Store:
             n = self._group_size(key.round.group)
             if not 0 <= key.lo <= key.hi <= n:
                 raise BadInput(f"{type(body).__name__} {key}: expected a slice of the {n} numbers that are held here")
-            wanted = [(np.dtype(np.float32), (key.hi - key.lo,))]
+            wanted = [(WIRE_DTYPES[self._codec_of(key.round.group)], (key.hi - key.lo,))]
         if [(dtype, tuple(shape)) for dtype, shape in table] != wanted:
             raise BadInput(f"{type(body).__name__} {key}: got tensors {table}, expected {wanted}")
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
+
+    def _codec_of(self, group: str) -> str:
+        """How the vectors of a group travel. Means that are kept aside, the result of a run, and a server's parameters
+        are exact."""
+        is_exact = group == state_name(self._stage) or is_mean(group) or is_pull(group)
+        return codecs.NONE if is_exact else self._config.sync.codec
 
     def _group_size(self, group: str) -> int:
         """Numbers of a group's vector; 0 for a group that this peer is not in."""
@@ -442,7 +449,7 @@ class Store:
     def offer(self, round: Round, step: int) -> None:
         """The vector that was kept after `step` local steps is this peer's contribution to a round."""
         assert self._frozen and self._frozen[0] == step, "a replica keeps one vector, until its mean is adopted"
-        self._slices.offer(round, self._frozen[1])
+        self._slices.offer(round, as_sent(self._codec_of(round.group), self._frozen[1]))
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         """Add up a slice. Returns its digest and squared norm."""
