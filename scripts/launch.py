@@ -80,6 +80,8 @@ def main() -> int:
     code = run.wait()
     assert code is not None, "it has waited without a limit"
     interrupts.end_on_interrupt()
+    if code and run.summary.get("steps"):
+        print(f"to draw these steps: python scripts/report.py --run_dir={run.run_dir}")
     if code == INTERRUPTED:
         print(saved(run.run_dir))
     if code == 0 and REPORT.value:
@@ -127,7 +129,7 @@ def saved(run_dir: Path) -> str:
     """What an interrupted run has left, and the command that goes on from it."""
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
-        return f"{run_dir} holds no complete checkpoint, so there is nothing to go on from: start the run again"
+        return f"{run_dir} holds no complete checkpoint to go on from; the same command with --overwrite starts again"
     n_steps = int(checkpoints[-1].name)
     return f"to go on from step {n_steps}: python scripts/launch.py --resume --run_dir={run_dir}"
 

@@ -181,8 +181,8 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     gpus = gpu_flags.flags_of_local_peers(sorted(plan.peers), config.platform, checked.gpus_per_peer)
     flags = process_flags(options)
     if options.resume:
-        if not any(run_dir.glob("checkpoints/*/")):  # nothing is written there then
-            raise BadInput(f"{run_dir}: holds no complete checkpoint")
+        if not run_dirs.has_checkpoints(run_dir):  # nothing is written there then
+            raise BadInput(f"{run_dir}: holds no complete checkpoint; with --overwrite the run starts again")
     else:
         run_dirs.clear(run_dir, options.overwrite)
     lock = run_dirs.hold(run_dir)

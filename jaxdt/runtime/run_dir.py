@@ -94,7 +94,8 @@ def clear(run_dir: Path, overwrite: bool) -> None:
         if holder := _live_holder(place):
             raise BadInput(f"run_dir: {place} is in use: {holder}")
     if not overwrite:
-        raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one, or --resume, or --overwrite")
+        resume = ", or --resume" if has_checkpoints(run_dir) else ""
+        raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one{resume}, or --overwrite")
     for place in places:
         os.close(hold(place))
     # config.json goes last: it marks the folder as a run's.
@@ -103,6 +104,11 @@ def clear(run_dir: Path, overwrite: bool) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def has_checkpoints(run_dir: Path) -> bool:
+    """Whether a checkpoint was begun in this folder, so that there may be something to go on from."""
+    return any(run_dir.glob("checkpoints/*/"))
 
 
 def _live_holder(run_dir: Path) -> str:

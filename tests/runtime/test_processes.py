@@ -113,6 +113,7 @@ def test_a_peer_of_another_run_is_refused_and_harms_nobody_and_an_interrupt_ends
     pids = fleet.children()
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended(timeout_s=60) == 130, fleet.output
+    assert f"python scripts/report.py --run_dir={fleet.run_dir}\n" in fleet.output
     assert "refused" in fleet.output
     assert not alive(pids.values())
 

@@ -215,7 +215,7 @@ def test_launching(files):
             "few.tok: got 3 held-out tokens",
         ),
         "another's folder": (["--run_dir={dir}/thesis", "--overwrite"], "not a run's folder"),
-        "another run's folder": (["--run_dir={dir}/done"], "holds another run"),
+        "another run's folder": (["--run_dir={dir}/done"], "expected a new one, or --resume, or --overwrite"),
         "a file for a folder": (["--run_dir={dir}/file"], "file: Not a directory"),
         "nothing to resume": (["--resume"], "holds no complete checkpoint"),
         "nothing left to do": (["--resume", "--run_dir={dir}/done", "--config.train.steps=7"], "train.steps: got 7"),

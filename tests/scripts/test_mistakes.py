@@ -29,7 +29,7 @@ MISTAKES = {
     "no folder": ("launch --config=configs/quickstart.py", "--run_dir: missing, expected --run_dir=..."),
     "the folder of another run": (
         "launch --config=configs/quickstart.py --run_dir=other",
-        "or --resume, or --overwrite",
+        "holds another run, expected a new one, or --overwrite",
     ),
     "a folder of something else": (f"{TRAIN} --run_dir=thesis --overwrite", "expected a new or empty one"),
     "a network that is elsewhere": (f"{TRAIN} --emulate=four_cities.json", '"configs/networks/four_cities.json"'),
