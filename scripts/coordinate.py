@@ -3,18 +3,16 @@
 from jaxdt.cli import interrupts  # noqa: F401
 
 # isort: split
-from pathlib import Path
-
 from absl import flags
 
 from jaxdt.cli import environment, replan_advice, run_flags, run_inputs
 from jaxdt.runtime.coordinator_process import CoordinatorOptions, run_coordinator
+from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import write_durably
 from jaxdt.runtime.transport_setup import OwnAddress
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
-ADDRESS_FILE = flags.DEFINE_string("address_file", None, "Where to write the address at which peers reach it.")
 LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if on a terminal.")
 NETWORK = flags.DEFINE_string(
     "network",
@@ -36,12 +34,7 @@ def main() -> int:
         measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
         replan=replan_advice.searches(job, NETWORK.value, run_flags.EMULATE.value),
     )
-    return run_coordinator(job, options, write_address).code
-
-
-def write_address(address: str) -> None:
-    if ADDRESS_FILE.value:
-        write_durably(Path(ADDRESS_FILE.value), address.encode())
+    return run_coordinator(job, options, lambda address: write_durably(job.run_dir / ADDRESS, address.encode())).code
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main(command: str, *words: str) -> int:
     text = operator_flags.ask(command, *map(int, words))
     print(table(json.loads(text)) if command == "status" else text)
     if command == "stop" and operator_flags.RUN_DIR.value:
-        print(operator_flags.how_to_go_on(operator_flags.run_dir()))
+        print(operator_flags.how_to_go_on(operator_flags.folders().run_dir))
     return 0
 
 

@@ -23,6 +23,7 @@ from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
+from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
@@ -155,10 +156,11 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
     own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]
     own_flags += api.network_flags(checked.options)
-    _write_flags(folder / "coordinator.flags", [*shared, *own_flags])
+    _write_flags(folder / COORDINATOR_FLAGS, [*shared, *own_flags])
+    (folder / ADDRESS).write_text(format_address(coordinator))
     needed = {host: ["config.json", "config.py", "plan.json", "run"] for host in HOSTS.value}
-    needed[HOSTS.value[0]] += ["coordinator.flags", "credentials/coordinator.pem"]
-    print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder}/coordinator.flags")
+    needed[HOSTS.value[0]] += [COORDINATOR_FLAGS, "credentials/coordinator.pem"]
+    print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
         own = _address(host, PORT.value + offset)
         own_flags = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import new_token
+from jaxdt.runtime.run_folders import ADDRESS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CONFIG = '''"""Written by a script for a run of its own."""
@@ -45,7 +46,7 @@ def start(
 def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subprocess.Popen:
     """Start a newcomer that joins the run in run_dir."""
     arguments = [
-        f"--join={(run_dir / 'coordinator_address').read_text()}",
+        f"--join={(run_dir / ADDRESS).read_text()}",
         new_token(run_dir, f"newcomer_{secrets.token_hex(4)}"),
         f"--run_dir={run_dir}",
         *more_arguments,

@@ -12,29 +12,33 @@ from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_dir import CREDENTIALS
+from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.spec.errors import BadInput
 
-RUN_DIR = flags.DEFINE_string("run_dir", None, "Folder of the run, for its coordinator's address and its credentials.")
+RUN_DIR = flags.DEFINE_string(
+    "run_dir",
+    None,
+    "Folder of the run, or that of launch.py --emit, for its coordinator's address and its credentials.",
+)
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator, if not that in --run_dir.")
 CREDENTIAL = flags.DEFINE_string("credential", None, "The operator's credential file, if not that in --run_dir.")
 PLAINTEXT = flags.DEFINE_bool("allow_plaintext", False, "Ask without a credential, as the run has none.")
-ADDRESS = "coordinator_address"
 PATIENCE_S = 1.0  # an operator can ask again
 
 
-def run_dir() -> Path:
-    """The folder that --run_dir names; BadInput without one."""
+def folders() -> RunFolders:
+    """The folders of the run that --run_dir names; BadInput without one."""
     if RUN_DIR.value is None:
         raise BadInput("--run_dir: missing, expected the folder of the run, such as --run_dir=runs/x")
     if not Path(RUN_DIR.value).is_dir():
         raise BadInput(f"--run_dir: {RUN_DIR.value} is no folder, expected that of a run")
-    return Path(RUN_DIR.value)
+    return RunFolders.of(Path(RUN_DIR.value))
 
 
 def ask(command: str, peer: int | None = None) -> str:
     """The coordinator's answer to an operator's request; BadInput if it refuses."""
     address = parse_address("--coordinator", COORDINATOR.value or _known_address())
-    path = Path(CREDENTIAL.value) if CREDENTIAL.value else authority.operator_file(run_dir() / CREDENTIALS)
+    path = Path(CREDENTIAL.value) if CREDENTIAL.value else authority.operator_file(folders().job / CREDENTIALS)
     credential = None if PLAINTEXT.value else load(path)
     own_id = OPERATOR_IDS + secrets.randbelow(OPERATOR_IDS)
     request = OperatorRequest(command, peer)
@@ -54,7 +58,7 @@ def ask(command: str, peer: int | None = None) -> str:
 
 def _known_end() -> str:
     """ended_run of --run_dir; '' where that does not say which coordinator to ask."""
-    return ended_run(run_dir()) if RUN_DIR.value and not COORDINATOR.value else ""
+    return ended_run(folders().run_dir) if RUN_DIR.value and not COORDINATOR.value else ""
 
 
 def ended_run(run_dir: Path) -> str:
@@ -74,7 +78,11 @@ def how_to_go_on(run_dir: Path) -> str:
 
 
 def _known_address() -> str:
-    file = run_dir() / ADDRESS
-    if not file.exists():
-        raise BadInput(f"--coordinator: missing, and {file} is not there")
-    return file.read_text().strip()
+    found = folders()
+    for file in (found.run_dir / ADDRESS, found.job / ADDRESS):
+        if file.exists():
+            return file.read_text().strip()
+    raise BadInput(
+        f"--coordinator: missing, and {found.run_dir / ADDRESS} is not there (a coordinator writes it at its start); "
+        "expected HOST:PORT, and --credential=operator.pem, the file of the run"
+    )

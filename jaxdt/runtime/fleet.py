@@ -14,6 +14,7 @@ from typing import IO
 from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
 from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
+from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import cut_log, older_part
 from jaxdt.spec.plan import Plan
 
@@ -96,10 +97,9 @@ class LocalFleet:
 
     def _start_coordinator(self, listen: str = "127.0.0.1:0") -> str:
         """Start the coordinator. Returns its address, or '' if it ended before it had one."""
-        address_file = self._run_dir / "coordinator_address"
+        address_file = self._run_dir / ADDRESS
         address_file.unlink(missing_ok=True)
-        own_flags = [f"--address_file={address_file}", f"--began_s={self._launcher.began_s}", f"--listen={listen}"]
-        own_flags.append(coordinator_credential(self._run_dir))
+        own_flags = [f"--began_s={self._launcher.began_s}", f"--listen={listen}", coordinator_credential(self._run_dir)]
         command = [sys.executable, str(self._launcher.scripts / "coordinate.py"), *own_flags, *self._flags]
         with self._log() as log:
             self._coordinator = subprocess.Popen(

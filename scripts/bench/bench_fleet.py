@@ -55,6 +55,7 @@ from jaxdt.runtime.identity.credential import load as load_credential
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
 from jaxdt.runtime.run_dir import CREDENTIALS, coordinator_credential, job_flags, write_job
+from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.spec.config import RunConfig, default_plan, parse
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
@@ -270,12 +271,11 @@ def address_of(path: Path, coordinator: subprocess.Popen) -> tuple[str, int]:
 
 def measure(folder: Path) -> dict[str, Any]:
     config, plan, compared = make_job(folder)
-    own_flags = [f"--address_file={folder / 'address'}", f"--run_dir={folder}", "--nolive", *job_flags(folder)]
-    own_flags.append(coordinator_credential(folder))
+    own_flags = [f"--run_dir={folder}", "--nolive", *job_flags(folder), coordinator_credential(folder)]
     command = [sys.executable, str(SCRIPTS / "coordinate.py"), *own_flags]
     with (folder / "coordinator.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            address = address_of(folder / "address", process)
+            address = address_of(folder / ADDRESS, process)
             run = (folder / "run").read_text().strip()
             ended = Driver(Fleet(config, plan, run, compared, folder / CREDENTIALS, address, SimpleQueue())).run()
             process.wait()

@@ -49,7 +49,10 @@ def token() -> int:
 
 
 def list_issued() -> int:
-    store = FileStore(operator_flags.run_dir() / "coordinator")
+    folder = operator_flags.folders().run_dir / "coordinator"
+    if not folder.is_dir():
+        raise BadInput(f"--run_dir: {folder} is not there, expected the folder of a run, on its coordinator's host")
+    store = FileStore(folder)
     revoked = load_operator_state({"operator": store.get("operator")}).revoked
     issued = store.get(ISSUED) or []
     for entry in issued:
@@ -57,6 +60,8 @@ def list_issued() -> int:
         print(f"peer {entry['peer']:<8} {mark:<8} issued {entry['issued']}  token {entry['token'][:16]}")
     for peer in sorted(set(revoked) - {entry["peer"] for entry in issued}):
         print(f"peer {peer:<8} revoked")
+    if not issued and not revoked:
+        print("nobody came with a token, and nobody is revoked")
     return 0
 
 
@@ -66,7 +71,7 @@ def revoke() -> int:
 
 
 def _credentials() -> Path:
-    return operator_flags.run_dir() / CREDENTIALS
+    return operator_flags.folders().job / CREDENTIALS
 
 
 def _required(name: str, value):

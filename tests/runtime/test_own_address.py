@@ -40,3 +40,4 @@ def test_flag_files_listen_everywhere_and_advertise_the_host(tmp_path):
     assert {"--listen=0.0.0.0:7700", "--advertise=gpu7.example:7700"} <= set(flags["coordinator"])
     assert {"--listen=0.0.0.0:7701", "--coordinator=gpu7.example:7700"} <= set(flags["host_0"])
     assert {"--listen=[::]:7702", "--advertise=[2001:db8::7]:7702"} <= set(flags["host_1"])
+    assert (tmp_path / "coordinator_address").read_text() == "gpu7.example:7700"

@@ -92,6 +92,7 @@ def test_a_lost_stage_is_refilled_by_a_newcomer_that_fetches_its_part(own_folder
     assert fleet.processes["coordinator"].wait(timeout=120) == 0, fleet.log("coordinator")
     assert [fleet.processes[name].wait(timeout=60) for name in ("peer0", "newcomer")] == [0, 0], fleet.log("newcomer")
     assert "back from step" in fleet.log("coordinator")
+    assert (fleet.tmp_path / "coordinator" / "coordinator_address").read_text() == fleet.coordinator
     assert len(fleet.losses()) == N_STEPS
     assert fleet.losses() == pytest.approx(alone.losses()[:N_STEPS], rel=1e-5)
     mark = read_json(fleet.tmp_path / f"newcomer/checkpoints/{N_STEPS:08d}/complete.json")

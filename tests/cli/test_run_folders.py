@@ -1,0 +1,58 @@
+"""The scripts that operate a run take either folder of an emitted run."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from forks import run_scripts
+
+from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity.issuer import ISSUED
+from jaxdt.runtime.storage.durable import FileStore
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+COMMANDS = (
+    ("tools/credential.py", "list"),
+    ("tools/credential.py", "token", "--out={name}.token"),
+    ("fleet.py", "status"),
+)
+
+
+@pytest.fixture
+def job(tmp_path):
+    authority.create_run(tmp_path / "two" / "credentials")
+    (tmp_path / "two" / "coordinator.flags").touch()
+    return tmp_path / "two"
+
+
+def answers(cwd, *folders):
+    commands = [
+        (str(SCRIPTS / script), *(word.format(name=Path(folder).name) for word in words), f"--run_dir={folder}")
+        for folder in folders
+        for script, *words in COMMANDS
+    ]
+    found = run_scripts(commands, "from jaxdt.cli import operator_flags, script_main", cwd)
+    return [found[i : i + len(COMMANDS)] for i in range(0, len(found), len(COMMANDS))]
+
+
+def test_either_folder_of_an_emitted_run_names_the_run(job):
+    issued = {"peer": 1, "issued": "2026-01-02 03:04:05 UTC", "token": "0123456789abcdef"}
+    FileStore(job / "run_dir" / "coordinator").put(ISSUED, [issued])
+    with socket.socket() as reserved:  # bound, so that no other process gets the port
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        (job / "run_dir" / "coordinator_address").write_text(address)
+        of_job, of_run_dir = answers(job.parent, "two", "two/run_dir")
+    for name, (listed, made, status) in {"two": of_job, "run_dir": of_run_dir}.items():
+        assert listed[:2] == [0, "peer 1        valid    issued 2026-01-02 03:04:05 UTC  token 0123456789abcdef\n"]
+        assert made == [0, f"{name}.token\n", ""]
+        assert status[0] == 2 and f"{address}: nobody listens there" in status[2]
+
+
+def test_a_folder_in_which_no_coordinator_has_run_is_refused_and_stays_as_it_was(job):
+    before = sorted(job.rglob("*"))
+    ((listed, _, status),) = answers(job.parent, "two")
+    assert listed[0] == status[0] == 2
+    assert "two/run_dir/coordinator is not there" in listed[2]
+    assert "two/run_dir/coordinator_address is not there" in status[2] and "operator.pem" in status[2]
+    assert sorted(job.rglob("*")) == before
