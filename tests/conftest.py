@@ -7,6 +7,8 @@ also the cutting of each program into parts that compile side by side: small pro
 import importlib.metadata
 import os
 
+import pytest
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
@@ -19,3 +21,12 @@ os.environ["XLA_FLAGS"] = f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}"  # the ca
 
 def pytest_addoption(parser):
     parser.addoption("--readme", action="store_true", help="run the long blocks of README.md too, for about an hour")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from groups import Groups  # needs pytest-xdist
+
+    return Groups(config, log)
