@@ -169,8 +169,8 @@ def refuse_memory(problem: PoolProblem, found: Found) -> NoReturn:
 def refuse_links(problem: PoolProblem, level: Level) -> NoReturn:
     """BadInput where devices of the best plan have no link that they need."""
     raise BadInput(
-        f"{problem.network.name or 'network'}: bandwidth_gbps: found no plan of {level.n_stages} stages that avoids "
-        f"the links of zero bandwidth"
+        f"{problem.network.name or 'network'}: bandwidth_gbps: found no plan ({level.n_stages} stages) that "
+        f"avoids the links of zero bandwidth"
     )
 
 

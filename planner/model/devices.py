@@ -67,6 +67,7 @@ CATALOGUE: dict[str, DeviceSpec] = {
         _spec("H100", 80, 3350, _H100, "NVIDIA H100 architecture white paper, SXM5, dense"),
         _spec("H200", 141, 4800, _H100, "NVIDIA H200 data sheet, SXM, half of its sparse figures"),
         _spec("B200", 180, 8000, (2250, 1125, 75), "NVIDIA HGX and DGX B200 data sheets, an eighth, dense"),
+        _spec("RTX3080", 10, 760, (59.5, 29.8, 29.8), "NVIDIA Ampere GA102 white paper, dense"),
         _spec("RTX3090", 24, 936, (71, 35.6, 35.6), "NVIDIA Ampere GA102 white paper, dense"),
         _spec("RTX4090", 24, 1008, (165.2, 82.6, 82.6), "NVIDIA Ada white paper, dense"),
         _spec("RTX5090", 32, 1792, (209.5, 104.8, 104.8), "NVIDIA RTX Blackwell white paper, dense"),

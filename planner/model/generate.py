@@ -165,6 +165,39 @@ def mixed(n: int, rng: np.random.Generator) -> Network:
     return replace(network, devices=devices, egress_per_gb=egress_per_gb)
 
 
+# Site, kind, part of the devices (one in so many), latency in ms and bandwidth in Gb/s inside the site.
+POOL = (
+    ("cloud", "RTX4090", 4, 0.1, 16.0),
+    ("campus", "RTX4090", 4, 0.1, 16.0),
+    ("standalone", "RTX3080", 2, 10.0, 0.3),
+)
+POOL_FAR_MS, POOL_FAR_GBPS = (100.0, 150.0), (0.05, 0.3)  # between sites (hybrid parameter servers, Case 3)
+
+
+def pool(n: int, rng: np.random.Generator) -> Network:
+    """A pool as in the hybrid parameter server paper's Sec. 4.4: a quarter of the devices in a cloud, a quarter on a
+    campus, the others by themselves, two thirds of which disconnect with a probability of a half in a batch."""
+    counts = [n // part for _, _, part, *_ in POOL[:2]]
+    counts.append(n - sum(counts))
+    labels = [entry for entry, count in zip(POOL, counts, strict=True) for _ in range(count)]
+    inside = {site: (latency_ms, gbps) for site, _, _, latency_ms, gbps in POOL}
+    far_ms, far_gbps = (np.triu(rng.uniform(*span, (n, n)), 1) for span in (POOL_FAR_MS, POOL_FAR_GBPS))
+    far_ms, far_gbps = (np.round(one + one.T, 4) for one in (far_ms, far_gbps))
+
+    def link(i: int, j: int) -> tuple[float, float]:
+        if labels[i][0] == labels[j][0]:
+            return inside[labels[i][0]]
+        return float(far_ms[i, j]), float(far_gbps[i, j])
+
+    network = _network("pool", [site for site, *_ in labels], link)
+    n_reliable = sum(counts[:2]) + -(-counts[2] // 3)
+    devices = tuple(
+        replace(device, kind=kind, disconnect_prob=None if d < n_reliable else 0.5)
+        for d, (device, (_, kind, *_)) in enumerate(zip(network.devices, labels, strict=True))
+    )
+    return replace(network, devices=devices)
+
+
 GENERATORS = {
     "homogeneous": homogeneous,
     "datacenter": datacenter,
@@ -176,6 +209,7 @@ GENERATORS = {
     "jitter": jitter,
     "gaming": gaming,
     "mixed": mixed,
+    "pool": pool,
 }
 
 

@@ -73,7 +73,7 @@ def test_cliques_that_are_far_apart_are_never_mixed():
         dice.shuffle(clique)
         n, n_cliques = len(clique), len(set(clique.tolist()))
         near_s = np.array([[dice.uniform(0.5, 1.5) for _ in range(n)] for _ in range(n)])
-        far_s = np.array([[dice.uniform(20, 30) for _ in range(n)] for _ in range(n)])
+        far_s = np.array([[dice.uniform(2, 60) for _ in range(n)] for _ in range(n)])
         delay_s = np.where(clique[:, None] == clique[None, :], near_s, far_s)
         delay_s = np.triu(delay_s, 1) + np.triu(delay_s, 1).T
         for parts in clusterings(delay_s):
@@ -225,7 +225,7 @@ def test_devices_without_the_links_that_they_need():
         tuple(gbps if network.devices[a].region == network.devices[b].region else 0.0 for b, gbps in enumerate(row))
         for a, row in enumerate(network.bandwidth_gbps)
     )
-    with pytest.raises(BadInput, match="mixed: bandwidth_gbps: found no plan of 2 stages that avoids"):
+    with pytest.raises(BadInput, match="mixed: bandwidth_gbps: found no plan .2 stages. that avoids"):
         planned(replace(network, bandwidth_gbps=apart), 2)
 
 

@@ -1,11 +1,13 @@
-"""Divisive clustering (DIANA) of devices by the seconds of their exchanges.
+"""Divisive clustering of devices by the seconds of their exchanges.
 
 The paper splits one cluster after another and says neither which nor how. Here the cluster of the largest diameter is
-split; its most distant device leaves it, and those follow that are nearer to the ones that left than to the others
-(Kaufman and Rousseeuw, Finding Groups in Data, 1990, chapter 6). A missing link counts as one slower than all others
-together. Ties go to the lower index.
+split, and where its parts are farthest apart: its minimum spanning tree loses the longest edge. So a set of devices
+that are nearer to each other than to all others is not cut while any other is with it. DIANA, which moves devices by
+average distances, does not keep that: one slow link of a device drags it out of its site. A missing link counts as one
+slower than all others together. Ties go to the lower index.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,11 +22,10 @@ def clusterings(delay_s: np.ndarray) -> Iterator[tuple[Cluster, ...]]:
     clusters: tuple[Cluster, ...] = (tuple(range(len(distance))),)
     yield clusters
     while any(len(cluster) > 1 for cluster in clusters):
-        widest = max(
-            clusters, key=lambda cluster: distance[np.ix_(cluster, cluster)].max() if len(cluster) > 1 else -1.0
-        )
-        clusters = tuple(sorted(other for other in clusters if other != widest) + list(_split(distance, widest)))
-        clusters = tuple(sorted(clusters))
+        several = [cluster for cluster in clusters if len(cluster) > 1]
+        widest = max(several, key=lambda cluster: distance[np.ix_(cluster, cluster)].max())
+        others = [cluster for cluster in clusters if cluster != widest]
+        clusters = tuple(sorted([*others, *_split(distance, widest)]))
         yield clusters
 
 
@@ -34,17 +35,17 @@ def _finite(delay_s: np.ndarray) -> np.ndarray:
     return np.where(finite, delay_s, 1.0 + 2 * delay_s.sum(where=finite))
 
 
-def _split(distance: np.ndarray, cluster: Cluster) -> tuple[Cluster, Cluster]:
-    """The two parts of a cluster of at least two devices."""
-    rest = list(cluster)
-    farthest = max(rest, key=lambda d: distance[d, rest].sum())
-    rest.remove(farthest)
-    left = [farthest]
-    while len(rest) > 1:
-        inside_s = distance[np.ix_(rest, rest)].sum(axis=1) / (len(rest) - 1)
-        gain_s = inside_s - distance[np.ix_(rest, left)].mean(axis=1)
-        nearest = int(gain_s.argmax())
-        if gain_s[nearest] <= 0:
+def _split(distance: np.ndarray, cluster: Cluster) -> list[Cluster]:
+    """The two parts of a cluster of at least two devices that remain when its nearest pairs are joined, one pair after
+    another."""
+    part = {d: {d} for d in cluster}
+    pairs = sorted(itertools.combinations(cluster, 2), key=lambda pair: (distance[pair], pair))
+    n_parts = len(cluster)
+    for a, b in pairs:
+        if n_parts == 2:
             break
-        left.append(rest.pop(nearest))
-    return tuple(sorted(left)), tuple(sorted(rest))
+        if part[a] is not part[b]:
+            part[a] |= part[b]
+            part.update(dict.fromkeys(part[b], part[a]))
+            n_parts -= 1
+    return sorted({tuple(sorted(members)) for members in part.values()})

@@ -294,8 +294,8 @@ def why(results: Results) -> tuple[str, ...]:
         "draws.",
         "Without its factor Eq. 3 is the same for every number of stages, and only memory is a reason to split. That "
         "the paper trains in two stages too says that memory was not what decided there.",
-        "Which cluster is split, and how, is not printed. DIANA on the cluster of the largest diameter finds the sites "
-        "at three clusters if each is denser than the links between them.",
+        "Which cluster is split, and how, is not printed. Here the cluster of the largest diameter is, at the "
+        "longest edge of its minimum spanning tree, which finds sites that are denser than the links between them.",
     )
 
 
