@@ -3,15 +3,17 @@
     python scripts/ablate.py --config=configs/ablation.py --run_dir=runs/ablation
         [--config.train.steps=100] [--config.ablation.seeds=1] [--remeasure] [--page=TEXT]
 
-Trains every case that has no line in RUN_DIR/results.jsonl yet, so the same command continues after an interruption.
-Then measures the parts of a step (timings.jsonl) and writes table.md and curves.png; with --page also README.md, where
-SWARM's numbers stand beside these and TEXT says machine, load and commit. Where no line is missing nothing is trained
-or measured, and all is written from the two files. The fields of `config.ablation` are those of
-jaxdt.ablation.grid.AblationConfig. Exit codes: 0 done, 2 bad input, 3 a worker was lost, 130 interrupted.
+Trains every case that has no line in RUN_DIR/results.jsonl yet, so after an interruption the same command goes on with
+the models that were not finished, each from its first step. Then measures the parts of a step (timings.jsonl) and
+writes table.md and curves.png; with --page also README.md, where SWARM's numbers stand beside these and TEXT says
+machine, load and commit. Where no line is missing nothing is trained or measured, and all is written from the two
+files. The fields of `config.ablation` are those of jaxdt.ablation.grid.AblationConfig.
+Exit codes: 0 done, 2 bad input, 3 a worker was lost, 130 interrupted.
 """
 
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from jaxdt.ablation import page, results
 from jaxdt.ablation.grid import AblationConfig, Case, cases, cut
 from jaxdt.ablation.picture import draw
 from jaxdt.ablation.predict import step_seconds
+from jaxdt.ablation.progress import GridProgress
 from jaxdt.ablation.report import cut_cases, markdown, rows
 from jaxdt.ablation.workers import SPAWN, Setup, WorkerLost, trained
 from jaxdt.cli import run_flags, run_inputs
@@ -45,10 +48,16 @@ def main() -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     mark = results.fingerprint(config, data.checksum)
     path = run_dir / "results.jsonl"
+    finished = results.load(path, mark)
+    grid = cases(ablation)
+    left = [case for case in grid if case not in finished]
+    progress = GridProgress(len(grid), len(grid) - len(left), config.train.steps)
     try:
-        train_missing(config, ablation, data, path, mark)
+        if left:
+            save = lambda record: results.append(path, record | {"config": mark})  # noqa: E731
+            train(Setup(config, data.path, run_flags.set_cpus), left, ablation.workers, progress, save)
     except (KeyboardInterrupt, WorkerLost) as error:
-        print(f"{str(error) or 'interrupted'}; the same command goes on from {path}", file=sys.stderr)
+        print(f"{str(error) or 'interrupted'}: {progress.text}", file=sys.stderr)
         return 3 if isinstance(error, WorkerLost) else 130
     timings = measured(config, ablation, run_dir / "timings.jsonl", mark)
     finished = results.load(path, mark)
@@ -62,28 +71,23 @@ def main() -> int:
     return 0
 
 
-def train_missing(config: RunConfig, ablation: AblationConfig, data: TokenFile, path: Path, mark: str) -> None:
-    """Train every case that the results file lacks, and append the record of each to the file."""
-    grid = cases(ablation)
-    finished = results.load(path, mark)
-    left = [case for case in grid if case not in finished]
-    if not left:
-        return
+def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress, save: Callable[[dict], None]) -> None:
+    """Train the cases `left`, show how far they are, and save the record of each that is finished."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    setup = Setup(config, data.path, run_flags.set_cpus)
-    with Progress(*columns) as progress, trained(setup, left, ablation.workers) as messages:
-        all_runs = progress.add_task("runs", total=len(grid), completed=len(grid) - len(left))
+    with Progress(*columns) as shown, trained(setup, left, n_workers) as messages:
+        all_runs = shown.add_task("runs: workers start", total=progress.n_models, completed=progress.n_finished)
         bars: dict[Case, TaskID] = {}
         for what, case, value in messages:
-            if case not in bars:
-                bars[case] = progress.add_task(str(case), total=config.train.steps)
-            if what == "step":
-                progress.update(bars[case], completed=value + 1)
-            else:
-                results.append(path, value | {"config": mark})
-                progress.remove_task(bars[case])
-                progress.advance(all_runs)
-                progress.console.print(f"{case}: held-out loss {value['eval'][-1][1]:.4f}")
+            if what == "done":
+                save(value)
+                shown.remove_task(bars.pop(case))
+                shown.console.print(f"{case}: held-out loss {value['eval'][-1][1]:.4f}")
+            progress.heard(what, case, value)
+            shown.update(all_runs, description="runs", completed=progress.n_finished)
+            if case in progress.under_way:
+                if case not in bars:
+                    bars[case] = shown.add_task("", total=progress.n_steps)
+                shown.update(bars[case], description=progress.description(case), completed=value)
 
 
 def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str) -> dict[Case, dict]:

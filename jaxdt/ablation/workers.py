@@ -36,8 +36,9 @@ class Setup:
 
 @contextmanager
 def trained(setup: Setup, cases: list[Case], n_workers: int) -> Iterator[Iterator[tuple]]:
-    """The messages of workers that train the cases: ("step", case, number of the step) and ("done", case, record). The
-    iterator raises WorkerLost when a worker was lost and no message is left. Leaving the context ends all workers."""
+    """The messages of workers that train the cases: ("steps", case, number of steps done), the first time with 0 before
+    the case is compiled, and ("done", case, record). The iterator raises WorkerLost when a worker was lost and no
+    message is left. Leaving the context ends all workers."""
     tasks = SPAWN.Queue()
     messages = SPAWN.Queue()
     for case in [*cases, *[None] * n_workers]:
@@ -77,8 +78,9 @@ def _work(setup: Setup, cpus: list[str], tasks: Queue, messages: Queue) -> None:
         assert parent is not None  # this is a child process
         if not parent.is_alive():
             sys.exit(1)
-        messages.put(("step", case, step))
+        messages.put(("steps", case, step + 1))
 
     tokens = open_data(setup.data)
     while (case := tasks.get()) is not None:
+        messages.put(("steps", case, 0))
         messages.put(("done", case, train(setup.config, case, tokens, partial(on_step, case))))

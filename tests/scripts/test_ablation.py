@@ -2,7 +2,9 @@
 
 import json
 import math
+import multiprocessing
 import os
+import queue
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +14,10 @@ import numpy as np
 import pytest
 from report_fields import report_fields
 
-from jaxdt.ablation import results
+from jaxdt.ablation import results, workers
 from jaxdt.ablation.grid import AblationConfig, Case, bytes_per_step, cases, codec_of, kinds, model_of, run_of
 from jaxdt.ablation.predict import step_seconds
+from jaxdt.ablation.progress import GridProgress
 from jaxdt.ablation.report import cost, quality, rows, steps_to, value_at
 from jaxdt.ablation.train import chain_of
 from jaxdt.build import RunStart, build_coordinator, build_peer
@@ -247,6 +250,35 @@ def test_step_seconds_count_codec_and_wire():
 
 
 # ------------------------------------------------------------------------------------------------------------- script
+
+
+def test_a_worker_says_that_a_model_compiles_and_an_interruption_what_is_lost(monkeypatch):
+    """One worker in this process, with a `train` that only counts its steps."""
+
+    def train(config, case, data, on_step):
+        del config, data
+        for step in range(2):
+            on_step(step)
+        return {"case": vars(case)}
+
+    monkeypatch.setattr("jaxdt.ablation.train.train", train)
+    monkeypatch.setattr(workers, "open_data", lambda path: None)
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(workers.multiprocessing, "parent_process", multiprocessing.current_process)
+    first, second = Case("none", 2, 1), Case("int8", 2, 2)
+    tasks, messages = queue.Queue(), queue.Queue()
+    for case in (first, second, None):
+        tasks.put(case)
+    workers._work(workers.Setup(make_config(), Path("x"), lambda cpus: None), [], tasks, messages)
+    progress, said = GridProgress(39, 0, 2), []
+    for message in list(messages.queue)[:-1]:
+        progress.heard(*message)
+        said += [progress.description(case) for case in progress.under_way]
+    assert said == [f"{first}: compiles", str(first), str(first), f"{second}: compiles", str(second), str(second)]
+    finished = "1 of 39 models finished, the same command goes on with the others"
+    assert progress.text == f"{finished}; what is under way, at 2 of 2 steps, starts again"
+    progress.heard("done", second, {})
+    assert progress.text == f"2{finished[1:]}"
 
 
 @pytest.mark.slow

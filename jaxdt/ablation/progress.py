@@ -1,0 +1,36 @@
+"""How far the training of a grid is, from the messages of its workers."""
+
+from dataclasses import dataclass, field
+
+from jaxdt.ablation.grid import Case
+
+
+@dataclass
+class GridProgress:
+    """How many of `n_models` models are finished, and how many of `n_steps` steps each of those under way has done."""
+
+    n_models: int
+    n_finished: int
+    n_steps: int
+    under_way: dict[Case, int] = field(default_factory=dict)
+
+    def heard(self, what: str, case: Case, value: int | dict) -> None:
+        """Count a message of a worker (jaxdt.ablation.workers.trained)."""
+        if what == "done":
+            self.under_way.pop(case, None)
+            self.n_finished += 1
+        elif isinstance(value, int):
+            self.under_way[case] = value
+
+    def description(self, case: Case) -> str:
+        """A model under way, for people. Before its first step it is compiled."""
+        return str(case) if self.under_way[case] else f"{case}: compiles"
+
+    @property
+    def text(self) -> str:
+        """What an interruption leaves."""
+        finished = f"{self.n_finished} of {self.n_models} models finished, the same command goes on with the others"
+        if not self.under_way:
+            return finished
+        steps = " and ".join(map(str, sorted(self.under_way.values(), reverse=True)))
+        return f"{finished}; what is under way, at {steps} of {self.n_steps} steps, starts again"
