@@ -1,12 +1,18 @@
 """The import rule and the cheap half of the style, read off the source with ast."""
 
 import ast
+import functools
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.xdist_group("sources")  # one process reads each file once
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -42,20 +48,51 @@ def sources() -> dict[str, Path]:
 SOURCES = sources()
 
 
+@dataclass(frozen=True)
+class Source:
+    """What the tests ask about a module. All of them go by one reading of its text.
+
+    functions: name, number of parameters without self, number of lines.
+    reads[name]: the attributes of the name that the text mentions, such as those of a module."""
+
+    docstring: str | None
+    imports: list[ast.Import]
+    imports_from: list[ast.ImportFrom]
+    functions: list[tuple[str, int, int]]
+    reads: Mapping[str, set[str]]
+
+
+@functools.cache
+def source_of(module: str) -> Source:
+    tree = ast.parse(SOURCES[module].read_text())
+    source = Source(ast.get_docstring(tree), [], [], [], defaultdict(set))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                source.imports.append(node)
+            case ast.ImportFrom():
+                source.imports_from.append(node)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                source.functions.append((node.name, n_parameters(node.args), node.end_lineno - node.lineno + 1))
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+                source.reads[name].add(attribute)
+    return source
+
+
+def n_parameters(arguments: ast.arguments) -> int:
+    names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+@functools.cache
 def imports_of(module: str) -> set[str]:
     """Full names of what a module imports anywhere in its text; `from package import module` gives the module."""
-    found = set()
-    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import"
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in SOURCES else node.module for name in whole}
+    found = {alias.name for node in source_of(module).imports for alias in node.names}
+    for node in source_of(module).imports_from:
+        assert node.level == 0, f"{module}: relative import"
+        whole = {f"{node.module}.{alias.name}" for alias in node.names}
+        found |= {name if name in SOURCES else node.module for name in whole}
     return found
-
-
-IMPORTS = {module: imports_of(module) for module in SOURCES}
 
 
 def package_of(module: str, levels=TABLES[0]) -> str:
@@ -76,7 +113,8 @@ def reachable(module: str) -> set[str]:
     """Everything of other projects that a module's import brings in through ours."""
     seen, found, queue = set(), set(), [module]
     while queue:
-        for name in IMPORTS.get(queue.pop(), ()):
+        module = queue.pop()
+        for name in imports_of(module) if module in SOURCES else ():
             if name not in seen:
                 seen.add(name)
                 queue.append(name)
@@ -96,7 +134,7 @@ def test_imports_only_go_down(levels):
     wrong = []
     for module in SOURCES:
         own = package_of(module, levels)
-        for name in filter(is_ours, IMPORTS[module] if own else ()):
+        for name in filter(is_ours, imports_of(module) if own else ()):
             other = package_of(name, levels)
             if name in BESIDE and own not in ("scripts", "jaxdt.cli"):
                 wrong.append(f"{module} imports {name}, which is for scripts and configs")
@@ -107,7 +145,7 @@ def test_imports_only_go_down(levels):
 
 @pytest.mark.parametrize("module", in_packages(STANDARD_LIBRARY_ONLY))
 def test_machines_use_the_standard_library_only(module):
-    others = {name for name in IMPORTS[module] if not is_ours(name)}
+    others = {name for name in imports_of(module) if not is_ours(name)}
     assert {name.split(".")[0] for name in others} <= set(sys.stdlib_module_names)
 
 
@@ -119,7 +157,7 @@ def test_no_jax_below_the_runtime(module):
 @pytest.mark.parametrize("module", BESIDE)
 def test_modules_beside_the_layers(module):
     allowed = BESIDE[module]
-    for name in IMPORTS[module]:
+    for name in imports_of(module):
         top = name.split(".")[0]
         known = package_of(name) in allowed or top in allowed or top in sys.stdlib_module_names
         assert known, f"{module} imports {name}"
@@ -144,9 +182,8 @@ def test_importing_it_leaves_jax_out(module):
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_no_star_imports(module):
-    nodes = ast.walk(ast.parse(SOURCES[module].read_text()))
-    stars = [n.lineno for n in nodes if isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names)]
-    assert not stars
+    nodes = source_of(module).imports_from
+    assert not [node.lineno for node in nodes if any(alias.name == "*" for alias in node.names)]
 
 
 # Their names import their modules when they are used.
@@ -165,21 +202,13 @@ def test_package_files_hold_one_docstring(path):
 PARAMETERS_MAX, LINES_MAX, FILES_MAX = 7, 60, 19
 
 
-def functions_of(module: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    nodes = ast.walk(ast.parse(SOURCES[module].read_text()))
-    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
 @pytest.mark.parametrize("module", SOURCES)
 def test_functions_take_few_parameters_and_stay_short(module):
-    wrong = []
-    for function in functions_of(module):
-        arguments = function.args
-        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-        n_parameters = len(names) - (names[:1] in (["self"], ["cls"]))
-        n_lines = function.end_lineno - function.lineno + 1
-        if n_parameters > PARAMETERS_MAX or n_lines > LINES_MAX:
-            wrong.append(f"{function.name}: {n_parameters} parameters, {n_lines} lines")
+    wrong = [
+        f"{name}: {n_parameters} parameters, {n_lines} lines"
+        for name, n_parameters, n_lines in source_of(module).functions
+        if n_parameters > PARAMETERS_MAX or n_lines > LINES_MAX
+    ]
     assert not wrong
 
 
@@ -190,16 +219,15 @@ def test_a_folder_of_code_is_read_at_a_glance(folder):
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_every_file_says_what_it_is_for(module):
-    assert ast.get_docstring(ast.parse(SOURCES[module].read_text()))
+    assert source_of(module).docstring
 
 
 def test_the_wall_clock_decides_nothing():
     """It may jump. The dates of certificates and the doctor's look at the clock are all that reads it."""
-    readers = {module for module in SOURCES if "datetime" in IMPORTS[module]}
+    readers = {module for module in SOURCES if "datetime" in imports_of(module)}
     assert readers <= {"jaxdt.runtime.identity.certificate", "jaxdt.runtime.calibrate.doctor"}
-    for module, path in SOURCES.items():
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
-        read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "time"}
+    for module in SOURCES:
+        read = source_of(module).reads["time"]
         assert not read & {"time", "time_ns", "gmtime", "localtime"}, f"{module} reads the wall clock"
 
 
@@ -209,7 +237,5 @@ def test_the_wall_clock_decides_nothing():
 )
 def test_machines_have_no_clock_socket_thread_or_global_dice(module):
     banned = {"time", "socket", "threading", "asyncio", "secrets", "uuid", "multiprocessing", "subprocess"}
-    assert not {name.split(".")[0] for name in IMPORTS[module]} & banned
-    nodes = [node for node in ast.walk(ast.parse(SOURCES[module].read_text())) if isinstance(node, ast.Attribute)]
-    drawn = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "random"}
-    assert drawn <= {"Random"}, "chance comes in as a seeded random.Random"
+    assert not {name.split(".")[0] for name in imports_of(module)} & banned
+    assert source_of(module).reads["random"] <= {"Random"}, "chance comes in as a seeded random.Random"
