@@ -319,6 +319,11 @@ def one_record() -> AbstractContextManager:
     return mock.patch.object(commit, "KEPT_STEPS", 1)
 
 
+def nobody_else_saves() -> AbstractContextManager:
+    """If the peer that would write a checkpoint goes, that checkpoint is left out, also if the run's end waits for it."""
+    return mock.patch.object(Membership, "_is_awaited", lambda member, version: version == member.identity.n_steps)
+
+
 def silence_is_death() -> AbstractContextManager:
     """Nobody who is silent is waited for."""
     return mock.patch.object(Absences, "of_stage", lambda absences, stage: [])
@@ -473,5 +478,6 @@ MUTANTS = {
     ),
     "steps are committed while the run is paused": (unchanged, commits_in_a_pause, {PAUSED}, (30, 47, 48)),
     "a restarted coordinator forgets a pause": (unchanged, forgets_pauses, {PAUSED}, (47, 134, 292)),
+    "a stop waits for a checkpoint that nobody writes": (unchanged, nobody_else_saves, {PROGRESS}, (247, 309)),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }

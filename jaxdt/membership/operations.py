@@ -16,6 +16,7 @@ from jaxdt.protocol.events import OPERATOR_IDS, PEER_IDS, Hello, OperatorRequest
 from jaxdt.protocol.reports import ReplanReport
 
 FOR_A_PEER = ("drain", "evict", "revoke")
+STOPPED = "stopped by an operator"
 COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", *FOR_A_PEER)
 
 
@@ -84,7 +85,7 @@ class Operations:
                 self._wants_checkpoint = True
                 return f"makes a checkpoint of {progress.n_committed + 1} steps"
             case "stop":
-                return self.stop(0, "stopped by an operator", progress)
+                return self.stop(0, STOPPED, progress)
             case "revoke":
                 assert peer is not None
                 self.state = replace(self.state, revoked=(*self.state.revoked, peer))

@@ -33,7 +33,9 @@ HOLD = "hold"
 DRAIN = "drain"
 EVICT = "evict"
 SAVE = "save"
-COMMAND_OF = {HOLD: "pause", DRAIN: "drain", EVICT: "evict", SAVE: "checkpoint"}  # kinds that are operators' requests
+STOP = "stop"
+# Kinds that are operators' requests.
+COMMAND_OF = {HOLD: "pause", DRAIN: "drain", EVICT: "evict", SAVE: "checkpoint", STOP: "stop"}
 ENDS = (CRASH, POWER_OFF, FAIL)  # kinds that end a process
 STARTS = (JOIN, RESTART, TWICE)  # kinds that start one
 CONTROL, DATA = "control", "data"  # channels: data are messages that carry a tensor
@@ -74,6 +76,7 @@ class Fault:
     drain      an operator wants `peer` to leave
     evict      an operator wants `peer` to be put out, which is refused for the last replica of a stage
     save       an operator wants a checkpoint
+    stop       an operator wants the run to end after its next checkpoint
 
     A `peer` of TEMPORARY_IDS + n is the newcomer with the temporary number n; if there is none, nothing happens.
     """

@@ -42,6 +42,7 @@ from jaxdt.sim.faults import (
     SAVE,
     SLOW,
     STALE,
+    STOP,
     TAKEOVER,
     TWICE,
     Fault,
@@ -173,7 +174,8 @@ def draw_case(seed: int, wiring: str = "") -> Case:
     case = _with_lost_stage(random.Random(f"lost stage {seed}"), case, run_s)
     case = _with_straggler(random.Random(f"straggler {seed}"), case, run_s)
     case = _with_takeover(random.Random(f"takeover {seed}"), case, run_s)
-    return _with_operator(random.Random(f"operator {seed}"), case, run_s)
+    case = _with_operator(random.Random(f"operator {seed}"), case, run_s)
+    return _with_stop(random.Random(f"stop {seed}"), case, run_s)
 
 
 def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -321,6 +323,13 @@ def _with_operator(rng: random.Random, case: Case, run_s: float) -> Case:
     if fault.may_lose and not spares_every_stage([*case.faults, fault], case.plan.placement):
         return case
     return replace(case, faults=_in_order([*case.faults, fault]))
+
+
+def _with_stop(rng: random.Random, case: Case, run_s: float) -> Case:
+    """In a twelfth of the cases an operator stops the run."""
+    if rng.random() >= 1 / 12:
+        return case
+    return replace(case, faults=_in_order([*case.faults, Fault(rng.uniform(0.1, 1.0) * run_s, STOP, COORDINATOR)]))
 
 
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:

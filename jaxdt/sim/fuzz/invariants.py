@@ -45,6 +45,7 @@ from jaxdt.membership.agreement import CommittedStep
 from jaxdt.membership.coordinator import UNKNOWN_VIEW
 from jaxdt.membership.coordinator_config import OperatorState, load_operator_state
 from jaxdt.membership.liveness.link_suspicion import SAID_BY
+from jaxdt.membership.operations import STOPPED
 from jaxdt.membership.peer import Peer
 from jaxdt.membership.state_check import TOLERANCE
 from jaxdt.protocol.events import (
@@ -246,6 +247,14 @@ class Invariants:
             self.broken(PROGRESS, COORDINATOR, f"the run is not over, with {self._n_durable} steps of {n_steps}")
         if stop.code:
             return  # _on_coordinator_event has checked whether the run may end
+        if stop.reason.startswith(STOPPED):
+            n_steps = self._n_durable
+            if self._checkpoint.version != n_steps:
+                self.broken(
+                    PROGRESS,
+                    COORDINATOR,
+                    f"stopped after {n_steps} steps, with a checkpoint of {self._checkpoint.version}",
+                )
         if self._n_durable != n_steps or sorted(set(steps)) != list(range(n_steps)):
             self.broken(PROGRESS, COORDINATOR, f"the run is over with steps {steps} of {n_steps}")
         assert self._view is not None  # steps are durable
