@@ -320,7 +320,7 @@ def one_record() -> AbstractContextManager:
 
 
 def nobody_else_saves() -> AbstractContextManager:
-    """If the peer that would write a checkpoint goes, that checkpoint is left out, also if the run's end waits for it."""
+    """A checkpoint whose writer goes is left out, also if the end of the run waits for it."""
     return mock.patch.object(Membership, "_is_awaited", lambda member, version: version == member.identity.n_steps)
 
 
