@@ -15,7 +15,7 @@ from collections.abc import Callable
 from jaxdt.runtime.net import frame, handshake, unix_socket
 from jaxdt.runtime.net.address import Address, bind
 from jaxdt.runtime.net.authentication import Authentication
-from jaxdt.runtime.net.connection import Connection, SelfPipe, poll_ms
+from jaxdt.runtime.net.connection import Connection, OtherSideClosed, SelfPipe, poll_ms
 from jaxdt.runtime.net.frame import FrameError
 from jaxdt.runtime.net.handshake import HandshakeHello, HandshakeRefused
 from jaxdt.runtime.net.options import TransportLimits
@@ -181,6 +181,10 @@ class Acceptor:
             self._report(peer, host, error)
             handshake.send_refusal(connection, str(error))
             connection.linger(_LINGER_S)
+        except (OtherSideClosed, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
+            # The other side has ended it, so nobody was refused. A process that asks the coordinator one question opens
+            # several connections, and ends those that still shake hands when it has its answer.
+            return None
         except ssl.SSLError as error:
             self._report(peer, host, self._authentication.explain(error))
             connection.linger(_LINGER_S)

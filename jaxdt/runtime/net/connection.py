@@ -27,6 +27,10 @@ _NOT_OPEN = -1
 _UNIX_BYTES = 1 << 22  # send buffer of a Unix socket, as far as the system allows; with a smaller one senders stall
 
 
+class OtherSideClosed(ConnectionAbortedError):
+    """The other side has closed the connection."""
+
+
 class SelfPipe:
     """One thread waits, other threads wake it.
 
@@ -134,7 +138,7 @@ class Connection:
         except TimeoutError:
             raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
         if not byte:
-            raise ConnectionAbortedError("closed before its first byte")
+            raise OtherSideClosed("closed before its first byte")
         self._has_spoken = True
         return byte
 
@@ -187,7 +191,7 @@ class Connection:
                     continue
                 raise TimeoutError(f"{n_read} of {len(buffer)} expected bytes came in time") from None
             if not n:
-                raise ConnectionAbortedError("closed by the other side")
+                raise OtherSideClosed("closed by the other side")
             n_read += n
 
     def read_available(self) -> bytes | None:
@@ -197,7 +201,7 @@ class Connection:
         except BlockingIOError:
             return None
         if not data:
-            raise ConnectionAbortedError("closed by the other side")
+            raise OtherSideClosed("closed by the other side")
         return self._records.decrypt(data) if self._records else data
 
     def write(self, data: bytes) -> None:
@@ -288,7 +292,7 @@ class Connection:
                     raise TimeoutError(errno.ETIMEDOUT, "a record stopped in its middle") from error
                 raise
             if not n:
-                raise ConnectionAbortedError("closed by the other side")
+                raise OtherSideClosed("closed by the other side")
             n_read += n
 
     def _receive(self, buffer: memoryview) -> int:

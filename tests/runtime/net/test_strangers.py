@@ -2,13 +2,15 @@
 
 import contextlib
 import socket
+import time
 from dataclasses import dataclass
 
 import pytest
 import transport_nodes
-from transport_nodes import WAIT_S, drained, raw_connection
+from transport_nodes import WAIT_S, drained, eventually, raw_connection
 
-from jaxdt.runtime.net import unix_socket
+from jaxdt.runtime.net import handshake, unix_socket
+from jaxdt.runtime.net.connection import Connection
 from jaxdt.runtime.net.options import TransportLimits
 from jaxdt.runtime.net.strangers import GreetingPlaces, NoPlace, ReportLimiter, source_of
 
@@ -185,6 +187,25 @@ def test_a_connection_that_says_nothing_ends_soon(start, run_credential):
     with raw_connection(b) as sock:
         assert sock.recv(10) == b""
     assert "127.0.0.1: a connection ended before its greeting: nothing came within 0.05 s" in b.link(None, "refused")
+
+
+@pytest.mark.parametrize("n_exchanged", [0, 1, 2])
+def test_an_end_by_the_other_side_is_no_refusal(start, run_credential, n_exchanged):
+    """Such as that of a process which has its answer over another connection: before TLS, within TLS, and behind it."""
+    b = start(1, run_credential)
+    with raw_connection(b) as sock:
+        connection = Connection(sock, b.transport._limits)
+        connection.deadline_s = time.monotonic() + WAIT_S
+        if n_exchanged == 1:
+            sock.sendall(b"\x16\x03\x01\x02\x00")
+        elif n_exchanged:
+            handshake.secure(connection, run_credential.of(7), is_dialer=True)
+            connection.close()
+    with raw_connection(b) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        drained(sock)
+    eventually(lambda: not b.transport._acceptor._greeting)
+    assert "HTTP" in b.link(None, "refused") and b.links.empty()
 
 
 def test_alternating_garbage_is_reported_a_few_times(start, run_credential):
