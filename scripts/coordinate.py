@@ -13,7 +13,7 @@ from jaxdt.runtime.transport_setup import OwnAddress
 
 LISTEN = flags.DEFINE_string("listen", "127.0.0.1:0", "host:port to listen on; port 0 takes any free one.")
 ADVERTISE = flags.DEFINE_string("advertise", "", "host:port at which peers reach it, if it is not --listen.")
-LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if on a terminal.")
+LIVE = flags.DEFINE_bool("live", True, "Show the fleet as a live table, if in the foreground of a terminal.")
 NETWORK = flags.DEFINE_string(
     "network",
     None,

@@ -34,7 +34,7 @@ class CoordinatorOptions:
     """What the coordinator is given beside the job of the run.
 
     own: where it listens, and where peers reach it.
-    live: show the fleet as a live table, if on a terminal.
+    live: show the fleet as a live table, if in the foreground of a terminal.
     stop_with_parent: end when standard input ends.
     launched_s: when the launcher began, on this host's monotonic clock; None without a launcher.
     replan: starts the planner's search for a better plan of the members; None: there is no network to plan on.

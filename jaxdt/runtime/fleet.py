@@ -13,6 +13,7 @@ from typing import IO
 
 from jaxdt.membership.coordinator import INTERRUPTED, TERMINATED
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
+from jaxdt.runtime.reporting.console import has_own_terminal
 from jaxdt.runtime.run_dir import coordinator_credential, job_flags, peer_credential
 from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.runtime.storage.durable import cut_log, older_part
@@ -100,6 +101,7 @@ class LocalFleet:
         address_file = self._run_dir / ADDRESS
         address_file.unlink(missing_ok=True)
         own_flags = [f"--began_s={self._launcher.began_s}", f"--listen={listen}", coordinator_credential(self._run_dir)]
+        own_flags += [] if has_own_terminal() else ["--nolive"]
         command = [sys.executable, str(self._launcher.scripts / "coordinate.py"), *own_flags, *self._flags]
         with self._log() as log:
             self._coordinator = subprocess.Popen(

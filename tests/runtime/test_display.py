@@ -1,4 +1,9 @@
-"""The live table is drawn now and then, however many heartbeats come."""
+"""The live table is drawn now and then, however many heartbeats come, and only on a terminal that nobody shares."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +11,8 @@ from jaxdt.protocol.reports import HeartbeatReport, StepReport
 from jaxdt.runtime.reporting import display as display_module
 from jaxdt.runtime.reporting.display import TABLE_EVERY_S, Display
 from jaxdt.spec.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Terminal:
@@ -75,3 +82,42 @@ def test_the_table_says_what_each_peer_does():
     display.gone(5)
     display.ended()
     assert states() == {"0": "ended", "4": "ended"}
+
+
+PLACES = """
+import os, sys
+from jaxdt.runtime.reporting.console import has_own_terminal
+
+def at(name, prepare):
+    child = os.fork()
+    if not child:
+        prepare()
+        with open(sys.argv[1], "a") as file:
+            print(name, has_own_terminal(), file=file)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+os.open(os.ttyname(0), os.O_RDWR)  # from now on this is the terminal of this session
+at("foreground", lambda: None)
+at("background", lambda: os.setpgid(0, 0))
+at("background, no job control", lambda: os.dup2(os.open(os.devnull, os.O_RDONLY), 0))
+at("launched", os.setsid)
+at("log", lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1))
+"""
+
+
+def test_a_job_in_the_background_has_no_terminal_of_its_own(tmp_path):
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", PLACES, str(tmp_path / "found")]
+    try:
+        subprocess.run(command, stdin=theirs, stdout=theirs, start_new_session=True, check=True, cwd=ROOT)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (tmp_path / "found").read_text().splitlines() == [
+        "foreground True",
+        "background False",
+        "background, no job control False",
+        "launched True",
+        "log False",
+    ]

@@ -1,6 +1,8 @@
-"""Lines for people on standard output."""
+"""Standard output, for people: lines, and whether there is a terminal for more than lines."""
 
 import contextlib
+import os
+import sys
 
 
 def print_line(line: str) -> None:
@@ -8,3 +10,17 @@ def print_line(line: str) -> None:
     of standard output, which is written with the next line, and is lost once that buffer is full."""
     with contextlib.suppress(OSError):
         print(line, flush=True)
+
+
+def has_own_terminal() -> bool:
+    """Whether standard output is a terminal on which nothing else is expected to print meanwhile, so that a table may
+    stay at its bottom. A job in the background shares its terminal; a shell without job control gives such a job no
+    terminal for its input. For a coordinator that launch.py starts, the terminal is that of another session: the
+    launcher has looked at it, and the peers print into files."""
+    if not sys.stdout.isatty():
+        return False
+    try:
+        foreground = os.tcgetpgrp(sys.stdout.fileno())
+    except OSError:  # of another session
+        return True
+    return foreground == os.getpgrp() and sys.stdin is not None and sys.stdin.isatty()

@@ -1,7 +1,7 @@
-"""The fleet on a terminal: one live table, a progress bar and the time left; plain lines where there is no terminal."""
+"""The fleet on a terminal: one live table, a progress bar and the time left; plain lines where there is none, or where
+it is shared with other processes."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Collection, Mapping
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
-from jaxdt.runtime.reporting.console import print_line
+from jaxdt.runtime.reporting.console import has_own_terminal, print_line
 from jaxdt.spec.plan import Plan
 
 PLAIN_EVERY_S = 2.0
@@ -19,7 +19,8 @@ TABLE_EVERY_S = 0.25  # drawing a table of hundreds of peers takes tens of milli
 
 
 class Display:
-    """Shows the run's progress. With `live`, and on a terminal, this is a table; otherwise it is lines."""
+    """Shows the run's progress. With `live`, and on a terminal of its own, this is a table; otherwise it is
+    lines."""
 
     def __init__(self, plan: Plan, n_steps: int, live: bool):
         self._n_steps = n_steps
@@ -37,7 +38,7 @@ class Display:
         columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns)
         self._task = self._progress.add_task("steps", total=n_steps)
-        self._draws = live and sys.stdout.isatty()
+        self._draws = live and has_own_terminal()
 
     def close(self) -> None:
         if self._live:
