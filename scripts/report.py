@@ -17,6 +17,7 @@ from absl import flags
 
 from jaxdt.cli import plots, run_comparison, run_flags
 from jaxdt.protocol import trace
+from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.perfetto import chrome
 from jaxdt.runtime.storage.durable import older_part
 from jaxdt.spec import plan as plans
@@ -35,7 +36,7 @@ def main() -> int:
     others = {name: read(Path(name), "--against") for name in AGAINST.value}
     with (run_dir / "trace.jsonl").open("w") as file:
         file.writelines(json.dumps(record, sort_keys=True) + "\n" for record in records)
-    stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers}
+    stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers} | stages_in_views(records)
     (run_dir / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
     plots.report(run_dir / "report.png", metrics, records, summary)
     if TENSORBOARD.value:
@@ -104,17 +105,33 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]:
-    """The records of all of the plan's processes, with times of the coordinator's clock, in order of time. Traces of
-    other peers, which an earlier run with other stages may have left, are not read."""
-    records = []
-    for name in ("coordinator", *(f"peer_{peer}" for peer in sorted(plan.peers))):
-        path = run_dir / "trace" / f"{name}.jsonl"
-        offset_s = offsets_s.get(name.removeprefix("peer_"), 0.0)
-        for part in filter(Path.exists, (older_part(path), path)):
-            for record in trace.read(part.read_text().splitlines(), str(part)):
-                record["t"] = round(record["t"] + offset_s, 6)
-                records.append(record)
+    """The records of all processes of the run, newcomers too, with times of the coordinator's clock, in order of time.
+    Traces of other peers, which an earlier run with other stages may have left, are not read."""
+    records = traced(run_dir / "trace" / "coordinator.jsonl", 0.0)
+    for peer in sorted({*plan.peers, *stages_in_views(records)}):
+        records += traced(run_dir / "trace" / f"peer_{peer}.jsonl", offsets_s.get(str(peer), 0.0))
     return sorted(records, key=lambda record: record["t"])
+
+
+def traced(path: Path, offset_s: float) -> list[dict]:
+    """The records of one process, with offset_s added to their times; none if it left no file."""
+    records = []
+    for part in filter(Path.exists, (older_part(path), path)):
+        for record in trace.read(part.read_text().splitlines(), str(part)):
+            record["t"] = round(record["t"] + offset_s, 6)
+            records.append(record)
+    return records
+
+
+def stages_in_views(records: list[dict]) -> dict[int, int]:
+    """Every peer that a view of the coordinator names -> its last stage."""
+    views = [record for record in records if record["what"] == "report" and record["kind"] == "view"]
+    return {
+        int(peer): stage
+        for view in views
+        if view["peer"] == COORDINATOR
+        for peer, stage in view["fields"]["members"].items()
+    }
 
 
 def write_tensorboard(folder: Path, metrics: list[dict]) -> None:

@@ -174,29 +174,34 @@ def churn_comparison(path: Path, runs: Sequence) -> None:
 
 
 def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
-    """Payload bytes of each directed link in the recorded steps, and the name of its codec if it has one."""
+    """Payload bytes of each directed link in the recorded steps, and the name of its codec if it has one. A peer that
+    was killed in its first second has left no record of what it sent; the title says so."""
     totals = sorted(bytes_per_link(records).items())
     codec_of = {(src, dst): codecs.get(f"{src}->{dst}", "none") for (src, dst), _ in totals}
     labels = [f"{src}→{dst}" + (f"\n{name}" if name != "none" else "") for (src, dst), name in codec_of.items()]
     axes.bar(labels, [n / 1e6 for _, n in totals], color=COLOURS["G"])
-    axes.set(title="Bytes per link in the recorded steps", ylabel="MB")
+    unrecorded = sorted({dst for (_, dst), _ in totals} - {src for (src, _), _ in totals})
+    without = f" (without what {', '.join(f'p{peer}' for peer in unrecorded)} sent)" if unrecorded else ""
+    axes.set(title=f"Bytes per link in the recorded steps{without}", ylabel="MB")
     axes.tick_params(axis="x", rotation=60 if len(totals) > 12 else 0)
 
 
 def step_times(
     axes: Axes, metrics: list[dict], predicted_s: float | None, uncompressed_s: float | None, resumed_at: int = 0
 ) -> None:
-    """Measured step times, and the predicted ones of this run and of the same run without codecs. A prediction is of
-    the steps since the run was resumed."""
+    """Measured step times, and the predicted ones of this run and of the same run without codecs, in one line where the
+    two are alike. A prediction is of the steps since the run was resumed."""
     training = [m for m in metrics if "eval_loss" not in m]
     axes.plot([m["step"] for m in training], [m["step_s"] for m in training], ".", color=COLOURS["F"], label="measured")
     span = (resumed_at, max(resumed_at, metrics[-1]["step"] if metrics else 0))
     if predicted_s:
-        axes.plot(span, (predicted_s, predicted_s), color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s")
-    if predicted_s and uncompressed_s:
-        ratio = predicted_s / uncompressed_s
-        label = f"predicted without codecs {uncompressed_s:.3f} s (with them {ratio:.2f} of it)"
-        axes.plot(span, (uncompressed_s, uncompressed_s), color=COLOURS["B"], ls="--", label=label)
+        differs = uncompressed_s is not None and f"{predicted_s / uncompressed_s:.2f}" != "1.00"
+        alike = "" if uncompressed_s is None or differs else ", with codecs and without"
+        axes.plot(span, (predicted_s, predicted_s), color=COLOURS["B"], label=f"predicted {predicted_s:.3f} s{alike}")
+        if uncompressed_s is not None and differs:
+            ratio = predicted_s / uncompressed_s
+            label = f"predicted without codecs {uncompressed_s:.3f} s (with them {ratio:.2f} of it)"
+            axes.plot(span, (uncompressed_s, uncompressed_s), color=COLOURS["B"], ls="--", label=label)
     mark_resumed(axes, resumed_at)
     axes.set(title="Step time (steps with a held-out evaluation left out)", xlabel="step", ylabel="seconds")
     axes.set_ylim(bottom=0)

@@ -1,6 +1,8 @@
-"""The summary counts the payload of links that are gone."""
+"""The summary counts the payload of links that are gone, and names the codec of every link between stages."""
 
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
+from jaxdt.runtime.reporting.link_codecs import LinkCodecs
+from jaxdt.spec.plan import Plan
 
 
 def test_links_of_peers_that_left_or_moved_are_counted():
@@ -19,3 +21,20 @@ def test_a_count_that_grows_is_counted_once():
     for n_bytes in (1, 5, 9):
         links.counted(0, {"1": n_bytes})
     assert links.totals() == {"0->1": 9}
+
+
+def test_links_that_the_plan_does_not_name_have_the_codec_of_their_boundary():
+    plan = Plan(2, ((0, 1), (1, 2)), ((0, 2), (1, 3)), (1, 1), codec=("int8",))
+    codecs = LinkCodecs(plan)
+    planned = dict.fromkeys(("0->1", "1->0", "2->3", "3->2"), "int8")
+    assert codecs.on(()) == planned
+    codecs.view({0: 0, 1: 1, 2: 0, 3: 1})
+    codecs.view({0: 0, 1: 1, 2: 0, 4: 1})
+    others = dict.fromkeys(("0->3", "1->2", "0->4", "4->2"), "int8")
+    assert codecs.on([*planned, *others, "0->2", "1->4"]) == planned | others
+
+
+def test_pipelines_with_two_codecs_share_a_link():
+    codecs = LinkCodecs(Plan(2, ((0, 1), (1, 2)), ((0, 2), (1, 3)), (1, 1), codec=("int8,none",)))
+    codecs.view({0: 0, 1: 1, 2: 0, 3: 1})
+    assert codecs.on(["0->3"])["0->3"] == "int8,none"

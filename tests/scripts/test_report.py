@@ -2,8 +2,10 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from forks import run_scripts
 from report_fields import report_fields
 
 from jaxdt.cli import plots, run_comparison
@@ -13,6 +15,7 @@ from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.sim.predict import Conditions, simulate
 from jaxdt.spec import config as configs
 from jaxdt.spec.network import Link
+from jaxdt.spec.plan import to_json
 from jaxdt.spec.sizes import boundary_bytes
 
 FIELDS = {
@@ -84,6 +87,40 @@ def test_what_was_not_recorded_has_no_panel(simulated, tmp_path, monkeypatch):
         assert "resumed at step 2" in [text.get_text() for text in axes.get_legend().get_texts()]
     (predicted,) = [line for line in drawn[1].axes[1].lines if line.get_label() == "predicted 1.000 s"]
     assert list(predicted.get_xdata()) == [2, 3], "the prediction is of the steps since then"
+
+
+def test_a_prediction_that_codecs_do_not_change_is_one_line(simulated):
+    for predicted_s, n_lines in ((0.999, 1), (0.5, 2)):
+        axes = plots.Figure().subplots()
+        plots.step_times(axes, [], predicted_s, 1.0)
+        lines = [label for line in axes.lines if (label := line.get_label()).startswith("predicted")]
+        assert len(lines) == n_lines
+        assert ("with codecs and without" in lines[0]) == (n_lines == 1)
+
+
+def test_the_picture_names_a_peer_that_left_no_record(simulated):
+    axes = plots.Figure().subplots()
+    plots.link_bytes(axes, [record for record in simulated[1] if record["peer"] != 3], {})
+    assert axes.get_title() == "Bytes per link in the recorded steps (without what p3 sent)"
+
+
+def test_the_trace_of_a_newcomer_is_merged_and_one_of_an_earlier_run_is_not(simulated, tmp_path):
+    plan, records, metrics = simulated
+    views = [{0: 0, 1: 1, 2: 0, 3: 1}, {0: 0, 1: 1, 2: 0, 4: 1}]
+    said = [{"what": "report", "peer": -1, "t": 0.5, "kind": "view", "fields": {"members": view}} for view in views]
+    traces = {"coordinator": said} | {f"peer_{i}": [r | {"peer": i} for r in records if r["peer"] == 1] for i in (4, 5)}
+    (tmp_path / "trace").mkdir()
+    for name, lines in traces.items():
+        (tmp_path / "trace" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in metrics))
+    (tmp_path / "summary.json").write_text('{"clock_offset_s": {}}')
+    (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
+    script = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
+    ((code, _, error),) = run_scripts([(str(script), f"--run_dir={tmp_path}")], "from jaxdt.cli import plots", tmp_path)
+    assert code == 0, error
+    peers = {record["peer"] for record in map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())}
+    assert peers == {-1, 4}
+    assert "peer 4 (stage 1)" in (tmp_path / "timeline.json").read_text()
 
 
 def test_one_step_does_not_flatten_the_throughput_of_the_others():

@@ -36,6 +36,7 @@ from jaxdt.protocol.reports import (
 from jaxdt.runtime.net.address import is_loopback
 from jaxdt.runtime.reporting.display import Display
 from jaxdt.runtime.reporting.link_bytes import LinkBytes
+from jaxdt.runtime.reporting.link_codecs import LinkCodecs
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
@@ -83,6 +84,7 @@ class Journal:
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._links = LinkBytes()
+        self._codecs = LinkCodecs(job.plan)
         self._changes = MembershipChanges()
         self._clock_offset_s: dict[str, float] = {}
         self._started_s = time.monotonic()
@@ -108,6 +110,7 @@ class Journal:
                     self._display.step(report)
             case ViewReport():
                 self._changes.view(report.members)
+                self._codecs.view(report.members)
                 (self._first_view if report.view == 1 else self._view)(report)
             case ConnectedReport():
                 self._connected(report)
@@ -231,6 +234,7 @@ class Journal:
         steps = list(self._metrics)
         evaluated = [step for step in steps if "eval_loss" in step]
         measured_s, tokens_per_s = self._speed(steps)
+        bytes_on_links = self._links.totals()
         summary = {
             "code": code,
             "reason": reason,
@@ -245,8 +249,8 @@ class Journal:
             "step_s_measured": measured_s,
             "prediction_doubt": self._doubt(),
             "tokens_per_s": tokens_per_s,
-            "bytes_on_links": self._links.totals(),
-            "codec_on_links": {f"{src}->{dst}": name for (src, dst), name in self._job.plan.codec_of_links.items()},
+            "bytes_on_links": bytes_on_links,
+            "codec_on_links": self._codecs.on(bytes_on_links),
             "start_s": self._start_s,
             "save_s_p50": statistics.median(self._save_s) if self._save_s else None,
             "save_s_max": max(self._save_s, default=None),

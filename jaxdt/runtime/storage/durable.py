@@ -17,6 +17,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.serialize import is_object
 
 BUFFERED_BYTES = 1 << 16
+BUFFERED_S = 1.0  # what a process that is killed has not written
 # Of a trace or a log, which has one older part beside it. A trace gets about 150 bytes for each step: a part holds the
 # reports of 100,000 steps and more, also while strangers at the port cause their 21 lines a minute.
 LOG_BYTES_MAX = 1 << 24
@@ -57,7 +58,8 @@ class LateFile:
     """A file of lines for people, such as a trace. It is opened at the first write, so that a process which is refused
     leaves the old file as it was.
 
-    When it is full it becomes the older part, and the file begins anew.
+    When it is full it becomes the older part, and the file begins anew. Lines wait in memory for about a second: a
+    process that is killed loses those, and no others.
 
     A disk that refuses costs the lines that it refused, and nothing else: no half line stays in the file, `failed` is
     called with the reason when the first of them is lost, and later lines are tried again.
@@ -74,6 +76,7 @@ class LateFile:
         self._buffered_bytes_max = 0 if by_line else BUFFERED_BYTES
         self._lines: list[bytes] = []
         self._buffered_bytes = 0
+        self._flushed_s = time.monotonic()
         self._file: BinaryIO | None = None
         self._size = 0
         self._is_failing = False
@@ -81,7 +84,7 @@ class LateFile:
     def write(self, line: str) -> None:
         self._lines.append(line.encode())
         self._buffered_bytes += len(self._lines[-1])
-        if self._buffered_bytes > self._buffered_bytes_max:
+        if self._buffered_bytes > self._buffered_bytes_max or time.monotonic() - self._flushed_s >= BUFFERED_S:
             self._flush()
 
     def close(self) -> None:
@@ -93,6 +96,7 @@ class LateFile:
         content = b"".join(self._lines)
         self._lines.clear()
         self._buffered_bytes = 0
+        self._flushed_s = time.monotonic()
         if not content:
             return
         try:

@@ -26,6 +26,19 @@ def test_a_trace_keeps_its_newest_lines(tmp_path, by_line):
     assert sorted(path.parent.iterdir()) == [file for file in sorted([path, older_part(path)]) if file.exists()]
 
 
+def test_a_process_that_is_killed_loses_its_last_second(tmp_path, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(durable.time, "monotonic", lambda: now_s[0])
+    file = LateFile(tmp_path / "peer_0.jsonl")
+    for i in range(4):
+        file.write(f"{i}\n")
+        now_s[0] += 0.4
+    file.write("4\n")
+    on_the_disk = (tmp_path / "peer_0.jsonl").read_text()
+    file.close()
+    assert on_the_disk == "0\n1\n2\n3\n"
+
+
 def test_a_file_that_goes_on_is_as_full_as_it_was(tmp_path):
     path = tmp_path / "peer_0.jsonl"
     path.write_text("x" * 995 + "\n")
