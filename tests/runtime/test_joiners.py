@@ -30,8 +30,10 @@ from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
 
 PEER = "import jaxdt.cli.run_flags, jaxdt.runtime.peer_process"
+UNEQUAL = Plan(2, ((0, 1), (1, 2)), ((1,), (0, 2)), (4,))  # as many microbatches as the run of one process has
 TRAIN = str(ROOT / "scripts/train.py")
 OTHER_VERSION = f"""
 import runpy
@@ -65,7 +67,10 @@ def come_with_another_shape(address: str, token: Path, run_dir: Path) -> Stop:
 
 
 def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning, alone, tmp_path, slow_links):
-    fleet = churning(*ENDLESS, *SWARM, slow_links)
+    """The plan has unequal numbers of replicas."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(plans.to_json(UNEQUAL)))
+    fleet = churning(*ENDLESS, *SWARM, slow_links, f"--plan={plan}")
     fleet.wait_for_step(1)
     address, token = (fleet.run_dir / "coordinator_address").read_text(), new_token(fleet.run_dir, "newcomer")
     elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
