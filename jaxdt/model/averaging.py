@@ -5,6 +5,9 @@ Without an outer optimizer they exchange the parameters and go on from the mean.
 minus its parameters. The mean change is taken for a gradient. With a learning rate of 1 and no momentum the new anchor
 is the mean of the parameters.
 
+Weighted by samples, a contribution is multiplied by the weight of its replica, and the sum divided by that of all. With
+`average_moments` the moments of the replica's own optimizer are averaged beside the parameters.
+
 With `mix_frac` a replica keeps this share of its own parameters (streaming DiLoCo, Douillard et al. 2025, Alg. 2, whose
 alpha it is): the local steps that it has done since its vector was frozen are not lost.
 
@@ -12,8 +15,9 @@ A run and its replay in one process compute both with these, so that they come t
 entry (jaxdt.model.base), and `names` are those of the entries that average. n numbers of a vector."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float32
@@ -26,7 +30,6 @@ from jaxdt.spec.model import ModelConfig
 
 Vector = Float32[np.ndarray, " n"]
 Sent = Float[np.ndarray, " n"]  # in the dtype of a codec
-Outer = tuple[Any, ...]  # anchor and momentum, trees like the parameters; empty without an outer optimizer
 
 
 def fragment_entries(config: ModelConfig, lo: int, hi: int, n_fragments: int) -> list[list[str]]:
@@ -38,30 +41,63 @@ def fragment_entries(config: ModelConfig, lo: int, hi: int, n_fragments: int) ->
     return fragments
 
 
-def exchanged(params: Params, outer: Outer, names: Sequence[str]) -> Vector:
-    """What a replica contributes to a group: its parameters, or with an outer optimizer what they have changed since
-    the last average."""
-    own = _pick(params, names)
-    layout = FloatVector(own)
-    vector = layout.of(own)
-    return layout.of(_pick(outer[0], names)) - vector if outer else vector
+class ReplicaState(NamedTuple):
+    """What a replica holds: its parameters, anchor and momentum of the outer optimizer (trees like the parameters; ()
+    without one), and its own optimizer's state."""
+
+    params: Params
+    outer: tuple[Any, ...]
+    opt_state: Any
 
 
-def averaged(
-    config: GroupsConfig, params: Params, outer: Outer, names: Sequence[str], mean: Vector
-) -> tuple[Params, Outer]:
-    """(parameters, outer) of a replica after the mean of what its group has exchanged. Other entries stay."""
-    own = _pick(params, names)
-    layout = FloatVector(own)
-    outcome = mean
+def exchanged(config: GroupsConfig, state: ReplicaState, names: Sequence[str], weight: int) -> Vector:
+    """What a replica contributes to a group, times its weight: its parameters, or with an outer optimizer what they
+    have changed since the last average; and its moments, if they are averaged."""
+    trees = _averaged_trees(config, state, names)
+    vector = FloatVector(trees).of(trees)
+    if state.outer:
+        anchor = FloatVector(trees[0]).of(_pick(state.outer[0], names))
+        vector[: len(anchor)] = anchor - vector[: len(anchor)]
+    return vector if weight == 1 else vector * np.float32(weight)
+
+
+def averaged(config: GroupsConfig, state: ReplicaState, names: Sequence[str], mean: Vector) -> ReplicaState:
+    """The state of a replica after the mean of what its group has exchanged. Other entries stay."""
+    trees = _averaged_trees(config, state, names)
+    layout, of_params = FloatVector(trees), FloatVector(trees[0])
+    outcome, outer = mean, state.outer
     if outer:
-        anchor, momentum = (layout.of(_pick(tree, names)) for tree in outer)
-        after = outer_update(config, anchor, momentum, mean)
-        outcome = after[0]
-        outer = tuple(tree | layout.tree(vector, 1.0) for tree, vector in zip(outer, after, strict=True))
+        anchor, momentum = (of_params.of(_pick(tree, names)) for tree in outer)
+        after = outer_update(config, anchor, momentum, mean[: len(anchor)])
+        outcome = np.concatenate([after[0], mean[len(anchor) :]])
+        outer = tuple(tree | of_params.tree(vector, 1.0) for tree, vector in zip(outer, after, strict=True))
     if config.mix_frac:
-        outcome = np.float32(config.mix_frac) * layout.of(own) + np.float32(1 - config.mix_frac) * outcome
-    return params | layout.tree(outcome, 1.0), outer
+        outcome = np.float32(config.mix_frac) * layout.of(trees) + np.float32(1 - config.mix_frac) * outcome
+    params, *moments = layout.tree(outcome, 1.0)
+    return ReplicaState(state.params | params, outer, _with_moments(state, moments))
+
+
+def _averaged_trees(config: GroupsConfig, state: ReplicaState, names: Sequence[str]) -> list[Params]:
+    """The entries that average: of the parameters, and of each moment."""
+    moments = [node for node in _nodes(state)[0] if _mirrors(node, state)] if config.average_moments else []
+    return [_pick(tree, names) for tree in (state.params, *moments)]
+
+
+def _with_moments(state: ReplicaState, moments: Sequence[Params]) -> Any:
+    """The optimizer's state with these entries of its moments in place of its own; none are given if none average."""
+    nodes, structure = _nodes(state)
+    entries = iter(moments)
+    replaced = [node | next(entries) if moments and _mirrors(node, state) else node for node in nodes]
+    return jax.tree.unflatten(structure, replaced)
+
+
+def _nodes(state: ReplicaState) -> tuple[list[Any], Any]:
+    """The optimizer's state, in which trees like the parameters, its moments, count as leaves."""
+    return jax.tree.flatten(state.opt_state, is_leaf=lambda node: _mirrors(node, state))
+
+
+def _mirrors(node: Any, state: ReplicaState) -> bool:
+    return isinstance(node, dict) and node.keys() == state.params.keys()
 
 
 def as_sent(codec: str, vector: Vector) -> Sent:

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from jaxdt.model.averaging import Sent, Vector, added, as_sent, averaged, exchanged, fragment_entries
+from jaxdt.model.averaging import ReplicaState, Sent, Vector, added, as_sent, averaged, exchanged, fragment_entries
 from jaxdt.model.chain import Chain
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.stage import StageFunctions, Vectors
-from jaxdt.spec.config import RunConfig
+from jaxdt.spec.config import PIPELINE, RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
@@ -68,13 +68,13 @@ class DueMean:
 
 @dataclass(frozen=True)
 class LocalGradient:
-    """The gradient of one local step: of each stage its vectors, and whether they are finite; the factor on them, and
+    """The gradient of one local step: of each stage its vectors, whether they are finite, and the factor on them; and
     the mean loss."""
 
     mean_loss: float
     vectors: Sequence[Vectors]
     is_finite: Sequence[bool]
-    scale: np.float32
+    scales: Sequence[np.float32]
 
 
 class ReplayedSteps:
@@ -253,19 +253,25 @@ class GroupReplay:
                     self._frozen[place] = self._exchanged(group, place[1])
 
     def _exchanged(self, group: LoggedGroup, pipeline: int) -> Sent:
-        params = self._chains[pipeline].params[group.stage]
-        names = self._fragments[group.stage][group.fragment]
-        return as_sent(self._config.sync.codec, exchanged(params, self._outer_of(group.stage, pipeline), names))
+        groups, names = self._config.sync.groups, self._fragments[group.stage][group.fragment]
+        vector = exchanged(groups, self._replica(group.stage, pipeline), names, self._weight(pipeline))
+        return as_sent(self._config.sync.codec, vector)
 
-    def _outer_of(self, stage: int, pipeline: int) -> tuple[Any, ...]:
-        return self._outer[stage][pipeline] if self._outer else ()
+    def _weight(self, pipeline: int) -> int:
+        return self._config.sync.groups.weight(self._plan.shares[pipeline])
+
+    def _replica(self, stage: int, pipeline: int) -> ReplicaState:
+        chain = self._chains[pipeline]
+        outer = self._outer[stage][pipeline] if self._outer else ()
+        return ReplicaState(chain.params[stage], outer, chain.states[stage])
 
     def _average(self, group: LoggedGroup) -> None:
         """The mean of a group, adopted when it is due. That of one replica means nothing without an outer optimizer."""
         vectors = [self._frozen[place] for place in group.places]
         if len(vectors) == 1 and not self._outer:
             return
-        mean = added(vectors).astype(np.float32) * np.float32(1.0 / len(vectors))
+        weight = sum(self._weight(pipeline) for pipeline in group.pipelines)
+        mean = added(vectors).astype(np.float32) * np.float32(1.0 / weight)
         for stage, pipeline, step in group.adopting_places:
             due = DueMean(step + self._config.sync.groups.lag_steps, group.fragment, mean)
             self._due[stage, pipeline] = due
@@ -276,12 +282,12 @@ class GroupReplay:
             due = self._due.get((stage, pipeline))
             if due and due.step == step:
                 del self._due[stage, pipeline]
-                params, names = self._chains[pipeline].params[stage], self._fragments[stage][due.fragment]
-                outer = self._outer_of(stage, pipeline)
-                params, outer = averaged(self._config.sync.groups, params, outer, names, due.mean)
-                self._chains[pipeline].params[stage] = self._placed(stage, params)
+                chain, names = self._chains[pipeline], self._fragments[stage][due.fragment]
+                after = averaged(self._config.sync.groups, self._replica(stage, pipeline), names, due.mean)
+                chain.params[stage] = self._placed(stage, after.params)
+                chain.states[stage] = self._placed(stage, after.opt_state)
                 if self._outer:
-                    self._outer[stage][pipeline] = tuple(self._placed(stage, tree) for tree in outer)
+                    self._outer[stage][pipeline] = tuple(self._placed(stage, tree) for tree in after.outer)
 
     def _placed(self, stage: int, tree: Any) -> Any:
         return self._chains[0].stages[stage].place(tree)
@@ -296,7 +302,8 @@ class GroupReplay:
             for m in self._plan.microbatches(pipeline)
         ]
         params_of = steps.params_of(step)
-        found = local_gradient(self._chains[pipeline], microbatches, self._config.optim.clip_norm, params_of)
+        clip = self._config.sync.groups.clip
+        found = local_gradient(self._chains[pipeline], microbatches, self._config.optim.clip_norm, params_of, clip)
         self.losses[pipeline].append(found.mean_loss)
         steps.computed(found)
 
@@ -321,9 +328,10 @@ def local_gradient(
     microbatches: Sequence[Int[np.ndarray, "B T+1"]],
     clip_norm: float,
     params_of: Sequence[Any] | None = None,
+    clip: str = PIPELINE,
 ) -> LocalGradient:
     """The gradient of a chain at the parameters `params_of` of each stage (None: its own), clipped by the norm over the
-    chain."""
+    chain or over each stage (sync.groups.clip)."""
     accs = [stage.zeros() for stage in chain.stages]
     loss_sum = 0.0
     for tokens_BT in microbatches:
@@ -332,17 +340,24 @@ def local_gradient(
     n_samples = sum(len(tokens_BT) for tokens_BT in microbatches)
     vectors = [stage.gradient_vectors(acc) for stage, acc in zip(chain.stages, accs, strict=True)]
     sq_norms = [math.fsum(_sq_norm(np.asarray(v)) for v in of_stage.values()) for of_stage in vectors]
-    norm = math.sqrt(math.fsum(sq_norms)) / n_samples if math.isfinite(math.fsum(sq_norms)) else math.inf
+    clips_by = [math.fsum(sq_norms)] * len(sq_norms) if clip_norm and clip == PIPELINE else sq_norms
+    is_finite = [math.isfinite(sq_norm) for sq_norm in clips_by]
+    scales = [_scale(sq_norm, n_samples, clip_norm) for sq_norm in clips_by]
+    return LocalGradient(loss_sum / n_samples, vectors, is_finite, scales)
+
+
+def _scale(sq_norm: float, n_samples: int, clip_norm: float) -> np.float32:
+    """The factor on a summed gradient of this squared norm: the mean over samples, clipped."""
+    norm = math.sqrt(sq_norm) / n_samples if math.isfinite(sq_norm) else math.inf
     clip = min(1.0, clip_norm / norm) if clip_norm and norm else 1.0
-    is_finite = [math.isfinite(norm if clip_norm else sq_norm) for sq_norm in sq_norms]
-    return LocalGradient(loss_sum / n_samples, vectors, is_finite, np.float32(clip / n_samples))
+    return np.float32(clip / n_samples)
 
 
 def update_stage(chain: Chain, stage: int, gradient: LocalGradient) -> None:
     """The local step of one stage. A gradient that is not finite changes nothing."""
     if gradient.is_finite[stage]:
         chain.params[stage], chain.states[stage] = chain.stages[stage].update(
-            chain.params[stage], chain.states[stage], gradient.vectors[stage], gradient.scale
+            chain.params[stage], chain.states[stage], gradient.vectors[stage], gradient.scales[stage]
         )
 
 

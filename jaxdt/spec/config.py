@@ -28,6 +28,8 @@ ON_STAGE_LOST = ("wait", "stop")
 ADVISE = "advise"
 REPLANS = ("off", ADVISE)
 OUTERS = ("none", "sgd", "nesterov")
+EQUAL, SAMPLES = WEIGHTS = ("equal", "samples")
+PIPELINE, STAGE = CLIPS = ("pipeline", "stage")
 CONNECTIVITY_WINDOWS = ("sliding", "tumbling")
 PLATFORMS = ("any", "cpu", "gpu", "tpu")
 
@@ -127,6 +129,10 @@ class GroupsConfig:
     `seed` is that of the rule "pairs".
     `outer`: what is done with the mean. With "none" the replicas go on from it; with "sgd" and "nesterov" the mean of
     their changes since the last average is the gradient of an outer optimizer, with `outer_lr` and `outer_momentum`.
+    `weights`: each member of a group counts the same, or as the samples of its local steps do; then a group does not
+    preserve the mean of all replicas. `clip`: by which norm optim.clip_norm clips a local step's gradient: that over
+    the pipeline, which its stages tell one another, or each stage by its own. `average_moments`: the moments of the
+    replicas' optimizers are averaged as their parameters are; else each keeps its own.
 
     Streaming DiLoCo (Douillard et al. 2025, Alg. 2): the layers of a stage fall into `fragments`, each of which
     averages every `every_steps` local steps, at offsets of its own. Its numbers are frozen, the replica goes on, and
@@ -148,6 +154,13 @@ class GroupsConfig:
     fragments: int = 1
     lag_steps: int = 0
     mix_frac: float = 0.0
+    weights: str = EQUAL
+    clip: str = PIPELINE
+    average_moments: bool = False
+
+    def weight(self, n_microbatches: int) -> int:
+        """How much a replica with such a share of a step's microbatches counts in a group."""
+        return n_microbatches if self.weights == SAMPLES else 1
 
     def fragment_due(self, n_steps: int) -> int | None:
         """The fragment that averages after so many local steps, if one does. All are due in the course of
@@ -286,6 +299,10 @@ class RunConfig:
         require_at_least("sync.groups.connectivity_groups", groups.connectivity_groups, -1)
         require_one_of("sync.groups.connectivity_window", groups.connectivity_window, CONNECTIVITY_WINDOWS)
         require_one_of("sync.groups.outer", groups.outer, OUTERS)
+        require_one_of("sync.groups.weights", groups.weights, WEIGHTS)
+        require_one_of("sync.groups.clip", groups.clip, CLIPS)
+        if type(groups.average_moments) is not bool:
+            raise BadInput(f"sync.groups.average_moments: got {groups.average_moments!r}, expected true or false")
         if not 0 < groups.outer_lr < math.inf:
             raise BadInput(f"sync.groups.outer_lr: got {groups.outer_lr}, expected a finite number > 0")
         if not 0 <= groups.outer_momentum < 1:

@@ -34,6 +34,14 @@ def fragment_of_name(group: str) -> int:
     return int(group.partition("/fragment")[2] or 0)
 
 
+def exchanged_elements(config: RunConfig, lo: int, hi: int, fragment: int) -> int:
+    """Numbers that a replica of layers lo..hi-1 exchanges in a group: of its parameters, and of its moments if these
+    are averaged too."""
+    groups = config.sync.groups
+    n_trees = 1 + (config.optim.n_moments if groups.average_moments else 0)
+    return n_trees * config.model.fragment_params(lo, hi, fragment, groups.fragments)
+
+
 def push_name(stage: int, worker: int) -> str:
     """The group of what a worker has changed of the parameters of a stage, on the way to their server."""
     return f"{group_name(stage)}/push{worker}"

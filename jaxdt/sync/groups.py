@@ -17,8 +17,8 @@ that hold it (jaxdt.sync.scheduling.open_groups says why all adopt the same).
 # pyright: reportMatchNotExhaustive=false
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
@@ -64,10 +64,10 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.spec.codec import EXCHANGED_BYTES
-from jaxdt.spec.config import GroupsConfig, RunConfig
+from jaxdt.spec.config import STAGE, GroupsConfig, RunConfig
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
-from jaxdt.spec.sizes import boundary_bytes, fragment_of_name, is_mean, state_name
+from jaxdt.spec.sizes import boundary_bytes, exchanged_elements, fragment_of_name, is_mean, state_name
 from jaxdt.spec.work import ADOPT, EVALUATE, LAY_OUT, LOCAL_STEP, Work
 from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
@@ -82,16 +82,18 @@ NO_LOSSES = Tally()
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """How one replica averages: as `settings` say, or with `averages` False never. `fragment_elements`: numbers of each
-    fragment of its parameters, exchanged in slices of `slice_elements`, `number_bytes` each. `n_steps`: rows of the
-    run."""
+    """How one replica averages: as `settings` say, or with `averages` False never. `fragment_elements`: numbers that it
+    exchanges of each fragment, in slices of `slice_elements`, `number_bytes` each; `n_elements`: of its parameters.
+    `n_steps`: rows of the run. `weights`: of the replicas of the stage, 1 where none is given."""
 
     n_steps: int
     settings: GroupsConfig
     averages: bool
     fragment_elements: tuple[int, ...]
+    n_elements: int
     slice_elements: int
     number_bytes: int = FLOAT_BYTES
+    weights: Mapping[int, int] = field(default_factory=dict[int, int])
 
     @property
     def has_outer(self) -> bool:
@@ -289,8 +291,9 @@ class Groups:
         """Numbers of a round's vector."""
         if self._is_state(round):
             return self._n_words
-        of_fragments = self._options.fragment_elements
-        return sum(of_fragments) if is_mean(round.group) else of_fragments[fragment_of_name(round.group)]
+        if is_mean(round.group):
+            return self._options.n_elements
+        return self._options.fragment_elements[fragment_of_name(round.group)]
 
     def _is_group(self, round: Round) -> bool:
         """Whether a round is that of an averaging group."""
@@ -378,11 +381,17 @@ class Groups:
         round, held = exchange.round, self._holds(exchange)
         if is_mean(round.group):
             return [held]
-        scale = 1.0 / len(exchange.contributors)
+        scale = self._factor(exchange)
         if self._pending.is_awaited and self._is_group(round):
             self._pending.arrived(round, scale)
             return [held, *(self._adopt_pending() if self._waits_for_group else self._finish_if_over())]
         return [held, self._adopt_mean(round, scale, is_closed=False)]
+
+    def _factor(self, exchange: Exchange) -> float:
+        """On the sum of a round, to have the mean: that of a group is weighted."""
+        if not self._is_group(exchange.round):
+            return 1.0 / len(exchange.contributors)
+        return 1.0 / sum(self._options.weights.get(member, 1) for member in exchange.contributors)
 
     def _holds(self, exchange: Exchange) -> Send:
         """The whole result is here. What every slice says of the contributions is the same."""
@@ -495,17 +504,18 @@ def _build(setup: PeerSetup) -> Groups:
         pipeline=[row[pipeline] for row in plan.placement],
         n_steps=config.train.steps,
         clip_norm=config.optim.clip_norm,
+        clips_alone=groups.clip == STAGE,
         n_ahead=plan.n_ahead(stage),
     )
     options = GroupOptions(
         n_steps=config.train.steps,
         settings=groups,
         averages=matcher_entry(groups.match).averages,
-        fragment_elements=tuple(
-            config.model.fragment_params(lo, hi, fragment, groups.fragments) for fragment in range(groups.fragments)
-        ),
+        fragment_elements=tuple(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments)),
+        n_elements=config.model.stage_params(lo, hi),
         slice_elements=max(1, config.sync.slice_bytes // FLOAT_BYTES),
         number_bytes=EXCHANGED_BYTES[config.sync.codec],
+        weights={peer: groups.weight(plan.shares[p]) for p, peer in enumerate(plan.placement[stage])},
     )
     has_next = stage + 1 < plan.n_stages
     pipelines = range(plan.n_pipelines) if has_next else ()

@@ -1,6 +1,7 @@
 """Local steps of a replica that may differ from the others: when one begins, its norm, its update, and the last one.
 
-The gradient is clipped by the norm over the own pipeline, whose members tell one another theirs. The first stage begins
+The gradient is clipped by the norm over the own pipeline, whose members tell one another theirs, or each stage's by its
+own. The first stage begins
 the pipeline's steps, so it decides how many there are, when the coordinator says that the run has enough of them. A
 part of a sync's machine, which says when the next step may begin.
 """
@@ -43,8 +44,8 @@ from jaxdt.spec.work import LOCAL_STEP, NORM, Work
 @dataclass(frozen=True)
 class PipelinePlace:
     """One replica's place. `pipeline`: the members of its pipeline, in the order of stages. It does `n_steps` local
-    steps if all pipelines are equally fast. `clip_norm`: of the mean gradient over the pipeline; 0 for no clipping.
-    `n_ahead`: steps whose forwards run before a step's backward (Plan.n_ahead)."""
+    steps if all pipelines are equally fast. `clip_norm`: of the mean gradient over the pipeline, or with `clips_alone`
+    over the stage; 0 for no clipping. `n_ahead`: steps whose forwards run before a step's backward (Plan.n_ahead)."""
 
     peer: int
     stage: int
@@ -52,6 +53,12 @@ class PipelinePlace:
     n_steps: int
     clip_norm: float
     n_ahead: int = 0
+    clips_alone: bool = False
+
+    @property
+    def waits_for_norms(self) -> bool:
+        """Whether a local step needs the norms of the other stages."""
+        return self.clip_norm > 0 and not self.clips_alone
 
     @property
     def is_first_stage(self) -> bool:
@@ -146,7 +153,7 @@ class LocalSteps:
     def _normed(self, step: int, sq_norm: float) -> list[Action | Event]:
         """The norm of the own gradient is known. Where the gradient is clipped the other stages have to know it."""
         self._sq_norms.setdefault(step, {})[self._place.peer] = sq_norm
-        others = self._place.others if self._place.clip_norm else []
+        others = self._place.others if self._place.waits_for_norms else []
         body = StepNorm(step, sq_norm)
         told = [Post(tuple([(peer, body, 0) for peer in others]))] if others else []
         return [*told, *self._step_if_clipped(step)]
@@ -156,7 +163,7 @@ class LocalSteps:
         nothing: the factor on it is 0."""
         place = self._place
         sq_norms = self._sq_norms.get(step, {})
-        if place.peer not in sq_norms or (place.clip_norm and len(sq_norms) < len(place.pipeline)):
+        if place.peer not in sq_norms or (place.waits_for_norms and len(sq_norms) < len(place.pipeline)):
             return []
         sq_norm = self._pipeline_sq_norm(step)
         scale = local_scale(sq_norm, self._ledger.n_samples(step), place.clip_norm)
@@ -164,7 +171,7 @@ class LocalSteps:
         return [*told, Run(Work(place.stage, LOCAL_STEP, None, place.peer, step), scale)]
 
     def _pipeline_sq_norm(self, step: int) -> float:
-        """Of all stages if the gradient is clipped, else of this one."""
+        """Of all stages if the gradient is clipped by the norm over them, else of this one."""
         sq_norms = self._sq_norms[step]
         return math.fsum(sq_norms[peer] for peer in self._place.pipeline if peer in sq_norms)
 

@@ -150,6 +150,8 @@ RULES = [
     ("window", dict(every_steps=1, window_s=3.0, connectivity_groups=4)),
     ("window", dict(every_steps=2, group_size_max=2, window_s=3.0, codec="bf16")),
     ("all", dict(every_steps=4, lag_steps=2, outer="nesterov", codec="bf16")),
+    ("all", dict(every_steps=2, outer="sgd", weights="samples", clip="stage", average_moments=True, mix_frac=0.1)),
+    ("window", dict(every_steps=1, window_s=3.0, weights="samples", average_moments=True, codec="bf16")),
 ]
 
 
@@ -194,12 +196,15 @@ def test_a_checkpoint_on_the_way_is_the_mean_of_states_that_the_log_names():
 
 
 @functools.cache
-def whole_model_step(model, optim):
-    """(one update of the whole model, the initial state of its optimizer), for AdamW."""
+def whole_model_step(model, optim, clips_alone=((),)):
+    """(one update of the whole model, the initial state of its optimizer), for AdamW. `clips_alone`: the entries of
+    parts whose gradients are clipped each by its own norm."""
     matrices = functools.partial(jax.tree.map, lambda leaf: leaf.ndim >= 2)
     lr = lambda count: optim.lr * jnp.minimum(1.0, (jnp.float32(count) + 1.0) / max(1, optim.warmup_steps))  # noqa: E731
     adamw = optax.adamw(lr, optim.b1, optim.b2, optim.eps, weight_decay=optim.weight_decay, mask=matrices)
-    rule = optax.chain(optax.clip_by_global_norm(optim.clip_norm), adamw)
+    clip = optax.clip_by_global_norm(optim.clip_norm)
+    parts = [lambda params, of=of: {name: not of or name in of for name in params} for of in clips_alone]
+    rule = optax.chain(*(optax.masked(clip, part) for part in parts), adamw)
 
     def loss(params, tokens_BT):
         return gpt_reference.loss_sum(model, params, tokens_BT[:, :-1], tokens_BT[:, 1:]) / tokens_BT.shape[0]
@@ -219,12 +224,14 @@ class WholeModel:
 
     def __init__(self, config):
         self.config, self.plan = config, run_config.default_plan(config)
-        model = config.model
-        self.step_of, initial_state = whole_model_step(model, config.optim)
+        model, groups = config.model, config.sync.groups
+        self.names = [list(init_stage(model, lo, hi, SEED)) for lo, hi in self.plan.stages]
+        self.weights = self.plan.shares if groups.weights == "samples" else [1] * self.plan.n_pipelines
+        clips_alone = tuple(map(tuple, self.names)) if groups.clip == "stage" else ((),)
+        self.step_of, initial_state = whole_model_step(model, config.optim, clips_alone)
         params = init_stage(model, 0, model.n_layers, SEED)
         self.params = [params] * self.plan.n_pipelines
         self.states = [initial_state(params)] * self.plan.n_pipelines
-        self.names = [list(init_stage(model, lo, hi, SEED)) for lo, hi in self.plan.stages]
 
     def step(self, pipeline, n):
         plan = self.plan
@@ -236,13 +243,18 @@ class WholeModel:
 
     def average(self, stage):
         for name in self.names[stage]:
-            mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *(params[name] for params in self.params))
+            mean = jax.tree.map(self.mean, *(params[name] for params in self.params))
             self.params = [params | {name: mean} for params in self.params]
 
+    def mean(self, *leaves):
+        return sum(weight * leaf for weight, leaf in zip(self.weights, leaves, strict=True)) / sum(self.weights)
 
-def test_local_sgd_is_that_of_the_whole_model():
-    """Three pipelines of unequal shares average every second step: losses, and parameters at the end."""
-    config = make_config("all", 3, microbatches=7, every_steps=2)
+
+@pytest.mark.parametrize("groups", [{}, dict(weights="samples", clip="stage")], ids=["equal", "samples"])
+def test_local_sgd_is_that_of_the_whole_model(groups):
+    """Three pipelines of unequal shares average every second step: losses, and parameters at the end. Each counts as
+    much, or as its samples, and its gradient is clipped as a whole, or stage by stage."""
+    config = make_config("all", 3, microbatches=7, every_steps=2, **groups)
     outcome, _ = simulated(config)
     replay, whole = replayed(config, outcome), WholeModel(config)
     n_steps = replay.losses[0]
@@ -349,6 +361,21 @@ def test_averaging_after_every_step_of_sgd_is_all_reduce():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for peer, (params, _) in states.items():
         assert_close(params, same_states[peer][0], 1e-5)
+
+
+def test_averaged_moments_of_sgd_are_those_of_all_reduce():
+    """Before the end, where all of the state is averaged anyway; without it each replica has moments of its own."""
+    _, expected = simulated(make_config(None, 2, SGD))
+    for average_moments in (True, False):
+        config = make_config("all", 2, SGD, average_moments=average_moments)
+        for stage, of_stage in enumerate(replayed(config, simulated(config)[0]).states):
+            (_, ours), (_, others) = jax.device_get(of_stage)
+            if average_moments:
+                assert_equal_bits(ours, others)
+                assert_close(ours, expected[stage][1], 1e-5)
+            else:
+                with pytest.raises(AssertionError):
+                    assert_close(ours, expected[stage][1], 0.1)
 
 
 def test_one_pipeline_by_itself_is_the_run_that_there_was():

@@ -128,7 +128,7 @@ def test_pipelines_that_are_lost_at_once_leave_at_once():
 def test_a_shard_that_comes_again_after_its_group_is_dropped():
     """One that comes before its group is kept until the group is told."""
     place = PipelinePlace(peer=0, stage=0, pipeline=[0], n_steps=9, clip_norm=0.0)
-    options = GroupOptions(9, GroupsConfig(), averages=True, fragment_elements=(4,), slice_elements=2)
+    options = GroupOptions(9, GroupsConfig(), averages=True, fragment_elements=(4,), n_elements=4, slice_elements=2)
     machine = Groups(place, options, HeldOutWork(HeldOutPlace(0, 0, None, 0, [])))
     view = View(1, 1, 0, (Member(0, 0, admission=1), Member(1, 0, admission=1)), (1,), n_committed=0)
     machine.handle(0.0, ViewChanged(view))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdt.model.averaging import ReplicaState
 from jaxdt.model.stage import StageFunctions
 from jaxdt.spec.delay import Delay
 
@@ -68,10 +69,12 @@ class ParameterVersions:
             raise RuntimeError(f"step {step} computes with version {version}, held is {self.version}")
         return self.before
 
-    def adopt(self, params: Any, outer: tuple[Any, ...]) -> None:
-        """Replace the parameters, and the anchor and the momentum of the outer optimizer; the version stays."""
-        self.params = self._functions.place(params)
-        self.outer = tuple(self._functions.place(tree) for tree in outer)
+    def adopt(self, state: ReplicaState) -> None:
+        """Replace the parameters, the anchor and the momentum of the outer optimizer, and the replica's own optimizer's
+        state; the version stays."""
+        place = self._functions.place
+        self.params, self.opt_state = place(state.params), place(state.opt_state)
+        self.outer = tuple(place(tree) for tree in state.outer)
 
     def update(self, vectors: Mapping[str, Any], scale: float) -> None:
         """Make the next version from the summed gradients of the sync groups, times `scale`. Without vectors the update

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxdt.build import replicas_may_differ, sends_again
-from jaxdt.model.averaging import WIRE_DTYPES, as_sent, averaged, exchanged, fragment_entries
+from jaxdt.model.averaging import WIRE_DTYPES, ReplicaState, as_sent, averaged, exchanged, fragment_entries
 from jaxdt.model.base import model_of
 from jaxdt.model.data import TokenFile
 from jaxdt.model.float_vector import FloatVector
@@ -37,6 +37,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import (
     TIED,
+    exchanged_elements,
     fragment_name,
     fragment_of_name,
     group_name,
@@ -100,7 +101,7 @@ class Store:
         self._plan = plan
         self._data = data
         self._load_entries = load_entries
-        self._stage, _ = plan.seat(peer)
+        self._stage, pipeline = plan.seat(peer)
         self._fetched: np.ndarray | None = None
         self._accumulators: dict[int, Any] = {}
         self._residuals: dict[Key, Any] = {}
@@ -109,10 +110,11 @@ class Store:
         self._pushed = PushedChange()
         groups, (lo, hi) = config.sync.groups, plan.stages[self._stage]
         self._fragments = fragment_entries(config.model, lo, hi, groups.fragments)
-        self._fragment_sizes = {
-            fragment_name(self._stage, f, groups.fragments): config.model.fragment_params(lo, hi, f, groups.fragments)
-            for f in range(groups.fragments if groups.fragments > 1 else 0)
+        self._exchanged_sizes = {
+            fragment_name(self._stage, f, groups.fragments): exchanged_elements(config, lo, hi, f)
+            for f in range(groups.fragments if replicas_may_differ(config) else 0)
         }
+        self._weight = groups.weight(plan.shares[pipeline])
         self._frozen: tuple[int, np.ndarray] | None = None  # the local steps after which a fragment was, and its vector
         self._stash = WeightStash(plan.n_ahead(self._stage))
         self._retains_boundaries = sends_again(config)
@@ -222,8 +224,13 @@ class Store:
         return self._exchanged(fragment_of_name(round.group))
 
     def _exchanged(self, fragment: int) -> np.ndarray:
+        groups, names = self._config.sync.groups, self._fragments[fragment]
+        return exchanged(groups, self._replica, names, self._weight)
+
+    @property
+    def _replica(self) -> ReplicaState:
         versions = self.parameter_versions
-        return exchanged(versions.params, versions.outer, self._fragments[fragment])
+        return ReplicaState(versions.params, versions.outer, versions.opt_state)
 
     def _freeze(self, step: int) -> None:
         """Keep what a group exchanges of the fragment that is due after `step` local steps. The one before is not
@@ -251,7 +258,7 @@ class Store:
         else:
             names = self._fragments[fragment_of_name(round.group)]
             mean = total * np.float32(scale)
-            versions.adopt(*averaged(self._config.sync.groups, versions.params, versions.outer, names, mean))
+            versions.adopt(averaged(self._config.sync.groups, self._replica, names, mean))
 
     def state_of(self, version: int) -> tuple[Any, ...]:
         """The state that a checkpoint of `version` holds: this peer's, or the mean that was kept aside for it, which is
@@ -441,8 +448,8 @@ class Store:
         """Numbers of a group's vector; 0 for a group that this peer is not in."""
         if group == state_name(self._stage):
             return self.n_words
-        if group in self._fragment_sizes:
-            return self._fragment_sizes[group]
+        if group in self._exchanged_sizes:
+            return self._exchanged_sizes[group]
         whole = parameters_of(group)
         return sum(n for name, n in self.functions.group_sizes.items() if self._group(name) == whole)
 
