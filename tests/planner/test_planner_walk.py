@@ -24,4 +24,4 @@ def test_the_walk_runs(tmp_path, monkeypatch):
     session = {}
     for block in blocks:
         exec(compile(block, "docs/planner.md", "exec"), session)
-    assert session["found"].moves and session["result"].step_s > 0
+    assert session["found"].moves and session["result"].step_s > 0 and session["pool"].levels
