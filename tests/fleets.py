@@ -205,6 +205,10 @@ class Churning(Launched):
         return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" adopted view=")
 
 
+def alive(pids) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 def parameters(run_dir: Path, version: int = N_STEPS) -> dict:
     return {name: entry["params"] for name, entry in load_entries(step_folder(run_dir, version)).items()}
 

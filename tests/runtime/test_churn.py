@@ -3,7 +3,7 @@
 import os
 import signal
 
-from fleets import ENDLESS, QUICK, SWARM, assert_equal
+from fleets import ENDLESS, QUICK, SWARM, alive, assert_equal
 
 from jaxdt.runtime.storage.checkpoint import newest
 from jaxdt.spec import plan as plans
@@ -51,8 +51,10 @@ def test_a_pipeline_that_loses_a_peer_borrows_and_is_whole_again(churning, slow_
     fleet.join()
     n = len(fleet.losses()) + 2
     fleet.wait_for(lambda: int(newest(fleet.run_dir).name) >= n, "a checkpoint with the newcomer's share")
+    pids = [fleet.coordinator(), *fleet.children().values()]
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended() == 130, fleet.output
+    assert not alive(pids)
     assert fleet.newcomer.wait(timeout=60) == 130, fleet.log.read_text()
     assert "peer 3 (stage 1): lost" in fleet.output
     assert "replan: peers 0, 1, 2 are predicted" in fleet.output

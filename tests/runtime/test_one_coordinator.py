@@ -1,21 +1,17 @@
-"""A resumed run whose coordinator is killed, terminated, started twice and ended by another signal; and one of its
-peers, started twice."""
+"""A resumed run whose coordinator is killed, terminated, started twice and ended by another signal; one of its peers,
+started twice; and a peer of another run."""
 
 import os
 import signal
-import subprocess
-import sys
 
 from fleets import MANY_STEPS, N_STEPS, ONE_PROCESS, ROOT
+from forks import run_scripts
 
+from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 from jaxdt.runtime.run_dir import job_flags, peer_credential
 
-
-def started(fleet, script, *flags):
-    """A further process of a run: its exit code and its last line."""
-    command = [sys.executable, str(ROOT / "scripts" / script), *job_flags(fleet.run_dir), *flags]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-    return done.returncode, done.stdout.strip().splitlines()[-1]
+COORDINATE, TRAIN = (str(ROOT / "scripts" / name) for name in ("coordinate.py", "train.py"))
+IMPORTS = "import jaxdt.cli.run_flags, jaxdt.runtime.coordinator_process, jaxdt.runtime.peer_process"
 
 
 def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched, ended, tmp_path):
@@ -32,17 +28,19 @@ def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched
         assert fleet.losses()[: len(before)] == before
     address = (fleet.run_dir / "coordinator_address").read_text()
 
-    code, line = started(fleet, "coordinate.py", f"--run_dir={fleet.run_dir}")
-    assert code == 2 and "has a coordinator already (process " in line, line
-    flags = (
-        "--peer=0",
-        peer_credential(fleet.run_dir, 0),
-        f"--coordinator={address}",
-        f"--run_dir={tmp_path / 'second'}",
-    )
-    code, line = started(fleet, "train.py", *flags)
-    assert code == 2 and line.startswith("peer 0 (stage 0): runs at 127.0.0.1:"), line
-    assert "and answers; a second one at 127.0.0.1:0 (process " in line, line
+    flags = [*job_flags(fleet.run_dir), "--peer=0", f"--coordinator={address}"]
+    commands = [
+        [COORDINATE, *job_flags(fleet.run_dir), f"--run_dir={fleet.run_dir}"],
+        [TRAIN, *flags, peer_credential(fleet.run_dir, 0), f"--run_dir={tmp_path / 'second'}"],
+        [TRAIN, *flags, peer_credential(tmp_path / "other", 0), f"--run_dir={tmp_path / 'intruder'}"],
+    ]
+    results = run_scripts(commands, IMPORTS, tmp_path, os.environ | MALLOC_ENVIRONMENT | {"LD_PRELOAD": ""})
+    assert [code for code, _, _ in results] == [2, 2, 2], results
+    coordinator, second, intruder = (err.strip().splitlines()[-1] for _, _, err in results)
+    assert "has a coordinator already (process " in coordinator, coordinator
+    assert second.startswith("peer 0 (stage 0): runs at 127.0.0.1:"), second
+    assert "and answers; a second one at 127.0.0.1:0 (process " in second, second
+    assert "coordinator: " in intruder, intruder
 
     fleet.wait_for_step(len(fleet.losses()) + 2)
     os.kill(fleet.coordinator(), signal.SIGUSR1)  # a failure, which no new start would mend
@@ -51,3 +49,4 @@ def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched
     assert "coordinator: terminated, started again" in fleet.output
     assert "coordinator: lost, " in fleet.output
     assert "(stage 0): lost, " not in fleet.output
+    assert "refused" in fleet.output
