@@ -14,12 +14,13 @@ import planner
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Device, Network, parse, to_json
 from planner.__main__ import main
+from planner.api.pool import problem_of_job
 from planner.model.pool import PoolOptions
 from planner.report.pool_plan import POOL
 from planner.search.pool.clustering import clusterings
-from planner.search.pool.levels import search
+from planner.search.pool.levels import hops, search
 from planner.search.pool.path import annealed_order, exact_order, length_s
-from planner.search.pool.stages import largest_remainder
+from planner.search.pool.stages import largest_remainder, owners_of
 
 RUN = planner.run_of_model("small", planner.StepOptions(global_batch=64))
 
@@ -114,6 +115,44 @@ def test_a_plan_does_not_depend_on_numbers_or_seeds_and_all_that_it_claims_is_tr
             assert {network.devices[d].region for d in row} <= site
 
 
+def test_the_search_and_eq_2_in_full_agree_about_hops():
+    """They share no code."""
+    for seed, n_stages in itertools.product(range(3), (2, 3, 4)):
+        network = mixed(seed)
+        profile = planner.profile_of_flops(RUN, network, {"A100": 1e13, "T4": 2e12})
+        problem, _ = problem_of_job(network, planner.Job(RUN, None, None, profile), PoolOptions())
+        level = search(problem, PoolOptions(), n_stages, 0).chosen
+        hops_s = [cost.hop_s for cost in level.cost.stages]
+        assert hops(problem, owners_of(problem, level.clusters)) == pytest.approx(hops_s[:-1])
+        assert hops_s[-1] == 0
+        stage_s = 16 / sum(problem.power[problem.reliable]) / n_stages  # 64 units in 4 mini-batches, for 12 devices
+        assert level.search_s == pytest.approx(4 * (max(hops_s) + stage_s))
+
+
+def test_verification_finds_roles_that_devices_may_not_have():
+    network = mixed(0)
+    plan = planned(network, 3).plan
+
+    def false(plan, network):
+        return [one.text for one in planner.verify(plan, network) if one.state == "FALSE"]
+
+    assert false(plan, network) == []
+    names = {plan.devices[row[0]]: k for k, row in enumerate(plan.roles.servers)}
+    gone = tuple(replace(one, disconnect_prob=0.5) if one.name in names else one for one in network.devices)
+    assert any("servers are reliable" in text and "r0" in text for text in false(plan, replace(network, devices=gone)))
+    roles = plan.roles
+    k = next(k for k, row in enumerate(roles.servers) if len(row) > 1)
+    both = tuple(roles.servers[k] if j == k else row for j, row in enumerate(roles.front))
+    assert f"roles: a server is in front or at the back, a lone one both, but for {k}" in false(
+        replace(plan, roles=replace(roles, front=both)), network
+    )
+    units = dict(plan.found[POOL]["units"])
+    a, b, *_ = (plan.devices[d] for d in (*roles.servers[k], *roles.workers[k]))
+    units[a], units[b] = units[a] + units[b], 0
+    shared = replace(plan, found=plan.found | {POOL: plan.found[POOL] | {"units": units}})
+    assert any(text.startswith(f"units: {a}") for text in false(shared, network))
+
+
 def test_parts_by_largest_remainder():
     assert largest_remainder(8, [2.75, 2, 2], least=1) == [3, 3, 2]
     assert largest_remainder(8, [1 / 8, 1 / 16, 1 / 8]) == [3, 2, 3]
@@ -154,6 +193,11 @@ def test_a_toy_has_the_stages_and_the_seconds_that_come_out_by_hand():
     assert found.chosen.path_s == pytest.approx(2 + 4)
     ideal_s = 8 * 32 / 5.5  # of a mini-batch, by the power of the reliable machines
     assert found.chosen.search_s == pytest.approx(2 * (32 + ideal_s))
+    assert problem.available.tolist() == [1, 1, 1, 1, 1, 0.75, 0.5]  # one that goes does so at any moment alike
+    # b1 also keeps 16 activations and 16 gradients of 0.125 GB. With 33 GB it cannot hold three layers, of 10 GB each.
+    cramped = replace(problem, room_bytes=(33e9,) * len(names))
+    stages = search(cramped, PoolOptions(), 3, 0).chosen.staged.stages
+    assert [(one.lo, one.hi) for one in stages] == [(0, 3), (3, 5), (5, 8)]
     # As printed, each further split seems to save time, though its stages take as long.
     printed = search(problem, PoolOptions("paper"), None, 0)
     assert [level.search_s for level in printed.levels[2:]] == pytest.approx(
