@@ -202,7 +202,7 @@ class Churning(Launched):
 
     def views(self, peer: int) -> int:
         """How many views a peer of the plan has adopted."""
-        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" adopted view=")
+        return (self.run_dir / "logs" / f"peer_{peer}.log").read_text().count(" is in view ")
 
 
 def alive(pids) -> list[int]:

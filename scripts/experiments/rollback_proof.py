@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-ADOPTED = re.compile(r" adopted view=(\d+) members=\[(.*)\]$")
-DOWNLOAD = re.compile(r" download version=(\d+) ")
+ADOPTED = re.compile(r" is in view (\d+), with peers? (.*)$")
+NUMBER = re.compile(r"\d+")
+DOWNLOAD = re.compile(r" has the state of step (\d+) ")
 JOINS = re.compile(r"^peer (\d+): joins ")
 HEARD_S = 1.0  # the coordinator has to hear of a download before it can count on it
 
@@ -32,7 +33,7 @@ class Life:
         """Take in a line of the log of the process."""
         if found := JOINS.search(line):
             self.peer = int(found[1])
-        if (found := ADOPTED.search(line)) and str(self.peer) in found[2].split(", "):
+        if (found := ADOPTED.search(line)) and str(self.peer) in NUMBER.findall(found[2]):
             self.views.append(int(found[1]))
         if found := DOWNLOAD.search(line):
             self.downloads.append((now_s, int(found[1])))

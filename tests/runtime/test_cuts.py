@@ -19,7 +19,7 @@ class Cut(Churning):
     def view(self, peer: int) -> str:
         """Number of the view that a peer adopted last."""
         log = (self.run_dir / "logs" / f"peer_{peer}.log").read_text()
-        return log.rpartition(" adopted view=")[2].partition(" ")[0]
+        return log.rpartition(" is in view ")[2].partition(",")[0]
 
     def cut(self, *pairs):
         cutting.cut(self.cuts, *pairs)

@@ -1,14 +1,22 @@
 """What a peer's own log says."""
 
+import dataclasses
+import typing
+
 import pytest
 
 from jaxdt.protocol.reports import (
+    SCHEMAS,
+    AdoptedReport,
     CandidateReport,
     ConnectedReport,
+    DownloadReport,
+    DroppedReport,
     OverdueReport,
     PreparingReport,
     ReadyReport,
     SaveFailedReport,
+    SteppedDownReport,
     UnreachedReport,
     UsageReport,
     WaitingReport,
@@ -48,8 +56,35 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
         (CandidateReport(4, "cpu: 1 x cpu"), "peer 4: is ready on cpu: 1 x cpu, and joins after this step"),
         (WaitingReport([0, 2, 3]), "waiting for peers 0, 2 and 3 to get ready"),
         (WaitingReport([1]), "waiting for peer 1 to get ready"),
-        (SaveFailedReport(0, 2, "full", 1), "save_failed: peer 0, version 2, reason full, n_in_a_row 1"),
+        (
+            SaveFailedReport(0, 2, "full", 1),
+            "peer 0: could not write its part of the checkpoint of 2 steps (1 in a row have failed): full",
+        ),
+        (AdoptedReport(4, [1, 0, 4]), "is in view 4, with peers 0, 1 and 4"),
+        (
+            DownloadReport(142, 3_249_000, 0.1654438759999266, [0]),
+            "has the state of step 142 from peer 0: 3.2 MB in 0.17 s",
+        ),
+        (SteppedDownReport("coordinator: terminated"), "coordinator: terminated"),
+        (
+            DroppedReport(-1, message="Ended", view=1, coordinator_term=1),
+            "drops a message from the coordinator: Ended of view 1",
+        ),
     ],
 )
 def test_what_a_person_must_know_is_a_sentence(report, line):
     assert line_of(report) == line
+
+
+# What the live table, the journal or a peer's log show in a way of their own, and what only the trace has.
+OTHERWISE = {"step", "view", "lost", "failed", "leaving", "vacant", "rollback", "checkpoint", "done", "ended", "replan"}
+VALUES = {int: 7, float: 0.25, bool: True, list[int]: [1, 2]}
+OTHERWISE |= {"heartbeat", "operator", "usage", "unreached", "group", "state_mean", "held_out_mean", "push", "pull"}
+
+
+def test_no_report_is_printed_as_its_bare_fields():
+    for kind, schema in SCHEMAS.items():
+        if kind not in OTHERWISE:
+            hints = typing.get_type_hints(schema)
+            report = schema(**{one.name: VALUES.get(hints[one.name], "text") for one in dataclasses.fields(schema)})
+            assert not line_of(report).startswith(f"{kind}: ") or kind == "refused", kind

@@ -119,7 +119,7 @@ def test_a_prediction_is_shown(report, tmp_path, capsys):
     job = SimpleNamespace(run_dir=tmp_path, config=CASE.config, plan=CASE.plan, network=None, stalls=None)
     Journal(job, SimpleNamespace(n_committed=0), SimpleNamespace(), live=False).report(report)
     shown = capsys.readouterr().out
-    assert shown == ("predicted step time 1.500 s\n" if report.step_s else "prediction: problem killed\n")
+    assert shown == ("predicted step time 1.500 s\n" if report.step_s else "no prediction of the step time: killed\n")
 
 
 def test_a_prediction_says_when_it_may_be_far_off():

@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_ends_the_run_with_code_2(launched):
     next; when three in a row have failed and no other peer of the stage can write them, a person has to mend it."""
     fleet = launched(*ONE_PROCESS, "--config.train.steps=100000", "--config.model.d_model=128", file_bytes_max=200_000)
     assert fleet.ended() == 2, fleet.output
-    assert "save_failed: peer 0, version 2, reason " in fleet.output
+    assert "peer 0: could not write its part of the checkpoint of 2 steps (1 in a row have failed): " in fleet.output
     assert "\npeer 0 (stage 0): 3 checkpoints in a row could not be written, the last of 6 steps: " in fleet.output
     assert "Traceback" not in fleet.output
     assert not list(fleet.run_dir.glob("checkpoints/*/complete.json"))

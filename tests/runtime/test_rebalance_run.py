@@ -172,4 +172,4 @@ def test_processes_change_stages_and_the_losses_are_those_of_one(churning):
     assert moves and moves[0] in "024" and "back from step" not in fleet.output, fleet.output
     assert fleet.losses() == pytest.approx(one.losses(), rel=1e-5)
     log = (fleet.run_dir / "logs" / f"peer_{moves[0]}.log").read_text()
-    assert " moving to_stage=1" in log and " download version=" in log
+    assert " moves to stage 1\n" in log and " has the state of step " in log

@@ -72,10 +72,10 @@ def test_the_log_of_a_process_says_what_it_held():
     for at_s, line in enumerate(
         (
             "peer 1: joins for stage 0",
-            "22:59:59 adopted view=3 members=[0, 1]",
-            "22:59:59 adopted view=4 members=[0, 11]",
-            "23:00:00 download version=7 bytes=8 seconds=1.0 donors=[0]",
-            "23:00:01 adopted view=5 members=[0, 1, 11]",
+            "22:59:59 is in view 3, with peers 0 and 1",
+            "22:59:59 is in view 4, with peers 0 and 11",
+            "23:00:00 has the state of step 7 from peer 0: 0.0 MB in 1.00 s",
+            "23:00:01 is in view 5, with peers 0, 1 and 11",
         )
     ):
         life.note(line, float(at_s))

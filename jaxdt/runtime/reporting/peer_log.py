@@ -6,7 +6,7 @@ from jaxdt.protocol.events import Report
 from jaxdt.protocol.reports import PullReport, PushReport, UnreachedReport, UsageReport
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.reporting.console import print_line
-from jaxdt.runtime.reporting.report_lines import peer_line_of
+from jaxdt.runtime.reporting.report_lines import line_of
 
 STEP_EVERY_S = 10.0
 
@@ -30,7 +30,7 @@ class PeerLog:
             case PushReport() | PullReport():
                 pass  # there are many for each step; the trace has them
             case _:
-                _print(peer_line_of(report))
+                _print(line_of(report))
 
 
 def _print(line: str) -> None:

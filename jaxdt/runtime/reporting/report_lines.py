@@ -1,26 +1,52 @@
-"""One line for people from each report of a run, where its fields alone would be a riddle."""
+"""One line for people from each report of a run."""
 
 from collections.abc import Collection
 
+from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import (
+    AdoptedReport,
     CandidateReport,
     ConnectedReport,
+    DownloadReport,
+    DroppedReport,
+    EvictedReport,
     JoinRequestReport,
+    LateResultReport,
     MoveReport,
+    MovingReport,
+    NoHolderReport,
+    OutageReport,
     OverdueReport,
+    PartMissingReport,
     PausedReport,
+    PipelineEndReport,
+    PredictionReport,
     PreparingReport,
     ReadyReport,
     RefusedReport,
+    RepairReport,
     Report,
+    ReroutedReport,
     RestartedReport,
     ReturnedReport,
+    SaveFailedReport,
+    SteppedDownReport,
+    UnequalBitsReport,
     WaitingReport,
+    WriteFailedReport,
 )
+
+DIGITS = 12  # of the digest of a part
 
 
 def line_of(report: Report) -> str:
-    """What the coordinator prints of a report."""
+    """What a process prints of a report, where it does not show it in another way."""
+    known = _line_of_members(report) or _line_of_state(report) or _line_of_peer(report)
+    return known or f"{report.kind}: " + ", ".join(f"{name} {value}" for name, value in report.fields.items())
+
+
+def _line_of_members(report: Report) -> str | None:
+    """Of those that the coordinator makes of the run's members."""
     match report:
         case JoinRequestReport(peer, stage):
             return f"peer {peer}: asks to join, and gets stage {stage}"
@@ -36,26 +62,71 @@ def line_of(report: Report) -> str:
             return f"peer {peer}: is heard again"
         case RestartedReport(_, view, step):
             return f"a coordinator was started again: the run goes on at step {step} with the members of view {view}"
+        case SteppedDownReport(reason):
+            return reason
         case PausedReport(paused_s, patience_s):
             return f"this process stood still for {paused_s} s, so no peer counts as lost for {patience_s:.0f} s"
         case OverdueReport(peer, work, seconds, deadline_s, blocks):
             waiting = ", and the run waits for it" if blocks else ""
             return f"peer {peer}: one computation ({work}) takes {seconds:.1f} s, expected {deadline_s:.1f} s{waiting}"
-        case RefusedReport(reason):
-            return f"refused: {reason}"
-    return f"{report.kind}: " + ", ".join(f"{name} {value}" for name, value in report.fields.items())
+    return None
 
 
-def peer_line_of(report: Report) -> str:
-    """What a peer writes of a report into its own log."""
+def _line_of_state(report: Report) -> str | None:
+    """Of those that the coordinator makes of checkpoints, replicas and the prediction."""
+    match report:
+        case SaveFailedReport(peer, version, reason, n_in_a_row):
+            part = f"its part of the checkpoint of {version} steps"
+            return f"peer {peer}: could not write {part} ({n_in_a_row} in a row have failed): {reason}"
+        case PartMissingReport(peer, digest, reason):
+            return f"peer {peer}: cannot give part {digest[:DIGITS]} of a checkpoint: {reason}"
+        case NoHolderReport(version, stages):
+            which = ", ".join(map(str, stages))
+            return f"nobody here has the parts of stage {which} of the checkpoint of {version} steps; the run waits"
+        case UnequalBitsReport(version, stage, peer, reference, difference):
+            where = f"after {version} steps stage {stage} is not bit for bit that of peer {reference}"
+            return f"peer {peer}: {where} (relative difference {difference:.1e}), which is tolerated"
+        case RepairReport(version, stage, peer, donor, difference):
+            where = f"after {version} steps stage {stage} is not that of peer {donor}"
+            return f"peer {peer}: {where} (relative difference {difference:.1e}), whose state it takes over"
+        case PredictionReport(problem=problem) if problem is not None:
+            return f"no prediction of the step time: {problem}"
+        case PipelineEndReport(pipeline, n_steps):
+            return f"pipeline {pipeline} has done its last step, {n_steps} in all"
+    return None
+
+
+def _line_of_peer(report: Report) -> str | None:
+    """Of those that a peer makes, or any process."""
     match report:
         case PreparingReport(what):
             return what
         case ReadyReport(device):
             return f"is ready on {device}; waits until the run takes it in"
+        case AdoptedReport(view, members):
+            return f"is in view {view}, with {names(members)}"
+        case EvictedReport(view):
+            return f"is not in view {view}: the run goes on without it"
+        case MovingReport(to_stage):
+            return f"moves to stage {to_stage}"
+        case OutageReport(silent_s, waits_s):
+            return f"the coordinator has been silent for {silent_s:.1f} s; waits for it for up to {waits_s:.0f} s"
+        case DownloadReport(version, n_bytes, seconds, donors):
+            return f"has the state of step {version} from {names(donors)}: {n_bytes / 1e6:.1f} MB in {seconds:.2f} s"
+        case ReroutedReport(step, stage, microbatch, src, dst):
+            what = f"microbatch {microbatch} of step {step + 1} waits too long at peer {src} for stage {stage}"
+            return f"{what}: peer {dst} computes it, too"
+        case LateResultReport(step, stage, microbatch, peer):
+            what = f"microbatch {microbatch} of step {step + 1}, stage {stage}"
+            return f"{what}: the result of peer {peer} came second and is not used"
+        case DroppedReport(src, run, message, view):
+            sender = "the coordinator" if src == COORDINATOR else f"peer {src}"
+            return f"drops a message from {sender}: {f'{message} of view {view}' if message else f'of run {run}'}"
+        case WriteFailedReport(reason):
+            return f"could not be written, and the run goes on without it: {reason}"
         case RefusedReport(reason):
             return f"refused: {reason}"
-    return " ".join([report.kind, *(f"{name}={value}" for name, value in report.fields.items())])
+    return None
 
 
 def names(peers: Collection[int]) -> str:
