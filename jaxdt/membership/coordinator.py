@@ -342,6 +342,8 @@ class Coordinator:
             case Done():
                 self._checkpoints.done(src)
                 return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
+            case Leaving() if self.view is None or src not in self.roster.members:
+                return self._left_early(src)
             case Leaving() if problem := self._agreement.cannot_lose(src, self.roster.present):
                 return self._end(3, f"{self.roster.name(src)}: leaves; {problem}")
             case Leaving() if src not in self.roster.leaving:
@@ -613,9 +615,7 @@ class Coordinator:
         stage = self.roster.stage_of[src]
         self._failures.failed(src, stage, reason)
         if self.view is None or src not in self.roster.members:
-            self._leases.end(src)
-            self.roster.dismiss(src)
-            actions: list[Action] = [FailedReport(src, line), Disconnect(src)]
+            actions = self._dismiss(src, line)
         else:
             actions = self._lose(now_s, src, reason, is_dead=True)
             if self._lost_stage is not None:
@@ -624,6 +624,19 @@ class Coordinator:
         is_deserted = self.view is not None and stage in self.roster.deserted
         left = self.roster.members | self.roster.candidates | self.roster.coming
         return actions + (self._end(2, line) if self._failures.is_final(stage, is_deserted, left) else [])
+
+    def _left_early(self, src: int) -> list[Action]:
+        """A peer's process has left on request, and was no member yet."""
+        line = f"{self.roster.name(src)}: left before it was let in"
+        if self.view is None and src in self.config.stage_of:
+            return self._end(3, f"{line}; the run has not begun, and needs all peers of its plan to begin")
+        return self._dismiss(src, line)
+
+    def _dismiss(self, src: int, line: str) -> list[Action]:
+        """A peer that was no member yet does not come."""
+        self._leases.end(src)
+        self.roster.dismiss(src)
+        return [FailedReport(src, line), Disconnect(src)]
 
     def _on_save_failed(self, now_s: float, src: int, version: int, reason: str) -> list[Action]:
         """After one checkpoint that fails the next one is tried. A peer that fails again and again is put out, and

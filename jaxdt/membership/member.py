@@ -298,7 +298,9 @@ class Membership:
 
     def _leave(self) -> list[Action | Event]:
         self._is_leaving = True
-        return [self._confirmed(Leaving())] if self.view else [Stop(0, "left before it was let in")]
+        if self.view:
+            return [self._confirmed(Leaving())]
+        return [Send(COORDINATOR, Leaving()), Stop(0, "left before it was let in")]
 
     # --------------------------------------------------------------------------------------------- the coordinator
 

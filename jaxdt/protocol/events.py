@@ -400,7 +400,7 @@ class Load:
 
 @frozen_dataclass
 class Leaving:
-    """Member -> coordinator: asks to leave between two steps."""
+    """Peer -> coordinator: asks to leave between two steps; from one that is no member yet: it has left."""
 
 
 @frozen_dataclass

@@ -157,7 +157,7 @@ class LocalFleet:
             time.sleep(POLL_S)
             for peer in self._peers:
                 cut_log(self._log_path(peer))
-            ended = [peer for peer, child in self._peers.items() if child.poll() not in (None, 0)]
+            ended = [peer for peer, child in self._peers.items() if child.poll() is not None]
             if self._first_view.exists():
                 continue
             if ended and not self._coordinator_ends_within(NOTICED_S):
@@ -186,7 +186,8 @@ class LocalFleet:
     def _end_for_lost_peer(self, peer: int) -> None:
         """A peer has ended before the coordinator knew of it: tell all other processes to end."""
         code = self._peers[peer].returncode
-        reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): lost, its process ended with exit code {code}"
+        how = f"lost, its process ended with exit code {code}" if code else "left before it was let in"
+        reason = f"peer {peer} (stage {self._plan.seat(peer)[0]}): {how}"
         if code == 2:
             reason = self._last_line(peer)
         line = f"{2 if code == 2 else 3} {reason}\n".encode()

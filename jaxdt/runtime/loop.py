@@ -161,6 +161,7 @@ class Loop:
         self._wakes: list[tuple[float, int, str]] = []
         self._ready: deque[Run] = deque()
         self._stop: Stop | MoveTo | None = None
+        self._has_last_message = False  # the machine has sent one together with its Stop
         self._busy_s = 0.0
         self._busy_since_s = 0.0
         self.busy_s_max = 0.0  # the longest time in which this loop never had to wait for an event
@@ -261,6 +262,8 @@ class Loop:
             self._handle(Started(address, PROCESS, disk))
             while self._stop is None:
                 self._turn()
+            if self._has_last_message:
+                flush_s = FLUSH_S
         except (BadInput, OSError) as error:
             flush_s = FLUSH_S
             self._announce_failure(refusal(error, "run_dir") if isinstance(error, OSError) else str(error))
@@ -351,8 +354,11 @@ class Loop:
             self._trace.recv(self._peer, time.monotonic(), event.header.src, key)
 
     def _handle(self, event: Event) -> None:
-        for action in self._machine.handle(time.monotonic(), event):
+        actions = self._machine.handle(time.monotonic(), event)
+        for action in actions:
             self._perform(action)
+        if isinstance(self._stop, Stop):
+            self._has_last_message = any(isinstance(action, Send) for action in actions)
 
     def _perform(self, action: Action) -> None:
         match action:

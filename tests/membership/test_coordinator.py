@@ -27,6 +27,7 @@ from jaxdt.protocol.events import (
     Hello,
     Interrupted,
     Join,
+    Leaving,
     LinkChanged,
     MarkCheckpoint,
     Part,
@@ -488,6 +489,15 @@ def test_a_peer_of_the_plan_that_fails_before_the_run_begins_ends_it_with_its_re
         run.join(peer)
     actions = run.message(1, Failed("disk: full"))
     assert of(actions, Stop) == [Stop(2, "peer 1 (stage 1): disk: full")]
+
+
+def test_a_peer_of_the_plan_that_leaves_before_the_run_begins_ends_it_and_is_not_called_lost():
+    run = Driver()
+    for peer in (0, 1, 2):
+        run.join(peer)
+    (stop,) = of(run.message(1, Leaving()), Stop)
+    assert stop.code == 3
+    assert stop.reason.startswith("peer 1 (stage 1): left before it was let in; the run has not begun")
 
 
 def test_nothing_happens_after_the_end():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from test_coordinator import (
     STAGE_OF,
     Driver,
@@ -23,6 +24,7 @@ from jaxdt.protocol.events import (
     Heartbeat,
     Hello,
     Join,
+    Leaving,
     Overdue,
     Persist,
     Persisted,
@@ -63,12 +65,15 @@ def test_all_whose_leases_are_over_leave_with_one_view():
 # ------------------------------------------------------------------------------------------------------ a peer fails
 
 
-def test_a_newcomer_that_fails_before_it_is_a_member_harms_nobody():
+@pytest.mark.parametrize(
+    ("message", "words"), [(Failed("disk: full"), "disk: full"), (Leaving(), "left before it was let in")]
+)
+def test_a_newcomer_that_fails_or_leaves_before_it_is_a_member_harms_nobody(message, words):
     run = begun()
     peer = newcomer(run)
-    actions = run.message(peer, Failed("disk: full"))
+    actions = run.message(peer, message)
     stage = run.machine.roster.stage_of[peer]
-    assert reports(actions, "failed") == [{"peer": peer, "reason": f"peer {peer} (stage {stage}): disk: full"}]
+    assert reports(actions, "failed") == [{"peer": peer, "reason": f"peer {peer} (stage {stage}): {words}"}]
     assert Disconnect(peer) in actions and not of(actions, Stop) and not of(actions, Persist)
     run.commit(0)
     assert run.machine.n_committed == 1

@@ -5,9 +5,21 @@ import pytest
 
 from jaxdt.membership.member import Membership, PeerIdentity
 from jaxdt.membership.peer import Peer
-from jaxdt.protocol.events import COORDINATOR, Boundary, Header, Key, Member, Received, State, StateKey, Stop, View
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Boundary,
+    Header,
+    Key,
+    Leave,
+    Member,
+    Received,
+    State,
+    StateKey,
+    Stop,
+    View,
+)
 from jaxdt.protocol.trace import Trace
-from jaxdt.runtime.loop import Loop
+from jaxdt.runtime.loop import FLUSH_S, Loop
 from jaxdt.spec.errors import BadInput
 
 ACT = Boundary(Key("act", 0, 1, 0))
@@ -73,3 +85,22 @@ def test_a_damaged_slice_of_state_is_its_senders_fault():
     loop = Loop(0, None, Trace(lambda line: None, 0), lambda report: None)
     with pytest.raises(BadInput, match="checksum [0-9]+, expected 3, which came with it"):
         loop.on_message(1, Received(Header("r", 0, 1, 1), State(StateKey(4, 0, 2))), [np.array([1, 2, 3], np.int32)])
+
+
+def test_a_peer_that_leaves_before_it_is_let_in_tells_the_coordinator():
+    class Recorded(Nowhere):
+        sent, flush_s = [], None
+
+        def pack(self, head):
+            self.sent.append(head["kind"])
+            return [head]
+
+        def close(self, flush_s):
+            self.flush_s = flush_s
+
+    identity = PeerIdentity("r", "f", 1, 1, 0, GENERATION, 4, 0, 0.5, 4.0)
+    loop = Loop(1, Peer(Membership(identity)), Trace(lambda line: None, 0), lambda report: None)
+    loop.tensors, loop.transport = Kept(), Recorded()
+    loop.post(Leave())
+    assert loop.run("127.0.0.1:2") == Stop(0, "left before it was let in")
+    assert loop.transport.sent[-1] == "Leaving" and loop.transport.flush_s == FLUSH_S
