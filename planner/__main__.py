@@ -31,11 +31,28 @@ COMMANDS = {
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Refuses a wrong command line in one line, with the command whose help says what is right."""
+    """Refuses a wrong command line in one line, with the nearest known word, and the command whose help says what is
+    right. A word that no command knows is refused by the command that it stands behind, and before any flag is missed
+    whose name may be misspelt."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = sys.argv[1:] if args is None else list(args)
+        if self._subparsers is None:
+            self._refuse_unknown([word.partition("=")[0] for word in words if word.startswith("--")])
+        found, rest = super().parse_known_args(words, namespace)
+        self._refuse_unknown(rest)
+        return found, rest
+
+    def _refuse_unknown(self, words: list[str]):
+        """Refuse words that begin no flag of this parser."""
+        known = list(self._option_string_actions)
+        unknown = [word for word in words if not any(flag.startswith(word) for flag in known)]
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], known)}")
 
     def error(self, message: str) -> NoReturn:
-        got = re.search("invalid choice: '(.*?)'", message)
-        hint = nearest(got[1], COMMANDS) if got and message.startswith("argument command") else ""
+        choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        hint = nearest(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
         self.exit(2, f"error: {message}{hint}; see {self.prog} --help\n")
 
 

@@ -12,7 +12,7 @@ from jaxdt.model.prepare import EVAL_TEXTS, TRAIN_TEXTS, prepare
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
 from jaxdt.spec.config import RunConfig
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan
 
@@ -46,9 +46,6 @@ def token_file(path: str) -> TokenFile:
 
 def network_of(path: str, plan: Plan) -> Network:
     """A network from its file; it must have every device of the plan, and links between them."""
-    if not Path(path).exists():
-        hint = nearest(path, map(str, Path("configs/networks").glob("*.json")))
-        raise BadInput(f"{path}: cannot be read (no such file), expected a network.json{hint}")
     network = networks.load(path)
     if max(plan.peers) >= network.n_devices:
         raise BadInput(f"{path}: has {network.n_devices} devices, the plan uses device {max(plan.peers)}")

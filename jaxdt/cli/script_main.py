@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Collection
@@ -15,6 +16,9 @@ from jaxdt.spec.errors import BadInput, ThreadDied, nearest
 
 FLAGS = flags.FLAGS
 HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
+UNKNOWN_FIELD = re.compile(
+    r"""['"](?P<name>\w+)['"](?: Did you mean "(?P<known>\w+)" instead of .*)?$"""
+)  # ml_collections
 BUG = 70  # exit code of a process whose thread has died, EX_SOFTWARE of sysexits.h
 # absl.app defines these flags for app.run, which `run` replaces here. They would do nothing, so they are refused.
 APP_RUN_FLAGS = (
@@ -91,14 +95,14 @@ def _parse_flags(argv: list[str]) -> list[str]:
     try:
         words = FLAGS(argv)[1:]
     except (flags.Error, KeyError, AttributeError, OSError) as error:
-        _refuse(_flag_refusal(error))
+        _refuse(_flag_refusal(error, argv))
     except Exception as error:  # a config file is a program, which may raise anything
         _refuse(f"--config: {_place_of(error, argv)}: {type(error).__name__}: {' '.join(str(error).split())}")
     logging.set_verbosity(logging.FATAL)  # Orbax logs many lines for each checkpoint, and we print what is wrong
     return words
 
 
-def _flag_refusal(error: Exception) -> str:
+def _flag_refusal(error: Exception, argv: list[str]) -> str:
     """One line for an error that absl or ml_collections raised for a flag."""
     if isinstance(error, flags.UnrecognizedFlagError) and (fields := _fields_named(error.flagname)):
         return f"--{error.flagname}: unknown flag (did you mean {' or '.join(f'--config.{name}' for name in fields)}?)"
@@ -108,7 +112,17 @@ def _flag_refusal(error: Exception) -> str:
     reason = " ".join(str(error.args[-1] if error.args else error).split())
     if "has no attribute 'get_config'" in reason:
         return "--config: the file has no function get_config(), expected one that returns a ConfigDict"
-    return f"--config: unknown field {reason}" if is_unknown_field else reason
+    if is_unknown_field and (found := UNKNOWN_FIELD.match(reason)):
+        return _unknown_field(found["name"], found["known"], argv)
+    return f"--config: {reason}" if is_unknown_field else reason
+
+
+def _unknown_field(name: str, known: str | None, argv: list[str]) -> str:
+    """One line for a field that a config does not have; `known`: the most similar one that it has."""
+    typed = [word.partition("=")[0] for word in argv if word.startswith("--config.")]
+    flag = next((word for word in typed if name in word.split(".")), None)
+    hint = f' (did you mean "{known}"?)' if known else ""
+    return f"{flag}: unknown field{hint}" if flag else f"--config: unknown field {name}{hint}"
 
 
 def _fields_named(flag: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class BadInput(Exception):
@@ -13,6 +14,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """' (did you mean "x"?)' for the known name closest to `name`, or '' when none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f' (did you mean "{close[0]}"?)' if close else ""
+
+
+def unreadable(path: str | Path, error: OSError | UnicodeDecodeError, *more_folders: str | Path) -> BadInput:
+    """The error for a file that could not be read. For one that does not exist it names the file of the most similar
+    name, among those of its kind in its own folder and in `more_folders`."""
+    if not isinstance(error, FileNotFoundError):
+        return BadInput(f"{path}: cannot be read ({error})")
+    wanted = Path(path)
+    found = {file.name: file for folder in (*more_folders, wanted.parent) for file in Path(folder).glob("*.*")}
+    close = difflib.get_close_matches(wanted.name, [name for name in found if Path(name).suffix == wanted.suffix], n=1)
+    hint = f'; did you mean "{found[close[0]]}"?' if close else ""
+    return BadInput(f"{path}: cannot be read (no such file{hint})")
 
 
 def require_at_least(name: str, value: int, least: int) -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest, unreadable
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 from jaxdt.spec.serialize import SCHEMA_KEY, is_list, is_object
 
 UNLIMITED_GBPS = math.inf
 SCHEMA = "urn:jaxdt:schema:network:1"
+EXAMPLES = "configs/networks"  # of the repository, whose names people type without the folder
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def load(path: str | Path) -> Network:
     try:
         return parse(Path(path).read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read ({error})") from None
+        raise unreadable(path, error, EXAMPLES) from None
 
 
 def to_json(network: Network) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdt.spec import codec, serialize
-from jaxdt.spec.errors import BadInput, nearest, require_one_of
+from jaxdt.spec.errors import BadInput, nearest, require_one_of, unreadable
 
 FORMAT = "jaxdt-plan-1"
 SCHEMA = "urn:jaxdt:schema:plan:1"
@@ -359,4 +359,4 @@ def load(path: str | Path) -> Plan:
     try:
         return parse(Path(path).read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read ({error})") from None
+        raise unreadable(path, error) from None

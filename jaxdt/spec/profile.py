@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxdt.spec import codec as codec_names
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest, unreadable
 from jaxdt.spec.model import GPTConfig
 from jaxdt.spec.sizes import DTYPE_BYTES
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE
@@ -200,4 +200,4 @@ def load(path: str | Path) -> Profile:
     try:
         return parse(Path(path).read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read ({error})") from None
+        raise unreadable(path, error) from None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxdt.spec import serialize
-from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.errors import BadInput, nearest, unreadable
 from jaxdt.spec.network import Network
 
 EVERY_REGION = "*"
@@ -105,7 +105,7 @@ def load_constraints(path: str | Path) -> Constraints:
     try:
         data = json.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read ({error})") from None
+        raise unreadable(path, error) from None
     except ValueError as error:
         raise BadInput(f"{path}: not JSON ({error})") from None
     try:

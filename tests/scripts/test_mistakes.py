@@ -1,4 +1,4 @@
-"""Twenty-four mistakes that people make in their first hour: each is refused in one line that names the remedy, with
+"""Twenty-eight mistakes that people make in their first hour: each is refused in one line that names the remedy, with
 exit code 2, and nothing is started or written."""
 
 import json
@@ -20,7 +20,10 @@ TRAIN = "launch --config=configs/quickstart.py --run_dir=new"
 # What somebody types, and words of the line that they get. `planner` is python -m planner, others are in scripts/.
 MISTAKES = {
     "a flag that does not exist": (f"{TRAIN} --emulat=four_cities.json", "Did you mean: emulate"),
-    "a misspelt field": (f"{TRAIN} --config.train.stpes=3", 'Did you mean "steps"'),
+    "a misspelt field": (
+        f"{TRAIN} --config.train.stpes=3",
+        '--config.train.stpes: unknown field (did you mean "steps"?)',
+    ),
     "a value out of range": (f"{TRAIN} --config.train.steps=0", "train.steps: got 0, expected an integer >= 1"),
     "a word for a number": (
         f"{TRAIN} --config.optim.lr=fast",
@@ -57,6 +60,16 @@ MISTAKES = {
     "a misspelt tokenizer": ("prepare_data --tokenizer=gpt3 --out=new", 'did you mean "gpt2"'),
     "devices of unknown speed": ("simulate --model=debug", "--profile, --flops: got neither, expected one that says"),
     "a misspelt command": ("planner sovle", '(did you mean "solve"?); see python -m planner --help'),
+    "a misspelt flag of a command": (
+        "planner solve --netwrok=small.json",
+        'unrecognized arguments: --netwrok (did you mean "--network"?); see python -m planner solve --help',
+    ),
+    "a word too many": ("planner devices now", "unrecognized arguments: now; see python -m planner devices --help"),
+    "a network that the planner does not find": (
+        "planner solve --network=four_citis.json --stages=2 --pipelines=2 --c_dp_bytes=1 --c_pp_bytes=1",
+        '(no such file; did you mean "configs/networks/four_cities.json"?)',
+    ),
+    "a misspelt plan": ("planner explain plan.json", 'cannot be read (no such file; did you mean "plan3.json"?)'),
     "a shape for other devices": (
         "planner solve --network=configs/networks/four_cities.json --stages=8 --pipelines=8"
         " --c_dp_bytes=1 --c_pp_bytes=1",
@@ -89,7 +102,7 @@ def script_of(name: str) -> str:
 
 
 def test_each_mistake_is_one_line_that_names_the_remedy(folder):
-    assert len(MISTAKES) == 24
+    assert len(MISTAKES) == 28
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     commands = [typed.split() for typed, _ in MISTAKES.values()]
     results = run_scripts([[script_of(name), *rest] for name, *rest in commands], LIBRARIES, folder)
