@@ -232,6 +232,12 @@ def main(arguments: list[str] | None = None) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("jaxdt", "planner"):
+            raise  # ours, and so a mistake of ours
+        hint = "expected the environment of this repository: source .venv/bin/activate"
+        print(f"error: this Python ({sys.executable}) has no {error.name}, {hint}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
 

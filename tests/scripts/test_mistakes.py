@@ -2,6 +2,8 @@
 exit code 2, and nothing is started or written."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,11 @@ def test_each_mistake_is_one_line_that_names_the_remedy(folder):
         assert remedy in err and err.count("\n") == 1 and "Traceback" not in err, (mistake, typed, err)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not (folder / "new").exists()
+
+
+def test_a_python_without_the_environment_is_one_line():
+    flags = "--network=configs/networks/four_cities.json --stages=2 --pipelines=2 --c_dp_bytes=1 --c_pp_bytes=1"
+    command = [sys.executable, "-S", "-m", "planner", "solve", *flags.split()]
+    done = subprocess.run(command, cwd=ROOT, env={}, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "has no numpy, expected the environment of this repository: source .venv/bin/activate" in done.stderr
