@@ -16,6 +16,7 @@ from jaxdt.protocol.events import Checkpoint
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig, check_plan
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.memory import MemoryOptions
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import SCHEDULES, STASH, Plan, to_json
 from jaxdt.sync.base import sync_entry
@@ -123,6 +124,13 @@ def replicas_may_differ(config: RunConfig) -> bool:
 def peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
     """What a peer in a place of the plan holds of a step at most."""
     return wiring_entry(config.wiring.kind).peer_load(config, plan, stage, pipeline)
+
+
+def memory_options(config: RunConfig, schedule: str, lo: int, hi: int) -> MemoryOptions:
+    """What decides how much memory a peer with the layers lo..hi-1 needs, under this schedule of a plan."""
+    copies = sync_entry(config.sync.kind).copies(config, lo, hi)
+    n_moments, delay = config.optim.n_moments, config.sync.delay
+    return MemoryOptions(config.dtype, config.remat, n_moments, delay, copies, stashes=schedule == STASH)
 
 
 def build_peer(config: RunConfig, plan: Plan, peer: int, start: RunStart) -> Peer:

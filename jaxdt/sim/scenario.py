@@ -4,14 +4,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxdt.build import peer_load
+from jaxdt.build import memory_options, peer_load
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.sim.link_table import LinkOptions
 from jaxdt.sim.predict import Conditions, device_links, shared_hosts
 from jaxdt.sim.stragglers.stalls import Stalls
 from jaxdt.spec.config import NetConfig, RunConfig
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import MemoryOptions, most_retained, stage_memory_bytes
+from jaxdt.spec.memory import most_retained, stage_memory_bytes
 from jaxdt.spec.network import Link, Network
 from jaxdt.spec.plan import Plan, even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
@@ -92,13 +92,13 @@ def seconds_at(scenario: Scenario, device: int, stage: int, pipeline: int = 0) -
 def memory_bytes(scenario: Scenario) -> dict[int, int]:
     """The most bytes that each peer holds at once (jaxdt.spec.memory)."""
     config, plan = scenario.config, scenario.plan
-    options = MemoryOptions(config.dtype, config.remat, config.optim.n_moments, config.sync.delay)
     size = config.train.microbatch_size
     found = {}
     for peer in plan.peers:
         stage, pipeline = plan.seat(peer)
         lo, hi = plan.stages[stage]
         in_flight, retained = _microbatches_held(config, plan, stage, pipeline)
+        options = memory_options(config, plan.schedule, lo, hi)
         found[peer] = stage_memory_bytes(config.model, lo, hi, size, in_flight, options, retained)
     return found
 

@@ -7,6 +7,12 @@ the sum, the joined sum, and the new parameters, since the old ones are not dona
 holds less. Per parameter that is 16 bytes while computing with Adam, and 32 at the update (fp32). With an accelerator
 the own vector and the slices are in the host's memory; here they count as if there were one memory.
 
+Where replicas may differ (sync.kind "groups" and "server") the update needs the gradient as one vector and the new
+parameters. Vectors are exchanged beside all that, since a mean for a checkpoint may be asked for at any time, and local
+steps go on meanwhile: the own vector, the slices, the joined sum, and what is made of it. The kind of sync says how
+many numbers that are, and what it keeps between two exchanges. With plan.schedule "stash" each microbatch in flight but
+the newest keeps a version of the parameters. What a server holds of the pushes of many workers is not counted.
+
 Tensors that a peer sent are kept until the step is committed, within a budget. While a place of the plan is open
 (`fixed` wiring), the replicas that stand in compute more microbatches than are counted here, and hold more of them.
 
@@ -26,13 +32,26 @@ TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True)
+class ReplicaCopies:
+    """What a replica that may differ holds of some layers beside its state, in bytes: `kept` all the time, `exchanging`
+    while it averages, pushes or pulls."""
+
+    kept: int = 0
+    exchanging: int = 0
+
+
+@dataclass(frozen=True)
 class MemoryOptions:
-    """The fields of a run's config that decide what a peer holds; `delay` is that of the sync, in steps."""
+    """The fields of a run's config that decide what a peer holds; `delay` is that of the sync, in steps. `copies`: of
+    the layers in question where replicas may differ, else None. With `stashes` a microbatch keeps the parameters of its
+    forward."""
 
     dtype: str = "float32"
     remat: str = "recompute"
     n_moments: int = 2
     delay: int = 0
+    copies: ReplicaCopies | None = None
+    stashes: bool = False
 
 
 def state_bytes(model: ModelConfig, lo: int, hi: int, dtype: str = "float32", n_moments: int = 2) -> int:
@@ -45,6 +64,11 @@ def update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
     """Memory that the update takes beside the state: own vector, slices of the sum, joined sum, new parameters. A peer
     without replicas holds all of them too."""
     return 4 * FLOAT_BYTES * model.stage_params(lo, hi)
+
+
+def local_update_bytes(model: ModelConfig, lo: int, hi: int) -> int:
+    """The same where replicas may differ: the gradient as one vector, new parameters."""
+    return 2 * FLOAT_BYTES * model.stage_params(lo, hi)
 
 
 def residual_bytes(model: ModelConfig, lo: int, hi: int, microbatch_size: int, dtype: str, remat: str) -> int:
@@ -91,15 +115,20 @@ def stage_memory_bytes(
     """The larger of both moments, for layers lo..hi-1 with `in_flight` microbatches between forward and backward, each
     with one boundary tensor on its way in and one on its way out. `retained`: microbatches whose output and input
     gradient are kept until the commit, counted without a codec. With a delay both moments fall together, two steps
-    are kept, and there are the parameters of the version before and a second accumulator."""
+    are kept, and there are the parameters of the version before and a second accumulator. With `copies` an exchange
+    falls together with either moment."""
     dtype, remat = options.dtype, options.remat
     n_boundaries = (lo > 0) + (hi < model.n_layers)
     boundary_bytes = n_boundaries * model.boundary_numbers(microbatch_size) * DTYPE_BYTES[dtype]
     retained_bytes = retained * boundary_bytes
     in_flight_bytes = in_flight * (residual_bytes(model, lo, hi, microbatch_size, dtype, remat) + boundary_bytes)
     computing_bytes = in_flight_bytes + working_bytes(model, lo, hi, microbatch_size, dtype)
-    updating_bytes = update_bytes(model, lo, hi)
     n_bytes = state_bytes(model, lo, hi, dtype, options.n_moments)
+    if options.copies:
+        stashed_bytes = (in_flight - 1) * FLOAT_BYTES * model.stage_params(lo, hi) if options.stashes else 0
+        beside_bytes = options.copies.kept + options.copies.exchanging + stashed_bytes + retained_bytes
+        return n_bytes + beside_bytes + max(computing_bytes, local_update_bytes(model, lo, hi))
+    updating_bytes = update_bytes(model, lo, hi)
     if not options.delay:
         return n_bytes + retained_bytes + max(computing_bytes, updating_bytes)
     older_bytes = 2 * FLOAT_BYTES * model.stage_params(lo, hi)

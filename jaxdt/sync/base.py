@@ -14,6 +14,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import Action, Event
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput, nearest
+from jaxdt.spec.memory import ReplicaCopies
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
 
@@ -50,6 +51,8 @@ class SyncEntry:
     outlives_views       messages of peers that count also in a view after the one in which they were sent
     plan_roles           fields of plan.roles that it knows what to do with
     settings             the group of fields of config.sync that is for this kind, "" if there is none
+    copies               of a config and the layers lo..hi-1: what a replica holds beside its state; None where replicas
+                         are equal
     """
 
     build: Callable[[PeerSetup], Sync]
@@ -59,6 +62,7 @@ class SyncEntry:
     outlives_views: frozenset[type] = frozenset()
     plan_roles: frozenset[str] = frozenset()
     settings: str = ""
+    copies: Callable[[RunConfig, int, int], ReplicaCopies | None] = lambda config, lo, hi: None
 
 
 def sync_entry(kind: str) -> SyncEntry:

@@ -65,6 +65,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.spec.codec import EXCHANGED_BYTES
 from jaxdt.spec.config import STAGE, GroupsConfig, RunConfig
+from jaxdt.spec.memory import ReplicaCopies
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
 from jaxdt.spec.sizes import boundary_bytes, exchanged_elements, fragment_of_name, is_mean, state_name
@@ -533,6 +534,17 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
     return GroupScheduler(config, run, plan)
 
 
+def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
+    """Anchor and outer momentum, with a lag the frozen vector and the mean that waits. The exchange that takes most is
+    that of the whole state: the own vector, its slices, the joined sum and the mean."""
+    groups, n_params = config.sync.groups, config.model.stage_params(lo, hi)
+    n_outer = 2 if groups.outer != "none" else 0
+    pending = max(exchanged_elements(config, lo, hi, fragment) for fragment in range(groups.fragments))
+    n_state = (1 + config.optim.n_moments + n_outer) * n_params
+    n_kept = n_outer * n_params + (2 * pending if groups.lag_steps else 0)
+    return ReplicaCopies(FLOAT_BYTES * n_kept, 4 * FLOAT_BYTES * n_state)
+
+
 def _check(config: RunConfig, plan: Plan) -> str:
     groups = config.sync.groups
     if config.sync.delay:
@@ -585,4 +597,5 @@ ENTRY = SyncEntry(
     replicas_may_differ=True,
     outlives_views=frozenset({StepNorm, LastStep, GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean}),
     settings="groups",
+    copies=_copies,
 )

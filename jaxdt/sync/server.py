@@ -50,6 +50,7 @@ from jaxdt.protocol.participants import EachOnce, Participants
 from jaxdt.protocol.reports import PullReport, PushReport
 from jaxdt.spec.codec import EXCHANGED_BYTES
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.memory import ReplicaCopies
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import STASH, Plan
 from jaxdt.spec.sizes import group_name, pull_name, push_name, sync_groups
@@ -356,6 +357,13 @@ def _build_agreement(config: CoordinatorConfig, run: RunConfig, plan: Plan) -> A
     return ServerAgreement(config, plan)
 
 
+def _copies(config: RunConfig, lo: int, hi: int) -> ReplicaCopies:
+    """Of a worker: the parameters as of its last push; for a pull the slices, the joined vector and the new
+    parameters."""
+    vector_bytes = FLOAT_BYTES * config.model.stage_params(lo, hi)
+    return ReplicaCopies(vector_bytes, 3 * vector_bytes)
+
+
 def _check(config: RunConfig, plan: Plan) -> str:
     if config.sync.delay:
         return f"sync.delay: got {config.sync.delay}, expected 0 with sync.kind {config.sync.kind}"
@@ -402,4 +410,5 @@ ENTRY = SyncEntry(
     outlives_views=frozenset({StepNorm, LastStep, WantsParameters}),
     plan_roles=frozenset({"servers"}),
     settings="server",
+    copies=_copies,
 )

@@ -10,11 +10,11 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxdt.build import peer_load
+from jaxdt.build import memory_options, peer_load
 from jaxdt.spec import codec as codecs
 from jaxdt.spec.config import PlanConfig, RunConfig, TrainConfig
 from jaxdt.spec.errors import BadInput
-from jaxdt.spec.memory import FLOAT_BYTES, MemoryOptions, most_retained, stage_memory_bytes
+from jaxdt.spec.memory import FLOAT_BYTES, most_retained, stage_memory_bytes
 from jaxdt.spec.network import Network
 from jaxdt.spec.plan import Plan, even_shares
 from jaxdt.spec.profile import Profile, codec_times, stage_seconds
@@ -170,7 +170,7 @@ class StepWorkload:
         key = (lo, hi, load)
         if key not in self._bytes:
             config = self.config
-            options = MemoryOptions(config.dtype, config.remat, config.optim.n_moments, config.sync.delay)
+            options = memory_options(config, self.schedule, lo, hi)
             size = config.train.microbatch_size
             most = most_retained(config.model, lo, hi, size, config.dtype, config.wiring.retain_bytes)
             retained = min(load.n_microbatches, most)

@@ -7,6 +7,7 @@ from jaxdt.model.optim import optimizer
 from jaxdt.model.stage import StageOptions, build_stage
 from jaxdt.spec.memory import (
     MemoryOptions,
+    ReplicaCopies,
     residual_bytes,
     stage_memory_bytes,
     state_bytes,
@@ -66,3 +67,14 @@ def test_with_few_samples_the_update_needs_most():
     model = gpt_config("small", **SHAPE)
     n_bytes = stage_memory_bytes(model, 1, 3, 1, 1, MemoryOptions())
     assert n_bytes == state_bytes(model, 1, 3) + update_bytes(model, 1, 3)
+
+
+def test_versions_of_stashed_parameters_are_counted():
+    """One for each microbatch in flight but the newest."""
+    model = gpt_config("small", **SHAPE)
+    bytes_of = lambda n_in_flight, stashes: stage_memory_bytes(  # noqa: E731
+        model, 1, 3, 1, n_in_flight, MemoryOptions(copies=ReplicaCopies(8, 16), stashes=stashes)
+    )
+    assert bytes_of(1, True) == bytes_of(1, False)
+    assert bytes_of(3, True) - bytes_of(3, False) == 2 * 4 * model.stage_params(1, 3)
+    assert bytes_of(1, False) == state_bytes(model, 1, 3) + 24 + 8 * model.stage_params(1, 3)
