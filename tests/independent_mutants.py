@@ -40,6 +40,8 @@ from jaxdt.sync.local_steps import LocalSteps
 from jaxdt.sync.matching.sync_graph import Sliding
 from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.matching.window import MatchWindow
+from jaxdt.sync.scheduling import open_groups
+from jaxdt.sync.scheduling.open_groups import OpenGroups
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer
 
@@ -194,6 +196,32 @@ def serves_too_early():
 
 
 @contextmanager
+def attempts_have_one_name():
+    """When members of a group are lost, the others average in a round of the same name."""
+    again = lambda round, **changes: round if "attempt" in changes else replace(round, **changes)  # noqa: E731
+    with mock.patch.object(open_groups, "replace", again):
+        yield
+
+
+@contextmanager
+def results_do_not_count():
+    """A group that has lost a member averages again, though somebody holds the result."""
+    hear, lose = OpenGroups.hear, OpenGroups.lose
+
+    def hears_latest(groups, src, held):
+        group = groups._open.get((held.round.group, held.round.step))
+        return ([], None) if group and held.round != group.round else hear(groups, src, held)
+
+    def forgets(groups, lost):
+        for group in groups._open.values():
+            group.held = group.held if group.waited_for.isdisjoint(lost) else {}
+        return lose(groups, lost)
+
+    with mock.patch.object(OpenGroups, "hear", hears_latest), mock.patch.object(OpenGroups, "lose", forgets):
+        yield
+
+
+@contextmanager
 def steps_go_on():
     """A pipeline that has heard that there are enough steps does one more."""
     end = LocalSteps._end_of_steps
@@ -257,6 +285,13 @@ MUTANTS = {
     "slices are freed by step": (frees_slices_by_step, nullcontext, {HELD}, range(60)),
     "the weight is forgotten": (of_peers(ForgetsTheWeight), nullcontext, {REPLAYED}, range(60)),
     "one who asks again gets another group": (of_peers(AsksTwice), nullcontext, {ANSWERED, "ValueError"}, (137, 206)),
+    "another attempt has the same name": (unchanged, attempts_have_one_name, {HELD, PROGRESS}, (133, 200)),
+    "a group averages again though somebody holds its result": (
+        unchanged,
+        results_do_not_count,
+        {REPLAYED, PROGRESS},
+        (206,),
+    ),
     "the bound on staleness is one too large": (unchanged, serves_too_early, {STALENESS}, range(40)),
     "a member is not told of its group": (of_coordinator(TellsOneLess), nullcontext, {ANSWERED}, range(60)),
     "a part is added in place of another": (of_peers(ContributesTwice), nullcontext, {HELD, REPLAYED}, range(60)),

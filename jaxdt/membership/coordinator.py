@@ -483,7 +483,8 @@ class Coordinator:
             if is_member and src not in self.roster.joining:
                 return []
             self.roster.ready(src, profiled.state)
-            return [*([] if is_member else [CandidateReport(src, profiled.device)]), *self._change_view()]
+            report = CandidateReport(src, profiled.device, not self._agreement.TAKES_NEWCOMERS)
+            return [*([] if is_member else [report]), *self._change_view()]
         if profiled.version != self.n_committed:
             reason = f"has version {profiled.version}, expected {self.n_committed}"
             return self._end(2, f"{self.roster.name(src)}: {reason}")
@@ -587,7 +588,7 @@ class Coordinator:
         if over is None:
             over = self._link_suspicion.judged(now_s, self.roster, self._replaceable)
             if over and not self._can_spare(over[0]):
-                self.roster.admit_in_mid_step()
+                self._admit_in_mid_step()
         if over is None:
             return []
         peer, reason = over
@@ -655,13 +656,18 @@ class Coordinator:
         is waited for, until another peer has its state."""
         if not self._can_spare(src):
             if overdue.blocks:
-                self.roster.admit_in_mid_step()
+                self._admit_in_mid_step()
             return self._change_view()
         reason = f"{overdue.work} has run for {overdue.seconds:.1f} s, expected at most {overdue.deadline_s:.1f} s"
         n_times = self._failures.overdue(src, self.n_committed, overdue.work)
         if n_times >= OVERDUE_MAX:
             return self._put_out(now_s, src, f"{reason}; its Work was overdue {n_times} times of late")
         return self._lost(now_s, src, reason, is_dead=False) if overdue.blocks else []
+
+    def _admit_in_mid_step(self) -> None:
+        """Candidates need not wait for the end of the step, in a run where they can take a place."""
+        if self._agreement.TAKES_NEWCOMERS:
+            self.roster.admit_in_mid_step()
 
     @property
     def _replaceable(self) -> set[int]:

@@ -6,7 +6,7 @@ on the CPU.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,14 +51,18 @@ class ServerReplay:
         self.params = [stage.init(config.train.seed) for stage in functions]
         self.losses: list[list[float]] = [[] for _ in range(plan.n_pipelines)]
 
-    def state(self, stage: int) -> tuple[Any, Any]:
-        """The result of the run at a stage: the server's parameters, and its least worker's optimizer state."""
+    def state(self, stage: int, members: Collection[int]) -> tuple[Any, Any]:
+        """The result of the run at a stage: the server's parameters, and the optimizer state of the least worker among
+        the last members."""
         row = self._plan.placement[stage]
-        return self.params[stage], self._chains[row.index(min(row))].states[stage]
+        least = min(peer for peer in row if peer in members)
+        return self.params[stage], self._chains[row.index(least)].states[stage]
 
     def run(self, logs: Sequence[Sequence[ServerAct]], n_steps: Mapping[int, int]) -> None:
         """Do n_steps[pipeline] local steps, and push and pull as each stage's log says. BadInput for logs that do not
-        fit."""
+        fit. A server may have added pushes of a lost pipeline of whose steps nobody else has heard."""
+        acts = [act for log in logs for act in log]
+        n_steps = {p: max([n, *(act.step for act in acts if act.pipeline == p)]) for p, n in n_steps.items()}
         todo = [deque(log) for log in logs]
         while True:
             acts = [stage for stage, log in enumerate(todo) if log and self._may_act(stage, log[0])]

@@ -249,11 +249,12 @@ class JoinRequestReport(Report):
 
 @dataclass(frozen=True)
 class CandidateReport(Report):
-    """A peer that is not a member is ready to compute, on `device`."""
+    """A peer that is not a member is ready to compute, on `device`. `has_no_place`: it can only wait for the end."""
 
     kind: ClassVar[str] = "candidate"
     peer: int
     device: str = ""
+    has_no_place: bool = False
 
 
 @dataclass(frozen=True)

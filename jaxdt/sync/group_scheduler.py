@@ -47,6 +47,7 @@ class GroupScheduler:
 
     READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished}
     HEARS_ACROSS_VIEWS: bool = True
+    TAKES_NEWCOMERS: bool = False
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version

@@ -9,6 +9,8 @@ Pushes and pulls are rounds of averaging with one contributor. The server counts
 it has added: so a pull contains all that its clock promises, and the coordinator is not asked. The order in which the
 server adds and answers is reported: from it one process can do the run again.
 
+A worker whose pipeline is lost is not waited for any more, and its pushes that are added stay.
+
 A worker begins with a pull. After its last step it pulls once more, when the pushes of all workers are added: the
 server's parameters are the result of the run, and the stage's least worker writes them, with its own optimizer state.
 """
@@ -25,9 +27,13 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    Continue,
+    EndOfSteps,
     Event,
+    Evicted,
     Finished,
     Forget,
+    Holds,
     LastStep,
     Ran,
     Received,
@@ -92,7 +98,7 @@ class ServedStage:
 class Worker:
     """A replica's side. Rounds of pushes are numbered by local steps, those of pulls as they come."""
 
-    READS = LocalSteps.READS | {ViewChanged, Reduced}
+    READS = LocalSteps.READS | {ViewChanged, Evicted, Reduced}
 
     def __init__(self, stage: ServedStage, place: PipelinePlace):
         self._served = stage
@@ -103,9 +109,15 @@ class Worker:
         self._pull: Exchange | None = None  # for which this worker waits
         self._is_last_pull = False
         self._push: Exchange | None = None  # that is being laid out
+        self._is_out = False  # its pipeline is lost, so this peer does nothing more
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        if self._is_out:
+            return []
         match event:
+            case Evicted():
+                self._is_out = True
+                return [Holds(None)]
             case ViewChanged(view):
                 return self._adopt(view)
             case Received(header, Reduced() as body):
@@ -201,7 +213,8 @@ class ParameterServer:
         self._wanted: dict[int, WantsParameters] = {}  # worker -> for which it waits
         self._finished: set[int] = set()  # workers whose last push is added
         self._works: deque[tuple[str, Round]] = deque()  # the first one runs
-        self._n_last_pulls = 0
+        self._last_pulls: set[int] = set()  # workers whose last pull is answered, or about to be
+        self._is_over = False
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -222,9 +235,24 @@ class ParameterServer:
         is_first_view = self._view is None
         self._view = view
         if not is_first_view:
-            return []
+            lost = sorted(self._n_added.keys() - view.by_peer.keys())
+            dropped = [action for worker in lost for action in self._lose(worker)]
+            return [*dropped, *self._answer(), *self._end_if_over()]
         self._n_added = dict.fromkeys(self._served.workers, view.n_committed)
         return [Updated(self._served.stage, view.n_committed)]
+
+    def _lose(self, worker: int) -> list[Action | Event]:
+        """Nobody waits for this worker any more. Its pushes that are here are added or about to be; one of which only a
+        part has come, and an answer to it, are given up."""
+        del self._n_added[worker]
+        self._wanted.pop(worker, None)
+        self._whole.pop(worker, None)
+        stage = self._served.stage
+        names, queued = (push_name(stage, worker), pull_name(stage, worker)), {round for _, round in self._works}
+        unused = [round for round in self._exchanges if round.group in names and round not in queued]
+        for round in unused:
+            del self._exchanges[round]
+        return [Forget(round) for round in unused]
 
     def _knows(self, src: int, round: Round) -> bool:
         """Whether a round is one of a worker of this stage, as it was admitted last."""
@@ -300,7 +328,7 @@ class ParameterServer:
     def _pull(self, worker: int, wanted: WantsParameters, slowest: int | None) -> list[Action | Event]:
         round, clock = wanted.round, self._clock(worker)
         self._exchanges[round] = Exchange(self._peer, self._served.pull(worker, round), self._served.slice_elements)
-        self._n_last_pulls += wanted.is_last
+        self._last_pulls |= {worker} if wanted.is_last else set()
         behind = clock if slowest is None else slowest
         return [PullReport(self._served.stage, worker, wanted.step, clock, behind), *self._queue(LAY_OUT, round)]
 
@@ -320,11 +348,20 @@ class ParameterServer:
         exchange = self._exchanges[round]
         if kind == ADOPT:
             del self._exchanges[round]
-            return [*actions, Forget(round)]
+            return [*actions, Forget(round), *self._end_if_over()]
+        if not any(self._knows(worker, round) for worker in self._n_added):  # its worker is lost
+            del self._exchanges[round]
+            return [*actions, Forget(round), *self._end_if_over()]
         actions.append(exchange.freeze(((self._peer, round.step),), 1, NO_LOSSES))
         actions += [self._sum(exchange, bounds) for bounds in exchange.addable]
-        is_over = self._n_last_pulls == len(self._n_added) and not self._works
-        return [*actions, Updated(self._served.stage, self._served.n_steps)] if is_over else actions
+        return [*actions, *self._end_if_over()]
+
+    def _end_if_over(self) -> list[Action | Event]:
+        """These parameters are the result, once the last pulls of all workers that are left are answered."""
+        if self._is_over or self._works or not self._last_pulls >= self._n_added.keys():
+            return []
+        self._is_over = True
+        return [Updated(self._served.stage, self._served.n_steps)]
 
 
 # ------------------------------------------------------------------------------------------------------ table entry
@@ -407,7 +444,7 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=frozenset({StepNorm, LastStep, WantsParameters}),
+    outlives_views=frozenset({StepNorm, LastStep, WantsParameters, Continue, EndOfSteps}),
     plan_roles=frozenset({"servers"}),
     settings="server",
     copies=_copies,

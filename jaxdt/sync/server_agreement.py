@@ -13,6 +13,7 @@ from jaxdt.protocol.events import (
     Finished,
     Message,
     Record,
+    StepDone,
     View,
 )
 from jaxdt.protocol.reports import PipelineEndReport
@@ -20,7 +21,7 @@ from jaxdt.spec.plan import Plan
 from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
-NOT_YET = "with sync.kind server a run cannot go on without one of its peers yet"
+NO_SERVER = "it is the server that holds its stage's parameters"
 
 
 class ServerAgreement:
@@ -28,20 +29,28 @@ class ServerAgreement:
 
     READS = StepBudget.READS | {Finished}
     HEARS_ACROSS_VIEWS: bool = True
+    TAKES_NEWCOMERS: bool = False
 
     def __init__(self, config: CoordinatorConfig, plan: Plan):
         self.n_committed = config.start_version
         self._config = config
         self._plan = plan
-        self._budget = StepBudget(config, plan, Pipelines(plan))
+        self._pipelines = Pipelines(plan)
+        self._budget = StepBudget(config, plan, self._pipelines)
+        self._finished: set[int] = set()  # pipelines
         self._end: EndRun | None = None
 
     # --------------------------------------------------------------------------------------------------- what it hears
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
+        if not self._pipelines.has(src):
+            return []
         if isinstance(message, Finished):
             stage, pipeline = self._plan.seat(src)
+            self._finished |= {pipeline} if stage == 0 else set()
             return [PipelineEndReport(pipeline, message.n_steps)] if stage == 0 else []
+        if isinstance(message, StepDone):
+            self._pipelines.did([src], [message.step + 1])
         actions = self._budget.hear(now_s, src, message)
         self.n_committed = self._budget.n_rows
         return actions
@@ -62,10 +71,11 @@ class ServerAgreement:
         return self._end or self._budget.end
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
-        return NOT_YET
+        is_server = any(peer in row for row in self._plan.roles.servers)
+        return NO_SERVER if is_server else self._pipelines.cannot_lose(peer, present)
 
     def leave_with(self, peer: int) -> Collection[int]:
-        return ()
+        return self._pipelines.beside(peer)
 
     def refusal(self, command: str) -> str:
         if command == "status":
@@ -95,8 +105,10 @@ class ServerAgreement:
         return ()
 
     def adopt_view(self, now_s: float, view: View) -> list[Action]:
-        self._budget.rows.begin(now_s)
-        return []
+        if view.number == 1:
+            self._budget.rows.begin(now_s)
+        broken = self._pipelines.keep(view.by_peer)
+        return [*self._pipelines.ends(pipeline for pipeline in broken if pipeline not in self._finished)]
 
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""

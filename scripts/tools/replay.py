@@ -5,10 +5,12 @@
 Reads config.json, plan.json and trace/coordinator.jsonl of a run with sync.kind "groups" or "server" that has ended,
 and its last checkpoint; with "server" also trace/peer_N.jsonl of each server, which has the order of pushes and pulls.
 Prints how many numbers of the parameters and of the optimizer's state are not equal bit for bit. On another device or
-build than the run's, rounding differs. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
+build than the run's, rounding differs, and so it does with another number of threads: by default this process computes
+on one thread, as the peers do that share a host. Exit codes: 0 all are equal, 1 some are not, 2 bad input.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,9 @@ from jaxdt.protocol.reports import (
     PushReport,
     StateMeanReport,
     StepReport,
+    ViewReport,
 )
+from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.checkpoint import complete_record, newest
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
@@ -42,11 +46,14 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
 DEVICES = flags.DEFINE_integer("devices", 1, "Local devices of each stage, as in the run.", 1)
+THREADED = flags.DEFINE_bool("threaded", False, "Compute on several threads, as peers did with --cpus of their own.")
 START = flags.DEFINE_string("start", None, "Folder of the checkpoint with which a run began that was resumed.")
 
 
 def main() -> int:
     environment.compute_on_cpu()
+    if not THREADED.value:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
     run_flags.required("run_dir")
     run_dir = Path(run_flags.RUN_DIR.value)
     try:
@@ -116,7 +123,8 @@ def replay_servers(
     replay.run(logs, n_steps)
     n_pushes = sum(act.is_push for log in logs for act in log)
     what = f"{n_pushes} pushes, {sum(map(len, logs)) - n_pushes} pulls"
-    return what, [replay.state(stage) for stage in range(plan.n_stages)]
+    members = {int(peer) for peer in fields_of(reports, ViewReport.kind)[-1]["members"]}
+    return what, [replay.state(stage, members) for stage in range(plan.n_stages)]
 
 
 def server_log(place: ReplayPlace, server: int) -> list[ServerAct]:

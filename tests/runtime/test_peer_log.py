@@ -54,6 +54,10 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
         ),
         (ConnectedReport(4, 0), "peer 4 (stage 0): is here, and gets ready"),
         (CandidateReport(4, "cpu: 1 x cpu"), "peer 4: is ready on cpu: 1 x cpu, and joins after this step"),
+        (
+            CandidateReport(4, "cpu: 1 x cpu", has_no_place=True),
+            "peer 4: is ready on cpu: 1 x cpu, and waits for the end: nobody takes a place in this run",
+        ),
         (WaitingReport([0, 2, 3]), "waiting for peers 0, 2 and 3 to get ready"),
         (WaitingReport([1]), "waiting for peer 1 to get ready"),
         (

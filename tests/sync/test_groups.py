@@ -1,5 +1,7 @@
 """Runs whose replicas may differ, as far as timing and members go: without arithmetic, under virtual time."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxdt.build import RunStart, build_coordinator
@@ -151,6 +153,9 @@ def test_a_shard_that_comes_again_after_its_group_is_dropped():
         cover = ((0, 1), (((0, 0),), ((1, k),)))
         told = hear(1, Reduced(SliceKey(round, 2, 4), cover, 1, 1, 1.0))
         assert [send.body.round for send in told if isinstance(getattr(send, "body", None), ResultHeld)] == [round]
+        if k == 1:  # the other one has not got the result, and is lost: this one holds it, and contributes no more
+            again = hear(COORDINATOR, GroupFormed(replace(round, attempt=1), (0,)))
+            assert [action.body for action in again] == [told[0].body]
         assert hear(COORDINATOR, GroupClosed(round)) == [Forget(round)]
         assert hear(1, shard) == [] and not machine._early
 

@@ -32,6 +32,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import PipelineEndReport, PullReport, PushReport, StepReport
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.faults import CRASH, Fault
 from jaxdt.sim.sim_peer import Environment, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as run_config
@@ -91,7 +92,7 @@ def functions_of(stage):
     return stage_functions(config, run_config.default_plan(config), stage)
 
 
-def simulated(config, make_tensors, seed=0):
+def simulated(config, make_tensors, seed=0, faults=()):
     """The outcome of a run whose peers and links have unequal speeds, and stall."""
     plan, rng = run_config.default_plan(config), random.Random(seed)
     peers = {}
@@ -101,13 +102,15 @@ def simulated(config, make_tensors, seed=0):
     latency_s = {pair: rng.uniform(0.1, 3.0) for pair in ((a, b) for a in plan.peers for b in plan.peers)}
     link = lambda src, dst: Link(latency_s.get((src, dst), 0.5), 1e-4)  # noqa: E731
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
-    outcome = Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment).run(until_s=1e5)
+    coordinator = build_coordinator(config, plan, RunStart("r"))
+    outcome = Simulation(coordinator, peers, environment, faults).run(until_s=1e5)
     assert COORDINATOR in outcome.stopped, "the run stands still"
-    assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
+    lost_servers = {fault.peer for fault in faults} - {peer for row in plan.placement for peer in row}
+    assert outcome.stopped[COORDINATOR].code == (3 if lost_servers else 0), outcome.stopped[COORDINATOR].reason
     return outcome
 
 
-def trained(config, seed=0):
+def trained(config, seed=0, faults=()):
     """(outcome, {peer: its state at the end})."""
     plan, stores = run_config.default_plan(config), {}
 
@@ -115,7 +118,7 @@ def trained(config, seed=0):
         stores[peer] = Store(config, plan, peer, Tokens(), functions_of(stage))
         return stores[peer]
 
-    outcome = simulated(config, make_store, seed)
+    outcome = simulated(config, make_store, seed, faults)
     return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
 
 
@@ -142,11 +145,35 @@ def test_a_run_equals_the_replay_of_its_servers_logs(staleness, wave, codec):
     replay = replayed(config, outcome)
     assert sum(map(len, replay.losses)) >= plan.n_pipelines * N_STEPS
     for stage, row in enumerate(plan.placement):
-        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage)))
+        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage, row)))
         for peer in (*row, *plan.roles.servers[stage]):
             jax.tree.map(np.testing.assert_array_equal, states[peer][0], jax.device_get(replay.params[stage]))
     rows = [report.loss for report in outcome.of(StepReport)]
     assert len(rows) == N_STEPS and rows[-1] < rows[0]
+
+
+@pytest.mark.parametrize("at_s", [80.0, 160.0])
+def test_a_lost_worker_holds_nobody_and_its_pushes_stay(at_s):
+    """Its pipeline leaves at all stages; without the bound's slowest worker the others would stand still."""
+    config = make_config(0, 1)
+    plan = run_config.default_plan(config)
+    lost = plan.placement[0][0]
+    outcome, states = trained(config, faults=[Fault(at_s, CRASH, lost)])
+    replay = replayed(config, outcome)
+    assert any(report.worker == lost for report in outcome.of(PushReport))
+    for stage, row in enumerate(plan.placement):
+        jax.tree.map(np.testing.assert_array_equal, states[row[1]], jax.device_get(replay.state(stage, row[1:])))
+        for peer in (*row[1:], *plan.roles.servers[stage]):
+            jax.tree.map(np.testing.assert_array_equal, states[peer][0], jax.device_get(replay.params[stage]))
+    assert len(outcome.of(StepReport)) >= N_STEPS - 1
+
+
+def test_a_run_that_loses_a_server_ends_in_one_line():
+    config = make_config()
+    (server,) = run_config.default_plan(config).roles.servers[0]
+    outcome = simulated(config, lambda peer, stage: NoTensors(1), faults=[Fault(20.0, CRASH, server)])
+    reason = outcome.stopped[COORDINATOR].reason
+    assert f"peer {server} (stage 0): lost" in reason and "it is the server that holds its stage's parameters" in reason
 
 
 def test_one_pipeline_without_staleness_is_one_process():

@@ -52,6 +52,8 @@ def _line_of_members(report: Report) -> str | None:
             return f"peer {peer}: asks to join, and gets stage {stage}"
         case ConnectedReport(peer, stage):
             return f"peer {peer} (stage {stage}): is here, and gets ready"
+        case CandidateReport(peer, device, has_no_place=True):
+            return f"peer {peer}: is ready on {device}, and waits for the end: nobody takes a place in this run"
         case CandidateReport(peer, device):
             return f"peer {peer}: is ready on {device}, and joins after this step"
         case WaitingReport(missing):

@@ -209,18 +209,25 @@ def _draw_blips(seed: int, rng: random.Random, plan: Plan, run_s: float) -> list
 
 
 def _draw_loss(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
-    """In a fifth of the cases a peer is lost or leaves, or the coordinator dies and is started again. The run cannot go
-    on then, and has to end."""
-    if rng.random() >= 0.2:
+    """In two fifths of the cases a peer is lost or leaves, in some of them two are, or the coordinator dies and is
+    started again."""
+    if rng.random() >= 0.4:
         return []
     at_s = rng.uniform(0.0, run_s)
     if rng.random() < 0.2:
         return [Fault(at_s, CRASH, COORDINATOR), Fault(at_s + rng.uniform(0.2, 20.0), RESTART, COORDINATOR)]
+    losses = [_draw_lost_peer(rng, plan, at_s)]
+    if rng.random() < 0.3:
+        losses.append(_draw_lost_peer(rng, plan, rng.choice((at_s, rng.uniform(0.0, run_s)))))
+    return losses
+
+
+def _draw_lost_peer(rng: random.Random, plan: Plan, at_s: float) -> Fault:
     kind, peer = rng.choice(LOSSES), rng.choice(plan.peers)
     if kind == CUT:
         breaks_s = rng.choice((CRASH_SEEN_S, DEAD_LINK_S))
-        return [Fault(at_s, CUT, peer, rng.uniform(5.0, 20.0), others=(COORDINATOR,), breaks_s=breaks_s)]
-    return [Fault(at_s, kind, peer, rng.uniform(2.0, 20.0) if kind == PAUSE else 0.0)]
+        return Fault(at_s, CUT, peer, rng.uniform(5.0, 20.0), others=(COORDINATOR,), breaks_s=breaks_s)
+    return Fault(at_s, kind, peer, rng.uniform(2.0, 20.0) if kind == PAUSE else 0.0)
 
 
 def finding(case: Case, mutate: Mutate | None = None, observer: Observer | None = None) -> str:
