@@ -11,7 +11,7 @@ TESTS = Path(__file__).resolve().parent
 def test_the_group_of_a_test_is_that_of_its_file_or_folder():
     root = SimpleNamespace(config=SimpleNamespace(rootpath=TESTS.parent))
     scope = lambda nodeid: Groups._split_scope(root, nodeid)  # noqa: E731
-    assert scope("tests/sync/test_stash.py::test_it[a::b@c]") == "stage_functions"
+    assert scope("tests/sync/test_stash.py::test_it[a::b@c]") == "replicas_that_differ"
     assert scope("tests/planner/test_planner_cost.py::test_it") == "kernels"
     assert scope("tests/spec/test_plan.py::test_it[1]") == "tests/spec/test_plan.py::test_it[1]"
 

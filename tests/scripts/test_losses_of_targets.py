@@ -22,7 +22,7 @@ from jaxdt.spec import config as run_config
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
 
-pytestmark = pytest.mark.xdist_group("stage_functions")
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 N_STEPS = 20
 MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)

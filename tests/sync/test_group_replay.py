@@ -28,7 +28,7 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.network import Link
 from jaxdt.spec.optim import OptimConfig
 
-pytestmark = pytest.mark.xdist_group("stage_functions")
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 SEED, BATCH, N_STEPS = 3, 2, 8
 ADAMW = OptimConfig("adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5)

@@ -16,7 +16,7 @@ from jaxdt.protocol.events import StopRequested
 from jaxdt.protocol.reports import CheckpointReport, HeldOutMeanReport, StepReport
 from jaxdt.spec import config as run_config
 
-pytestmark = pytest.mark.xdist_group("stage_functions")
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 N_HELD_OUT = 3
 

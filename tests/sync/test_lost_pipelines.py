@@ -29,7 +29,7 @@ from jaxdt.spec import config as run_config
 from jaxdt.spec.sizes import is_mean
 from jaxdt.spec.work import ADOPT, BACKWARD
 
-pytestmark = pytest.mark.xdist_group("stage_functions")
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 LOST = 2  # a peer of the first stage, in pipeline 1
 

@@ -42,7 +42,7 @@ from jaxdt.spec.plan import PlanRoles
 from jaxdt.spec.sizes import push_name
 from jaxdt.sync.server import ParameterServer, ServedStage
 
-pytestmark = pytest.mark.xdist_group("stage_functions")
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 SEED, BATCH, N_STEPS = 3, 2, 6
 MODEL = dict(preset="debug", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8, vocab_size=64, tied_head=False)

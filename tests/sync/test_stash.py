@@ -36,7 +36,7 @@ from jaxdt.spec.network import Link
 from jaxdt.spec.optim import OptimConfig
 from jaxdt.spec.work import BACKWARD, FORWARD, Work
 
-pytestmark = pytest.mark.xdist_group("stage_functions")
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 ADAMW = OptimConfig("adamw", lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.0, warmup_steps=5)
 

@@ -34,7 +34,7 @@ from jaxdt.spec.model import gpt_config
 from jaxdt.spec.network import Link
 from jaxdt.spec.work import LOCAL_STEP
 
-pytestmark = pytest.mark.xdist_group("stage_functions")
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
 
 STREAMING = dict(every_steps=6, fragments=2, lag_steps=2, mix_frac=0.25, outer="nesterov", outer_lr=0.6)
 
