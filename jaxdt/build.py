@@ -5,13 +5,14 @@ Which combinations of options make sense is checked here, since only build may l
 
 import json
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState
 from jaxdt.membership.member import OUTLIVES_VIEWS, Membership, PeerIdentity
 from jaxdt.membership.peer import Machine, Peer
 from jaxdt.membership.rebalance_api import Balance
+from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol.events import Checkpoint
 from jaxdt.spec import serialize
 from jaxdt.spec.config import RunConfig, check_plan
@@ -19,9 +20,14 @@ from jaxdt.spec.errors import BadInput
 from jaxdt.spec.memory import MemoryOptions
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import SCHEDULES, STASH, Plan, to_json
+from jaxdt.spec.sizes import sync_groups
 from jaxdt.sync.base import sync_entry
+from jaxdt.sync.contributions import ContributionCollector, ContributionSender
+from jaxdt.sync.download import WORD_BYTES
+from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.part_transfer import PartTransfer
 from jaxdt.sync.state_transfer import StateTransfer
+from jaxdt.sync.worker_parameters import ParameterDonor, ParameterDownload
 from jaxdt.wiring.base import PeerLoad, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.load_report import LoadReporter
@@ -85,7 +91,8 @@ def check(config: RunConfig, plan: Plan) -> None:
     """BadInput for a plan that does not fit the model, and for options that make no sense together."""
     check_config(config)
     check_plan(config, plan)
-    if unknown := sorted(set(plan.roles.used) - sync_entry(config.sync.kind).plan_roles):
+    known = sync_entry(config.sync.kind).plan_roles | wiring_entry(config.wiring.kind).plan_roles
+    if unknown := sorted(set(plan.roles.used) - known):
         raise BadInput(
             f"plan.roles: got peers with roles, expected none with wiring {config.wiring.kind} and sync "
             f"{config.sync.kind}, which do not know {', '.join(unknown)}"
@@ -152,9 +159,60 @@ def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, start: 
     return _peer(PeerSetup(config, plan, peer, stage), start, _fingerprint(config, plan, start))
 
 
+def build_worker(config: RunConfig, plan: Plan, peer: int, start: RunStart) -> Peer:
+    """The machines of a worker of the plan, which is no member of the run."""
+    check(config, plan)
+    return _worker(PeerSetup(config, plan, peer, plan.seat(peer)[0], _fingerprint(config, plan, start)), start)
+
+
+def build_workers(config: RunConfig, plan: Plan, start: RunStart) -> dict[int, Peer]:
+    """All workers of the plan, as build_peers makes its peers."""
+    return {peer: build_worker(config, plan, peer, start) for peer in plan.workers}
+
+
+def _worker(setup: PeerSetup, start: RunStart) -> Peer:
+    config, plan, peer, stage = setup.config, setup.plan, setup.peer, setup.stage
+    role = wiring_entry(config.wiring.kind).workers
+    assert role is not None, "a plan has workers only for a wiring that knows the role"
+    identity = WorkerIdentity(
+        run=start.run,
+        fingerprint=setup.fingerprint,
+        peer=peer,
+        server=role.server_of(plan, peer),
+        n_steps=config.train.steps,
+        heartbeat_s=config.net.heartbeat_s,
+        outage_s=config.net.outage_s,
+    )
+    slice_words, n_words = max(1, config.sync.slice_bytes // WORD_BYTES), parameter_words(config, plan, stage)
+    parameters = ParameterDownload(stage, identity.server, n_words, slice_words)
+    sender = ContributionSender(peer, identity.server, *_contribution_shape(setup))
+    return Peer(WorkerMembership(identity), role.build(setup), parameters, sender)
+
+
+def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
+    """4-byte words of a stage's parameters, which are the first of its state."""
+    return config.model.stage_params(*plan.stages[stage])
+
+
+def _contribution_shape(setup: PeerSetup) -> tuple[dict[str, int], int]:
+    """Numbers of each sync group of a peer's stage, and of a slice."""
+    groups = sync_groups(setup.config, setup.plan)
+    sizes = {group.name: group.n_elements for group in groups if setup.stage in group.stages}
+    return sizes, max(1, setup.config.sync.slice_bytes // FLOAT_BYTES)
+
+
+def _for_workers(setup: PeerSetup) -> list[Machine]:
+    """What a peer has besides, if workers compute for it."""
+    if not wiring_entry(setup.config.wiring.kind).workers:
+        return []
+    donor = ParameterDonor(parameter_words(setup.config, setup.plan, setup.stage))
+    return [ContributionCollector(setup.peer, *_contribution_shape(setup)), donor]
+
+
 def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
-    config = setup.config
-    of_kinds = wiring_entry(config.wiring.kind).outlives_views | sync_entry(config.sync.kind).outlives_views
+    setup = replace(setup, fingerprint=digest)
+    config, entry = setup.config, wiring_entry(setup.config.wiring.kind)
+    of_kinds = entry.outlives_views | sync_entry(config.sync.kind).outlives_views
     identity = PeerIdentity(
         run=start.run,
         fingerprint=digest,
@@ -168,6 +226,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
         deadline_floor_s=config.net.deadline_floor_s,
         outage_s=config.net.outage_s,
         outlives_views=OUTLIVES_VIEWS | of_kinds,
+        from_workers=entry.workers.messages if entry.workers else frozenset(),
     )
     sync = sync_entry(config.sync.kind).build(setup)
     slice_bytes = config.sync.slice_bytes
@@ -175,7 +234,7 @@ def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:
     copies_bytes_per_s = 1e9 / 8 * config.net.copies_gbps if config.net.copies_gbps else math.inf
     start_version = start.checkpoint.version
     part_transfer = PartTransfer(setup.peer, setup.stage, slice_bytes, copies_bytes_per_s, start_version)
-    return Peer(Membership(identity), _wiring(setup), sync, state_transfer, part_transfer)
+    return Peer(Membership(identity), _wiring(setup), sync, state_transfer, part_transfer, *_for_workers(setup))
 
 
 def _wiring(setup: PeerSetup) -> Machine:
@@ -218,6 +277,7 @@ def build_coordinator(
         start_reseeds=start.checkpoint.n_reseeds,
         n_copies=config.train.checkpoint_copies,
         revoked=start.revoked,
+        workers=tuple(plan.workers),
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     if balance is None and config.wiring.rebalance_s:

@@ -17,7 +17,7 @@ import optax
 import pytest
 from report_fields import report_fields
 
-from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer
+from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_worker
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.rebalance_api import ByNumber, Move
 from jaxdt.model.gpt import init_stage
@@ -134,7 +134,9 @@ def one_process():
 
     def of(config):
         n_steps = config.train.steps
-        losses, norms, versions = train_in_one_process(config.model, config.optim, config.seq_lengths, config.sync)
+        long = max(N_STEPS, n_steps)
+        of = (config.model, config.optim, config.seq_lengths, config.sync)
+        losses, norms, versions = train_in_one_process(*of, long)
         return losses[:n_steps], norms[:n_steps], versions[n_steps]
 
     return of
@@ -171,14 +173,14 @@ def update_of(optim):
 
 
 @functools.cache
-def train_in_one_process(model, optim, lengths, sync):
-    """(losses, gradient norms, parameters before the first and after each of N_STEPS steps). With a delay, steps from
+def train_in_one_process(model, optim, lengths, sync, n_steps):
+    """(losses, gradient norms, parameters before the first and after each of n_steps steps). With a delay, steps from
     the second on compute with the parameters of one update before (SWARM App. E)."""
     data, loss_and_gradient, (initial_state, update) = Tokens(), gradient_of(model), update_of(optim)
     params = init_stage(model, 0, model.n_layers, SEED)
     state = initial_state(params)
     losses, norms, versions = [], [], [params]
-    for step in range(N_STEPS):
+    for step in range(n_steps):
         seq_len = lengths.at(step)
         parts = [data.train_batch(SEED, step, m, BATCH, seq_len, N_MICROBATCHES) for m in range(N_MICROBATCHES)]
         lag = sync.delay if step >= max(sync.delay_after_steps, 1) else 0
@@ -198,9 +200,12 @@ def train_in_pieces(
     balance=None,
     are_equal=np.testing.assert_array_equal,
     requests=(),
+    link=None,
+    seconds_of=lambda peer: 1 + peer / 3,
 ):
     """(losses, gradient norms, {entry: parameters}, outcome); every replica of a stage must end with equal bits, or as
-    `are_equal` asserts. `requests`: what an operator asks for, each with its time."""
+    `are_equal` asserts. `requests`: what an operator asks for, each with its time. Links are slow and unequal, unless
+    `link` says otherwise."""
     plan = plan or run_config.default_plan(config)
     stores, stage_of = {}, {}
 
@@ -209,16 +214,18 @@ def train_in_pieces(
         here = plan if stage is None else plan.with_newcomer(peer, stage)
         stage_of[peer] = here.seat(peer)[0]
         stores[peer] = Store(config, here, peer, Tokens(), functions_of(config, plan, stage_of[peer]))
-        machine = (
-            build_peer(config, plan, peer, START) if stage is None else build_newcomer(config, plan, peer, stage, START)
-        )
-        return SimPeer(machine, stores[peer], f"h{peer}", dict.fromkeys(KINDS, 1 + peer / 3))
+        is_worker = plan.is_worker(peer)
+        build = build_worker if is_worker else build_peer
+        newcomer = None if stage is None else build_newcomer(config, plan, peer, stage, START)
+        machine = newcomer or build(config, plan, peer, START)
+        seconds = dict.fromkeys(KINDS, seconds_of(peer))
+        return SimPeer(machine, stores[peer], f"h{peer}", seconds, is_outside=is_worker)
 
     def make_coordinator(disk):
         return build_coordinator(config, plan, START, durable_state=load_durable_state(disk))
 
-    peers = {peer: make_peer(peer) for peer in plan.peers}
-    link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
+    peers = {peer: make_peer(peer) for peer in (*plan.peers, *plan.workers)}
+    link = link or (lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4))
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
     coordinator = build_coordinator(config, plan, START, balance=balance)
     processes = ProcessFactory(make_peer, make_coordinator)
@@ -229,7 +236,7 @@ def train_in_pieces(
     outcome = simulation.run()
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     alive = {peer for peer, stop in outcome.stopped.items() if stop.code == 0 and "left" not in stop.reason}
-    assert faults or requests or len(alive) == len(peers) + 1
+    assert faults or requests or alive >= {COORDINATOR, *plan.peers}
     *_, last = (view["members"] for view in report_fields(outcome, "view") if "joining" in view)
     alive &= set(last)  # who is on its way to a stage when the run ends has nothing
     params = {}
@@ -258,8 +265,8 @@ def relative_l2(got, expected):
     return (square(difference) / square(expected)) ** 0.5
 
 
-def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None, requests=()):
-    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance, requests=requests)
+def assert_same_training(config, functions_of, one_process, plan=None, faults=(), balance=None, **how):
+    losses, norms, params, outcome = train_in_pieces(config, functions_of, plan, faults, balance, **how)
     expected_losses, expected_norms, expected_params = one_process(config)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)

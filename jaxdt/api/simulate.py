@@ -182,7 +182,7 @@ def scenario_of(
     plan = plan or configs.default_plan(config)
     build.check(config, plan)
     if network is None:  # equal devices, each on a host of its own
-        network = networks.uniform(max(plan.peers) + 1)
+        network = networks.uniform(max(plan.peers + plan.workers) + 1)
         network = replace(network, devices=tuple(replace(device, host="") for device in network.devices))
     links = LinkOptions(
         jitter=Jitter(options.jitter_s, options.seed) if options.jitter_s else None,

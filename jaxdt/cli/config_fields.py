@@ -31,6 +31,7 @@ MEANINGS = {
     "plan.microbatches": "microbatches of a step, over all pipelines",
     "plan.in_flight": 'forwards in flight per stage, such as "4,2"; empty: n_stages - stage',
     "plan.servers": "peers of each stage that hold its parameters and compute nothing (sync.kind server)",
+    "plan.workers": "peers of each stage that compute for its servers, and are no members (wiring.kind pool)",
     "data.path": "a token file of prepare_data.py; empty: the committed corpus in bytes",
     "data.seq_start": "tokens of a sample at the first step; 0: always model.seq_len",
     "data.seq_growth_steps": "steps until a sample has model.seq_len tokens",

@@ -133,7 +133,13 @@ class Coordinator:
         self.config = config
         self.coordinator_term = 1 + max(config.last_term, durable_state.coordinator_term if durable_state else 0)
         self.roster = Roster(
-            config.stage_of, config.n_stages, self.coordinator_term, config.delay_steps, balance, config.stage_grace_s
+            config.stage_of,
+            config.n_stages,
+            self.coordinator_term,
+            config.delay_steps,
+            balance,
+            config.stage_grace_s,
+            config.workers,
         )
         self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
         self.devices: dict[int, str] = {}

@@ -29,6 +29,7 @@ from jaxdt.protocol.events import (
     Drain,
     Ended,
     EndOfSteps,
+    Enlist,
     EvaluateMean,
     Event,
     Evicted,
@@ -105,6 +106,7 @@ COUNTED_HEARTBEATS = 4  # the bytes of all links take too much of the coordinato
 BAD_INPUT = 2
 NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
+PASS_ON = "pass on"  # to the machines that read it, which decide whether its tensor is kept
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
 OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean})
 FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair} | OF_GROUPS  # anybody repeats a record
@@ -116,7 +118,8 @@ OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State
 class PeerIdentity:
     """Which peer this is in its run, and what it owes. The member of a stage with the least id saves the stage's part
     of checkpoints. `outage_s`: how long it waits for a silent coordinator, beyond the deadline. `outlives_views`:
-    messages that count also in a view after the one in which they were sent."""
+    messages that count also in a view after the one in which they were sent; `from_workers`: those that a pool's
+    worker, which is in no view, may send to a server."""
 
     run: str
     fingerprint: str
@@ -130,6 +133,7 @@ class PeerIdentity:
     deadline_floor_s: float
     outage_s: float = 0.0
     outlives_views: frozenset[type] = OUTLIVES_VIEWS
+    from_workers: frozenset[type] = frozenset()
 
 
 def _is_replaced(member: Member, members: Mapping[int, Member]) -> bool:
@@ -184,7 +188,8 @@ class Membership:
         self._clock_offset_s = 0.0
 
     def admit(self, header: Header, body: Message) -> str:
-        """ACCEPT, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2)."""
+        """ACCEPT, HOLD (until its view is adopted) or DROP a message (step protocol, Sec. 2). One of a pool's worker is
+        to be passed on: the wiring knows the workers of its server."""
         own, src = self.header, header.src
         if header.run != own.run:
             return DROP
@@ -198,7 +203,8 @@ class Membership:
         if header.view > own.view:
             return HOLD
         if src != COORDINATOR and src not in self._members:
-            return DROP
+            is_of_now = header.generation == own.generation or isinstance(body, Enlist)
+            return PASS_ON if type(body) in self.identity.from_workers and is_of_now else DROP
         fits = header.view == own.view or type(body) in self.identity.outlives_views
         return ACCEPT if fits and header.generation == own.generation else DROP
 

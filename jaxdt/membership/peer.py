@@ -5,17 +5,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from jaxdt.membership.member import ACCEPT, DROP, HOLD, Membership
+from jaxdt.membership.member import ACCEPT, DROP, HOLD, PASS_ON
 from jaxdt.protocol.events import (
     COORDINATOR,
     INTERNAL,
     Action,
     Event,
     Header,
+    Message,
     Post,
     Received,
     Send,
     StoreTensor,
+    View,
     ViewChanged,
 )
 from jaxdt.protocol.reports import DroppedReport
@@ -37,6 +39,21 @@ class DrivenMachine(Protocol):
     """All protocol logic of one process, as a driver sees it: a Peer or a Coordinator."""
 
     def handle(self, now_s: float, event: Event) -> list[Action]: ...
+
+
+class PeerMembership(Machine, Protocol):
+    """What decides which messages a peer reads. `header` stands on the peer's own messages; `view`: of which the peer
+    is a member now."""
+
+    @property
+    def header(self) -> Header: ...
+
+    @property
+    def view(self) -> View | None: ...
+
+    def admit(self, header: Header, body: Message) -> str:
+        """ACCEPT, HOLD, DROP or PASS_ON."""
+        ...
 
 
 Handle = Callable[[Any, float, Any], list[Action | Event]]  # a machine, now_s, event
@@ -62,7 +79,7 @@ class Peer:
     that this peer has not adopted wait here. Messages of another run, generation or old view are counted and dropped,
     with their tensors."""
 
-    def __init__(self, membership: Membership, *others: Machine):
+    def __init__(self, membership: PeerMembership, *others: Machine):
         self.membership = membership
         self._machines = (membership, *others)
         self._readers = _readers(tuple((type(machine), machine.READS) for machine in self._machines))
@@ -78,10 +95,10 @@ class Peer:
             if type(event) is Received:
                 body = event.body
                 verdict = membership.admit(event.header, body)
-                if verdict != ACCEPT:
+                if verdict != ACCEPT and verdict != PASS_ON:
                     actions += self._hold_or_drop(event, verdict)
                     continue
-                if event.tensor is not None:
+                if event.tensor is not None and verdict == ACCEPT:
                     actions.append(StoreTensor(event.header.src, body, event.tensor))
                 kind = type(body)
             for i, handle in self._readers[kind]:

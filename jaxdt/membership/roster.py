@@ -26,7 +26,7 @@ from jaxdt.protocol.reports import MoveReport
 class Roster:
     """`stage_of` is the plan's; newcomers are added to it. `delay_steps`: how many steps are under way beside the first
     that is not committed. `balance` says which stage needs a peer; `moving[p]` is the stage for which member p will
-    leave its own. `absences`: the silent peers that the run waits for."""
+    leave its own. `absences`: the silent peers that the run waits for. `workers`: ids that no newcomer may get."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Roster:
         delay_steps: int = 0,
         balance: Balance | None = None,
         stage_grace_s: float = 0.0,
+        workers: Sequence[int] = (),
     ):
         self.stage_of = dict(stage_of)
         self.balance = balance or ByNumber()
@@ -56,7 +57,7 @@ class Roster:
         self._joining: set[int] = set()
         self._aside: set[int] = set()  # living members that leave with the next view, since others do
         self._admits_in_mid_step = False
-        self._newcomers = Newcomers(max(stage_of) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
+        self._newcomers = Newcomers(max([*stage_of, *workers]) + 1 + (coordinator_term - 1) * IDS_PER_TERM)
         self._evictions = EvictionHistory()
         self._n_stages = n_stages
         self._coordinator_term = coordinator_term

@@ -63,9 +63,9 @@ class StageFunctions:
     have `out_shape`, all in `boundary_dtype`; targets are [B,T] int32. Inputs may be numpy arrays. All of them may have
     a smaller T in place of seq_len; each T is compiled once.
 
-    Backward and loss_backward donate `acc`, update donates `opt_state`: these must not be read after the call.
-    Parameters are never donated: an older version may still be serving its microbatches. A residual does not hold the
-    weights: its backward needs the very parameters of its forward."""
+    Backward, loss_backward and add_vectors donate `acc`, update donates `opt_state`: these must not be read after the
+    call. Parameters are never donated: an older version may still be serving its microbatches. A residual does not hold
+    the weights: its backward needs the very parameters of its forward."""
 
     config: ModelConfig
     lo: int
@@ -90,6 +90,7 @@ class StageFunctions:
     # (params, x, targets) -> loss_sum, fp32; on the last stage only
     eval_loss: Callable[[Params, Any, Any], Scalar] | None
     gradient_vectors: Callable[[Params], Vectors]  # (acc) -> {sync group: [n] fp32}
+    add_vectors: Callable[[Params, Any], Params]  # (acc, vectors of another gradient) -> acc; donates acc
     # (params, opt_state, vectors, scale) -> (params, opt_state), by the gradient vectors * scale
     update: Callable[[Params, OptState, Any, Any], tuple[Params, OptState]]
 
@@ -133,6 +134,9 @@ def build_stage(
         updated: Any = optax.apply_updates(params, change)
         return updated, opt_state
 
+    def add_vectors(acc: Params, vectors: Vectors) -> Params:
+        return jax.tree.map(jnp.add, acc, gradient_tree(config, lo, hi, acc, vectors, 1.0))
+
     forward, backward = _forward_and_backward(run, options.remat, first)
     fused = _loss_and_backward(loss_sum, first)
     return StageFunctions(
@@ -154,6 +158,7 @@ def build_stage(
         evaluate=jit(run, (whole, batch), batch),
         eval_loss=jit(loss_sum, (whole, batch, batch), whole) if last else None,
         gradient_vectors=jit(lambda acc: gradient_vectors(config, lo, hi, acc), (whole,), whole),
+        add_vectors=jit(add_vectors, (whole, whole), whole, donate=0),
         update=jit(update, (whole, whole, whole, whole), (whole, whole), donate=1),
     )
 

@@ -636,6 +636,84 @@ class Finished:
     n_steps: int
 
 
+# Of a pool. A worker is outside of the views; a server of its stage knows it by its peer id and admission.
+
+
+@frozen_dataclass
+class Enlist:
+    """Pool worker -> server, every heartbeat: it is here, and runs the config and plan of this fingerprint. `process`
+    tells two processes of one worker apart."""
+
+    process: int
+    fingerprint: str
+
+
+@frozen_dataclass
+class Enlisted:
+    """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
+    updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server lets the worker in;
+    what the worker has done under another one, and not contributed, is void."""
+
+    admission: int
+    version: int
+    n_reseeds: int = 0
+
+
+@frozen_dataclass
+class WantsTasks:
+    """Pool worker -> server: it holds the parameters of `version`, and wants `n_tasks` leases at a time."""
+
+    admission: int
+    version: int
+    n_tasks: int
+
+
+@frozen_dataclass
+class TaskLease:
+    """Server -> pool worker: do Work of this kind of a microbatch. With `with_forward` the forward is done first, since
+    this worker lacks its result. What the worker has not computed itself comes as Boundary, before or after. Nobody
+    waits for the input gradient of a task `is_redo`."""
+
+    admission: int
+    number: int
+    step: int
+    kind: str
+    microbatch: int
+    with_forward: bool = False
+    is_redo: bool = False
+
+
+@frozen_dataclass
+class TaskDone:
+    """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on."""
+
+    admission: int
+    step: int
+    number: int
+    n_samples: int
+    loss_sum: float | None = None
+
+
+@frozen_dataclass
+class TaskOutput:
+    """Pool worker -> server: the task of lease `number` is done; the tensor `key` is for a neighbour stage."""
+
+    key: Key
+    admission: int
+    number: int
+    n_samples: int
+    loss_sum: float | None = None
+
+
+@frozen_dataclass
+class ContributionWanted:
+    """Server -> pool worker: send what has been accumulated, as the vectors of these rounds, one for each sync
+    group."""
+
+    admission: int
+    rounds: tuple[Round, ...]
+
+
 @frozen_dataclass
 class Saved:
     """Member -> coordinator: the part of the checkpoint of `version` for `stage`, with this digest and length, is
@@ -800,6 +878,13 @@ Message = (
     | MeanEvaluated
     | LastStep
     | Finished
+    | Enlist
+    | Enlisted
+    | WantsTasks
+    | TaskLease
+    | TaskDone
+    | TaskOutput
+    | ContributionWanted
     | Saved
     | CopyPart
     | PartMissing
@@ -1147,6 +1232,52 @@ class StepsEnd:
 
 
 @frozen_dataclass
+class Admitted:
+    """membership -> sync, wiring of a pool worker: its server has let it in, or goes on with the next version. All that
+    is under way here is void."""
+
+    admission: int
+    generation: int
+    version: int
+    n_reseeds: int
+
+
+@frozen_dataclass
+class ContributionBegins:
+    """wiring -> sync of a server: a worker was asked for its contribution, in these rounds."""
+
+    worker: int
+    rounds: tuple[Round, ...]
+
+
+@frozen_dataclass
+class ContributionVoid:
+    """wiring -> sync of a server: what comes of these rounds counts no more."""
+
+    rounds: tuple[Round, ...]
+
+
+@frozen_dataclass
+class ContributionReceived:
+    """sync -> wiring of a server: all of a worker's contribution is here. `items`: (microbatch, lease) of what its
+    vectors hold, as the worker says; `sq_norm`: their squared norm."""
+
+    worker: int
+    rounds: tuple[Round, ...]
+    items: tuple[tuple[int, int], ...]
+    sq_norm: float
+
+
+@frozen_dataclass
+class ContributionGathered:
+    """wiring -> sync of a pool worker: its accumulator is laid out for these rounds, and begins anew. `items`:
+    (microbatch, lease) of what it held."""
+
+    rounds: tuple[Round, ...]
+    items: tuple[tuple[int, int], ...]
+
+
+@frozen_dataclass
 class MeanKept:
     """sync -> membership, where replicas may differ: the mean of the replicas' states is here, for the checkpoint of
     `version`."""
@@ -1184,6 +1315,11 @@ INTERNAL = (
     Updated,
     Stepped,
     StepsEnd,
+    Admitted,
+    ContributionBegins,
+    ContributionVoid,
+    ContributionReceived,
+    ContributionGathered,
     MeanKept,
     GoBack,
     HoldsPart,
@@ -1258,8 +1394,8 @@ class Revoke:
 class Run:
     """Do the Work on the compute thread; Ran answers. For a G or a P: the rounds that the vector is laid out for; a P
     without any keeps the vector of the fragment that is due after the Work's step, until Offer names its round. For a
-    U or an A: the rounds whose sums it reads, and the factor on them; for an L: the factor on the own gradient, 0 for
-    no update."""
+    U, an A or a C: the rounds whose sums it reads, and but for a C the factor on them; for an L: the factor on the own
+    gradient, 0 for no update."""
 
     work: Work
     scale: float = 0.0
@@ -1443,6 +1579,11 @@ Event = (
     | Updated
     | Stepped
     | StepsEnd
+    | Admitted
+    | ContributionBegins
+    | ContributionVoid
+    | ContributionReceived
+    | ContributionGathered
     | MeanKept
     | GoBack
     | HoldsPart

@@ -11,7 +11,7 @@ from jaxdt.protocol.events import Header, Message, Received
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
-TensorMessage = events.Boundary | events.Shard | events.Reduced | events.State
+TensorMessage = events.Boundary | events.TaskOutput | events.Shard | events.Reduced | events.State
 WITH_TENSOR: frozenset[type] = frozenset(typing.get_args(TensorMessage))
 MESSAGES = {kind.__name__: kind for kind in typing.get_args(Message)}
 

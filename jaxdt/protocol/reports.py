@@ -537,6 +537,27 @@ class RefusedReport(Report):
 
 
 @dataclass(frozen=True)
+class WorkerJoinedReport(Report):
+    """A server of `stage` has let a pool's worker in, while its parameters had seen `version` updates."""
+
+    kind: ClassVar[str] = "worker_joined"
+    stage: int
+    worker: int
+    version: int
+
+
+@dataclass(frozen=True)
+class WorkerLostReport(Report):
+    """What a pool's worker has not contributed counts no more: `n_redone` microbatches are computed again."""
+
+    kind: ClassVar[str] = "worker_lost"
+    stage: int
+    worker: int
+    reason: str
+    n_redone: int
+
+
+@dataclass(frozen=True)
 class ReroutedReport(Report):
     """A router has another replica do a forward too, which waits at peer `src` in or behind Work that is overdue."""
 

@@ -4,8 +4,8 @@ A message passes through `on_arrival` when its link delivers it. Where a pair is
 order when the pair is free again, as with a transport that reconnects and resends.
 
 HARMLESS lists the messages that may come twice or late: those that step_protocol Sec. 5.5, 5.6 and 11 call harmless,
-and those that the machines make harmless by naming their round or by carrying a running total. The transport alone
-guarantees exactly-once delivery for the others: Grant, Resend and Boundary (a second one computes and counts a
+and those that the machines make harmless by naming their round or lease, or by carrying a running total. The transport
+alone guarantees exactly-once delivery for the others: Grant, Resend and Boundary (a second one computes and counts a
 microbatch again, as grants have no lease number), Inventory (a second one makes a router give out again what it has
 just given out) and what a peer sends before the first view. In another generation any message is harmless, so LATE
 delivers boundary tensors again once their receiver has been told of a rollback, each right behind the new generation's
@@ -21,8 +21,11 @@ from functools import partial
 from jaxdt.protocol.events import (
     Boundary,
     Committed,
+    ContributionWanted,
     Done,
     Ended,
+    Enlist,
+    Enlisted,
     Event,
     FetchResult,
     Heartbeat,
@@ -35,7 +38,11 @@ from jaxdt.protocol.events import (
     Reduced,
     Shard,
     Suspect,
+    TaskDone,
+    TaskLease,
+    TaskOutput,
     View,
+    WantsTasks,
 )
 from jaxdt.protocol.message import tensor_key
 from jaxdt.sim.faults import (
@@ -57,6 +64,7 @@ from jaxdt.sim.link_table import LinkTable
 
 HARMLESS = frozenset(
     {Prepared, Committed, View, Shard, Reduced, FetchResult, Progress, Heartbeat, HeartbeatAck, Suspect, Done, Ended}
+    | {Enlist, Enlisted, WantsTasks, TaskLease, TaskDone, TaskOutput, ContributionWanted}
 )
 TAMPERED_PROB = 0.4
 DELAY_S_MAX = 3.0

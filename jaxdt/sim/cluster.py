@@ -275,6 +275,8 @@ class Simulation:
         host_answers = fault.kind != POWER_OFF
         seen_s = self.outcome.now_s + (CRASH_SEEN_S if host_answers else DEAD_LINK_S)
         for other in self._machines:
+            if other == COORDINATOR and peer in self._peers and self._peers[peer].is_outside:
+                continue
             self._queue.at(seen_s, self._handle_event, (other, LinkChanged(peer, False, "crashed", host_answers)))
 
     def _start_process(self, fault: Fault) -> None:
@@ -288,6 +290,8 @@ class Simulation:
             self._handle_event(COORDINATOR, Received(Header("", 0, 0, TEMPORARY_IDS + peer), Join()))
         elif peer == COORDINATOR:
             self._restart_coordinator()
+        elif self._peers[peer].is_outside:
+            self._restart_peer(peer)
         elif self.outcome.stopped.get(peer, CRASH_STOP) == CRASH_STOP:
             temporary_id = CLAIM_IDS + len(self._claims)
             self._claims[temporary_id] = peer
@@ -340,7 +344,8 @@ class Simulation:
         self._revive(peer)
         self._paused.pop(peer, None)
         self._start_peer(peer, self._stage_of.get(peer))
-        self._handle_event(COORDINATOR, LinkChanged(peer, True, "started again"))
+        if not self._peers[peer].is_outside:
+            self._handle_event(COORDINATOR, LinkChanged(peer, True, "started again"))
 
     def _revive(self, peer: int) -> None:
         self.outcome.stopped.pop(peer, None)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxdt.build import RunStart, build_coordinator, build_peers
+from jaxdt.build import RunStart, build_coordinator, build_peers, build_workers
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.protocol.reports import StepReport
 from jaxdt.sim.arrivals import Arrivals, state_words
@@ -89,6 +89,7 @@ def simulate(
 def _make_peers(config: RunConfig, plan: Plan, conditions: Conditions) -> dict[int, SimPeer]:
     size = config.train.microbatch_size
     tensors = [NoTensors(size, state_words(config, plan, stage)) for stage in range(plan.n_stages)]
+    start = RunStart("sim")
     return {
         peer: SimPeer(
             machine,
@@ -96,8 +97,9 @@ def _make_peers(config: RunConfig, plan: Plan, conditions: Conditions) -> dict[i
             conditions.host_of[peer],
             conditions.seconds[peer],
             stalls=conditions.stalls_of(peer),
+            is_outside=plan.is_worker(peer),
         )
-        for peer, machine in build_peers(config, plan, RunStart("sim")).items()
+        for peer, machine in (build_peers(config, plan, start) | build_workers(config, plan, start)).items()
     }
 
 

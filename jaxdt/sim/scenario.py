@@ -37,10 +37,9 @@ class Scenario:
     stalls: Stalls | None = None
 
     def __post_init__(self):
-        if max(self.plan.peers) >= self.network.n_devices:
+        if (last := max(self.peers)) >= self.network.n_devices:
             raise BadInput(
-                f"network {self.network.name!r}: has {self.network.n_devices} devices, "
-                f"the plan uses device {max(self.plan.peers)}"
+                f"network {self.network.name!r}: has {self.network.n_devices} devices, the plan uses device {last}"
             )
         if self.profile.model != self.config.model:
             raise BadInput("profile: was made for another model than the config's")
@@ -48,12 +47,17 @@ class Scenario:
             if self.network.link(src, dst).bandwidth_gbps == 0:
                 raise BadInput(f"network: bandwidth_gbps[{src}][{dst}]: got 0, but the plan sends over this link")
 
+    @property
+    def peers(self) -> list[int]:
+        """All processes but the coordinator: the members, and a pool's workers."""
+        return self.plan.peers + self.plan.workers
+
     def conditions(self) -> Conditions:
         """Seconds, links and hosts for the simulator."""
-        shared = shared_hosts(self.network, self.plan.peers)
+        shared = shared_hosts(self.network, self.peers)
         options = replace(self.options, access_gbps={**shared.access_gbps, **self.options.access_gbps})
         return Conditions(
-            seconds={peer: peer_seconds(self, peer) for peer in self.plan.peers},
+            seconds={peer: peer_seconds(self, peer) for peer in self.peers},
             link=device_links(self.network, self.plan.placement[0][0]),
             host_of=shared.host_of,
             cores=shared.cores,
@@ -112,8 +116,10 @@ def _microbatches_held(config: RunConfig, plan: Plan, stage: int, pipeline: int)
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
-    """Ordered pairs of peers that exchange tensors: those of a hop, replicas of a stage."""
+    """Ordered pairs of peers that exchange tensors: those of a hop, replicas of a stage, workers and servers of one."""
     found = [pair for row in plan.placement for pair in ((a, b) for a in row for b in row if a != b)]
+    for workers, servers in zip(plan.roles.workers, plan.placement, strict=bool(plan.roles.workers)):
+        found += [pair for a in workers for b in servers for pair in ((a, b), (b, a))]
     for boundary in range(plan.n_stages - 1):
         found += [pair for a, b, _ in plan.hop(boundary) for pair in ((a, b), (b, a))]
     return found

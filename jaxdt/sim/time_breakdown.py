@@ -98,7 +98,7 @@ def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
     no_commit_s = step_s(None, ("commit",))
     no_sync_s = step_s(None, ("commit", "sync"))
     no_network_s = step_s(undelayed, ("commit", "sync", "transfer"))
-    compute_s = statistics.fmean(undelayed.busy_s[peer] for peer in scenario.plan.peers) / n_steps
+    compute_s = statistics.fmean(undelayed.busy_s[peer] for peer in scenario.peers) / n_steps
     parts = Parts(
         compute_s=compute_s,
         bubble_s=no_network_s - compute_s,
@@ -106,5 +106,5 @@ def break_down_step(scenario: Scenario, n_steps: int) -> TimeBreakdown:
         sync_s=no_commit_s - no_sync_s,
         commit_s=full_s - no_commit_s,
     )
-    utilisation = {peer: totals.busy_s[peer] / n_steps / full_s for peer in sorted(scenario.plan.peers)}
+    utilisation = {peer: totals.busy_s[peer] / n_steps / full_s for peer in sorted(scenario.peers)}
     return TimeBreakdown(parts, utilisation, {pair: n / n_steps for pair, n in sorted(totals.n_bytes.items())})

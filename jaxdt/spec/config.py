@@ -39,7 +39,8 @@ class PlanConfig:
     """How to cut and place the model when no plan.json is given. `layers`: layers per stage such as "3,2,3", empty for
     an even split. `microbatches`: the microbatches of one step, over all pipelines. `in_flight`: forwards in flight
     per stage such as "4,2", empty for n_stages - stage. `servers`: peers of each stage that hold its parameters and
-    compute nothing (sync.kind "server")."""
+    compute nothing (sync.kind "server"). `workers`: peers of each stage that compute for those who hold its parameters,
+    and are no members of the run (wiring.kind "pool")."""
 
     stages: int = 1
     pipelines: int = 1
@@ -48,6 +49,7 @@ class PlanConfig:
     microbatches: int = 1
     in_flight: str = ""
     servers: int = 0
+    workers: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class WiringConfig:
     `swarm`: `routers` peers choose the route of each microbatch, with at most `window` microbatches under way in all
     (0: four per peer). A router routes whole turns, of one microbatch for each peer of a stage, so in a step of few
     turns fewer peers route.
+
+    `pool`: the peers of a stage are servers. Each owns a cut of the microbatches by index, computes, and has workers
+    compute for it, which are no members and may vanish at any moment (docs/pool.md).
 
     `retain_bytes`: boundary tensors of a step that a peer keeps in case another peer needs them again; tensors beyond
     that are computed again. 0 keeps none: that takes the least memory, and after a loss in mid-step the lost
@@ -256,6 +261,7 @@ class RunConfig:
         require_at_least("plan.pipelines", self.plan.pipelines, 1)
         require_at_least("plan.microbatches", self.plan.microbatches, self.plan.pipelines)
         require_at_least("plan.servers", self.plan.servers, 0)
+        require_at_least("plan.workers", self.plan.workers, 0)
         require_one_of("plan.schedule", self.plan.schedule, SCHEDULES)
 
     def _check_growth(self) -> None:
@@ -392,12 +398,10 @@ def _read(fields: dict[str, Any], model: Any, vocab_size: int | None) -> RunConf
 
 def default_plan(config: RunConfig) -> Plan:
     """The plan of a config without a plan.json: pipelines are consecutive peers, p * stages + s. Servers come after
-    them, stage by stage."""
+    them, stage by stage, and then workers."""
     cut = config.plan
     first_server = cut.stages * cut.pipelines
-    servers = tuple(
-        tuple(range(first_server + s * cut.servers, first_server + (s + 1) * cut.servers)) for s in range(cut.stages)
-    )
+    first_worker = first_server + cut.stages * cut.servers
     n_layers = config.model.n_layers
     if cut.layers:
         sizes = _integers("plan.layers", cut.layers, cut.stages)
@@ -419,8 +423,17 @@ def default_plan(config: RunConfig) -> Plan:
         schedule=cut.schedule,
         in_flight=_integers("plan.in_flight", cut.in_flight, cut.stages) if cut.in_flight else None,
         codec=(config.codec,) * (cut.stages - 1),
-        roles=PlanRoles(servers=servers) if cut.servers else PlanRoles(),
+        roles=PlanRoles(
+            servers=_rows(cut.stages, first_server, cut.servers), workers=_rows(cut.stages, first_worker, cut.workers)
+        ),
     )
+
+
+def _rows(n_stages: int, first: int, n_each: int) -> tuple[tuple[int, ...], ...]:
+    """So many consecutive peers for each stage; empty if there are none."""
+    if not n_each:
+        return ()
+    return tuple(tuple(range(first + s * n_each, first + (s + 1) * n_each)) for s in range(n_stages))
 
 
 def check_plan(config: RunConfig, plan: Plan) -> None:

@@ -8,9 +8,11 @@ from jaxdt.spec.plan import Plan
 
 @dataclass(frozen=True)
 class PeerSetup:
-    """`peer` holds `stage`; a newcomer has no place in the plan."""
+    """`peer` holds `stage`; a newcomer has no place in the plan. `fingerprint`: what peers compare to know that they
+    run the same thing."""
 
     config: RunConfig
     plan: Plan
     peer: int
     stage: int
+    fingerprint: str = ""

@@ -223,14 +223,23 @@ class Plan:
         placed = [peer for row in self.placement for peer in row]
         return placed + [peer for row in self.roles.servers for peer in row if peer not in placed]
 
+    @property
+    def workers(self) -> list[int]:
+        """The peers that compute for servers and are no members."""
+        return [peer for row in self.roles.workers for peer in row]
+
+    def is_worker(self, peer: int) -> bool:
+        return peer in self.workers
+
     def seat(self, peer: int) -> tuple[int, int]:
-        """(stage, pipeline) of a peer; pipeline 0 where there are none, and of a server that is in none."""
+        """(stage, pipeline) of a peer; pipeline 0 where there are none, and of a server or worker that is in none."""
         for stage, row in enumerate(self.placement):
             if peer in row:
                 return stage, row.index(peer) if self.is_even else 0
-        for stage, row in enumerate(self.roles.servers):
-            if peer in row:
-                return stage, 0
+        for rows in (self.roles.servers, self.roles.workers):
+            for stage, row in enumerate(rows):
+                if peer in row:
+                    return stage, 0
         raise BadInput(f"peer: got {peer}, expected one of the plan's peers {sorted(self.peers)}")
 
     def microbatches(self, pipeline: int) -> range:

@@ -52,6 +52,15 @@ def pull_name(stage: int, worker: int) -> str:
     return f"{group_name(stage)}/pull{worker}"
 
 
+def contribution_name(group: str, worker: int) -> str:
+    """The group of a worker's gradient of `group`, on the way to its server."""
+    return f"{group}/contribution{worker}"
+
+
+def is_contribution(group: str) -> bool:
+    return "/contribution" in group
+
+
 def mean_name(stage: int) -> str:
     """The group of the mean parameters of a stage, which is kept aside for a held-out loss."""
     return f"{group_name(stage)}/mean"

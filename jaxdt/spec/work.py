@@ -6,11 +6,13 @@ from jaxdt.spec.frozen_dataclass import frozen_dataclass
 
 FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
 NORM, LOCAL_STEP, LAY_OUT, ADOPT = "N", "L", "P", "A"  # of replicas that may differ
+CONTRIBUTE = "C"  # of a server
 # Kinds that are not timed by themselves take as long as these, which read and write as much.
 TIMED_AS = {REGENERATE: BACKWARD, NORM: GATHER, LOCAL_STEP: UPDATE, LAY_OUT: GATHER, ADOPT: GATHER}
+TIMED_AS[CONTRIBUTE] = GATHER
 REPLACES_STATE = frozenset((UPDATE, LOCAL_STEP, ADOPT))
 MESSAGE = "message"  # handling a message, at either end: no Work, but listed in a peer's seconds too
-_WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGUNLPA])(\d+)?(?:@p(\d+))?")
+_WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGUNLPAC])(\d+)?(?:@p(\d+))?")
 
 
 @frozen_dataclass(order=True)
@@ -20,6 +22,7 @@ class Work:
     accumulated gradient as one vector per group; U: the optimizer update.
     Where replicas may differ: N: the norm of the accumulated gradient; L: the update by this peer's own gradient; P:
     the parameters, some of them, or the whole state, as one vector; A: their mean over a group takes their place.
+    Of a server: C: a worker's gradient is added to the accumulator.
     The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""
 
     stage: int

@@ -24,6 +24,7 @@ COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)  # kinds of Work that a wi
 WIRINGS: dict[str, str] = {
     "fixed": "jaxdt.wiring.fixed",
     "independent": "jaxdt.wiring.independent",
+    "pool": "jaxdt.wiring.pool.server",
     "swarm": "jaxdt.wiring.swarm",
 }
 
@@ -59,6 +60,16 @@ class PeerLoad:
 
 
 @dataclass(frozen=True)
+class WorkerRole:
+    """Workers, which are in no view: each computes for one server. `build`: a worker's wiring; `server_of`: the server
+    of a worker of the plan; `messages`: what workers may send to their servers."""
+
+    build: Callable[[PeerSetup], Wiring]
+    server_of: Callable[[Plan, int], int]
+    messages: frozenset[type]
+
+
+@dataclass(frozen=True)
 class WiringEntry:
     """What the rest of jaxdt asks of a kind of wiring.
 
@@ -71,6 +82,8 @@ class WiringEntry:
     may_change_stages  whether peers may move to other stages while the run goes on
     is_independent     whether each pipeline runs by itself, with local steps of its own, and sends no tensor twice
     outlives_views     messages of peers that count also in a view after the one in which they were sent
+    plan_roles         fields of plan.roles that it knows what to do with
+    workers            how peers outside of the views compute for members; None if they cannot
     """
 
     build: Callable[[PeerSetup, int], Sequence[Wiring]]
@@ -80,6 +93,8 @@ class WiringEntry:
     may_change_stages: bool
     is_independent: bool = False
     outlives_views: frozenset[type] = frozenset()
+    plan_roles: frozenset[str] = frozenset()
+    workers: WorkerRole | None = None
 
 
 def wiring_entry(kind: str) -> WiringEntry:
@@ -93,7 +108,9 @@ def wiring_entry(kind: str) -> WiringEntry:
 class StepShape:
     """What a peer's wiring has to know of a step. `sent_bytes`: for the microbatches of each pipeline, payload of an
     activation that the stage sends and of a gradient. Held-out microbatches are measured every `eval_every_steps` steps
-    (0: never) and in the last one. `retain_bytes` bounds the boundary tensors that are kept of one step."""
+    (0: never) and in the last one. `retain_bytes` bounds the boundary tensors that are kept of one step.
+    `received_bytes`: payload of an activation that enters the stage and of the gradient of one that leaves it, of
+    pipeline 0."""
 
     peer: int
     stage: int
@@ -104,6 +121,7 @@ class StepShape:
     eval_every_steps: int = 0
     eval_microbatches: int = 0
     retain_bytes: int = 0
+    received_bytes: tuple[int, int] = (0, 0)
 
     @property
     def is_last_stage(self) -> bool:
@@ -139,4 +157,8 @@ def step_shape(setup: PeerSetup) -> StepShape:
         eval_every_steps=config.train.eval_every_steps,
         eval_microbatches=config.train.eval_microbatches,
         retain_bytes=config.wiring.retain_bytes // (1 + config.sync.delay),  # each step under way has its share
+        received_bytes=(
+            0 if first else boundary_bytes(config, plan, stage - 1, 0, forward=True),
+            0 if last else boundary_bytes(config, plan, stage, 0, forward=False),
+        ),
     )

@@ -1,6 +1,6 @@
 """The Work that runs on a peer's device: one at a time, whichever part of the wiring asked for it."""
 
-from jaxdt.protocol.events import Run
+from jaxdt.protocol.events import Round, Run
 from jaxdt.spec.work import Work
 
 
@@ -10,10 +10,11 @@ class ComputeSlot:
     def __init__(self):
         self.is_busy = False
 
-    def start(self, work: Work) -> Run:
+    def start(self, work: Work, rounds: tuple[Round, ...] = ()) -> Run:
+        """The Work, and the rounds whose vectors it reads or lays out."""
         assert not self.is_busy
         self.is_busy = True
-        return Run(work)
+        return Run(work, rounds=rounds)
 
     def free(self) -> None:
         self.is_busy = False

@@ -150,6 +150,10 @@ class RoutedWiring:
                 self._is_committed = True
         return []
 
+    def freed(self, now_s: float) -> list[Action | Event]:
+        """The wiring that owns this one has done a Work of its own, and the slot is free."""
+        return self._next() + self._tell_inventory(now_s)
+
     # -------------------------------------------------------------------------------------------------------- steps
 
     def void_routes(self, view: View) -> None:

@@ -14,7 +14,7 @@ STABLE_NAMES = {
         "preset", "n_layers", "d_model", "n_heads", "d_ff", "seq_len", "vocab_size", "positions", "activation",
         "tied_head", "n_shared_blocks", "compression", "compression_after",
     },
-    "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers"},
+    "plan": {"stages", "pipelines", "layers", "schedule", "microbatches", "in_flight", "servers", "workers"},
     "data": {"path", "seq_start", "seq_growth_steps"},
     "train": {
         "steps", "seed", "microbatch_size", "eval_every_steps", "eval_microbatches", "checkpoint_every_steps",

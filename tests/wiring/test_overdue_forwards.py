@@ -29,10 +29,10 @@ from jaxdt.protocol.reports import LateResultReport, ReroutedReport
 from jaxdt.spec.work import Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
 from jaxdt.wiring.service_time import ServiceTime
-from jaxdt.wiring.swarm import MeasuredRoutes
 
 STAGE_OF = {0: 0, 1: 1, 2: 1, 3: 2}
 VIEW = View(1, 1, 0, tuple(Member(peer, stage, 1) for peer, stage in STAGE_OF.items()), (1, 1, 1), 0)

@@ -7,6 +7,7 @@ the rest.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,7 +22,19 @@ from jaxdt.model.optim import optimizer
 from jaxdt.model.pushed_change import PushedChange, with_change
 from jaxdt.model.stage import StageFunctions, StageOptions, build_stage
 from jaxdt.model.vectors import STAGE_GROUP, TIED_GROUP
-from jaxdt.protocol.events import Boundary, Install, Key, Message, Part, Restore, Round, SliceKey, State, StateKey
+from jaxdt.protocol.events import (
+    Boundary,
+    Install,
+    Key,
+    Message,
+    Part,
+    Restore,
+    Round,
+    SliceKey,
+    State,
+    StateKey,
+    TaskOutput,
+)
 from jaxdt.protocol.message import tensor_key
 from jaxdt.runtime.storage.aligned_buffer import aligned_empty
 from jaxdt.runtime.storage.boundary_codec import HELD_OUT, BoundaryCodec
@@ -41,6 +54,7 @@ from jaxdt.spec.sizes import (
     fragment_name,
     fragment_of_name,
     group_name,
+    is_contribution,
     is_mean,
     is_pull,
     is_push,
@@ -50,6 +64,7 @@ from jaxdt.spec.sizes import (
 from jaxdt.spec.work import (
     ADOPT,
     BACKWARD,
+    CONTRIBUTE,
     EVALUATE,
     FORWARD,
     GATHER,
@@ -88,6 +103,8 @@ class Store:
         functions: StageFunctions,
         load_entries: Callable[[int, tuple[Part, ...], list[str]], dict[str, dict]] | None = None,
     ):
+        if plan.is_worker(peer):  # its server updates the parameters
+            functions = replace(functions, init_optimizer=lambda params: ())
         self.functions = functions
         self.generation = 0
         self.n_reseeds = 0
@@ -184,6 +201,8 @@ class Store:
             return self._gather(work.step, rounds)
         if work.kind == UPDATE:
             return self._update(scale, rounds)
+        if work.kind == CONTRIBUTE:
+            return self._contribute(work.step, rounds)
         return self._run_local(work, scale, rounds)
 
     def _run_local(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
@@ -340,7 +359,17 @@ class Store:
         vectors = self.functions.gradient_vectors(self._gradient_sum(step))
         by_group = {self._group(name): vector for name, vector in vectors.items()}
         for round in rounds:
-            self._slices.offer(round, np.asarray(by_group[round.group]))
+            self._slices.offer(round, np.asarray(by_group[parameters_of(round.group)]))
+            if is_contribution(round.group):  # what comes now is for another one
+                self._accumulators.pop(step, None)
+        return {}
+
+    def _contribute(self, step: int, rounds: tuple[Round, ...]) -> dict[str, float]:
+        """Add the gradient that a pool's worker has sent, as the vectors of these rounds, to the accumulator."""
+        names = {self._group(name): name for name in self.functions.group_sizes}
+        vectors = {names[parameters_of(round.group)]: self._slices.result(round) for round in rounds}
+        self._accumulators[step] = self.functions.add_vectors(self._gradient_sum(step), vectors)
+        jax.block_until_ready(self._accumulators[step])
         return {}
 
     def _gradient_sum(self, step: int):
@@ -398,7 +427,7 @@ class Store:
         key = tensor_key(body)
         if isinstance(key, Key):
             # A held-out microbatch that is lost starts over from its tokens, so its tensors are never sent again.
-            retains = self._retains_boundaries and key.kind != "eval"
+            retains = self._retains_boundaries and key.kind != "eval" and not isinstance(body, TaskOutput)
             return self._boundaries[key] if retains else self._boundaries.pop(key)
         if isinstance(key, StateKey):
             return self._state_vector.slice_with_checksum(self.parameter_versions.state, key.lo, key.hi)
@@ -408,7 +437,7 @@ class Store:
     def put(self, body: Message, src: int, tensor: Any) -> None:
         """Hold the tensor that was received with a message which the machine has accepted. That of a State has passed
         `check_slice`."""
-        if isinstance(body, Boundary):
+        if isinstance(body, Boundary | TaskOutput):
             self._boundaries[body.key] = tensor
         elif isinstance(body, State):
             if self._fetched is None:

@@ -7,6 +7,9 @@ gradient goes back over the same pairs that its activation came over.
 
 from dataclasses import dataclass
 
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.plan import Plan
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -38,3 +41,11 @@ def transfers(length: int, n_senders: int, n_receivers: int) -> list[Transfer]:
         found.append(Transfer(sender, receiver, lo, hi))
         lo = hi
     return found
+
+
+def server_of(plan: Plan, worker: int) -> int:
+    """The server that a worker of the plan computes for: the workers of a stage in turn, its servers in turn."""
+    for workers, servers in zip(plan.roles.workers, plan.placement, strict=bool(plan.roles.workers)):
+        if worker in workers:
+            return servers[workers.index(worker) % len(servers)]
+    raise BadInput(f"worker: got {worker}, expected one of the plan's workers {sorted(plan.workers)}")

@@ -182,12 +182,22 @@ class TaskTable:
         self._uncommitted[client][m] = number
         return Verdict.ACCEPTED
 
+    @property
+    def n_queued(self) -> int:
+        """Tasks that nobody has a lease of, and that could be done."""
+        return sum(map(len, self._queued.values()))
+
     def expire(self, now_s: float) -> list[Lease]:
         """The leases that have run out; their tasks are queued again, for anybody."""
         expired = [lease for lease in self._leases.values() if lease.deadline_s <= now_s]
         for lease in expired:
             self._requeue(lease)
         return expired
+
+    def distrust(self, client: int) -> None:
+        """What the client has done and not contributed is for the server alone, should it have to be done again."""
+        for m in self._uncommitted[client]:
+            self._units[m].backward.n_failures = FAILURES_MAX
 
     def void(self, client: int) -> list[int]:
         """The client is lost, with all that it has not contributed; the microbatches whose backward has to be done

@@ -1,0 +1,148 @@
+"""Gradient contributions of a pool's workers: each worker's accumulated gradient on the way to its server, in slices.
+
+A contribution goes whole to one server, which adds it to its own accumulator; the servers of a stage then average as
+replicas do, and know nothing of workers. So a worker may vanish as soon as its contribution has been added. All workers
+together send what they would send if each server got a shard of every contribution, and a server gets as much on
+average. What a contribution holds is said beside each slice; whether it counts the wiring decides.
+"""
+
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
+import math
+from collections.abc import Iterable, Mapping
+
+from jaxdt.protocol.events import (
+    Action,
+    ContributionBegins,
+    ContributionGathered,
+    ContributionReceived,
+    ContributionVoid,
+    Event,
+    Forget,
+    Received,
+    Round,
+    Shard,
+    SliceKey,
+    StoreTensor,
+    Summed,
+)
+from jaxdt.protocol.ledger import NO_LOSSES
+from jaxdt.protocol.participants import Cover, Participants
+from jaxdt.spec.sizes import parameters_of
+from jaxdt.sync.exchange import Exchange, RoundSpec
+
+
+class _FromOne:
+    """What one worker says that it has done. Slices that say different things make no contribution."""
+
+    def __init__(self, worker: int):
+        self._worker = worker
+        self._cover: Cover | None = None
+
+    def problem(self, cover: Cover) -> str:
+        contributors, _ = cover
+        self._cover = self._cover or cover
+        if contributors == (self._worker,) and cover == self._cover:
+            return ""
+        return f"slices of {contributors} that hold different things, expected one contribution of {self._worker}"
+
+
+def _exchange(peer: int, server: int, worker: int, round: Round, n_elements: int, slice_elements: int) -> Exchange:
+    """The exchange of a contribution at one of its two ends."""
+    participants = Participants(contributors=(worker,), owners=(server,), receivers=())
+    return Exchange(peer, RoundSpec(round, n_elements, participants, _FromOne(worker)), slice_elements)
+
+
+class ContributionSender:
+    """A worker's side. `sizes`: how many numbers each sync group has."""
+
+    READS = frozenset({ContributionGathered})
+
+    def __init__(self, peer: int, server: int, sizes: Mapping[str, int], slice_elements: int):
+        self._peer = peer
+        self._server = server
+        self._sizes = sizes
+        self._slice_elements = slice_elements
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case ContributionGathered(rounds, items):
+                return [action for round in rounds for action in self._send(round, items)]
+        return []
+
+    def _send(self, round: Round, items: tuple[tuple[int, int], ...]) -> list[Action]:
+        """Nobody asks for it again, so nothing of it is kept."""
+        n_elements = self._sizes[parameters_of(round.group)]
+        exchange = _exchange(self._peer, self._server, self._peer, round, n_elements, self._slice_elements)
+        return [exchange.freeze(items, 0, NO_LOSSES), Forget(round)]
+
+
+class ContributionCollector:
+    """A server's side: contributions that have begun, until all their slices are here."""
+
+    READS = frozenset({ContributionBegins, ContributionVoid, Shard, Summed})
+
+    def __init__(self, peer: int, sizes: Mapping[str, int], slice_elements: int):
+        self._peer = peer
+        self._sizes = sizes
+        self._slice_elements = slice_elements
+        self._exchanges: dict[Round, Exchange] = {}
+        self._begun: dict[Round, ContributionBegins] = {}
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case Received(header, Shard() as body) if body.key.round in self._exchanges:
+                return self._on_shard(header.src, body, event.tensor)
+            case Summed(key, digest, sq_norm) if key.round in self._exchanges:
+                return self._on_summed(key, digest, sq_norm)
+            case ContributionBegins(worker, rounds):
+                for round in rounds:
+                    n_elements = self._sizes[parameters_of(round.group)]
+                    self._exchanges[round] = _exchange(
+                        self._peer, self._peer, worker, round, n_elements, self._slice_elements
+                    )
+                    self._begun[round] = event
+            case ContributionVoid(rounds):
+                self._drop(rounds)
+        return []
+
+    def _drop(self, rounds: Iterable[Round]) -> None:
+        for round in rounds:
+            self._begun.pop(round, None)
+            self._exchanges.pop(round, None)
+
+    def _on_shard(self, src: int, shard: Shard, tensor: object) -> list[Action | Event]:
+        key = shard.key
+        exchange, bounds = self._exchanges[key.round], (key.lo, key.hi)
+        if src not in exchange.contributor_set or key.src != src or bounds not in exchange.parts:
+            return []  # or it is here and added up
+        if exchange.parts[bounds]:
+            return []
+        exchange.parts[bounds][src] = shard
+        added = exchange.add_up(bounds)
+        store = [StoreTensor(src, shard, tensor)] if tensor is not None else []
+        if isinstance(added, str):
+            return self._give_up(key.round)
+        return [*store, added]
+
+    def _give_up(self, round: Round) -> list[Action | Event]:
+        """As if it held nothing, which never counts."""
+        begun = self._begun[round]
+        return [ContributionReceived(begun.worker, begun.rounds, (), 0.0)]
+
+    def _on_summed(self, key: SliceKey, digest: int, sq_norm: float) -> list[Action | Event]:
+        exchange, begun = self._exchanges[key.round], self._begun[key.round]
+        given_out = exchange.give_out(key, digest, sq_norm)
+        if given_out is None or not exchange.hold(given_out[1]):
+            return []
+        exchanges = [self._exchanges[round] for round in begun.rounds]
+        if not all(other.complete for other in exchanges):
+            return []
+        items = {sum.cover[1] for other in exchanges for sum in other.sums.values()}
+        if len(items) != 1:
+            return self._give_up(key.round)
+        self._drop(begun.rounds)
+        ((held,),) = items
+        sq_norms = [other.result().sq_norm for other in exchanges]
+        return [ContributionReceived(begun.worker, begun.rounds, held, math.fsum(sq_norms))]

@@ -1,0 +1,132 @@
+"""How a pool's worker gets the parameters of each version: from its server, in slices, without the optimizer's state.
+
+The server gives a version away until its update begins; a slice that is asked for later is not given, since the worker
+will hear of the next version and ask for that. A worker draws version 0 of the first generation itself, as all peers
+do.
+"""
+
+# A machine matches the few events that it reads and answers [] to all others.
+# pyright: reportMatchNotExhaustive=false
+
+from jaxdt.protocol.events import (
+    BULK,
+    Action,
+    Admitted,
+    Committed,
+    Event,
+    Evicted,
+    Fetch,
+    Free,
+    Install,
+    Installed,
+    Received,
+    Refused,
+    Restore,
+    Restored,
+    Send,
+    State,
+    StateKey,
+    Updated,
+    View,
+    ViewChanged,
+)
+from jaxdt.sync.download import WORD_BYTES, Download
+
+FIRST_VERSION = (0, 0)  # of the first generation
+
+
+class ParameterDonor:
+    """A server's side. The first `n_words` words of its state are the parameters."""
+
+    READS = frozenset({ViewChanged, Evicted, Updated, Committed, Fetch})
+
+    def __init__(self, n_words: int):
+        self._n_words = n_words
+        self._view: View | None = None
+        self._version: int | None = None  # that may be given away
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case ViewChanged(view):
+                self._view = view
+                if view.rolled_back:
+                    self._version = None
+                self._expect_updates([record.step for record in view.records])
+            case Evicted():
+                self._view = self._version = None
+            case Updated(_, version):
+                self._version = version
+            case Received(_, Committed(record)):
+                self._expect_updates([record.step])
+            case Received(header, Fetch(key)) if self._view and header.src not in self._view.by_peer:
+                return self._give(header.src, key)
+        return []
+
+    def _expect_updates(self, steps: list[int]) -> None:
+        """The update of what is here is about to begin."""
+        if self._version in steps:
+            self._version = None
+
+    def _give(self, worker: int, key: StateKey) -> list[Action | Event]:
+        fits = not key.part and key.version == self._version and 0 <= key.lo < key.hi <= self._n_words
+        return [Send(worker, State(key), WORD_BYTES * (key.hi - key.lo + 1), BULK)] if fits else []
+
+
+class ParameterDownload:
+    """A worker's side: it answers Admitted with Updated, once the parameters are here and nothing is left of what was
+    under way before."""
+
+    READS = frozenset({Admitted, State, Installed, Restored, Refused})
+
+    def __init__(self, stage: int, server: int, n_words: int, slice_words: int):
+        self._stage = stage
+        self._server = server
+        self._n_words = n_words
+        self._slice_words = slice_words
+        self._here: tuple[int, int] | None = FIRST_VERSION  # generation and version
+        self._wanted: Admitted | None = None
+        self._n_changing = 0  # changes of the state that are to come; the last one is what is wanted
+        self._download: Download | None = None
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case Admitted():
+                return self._admitted(now_s, event)
+            case Received(_, State(key)) if self._download and self._download.arrived(key):
+                return self._go_on(now_s, self._download)
+            case Refused(peer, _) if self._download and peer == self._server:
+                self._download.refused(self._server)
+                return self._go_on(now_s, self._download)
+            case Installed() | Restored():
+                self._n_changing -= 1
+                return self._changed()
+        return []
+
+    def _changed(self) -> list[Action | Event]:
+        """The state is another one. Unless more is to come: it is what is wanted, and nothing is left of before."""
+        wanted = self._wanted
+        if self._n_changing or self._download or wanted is None:
+            return []
+        self._wanted = None
+        self._here = (wanted.generation, wanted.version)
+        return [Updated(self._stage, wanted.version)]
+
+    def _admitted(self, now_s: float, admitted: Admitted) -> list[Action | Event]:
+        self._wanted = admitted
+        self._download = None
+        version, generation, n_reseeds = admitted.version, admitted.generation, admitted.n_reseeds
+        free = [Free(version - 1)] if version else []
+        if self._here == (generation, version):
+            self._n_changing += 1
+            return [*free, Restore(version, generation, n_reseeds, in_place=True)]
+        self._here = None
+        self._download = Download(StateKey(version, 0, self._n_words), self._slice_words, now_s)
+        return [*free, *self._go_on(now_s, self._download)]
+
+    def _go_on(self, now_s: float, download: Download) -> list[Action | Event]:
+        if not download.done:
+            return [*download.ask(now_s, (self._server,))]
+        assert self._wanted is not None  # there is a download only of what is wanted
+        self._download = None
+        self._n_changing += 1
+        return [Install(download.version, self._wanted.generation, self._wanted.n_reseeds)]

@@ -1,0 +1,70 @@
+"""Seconds of a step in virtual time: servers alone take as long as fixed wiring, and workers make it shorter."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxdt.sim.predict import Conditions, predict_step_s
+from jaxdt.spec import config as run_config
+from jaxdt.spec.config import WiringConfig, default_plan
+from jaxdt.spec.errors import BadInput
+from jaxdt.spec.network import Link
+
+N_MICROBATCHES = 16
+WORK = dict(F=1.0, B=2.0, E=1.0, G=0.0, U=0.0)
+LAST = dict(F=0.0, B=3.0, E=1.0, G=0.0, U=0.0)  # whose backward contains the forward
+
+
+def make_config(stages, workers=0, wiring="pool", **options):
+    model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, seq_len=4, vocab_size=16)
+    plan = dict(stages=stages, microbatches=N_MICROBATCHES, workers=workers)
+    net = dict(heartbeat_s=1000.0, deadline_floor_s=10000.0)  # heartbeats are rare
+    return run_config.parse(dict(model=model, plan=plan, net=net, wiring=dict(kind=wiring), **options))
+
+
+def step_s(config, latency_s=0.05):
+    plan = default_plan(config)
+    peers = plan.peers + plan.workers
+    is_last = {peer: plan.seat(peer)[0] == plan.n_stages - 1 for peer in peers}
+    conditions = Conditions(
+        seconds={peer: LAST if is_last[peer] else WORK for peer in peers},
+        link=lambda src, dst: Link(latency_s, 1.0),
+        host_of={peer: f"h{peer}" for peer in peers},
+        cores={f"h{peer}": 1 for peer in peers},
+    )
+    return predict_step_s(config, plan, conditions)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("latency_s", [0.0, 0.3])
+def test_servers_alone_take_as_long_as_fixed_wiring(stages, latency_s):
+    alone, fixed = (step_s(make_config(stages, wiring=wiring), latency_s) for wiring in ("pool", "fixed"))
+    assert alone == pytest.approx(fixed, rel=0.05)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_workers_share_the_work(stages):
+    """As many as the server: a step takes no less than its share, and not much more."""
+    work_s = 3.0 * N_MICROBATCHES
+    for workers in (1, 3):
+        assert (
+            work_s / (1 + workers) <= step_s(make_config(stages, workers)) < 1.3 * work_s / (1 + workers) + 3 * stages
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda c: replace(c, sync=replace(c.sync, delay=1)), "sync.delay: got 1, expected 0 with wiring pool"),
+        (lambda c: replace(c, plan=replace(c.plan, schedule="gpipe")), "plan.schedule: got gpipe, expected 1f1b"),
+        (
+            lambda c: replace(c, wiring=WiringConfig("pool", retain_bytes=0)),
+            "wiring.retain_bytes: got 0, expected more",
+        ),
+        (lambda c: replace(c, wiring=WiringConfig("fixed")), "which do not know workers"),
+        (lambda c: replace(c, plan=replace(c.plan, servers=1)), r"plan.roles.servers\[0\]: got \[2\], expected \[0\]"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change, line):
+    with pytest.raises(BadInput, match=line):
+        step_s(change(make_config(2, workers=1)))

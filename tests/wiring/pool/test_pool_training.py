@@ -1,0 +1,150 @@
+"""Servers and workers that crash, pause, come back and are told everything twice train what one process trains."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import test_equivalence
+from report_fields import report_fields
+from test_equivalence import assert_same_training, functions_of, make_config, one_process  # noqa: F401
+
+from jaxdt.protocol.events import Shard
+from jaxdt.runtime.storage.store import Store
+from jaxdt.sim.cluster import Simulation
+from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, REORDER, RESTART, SLOW, Fault, draw
+from jaxdt.spec.config import NetConfig, WiringConfig, default_plan
+from jaxdt.spec.network import Link
+from jaxdt.spec.work import BACKWARD
+from jaxdt.wiring.pool.server import REFUSED_MAX
+
+pytestmark = pytest.mark.xdist_group("stage_functions")
+
+BROKEN = 2  # the second worker of a stage alone
+SERVER_S, WORKER_S = 2.0, 0.5  # of a Work; each worker is a little slower than the one before it
+
+
+def pool(stages, workers, steps=8, servers=1, **options):
+    """So many servers and workers for each stage."""
+    config = make_config(stages, servers, steps=steps, **options)
+    return replace(
+        config,
+        plan=replace(config.plan, workers=workers),
+        wiring=WiringConfig("pool"),
+        net=NetConfig(heartbeat_s=0.5, deadline_floor_s=4.0),
+    )
+
+
+def train(config, functions_of, one_process, faults=()):  # noqa: F811
+    """The outcome of a run that trains what one process does, and how many backwards each peer did."""
+    workers = default_plan(config).workers
+    n_backwards = Counter()
+    finish_work = Simulation._finish_work
+
+    def counting(self, sim_peer, peer, work, *rest):
+        n_backwards[peer] += work.kind == BACKWARD
+        finish_work(self, sim_peer, peer, work, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulation, "_finish_work", counting)
+        outcome = assert_same_training(
+            config,
+            functions_of,
+            one_process,
+            faults=faults,
+            link=lambda src, dst: Link(0.02 + (src * 7 + dst * 3) % 5 / 50, 1.0),
+            seconds_of=lambda peer: WORKER_S * (1 + peer / 10) if peer in workers else SERVER_S,
+        )
+    return outcome, n_backwards
+
+
+def test_servers_alone(functions_of, one_process):  # noqa: F811
+    config = pool(2, 0, head="tied", eval_every_steps=4, eval_microbatches=3)
+    train(config, functions_of, one_process)
+
+
+@pytest.mark.parametrize(("stages", "head"), [(1, "untied"), (3, "tied")])
+def test_workers_do_most_of_it(stages, head, functions_of, one_process):  # noqa: F811
+    config = pool(stages, 2, head=head, eval_every_steps=4, eval_microbatches=3)
+    _, n_backwards = train(config, functions_of, one_process)
+    plan = default_plan(config)
+    assert sum(n_backwards[worker] for worker in plan.workers) > sum(n_backwards[server] for server in plan.peers) > 0
+
+
+def worker_faults(seed, config, until_s):
+    """Every worker is lost, held up or cut off again and again, and told things twice and late."""
+    rng = random.Random(f"workers {seed}")
+    faults = []
+    plan = default_plan(config)
+    for servers, workers in zip(plan.placement, plan.roles.workers, strict=True):
+        for worker in workers:
+            for kind in (DUPLICATE, REORDER):
+                faults.append(Fault(0.0, kind, worker, until_s, others=servers))
+                faults += [Fault(0.0, kind, server, until_s, others=(worker,)) for server in servers]
+            at_s = 0.0
+            while (at_s := at_s + rng.uniform(2.0, 25.0)) < until_s:
+                kind, seconds = rng.choice((CRASH, PAUSE, CUT, SLOW)), rng.uniform(1.0, 20.0)
+                if kind == CRASH:
+                    faults += [Fault(at_s, CRASH, worker), Fault(at_s + seconds, RESTART, worker)]
+                else:
+                    others = servers if kind == CUT else ()
+                    faults.append(Fault(at_s, kind, worker, seconds, others=others, factor=rng.uniform(3.0, 30.0)))
+                at_s += seconds
+    return faults
+
+
+def test_workers_that_come_and_go_change_nothing(functions_of, one_process):  # noqa: F811
+    """30 steps, in which each worker is lost ten times or so. No view comes of it, and nothing but the usual record of
+    a step is written to the coordinator's disk."""
+    config = pool(2, 3, steps=30, head="tied")
+    persisted = Counter()
+    persist = Simulation._persist
+
+    def noting(self, peer, action):
+        persisted[action.name] += 1
+        persist(self, peer, action)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulation, "_persist", noting)
+        outcome, _ = train(config, functions_of, one_process, worker_faults(0, config, 400.0))
+        with_workers, _ = dict(persisted), persisted.clear()
+        train(pool(2, 0, steps=30, head="tied"), functions_of, one_process)
+    lost = report_fields(outcome, "worker_lost")
+    assert len(lost) > 30 and sum(fields["n_redone"] for fields in lost) > 5
+    assert len({fields["reason"] for fields in lost}) >= 3
+    assert with_workers == dict(persisted)
+
+
+def test_a_worker_whose_gradients_are_not_finite_is_put_out(functions_of, one_process, monkeypatch):  # noqa: F811
+    """The server computes again what it has refused."""
+
+    class Broken(Store):
+        def tensor_to_send(self, body):
+            tensor = super().tensor_to_send(body)
+            return np.full_like(tensor, np.nan) if isinstance(body, Shard) and body.key.src == BROKEN else tensor
+
+    monkeypatch.setattr(test_equivalence, "Store", Broken)
+    outcome, _ = train(pool(1, 2), functions_of, one_process)
+    refused = [fields for fields in report_fields(outcome, "worker_lost") if "not finite" in fields["reason"]]
+    assert len(refused) == REFUSED_MAX and {fields["worker"] for fields in refused} == {BROKEN}
+    assert outcome.stopped[BROKEN].code == 3 and "not finite" in outcome.stopped[BROKEN].reason
+
+
+def test_a_worker_of_another_run_is_refused(functions_of, one_process, monkeypatch):  # noqa: F811
+    build = test_equivalence.build_worker
+    other = lambda config, plan, peer, start: build(replace(config, remat="dots"), plan, peer, start)  # noqa: E731
+    monkeypatch.setattr(test_equivalence, "build_worker", other)
+    outcome, n_backwards = train(pool(1, 1), functions_of, one_process)
+    assert outcome.stopped[1].code == 2 and "worker 1: runs config " in outcome.stopped[1].reason
+    assert n_backwards[1] == 0
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_servers_that_are_lost_change_nothing_either(seed, functions_of, one_process):  # noqa: F811
+    """As long as each stage keeps one: the rest of such a step is done by the servers alone."""
+    config = pool(2, 2, servers=3, steps=12, head="tied", eval_every_steps=8, eval_microbatches=5)
+    placement = default_plan(config).placement
+    faults = draw(seed, placement, 3, 60.0, 20.0, (CRASH, PAUSE)) + worker_faults(seed, config, 60.0)
+    outcome, _ = train(config, functions_of, one_process, [*faults, Fault(30.0, JOIN, 0)])
+    assert report_fields(outcome, "lost") and report_fields(outcome, "download")
