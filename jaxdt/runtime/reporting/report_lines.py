@@ -33,6 +33,8 @@ from jaxdt.protocol.reports import (
     SteppedDownReport,
     UnequalBitsReport,
     WaitingReport,
+    WorkerJoinedReport,
+    WorkerLostReport,
     WriteFailedReport,
 )
 
@@ -124,6 +126,10 @@ def _line_of_peer(report: Report) -> str | None:
         case DroppedReport(src, run, message, view):
             sender = "the coordinator" if src == COORDINATOR else f"peer {src}"
             return f"drops a message from {sender}: {f'{message} of view {view}' if message else f'of run {run}'}"
+        case WorkerJoinedReport(_, worker, version):
+            return f"lets worker {worker} compute for it, with the parameters of {version} steps"
+        case WorkerLostReport(_, worker, reason, n_redone):
+            return f"worker {worker} is lost ({reason}); computes {n_redone} microbatches again"
         case WriteFailedReport(reason):
             return f"could not be written, and the run goes on without it: {reason}"
         case RefusedReport(reason):
