@@ -133,7 +133,7 @@ class Simulation:
         from jaxdt.cli import plots  # loads matplotlib
 
         records = step_records(self.scenario)
-        stage_of = {peer: self.scenario.plan.seat(peer)[0] for peer in self.scenario.plan.peers}
+        stage_of = {peer: self.scenario.plan.seat(peer)[0] for peer in self.scenario.peers}
         (folder / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
         plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation)
 

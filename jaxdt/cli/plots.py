@@ -17,8 +17,10 @@ from jaxdt.spec.work import UPDATE, parse_work
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "E": "#b0b0b0", "G": "#72b7b2", "U": "#54a24b"}
 COLOURS |= {"R": "#e45756", "N": "#b279a2", "L": "#54a24b", "P": "#72b7b2", "A": "#9d755d"}
+COLOURS |= {"C": "#eeca3b"}
 NAMES = {"E": "evaluate", "F": "forward", "B": "backward", "R": "regenerate", "G": "gather", "U": "update"}
 NAMES |= {"N": "norm", "L": "local step", "P": "lay out", "A": "adopt a mean"}
+NAMES |= {"C": "add a contribution"}
 PARTS = ("compute", "bubble", "transfer", "sync", "commit")
 PART_COLOURS = ("#54a24b", "#b0b0b0", "#f58518", "#72b7b2", "#4c78a8")
 EVENT_LINES = {"leave": ":", "join": "--"}

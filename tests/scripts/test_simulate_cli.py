@@ -42,6 +42,21 @@ def test_a_prediction_with_everything_that_it_writes(tmp_path):
     assert all((out / name).read_bytes()[:4] == b"\x89PNG" for name in ("simulation.png", "sweep.png"))
 
 
+def test_a_pool_with_all_that_is_drawn_of_it(tmp_path):
+    pool = (
+        "--config=configs/small.py",
+        "--config.wiring.kind=pool",
+        "--config.plan.workers=1",
+        "--flops=1e9",
+        "--steps=1",
+    )
+    done = call("simulate.py", *pool, f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "prediction.json").read_text())
+    assert set(result["utilisation"]) == {"0", "1", "2", "3"} and min(result["utilisation"].values()) > 0.2
+    assert (tmp_path / "simulation.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_a_plan_and_a_profile_say_everything(tmp_path):
     model = gpt_config("debug")
     plan = Plan(2, ((0, 1), (1, 2)), ((5,), (2,)), (6,), schedule="gpipe")
