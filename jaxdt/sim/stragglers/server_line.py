@@ -78,9 +78,10 @@ class ServerGate:
                 self._answer(now_s)
         return Matched(tuple(groups), self._next_timer())
 
-    def left(self, now_s: float, peer: int) -> Matched:
-        self._gone.add(peer)
-        self._waiting.pop(peer, None)
+    def left(self, now_s: float, *peers: int) -> Matched:
+        for peer in peers:
+            self._gone.add(peer)
+            self._waiting.pop(peer, None)
         self._answer(now_s)
         return Matched(timer=self._next_timer())
 
