@@ -20,7 +20,7 @@ made again from the files in run_dir.
     python scripts/experiments/study.py --ten_seeds --run_dir=runs/study_seeds
 
 does all that for seeds 0 to 9, none left out, each in a folder of its own; the first of the three runs is another one
-from seed to seed. About 95 minutes on a machine that does nothing else. A seed that is there already is not run again.
+from seed to seed. About 100 minutes on a machine that does nothing else. A seed that is there already is not run again.
 With --page=FOLDER --about=TEXT it writes FOLDER/runs.jsonl, README.md and study.png: all runs, means and ratios paired
 by seed with 95 % intervals, a picture of the first seed. --page without --ten_seeds makes the last two again from
 FOLDER/runs.jsonl.

@@ -202,6 +202,11 @@ def test_losses_that_differ_and_events_that_differ_are_bad(tmp_path):
     assert (tmp_path / "study.png").stat().st_size < 60_000
 
 
+def test_the_committed_page_is_what_its_raw_data_give():
+    committed = ROOT / "configs/study"
+    assert page.text(*page.read_raw(committed)) == (committed / "README.md").read_text()
+
+
 def test_the_page_of_ten_seeds_comes_from_its_raw_data(tmp_path):
     """A run that is a quarter faster with all seeds; with one seed a run saw another event."""
     names = ("fixed", "swarm")

@@ -240,5 +240,5 @@ ASSUMPTIONS = (
 )
 NOT_MODELLED = (
     "The start of a newcomer's process, compilation, unequal machines, slow links.",
-    "The same with real processes, one seed: [the study](../../study/README.md).",
+    "The same with real processes: [the study](../../study/README.md).",
 )
