@@ -44,6 +44,7 @@ def main() -> int:
     from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
     from jaxdt.runtime.peer_process import JoinedStage
+    from jaxdt.runtime.reporting.peer_log import of_peer
     from jaxdt.runtime.transport_setup import OwnAddress
 
     jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
@@ -67,10 +68,10 @@ def main() -> int:
     )
     stop = peer_process.run_peer(job, options)
     if JOIN.value and stop.code == FORGOTTEN:  # the coordinator that had let it in died before a view had it
-        print(f"{stop.reason}; it asks again", flush=True)
+        print(f"{of_peer(options.peer, stop.reason)}; it asks again", flush=True)
         os.execv(sys.executable, sys.orig_argv)
     with contextlib.suppress(OSError):  # the log may be on a disk that is full
-        print(stop.reason, file=sys.stderr if stop.code else sys.stdout)
+        print(of_peer(options.peer, stop.reason), file=sys.stderr if stop.code else sys.stdout)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(stop.code)  # the compute thread may be inside XLA, where the interpreter's own exit would abort it

@@ -29,7 +29,7 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
     now_s = [100.0]
     monkeypatch.setattr(peer_log.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(peer_log.time, "strftime", lambda _: "12:00:00")
-    log = peer_log.PeerLog(("host", 7700), n_steps=200)
+    log = peer_log.PeerLog(3, ("host", 7700), n_steps=200)
     log.report(UnreachedReport())
     log.report(PreparingReport("times stage 1"))
     log.report(ReadyReport("cpu: 1 x cpu"))
@@ -37,12 +37,19 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
         log.report(UsageReport(step, 0.1))
         now_s[0] += 0.4 * peer_log.STEP_EVERY_S
     assert capsys.readouterr().out.splitlines() == [
-        "12:00:00 waiting for the coordinator at host:7700",
-        "12:00:00 times stage 1",
-        "12:00:00 is ready on cpu: 1 x cpu; waits until the run takes it in",
-        "12:00:00 step 1 of 200 is applied here",
-        "12:00:00 step 4 of 200 is applied here",
+        "peer 3: 12:00:00 waiting for the coordinator at host:7700",
+        "peer 3: 12:00:00 times stage 1",
+        "peer 3: 12:00:00 is ready on cpu: 1 x cpu; waits until the run takes it in",
+        "peer 3: 12:00:00 step 1 of 200 is applied here",
+        "peer 3: 12:00:00 step 4 of 200 is applied here",
     ]
+
+
+def test_the_last_line_of_a_peer_names_it_once():
+    assert peer_log.of_peer(3, "done: 60 steps") == "peer 3: done: 60 steps"
+    assert peer_log.of_peer(3, "peer 31: lost") == "peer 3: peer 31: lost"
+    for line in ("peer 3: left the run", "peer 3 (stage 1): has version 2"):
+        assert peer_log.of_peer(3, line) == line
 
 
 @pytest.mark.parametrize(

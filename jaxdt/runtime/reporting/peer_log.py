@@ -12,9 +12,11 @@ STEP_EVERY_S = 10.0
 
 
 class PeerLog:
-    """Writes reports of a peer to standard output. `coordinator`: its address, for the line that it is waited for."""
+    """Writes reports of a peer to standard output; each line begins with the peer, since several peers and the
+    coordinator may share a terminal. `coordinator`: its address, for the line that it is waited for."""
 
-    def __init__(self, coordinator: Address, n_steps: int):
+    def __init__(self, peer: int, coordinator: Address, n_steps: int):
+        self._peer = peer
         self._coordinator = coordinator
         self._n_steps = n_steps
         self._step_s = -STEP_EVERY_S
@@ -24,14 +26,19 @@ class PeerLog:
             case UsageReport(step):
                 if time.monotonic() - self._step_s >= STEP_EVERY_S:
                     self._step_s = time.monotonic()
-                    _print(f"step {step + 1} of {self._n_steps} is applied here")
+                    self._print(f"step {step + 1} of {self._n_steps} is applied here")
             case UnreachedReport():
-                _print(f"waiting for the coordinator at {format_address(self._coordinator)}")
+                self._print(f"waiting for the coordinator at {format_address(self._coordinator)}")
             case PushReport() | PullReport():
                 pass  # there are many for each step; the trace has them
             case _:
-                _print(line_of(report))
+                self._print(line_of(report))
+
+    def _print(self, line: str) -> None:
+        print_line(of_peer(self._peer, f"{time.strftime('%H:%M:%S')} {line}"))
 
 
-def _print(line: str) -> None:
-    print_line(f"{time.strftime('%H:%M:%S')} {line}")
+def of_peer(peer: int, line: str) -> str:
+    """The line with the peer at its beginning, unless it is there already."""
+    name = f"peer {peer}"
+    return line if line.startswith((f"{name}:", f"{name} (")) else f"{name}: {line}"
