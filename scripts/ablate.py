@@ -13,13 +13,14 @@ Exit codes: 0 done, 2 bad input, 3 a worker was lost, 130 interrupted.
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, track
 
 from jaxdt import build
 from jaxdt.ablation import page, results
@@ -73,9 +74,11 @@ def main() -> int:
 
 def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress, save: Callable[[dict], None]) -> None:
     """Train the cases `left`, show how far they are, and save the record of each that is finished."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    began_s = time.monotonic()
     with Progress(*columns) as shown, trained(setup, left, n_workers) as messages:
-        all_runs = shown.add_task("runs: workers start", total=progress.n_models, completed=progress.n_finished)
+        start = "runs: workers start"
+        all_runs = shown.add_task(start, total=progress.n_models, completed=progress.n_finished, left="")
         bars: dict[Case, TaskID] = {}
         for what, case, value in messages:
             if what == "done":
@@ -83,10 +86,12 @@ def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress
                 shown.remove_task(bars.pop(case))
                 shown.console.print(f"{case}: held-out loss {value['eval'][-1][1]:.4f}")
             progress.heard(what, case, value)
-            shown.update(all_runs, description="runs", completed=progress.n_finished)
+            left_s = progress.left_s(time.monotonic() - began_s)
+            time_left = "" if left_s is None else f"about {left_s / 60:.1f} min left"
+            shown.update(all_runs, description="runs", completed=progress.n_finished, left=time_left)
             if case in progress.under_way:
                 if case not in bars:
-                    bars[case] = shown.add_task("", total=progress.n_steps)
+                    bars[case] = shown.add_task("", total=progress.n_steps, left="")
                 shown.update(bars[case], description=progress.description(case), completed=value)
 
 

@@ -299,7 +299,7 @@ def run_faults(scenario: Scenario) -> None:
         faults += draw(seed, stages, n, undisturbed_s, pause_s)
     if TRACE.value:
         faults += faults_of_trace(scenario, time_limit_s(undisturbed_s))
-    print("\n".join(map(sentence, faults)) or "no faults")
+    print("\n".join([*api.links_note(scenario), *(list(map(sentence, faults)) or ["no faults"])]))
     disturbed = run_with_faults(scenario, n_steps, faults, undisturbed_s)
     print("\n".join(summary(undisturbed, disturbed)))
     if OUT.value:

@@ -13,6 +13,10 @@ class GridProgress:
     n_finished: int
     n_steps: int
     under_way: dict[Case, int] = field(default_factory=dict)
+    n_finished_before: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_finished_before = self.n_finished
 
     def heard(self, what: str, case: Case, value: int | dict) -> None:
         """Count a message of a worker (jaxdt.ablation.workers.trained)."""
@@ -25,6 +29,15 @@ class GridProgress:
     def description(self, case: Case) -> str:
         """A model under way, for people. Before its first step it is compiled."""
         return str(case) if self.under_way[case] else f"{case}: compiles"
+
+    def left_s(self, elapsed_s: float) -> float | None:
+        """Seconds until all models are finished, after `elapsed_s` of training, or None before the first is: then a
+        step's time is not known without its model's start. A model under way counts by its steps."""
+        n_here = self.n_finished - self.n_finished_before
+        if not n_here:
+            return None
+        n_done = n_here + sum(self.under_way.values()) / self.n_steps
+        return elapsed_s * (self.n_models - self.n_finished_before - n_done) / n_done
 
     @property
     def text(self) -> str:

@@ -33,6 +33,7 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.profile import Profile
 
 EFFICIENCY = 0.35
+NO_NETWORK = "not given"  # the name of the network where none is given
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Simulation:
             total = sum(times.n_bytes.values())
             most = f"{n_bytes / 1e9:.3f} GB on the link p{src} -> p{dst}"
             lines.append(f"network      {total / 1e9:12.3f} GB  a step, {most}")
+        lines += links_note(self.scenario)
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -136,6 +138,11 @@ class Simulation:
         stage_of = {peer: self.scenario.plan.seat(peer)[0] for peer in self.scenario.peers}
         (folder / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
         plots.simulation(folder / "simulation.png", records, asdict(self.parts), self.utilisation)
+
+
+def links_note(scenario: Scenario) -> list[str]:
+    """The line that says that links cost nothing, where no network is given; else none."""
+    return ["no network is given: links have latency 0 and no limit"] if scenario.network.name == NO_NETWORK else []
 
 
 def simulate(
@@ -183,7 +190,8 @@ def scenario_of(
     build.check(config, plan)
     if network is None:  # equal devices, each on a host of its own
         network = networks.uniform(max(plan.peers + plan.workers) + 1)
-        network = replace(network, devices=tuple(replace(device, host="") for device in network.devices))
+        devices = tuple(replace(device, host="") for device in network.devices)
+        network = replace(network, devices=devices, name=NO_NETWORK)
     links = LinkOptions(
         jitter=Jitter(options.jitter_s, options.seed) if options.jitter_s else None,
         ramp=Ramp() if options.tcp_ramp else None,

@@ -40,6 +40,8 @@ def test_links_devices_and_plans_count(config):
     profile = jaxdt.profile_of_flops(config, 1e9, network)
     linked = jaxdt.simulate(config, profile, network, options=options)
     faster = jaxdt.simulate(config, jaxdt.profile_of_flops(config, 1e10, network), network, options=options)
+    note = "no network is given: links have latency 0 and no limit"
+    assert str(free).splitlines()[-1] == note and note not in str(linked)
     assert free.step_s < linked.step_s and faster.parts.compute_s == pytest.approx(
         linked.parts.compute_s / 10, rel=1e-3
     )

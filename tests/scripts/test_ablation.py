@@ -281,6 +281,19 @@ def test_a_worker_says_that_a_model_compiles_and_an_interruption_what_is_lost(mo
     assert progress.text == f"2{finished[1:]}"
 
 
+def test_the_time_left_is_said_once_a_model_of_this_start_is_finished():
+    first, second, third = Case("none", 2, 1), Case("int8", 2, 2), Case("bf16", 2, 3)
+    progress = GridProgress(n_models=12, n_finished=2, n_steps=4)  # two of an earlier start
+    progress.heard("step", first, 4)
+    progress.heard("step", second, 4)
+    assert progress.left_s(60.0) is None
+    progress.heard("done", first, {})
+    progress.heard("done", second, {})
+    assert progress.left_s(60.0) == 60.0 * 8 / 2
+    progress.heard("step", third, 2)
+    assert progress.left_s(75.0) == 75.0 * 7.5 / 2.5
+
+
 @pytest.mark.slow
 def test_the_script_trains_measures_and_draws(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"torn')

@@ -75,6 +75,7 @@ def test_a_run_under_faults_says_what_came_of_them(tmp_path):
     done = call(*run, "--faults=7:4")
     assert done.returncode == 0, done.stderr
     assert done.stdout == call(*run, "--faults=7:4").stdout != call(*run, "--faults=8:4").stdout
+    assert done.stdout.startswith("no network is given: ")
     assert " cannot reach " in done.stdout and done.stdout.endswith("code 0, done: 4 steps\n")
     (tmp_path / "trace.json").write_text(json.dumps({"t_s": [0, 5, 6], "nodes": [6, 0, 0]}))
     done = call(*run, f"--trace={tmp_path}/trace.json", "--trace_speed=2")
