@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from pathlib import Path
 
 from jaxdt.membership.coordinator import Coordinator
 from jaxdt.protocol.events import Advised
@@ -178,8 +179,8 @@ class Journal:
             self._display.print(line_of(report))
 
     def _leaving(self, report: LeavingReport) -> None:
-        last = "; it is the last of its stage, and stays until another joins" if report.last_of_its_stage else ""
-        self._display.print(f"peer {report.peer}: wants to leave{last}")
+        last = last_of_its_stage(self._job.run_dir, self._job.config.wiring.on_stage_lost)
+        self._display.print(f"peer {report.peer}: wants to leave{last if report.last_of_its_stage else ''}")
 
     def _vacant(self, report: VacantReport) -> None:
         back = f"go back to the checkpoint of {report.checkpoint} steps"
@@ -288,6 +289,16 @@ class Journal:
         measured_s = statistics.median(timed_s)
         n_tokens = plan.n_microbatches * config.train.microbatch_size * longest
         return measured_s, n_tokens / measured_s if measured_s else None
+
+
+def last_of_its_stage(run_dir: Path, on_stage_lost: str) -> str:
+    """What happens to a peer that wants to leave as the last of its stage, what a second interrupt of it costs, and how
+    to end the run instead."""
+    cost = "waits for another and goes back to its last checkpoint" if on_stage_lost == "wait" else "ends with code 3"
+    return (
+        "; it is the last of its stage, and stays until another joins; a second interrupt ends it at once, and the run "
+        f"then {cost}; to end the run with a checkpoint: python scripts/fleet.py stop --run_dir={run_dir}"
+    )
 
 
 def host_name(address: str) -> str:

@@ -1,0 +1,29 @@
+"""What the coordinator prints for those who wait, or who have to do something."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jaxdt.protocol.reports import LeavingReport
+from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.sim.fuzz.cases import draw_case
+
+PLAN = draw_case(0).plan
+
+
+def shown(capsys, report, on_stage_lost="wait"):
+    wiring = SimpleNamespace(on_stage_lost=on_stage_lost, replan="never")
+    config = SimpleNamespace(wiring=wiring, train=SimpleNamespace(steps=9))
+    job = SimpleNamespace(run_dir=Path("runs/x"), config=config, plan=PLAN)
+    Journal(job, SimpleNamespace(n_committed=0), SimpleNamespace(), live=False).report(report)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("on_stage_lost", "cost"), [("wait", "goes back to its last checkpoint"), ("stop", "code 3")])
+def test_the_last_peer_of_a_stage_that_wants_to_leave_hears_what_a_second_interrupt_costs(on_stage_lost, cost, capsys):
+    assert shown(capsys, LeavingReport(1, False)) == "peer 1: wants to leave\n"
+    line = shown(capsys, LeavingReport(1, True), on_stage_lost)
+    assert line.startswith("peer 1: wants to leave; it is the last of its stage, and stays until another joins; ")
+    assert "a second interrupt ends it at once" in line and cost in line
+    assert line.endswith(": python scripts/fleet.py stop --run_dir=runs/x\n")
