@@ -36,7 +36,7 @@ def get_config():
     config.plan.schedule = "1f1b"
     config.plan.microbatches = 8
     config.plan.in_flight = ""
-    config.plan.servers = 0
+    config.plan.servers = config.plan.workers = 0
     config.train.steps = 2000
     config.train.seed = 0
     config.train.microbatch_size = 8

@@ -171,7 +171,7 @@ class Churning(Launched):
     def join(self) -> None:
         """A newcomer that has the state when this returns."""
         self.ask_to_join()
-        self.wait_for(lambda: " download " in self.log.read_text(), "the newcomer's download")
+        self.wait_for(lambda: " has the state of step " in self.log.read_text(), "the newcomer's download")
 
     def ask_to_join(self) -> None:
         """Start a newcomer, with one token and one address."""

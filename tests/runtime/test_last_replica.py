@@ -22,7 +22,7 @@ def test_a_paused_last_replica_keeps_its_state_and_the_death_of_a_stage_is_notic
     os.kill(last, signal.SIGCONT)
     fleet.wait_for_step(n_steps + 2)
     assert fleet.reported("returned") and not fleet.reported("rollback")
-    fleet.wait_for(lambda: " download " in fleet.log.read_text(), "the newcomer's download")
+    fleet.wait_for(lambda: " has the state of step " in fleet.log.read_text(), "the newcomer's download")
     os.kill(last, signal.SIGKILL)
     fleet.newcomer.kill()
     fleet.newcomer.wait()

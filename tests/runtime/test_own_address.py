@@ -2,14 +2,15 @@
 
 import subprocess
 import sys
-
-from test_processes import ROOT
+from pathlib import Path
 
 from jaxdt.protocol.events import Connect, Refused, Started, Stop
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import Loop
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class ConnectsTo:
