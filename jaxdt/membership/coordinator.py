@@ -21,6 +21,7 @@ from jaxdt.membership.liveness.failures import OVERDUE_MAX, SAVE_FAILURES_MAX, F
 from jaxdt.membership.liveness.leases import Leases
 from jaxdt.membership.liveness.link_suspicion import LinkSuspicion
 from jaxdt.membership.liveness.vacancies import Vacancies
+from jaxdt.membership.liveness.waiting import Waiting
 from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
@@ -149,6 +150,7 @@ class Coordinator:
         self._claims = Claims(config.heartbeat_s)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._vacancies = Vacancies()
+        self._waiting = Waiting()
         self._checkpoints = CheckpointProgress(config.n_stages, config.n_steps, config.start, config.n_copies)
         self._without_holder: list[int] = []  # stages to whose part the run cannot go back now, as reported
         self._operations = Operations(OperatorState(revoked=config.revoked))
@@ -182,10 +184,11 @@ class Coordinator:
                 return [*self._addressed(self._agreement.woke(now_s, tag)), *self._decide()]
             case Woke(tag):
                 judged = [*self._judge(now_s), *self._settle_claims(now_s)]
-                return [*judged, *([self._next_tick(now_s)] if tag == "tick" else [])]
+                return [*judged, *([*self._remind(now_s), self._next_tick(now_s)] if tag == "tick" else [])]
             case Persisted(name):
                 return self._persisted(now_s, name)
             case Refused(_, reason):
+                self._waiting.refused(reason)
                 return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return self._end(code, reason)
@@ -203,6 +206,14 @@ class Coordinator:
             case Received(header, body):
                 return self._received(now_s, header, body)
         return []
+
+    def _remind(self, now_s: float) -> list[Action]:
+        """Say again for whom the run waits."""
+        if self._ended:
+            return []
+        missing = [] if self.view else sorted(set(self.config.stage_of) - set(self.profiles))
+        absent = [peer for peer in missing if peer not in self._leases]
+        return [*self._waiting.watch(now_s, missing, absent, self.roster.deserted if self.view else [])]
 
     def _next_tick(self, now_s: float) -> WakeAt:
         return WakeAt(now_s + self.config.heartbeat_s, "tick")

@@ -266,6 +266,20 @@ class WaitingReport(Report):
 
 
 @dataclass(frozen=True)
+class StillWaitingReport(Report):
+    """The run has waited for `waited_s`: for the peers `missing` of the plan to get ready, of whom `absent` are not
+    connected, or for somebody to serve `stages`, which nobody does. `refusal`: who was refused last meanwhile, and why;
+    '' if nobody was."""
+
+    kind: ClassVar[str] = "still_waiting"
+    missing: list[int]
+    absent: list[int]
+    stages: list[int]
+    refusal: str
+    waited_s: float
+
+
+@dataclass(frozen=True)
 class LostReport(Report):
     """A member is taken for lost."""
 

@@ -37,6 +37,7 @@ from jaxdt.protocol.events import (
     Prepared,
     Profiled,
     Received,
+    Refused,
     Report,
     Round,
     Saved,
@@ -173,6 +174,23 @@ def test_the_first_view_waits_for_the_last_profile():
     assert not of(run.actions, Persist) and not sent(run.actions, View)
     (persist,) = run.message(3, Profiled({}, 0))
     assert persist.name == "view"
+
+
+def test_a_coordinator_that_waits_says_so_again_after_waits_that_double_up_to_a_minute():
+    run = Driver()
+    for peer in (0, 2):
+        run.join(peer)
+    run.message(1, Hello(1, 1, "f", "h1:1"))
+    run.event(Refused(None, "an expired credential"))
+    said = {}
+    for now_s in range(0, 200, 2):
+        for peer in (0, 1, 2):
+            run.message(peer, Heartbeat(0, {}), float(now_s))
+        for report in reports(run.event(Woke("tick"), float(now_s)), "still_waiting"):
+            said[now_s] = report
+    assert list(said) == [10, 30, 70, 130, 190]
+    assert (said[10]["missing"], said[10]["absent"], said[10]["stages"]) == ([1, 3], [3], [])
+    assert (said[10]["refusal"], said[10]["waited_s"]) == ("an expired credential", 10.0)
 
 
 def test_the_view_is_durable_before_it_is_sent():

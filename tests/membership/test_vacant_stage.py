@@ -16,6 +16,7 @@ from jaxdt.protocol.events import (
     Heartbeat,
     Hello,
     Holds,
+    Leaving,
     LinkChanged,
     Member,
     Overdue,
@@ -115,6 +116,14 @@ def test_a_silent_peer_is_dialled_and_its_connections_are_ended_when_it_is_given
     assert run.event(LinkChanged(1, False, "no answer"), run.now_s) == []
     given_up = run.tick(GRACE_S, 1)
     assert Disconnect(1) in given_up
+
+
+def test_a_run_whose_stage_nobody_can_fill_says_so_again():
+    run = Vacant(stage_grace_s=0.0)
+    run.message(NEWCOMER, Leaving(), run.now_s)
+    run.event(LinkChanged(1, False, "ECONNREFUSED", gone=True), run.now_s)
+    (said,) = reports(run.tick(RECONNECT_S + 12.0, 1, NEWCOMER), "still_waiting")
+    assert said["stages"] == [1] and said["missing"] == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdt.protocol.reports import LeavingReport
-from jaxdt.runtime.reporting.journal import Journal
+from jaxdt.protocol.reports import LeavingReport, StillWaitingReport
+from jaxdt.runtime.reporting.journal import Journal, still_waiting
 from jaxdt.sim.fuzz.cases import draw_case
 
 PLAN = draw_case(0).plan
@@ -27,3 +27,18 @@ def test_the_last_peer_of_a_stage_that_wants_to_leave_hears_what_a_second_interr
     assert line.startswith("peer 1: wants to leave; it is the last of its stage, and stays until another joins; ")
     assert "a second interrupt ends it at once" in line and cost in line
     assert line.endswith(": python scripts/fleet.py stop --run_dir=runs/x\n")
+
+
+def test_a_run_that_waits_says_for_whom_who_was_refused_and_what_to_start(tmp_path):
+    (tmp_path / "coordinator.flags").touch()
+    run_dir = tmp_path / "run_dir"
+    line = still_waiting(StillWaitingReport([1, 2], [1], [], "an expired credential", 10.2), run_dir)
+    assert line == (
+        "the run has waited 10 s for peers 1 and 2 to get ready; peer 1 is not connected; refused meanwhile: an "
+        f"expired credential; to start: python scripts/train.py --flagfile={tmp_path}/host_1.flags"
+    )
+    line = still_waiting(StillWaitingReport([], [], [1], "", 30.0), run_dir)
+    assert line.startswith(
+        "the run has waited 30 s; stage 1 has no peer; to start a newcomer: python scripts/tools/credential.py"
+    )
+    assert f"--join=$(cat {tmp_path / 'coordinator_address'})" in line and line.endswith(f"--run_dir={run_dir}")

@@ -30,6 +30,7 @@ from jaxdt.protocol.reports import (
     RollbackReport,
     StateMeanReport,
     StepReport,
+    StillWaitingReport,
     VacantReport,
     ViewReport,
     WriteFailedReport,
@@ -43,6 +44,7 @@ from jaxdt.runtime.reporting.metrics import Metrics
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.report_lines import line_of, names
+from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS, RunFolders
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.spec.config import ADVISE
@@ -125,6 +127,8 @@ class Journal:
                 self._leaving(report)
             case VacantReport():
                 self._vacant(report)
+            case StillWaitingReport():
+                self._display.print(still_waiting(report, self._job.run_dir))
             case RollbackReport():
                 self._rollback(report)
             case CheckpointReport():
@@ -289,6 +293,30 @@ class Journal:
         measured_s = statistics.median(timed_s)
         n_tokens = plan.n_microbatches * config.train.microbatch_size * longest
         return measured_s, n_tokens / measured_s if measured_s else None
+
+
+def still_waiting(report: StillWaitingReport, run_dir: Path) -> str:
+    """For whom the run waits, who was refused meanwhile, and what to start."""
+    folders = RunFolders.of(run_dir)
+    is_emitted = (folders.job / COORDINATOR_FLAGS).exists()
+    parts = [f"the run has waited {report.waited_s:.0f} s"]
+    if report.missing:
+        parts[0] += f" for {names(report.missing)} to get ready"
+    if report.absent:
+        parts.append(f"{names(report.absent)} {'is' if len(report.absent) == 1 else 'are'} not connected")
+    for stage in report.stages:
+        parts.append(f"stage {stage} has no peer")
+    if report.refusal:
+        parts.append(f"refused meanwhile: {report.refusal}")
+    if report.absent and is_emitted:
+        commands = [f"python scripts/train.py --flagfile={folders.job}/host_{peer}.flags" for peer in report.absent]
+        parts.append(f"to start: {', '.join(commands)}")
+    if report.stages:
+        token = f"{folders.job}/new.token"
+        make = f"python scripts/tools/credential.py token --run_dir={run_dir} --out={token}"
+        join = f"python scripts/train.py --join=$(cat {folders.job / ADDRESS}) --token={token} --run_dir={run_dir}"
+        parts.append(f"to start a newcomer: {make} && {join}")
+    return "; ".join(parts)
 
 
 def last_of_its_stage(run_dir: Path, on_stage_lost: str) -> str:

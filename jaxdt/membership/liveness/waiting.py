@@ -1,0 +1,43 @@
+"""The coordinator's reminders while the run waits for peers: whom it waits for, and who was refused meanwhile.
+
+The first line about a wait comes from whoever begins it. A person who looks later, or who started the wrong process,
+needs it again: after AGAIN_S_MIN, and then after waits that double up to AGAIN_S_MAX.
+"""
+
+from collections.abc import Sequence
+
+from jaxdt.protocol.reports import StillWaitingReport
+
+AGAIN_S_MIN = 10.0
+AGAIN_S_MAX = 60.0
+
+
+class Waiting:
+    """Time comes in as an argument."""
+
+    def __init__(self):
+        self._since_s: float | None = None  # None: the run does not wait
+        self._next_s = 0.0
+        self._again_s = AGAIN_S_MIN
+        self._refusal = ""
+
+    def refused(self, reason: str) -> None:
+        """Somebody was refused: perhaps the peer that the run waits for, which has not shown who it is."""
+        self._refusal = reason
+
+    def watch(
+        self, now_s: float, missing: Sequence[int], absent: Sequence[int], stages: Sequence[int]
+    ) -> list[StillWaitingReport]:
+        """The reminder, if one is due. See StillWaitingReport for what the run waits for; nothing: it does not wait."""
+        if not missing and not stages:
+            self._since_s, self._refusal = None, ""
+            return []
+        if self._since_s is None:
+            self._since_s, self._again_s = now_s, AGAIN_S_MIN
+            self._next_s = now_s + AGAIN_S_MIN
+        if now_s < self._next_s:
+            return []
+        self._again_s = min(2 * self._again_s, AGAIN_S_MAX)
+        self._next_s = now_s + self._again_s
+        waited_s = round(now_s - self._since_s, 1)
+        return [StillWaitingReport(list(missing), list(absent), list(stages), self._refusal, waited_s)]
