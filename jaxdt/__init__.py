@@ -3,7 +3,7 @@
     import jaxdt
 
     config = jaxdt.load_config("configs/quickstart.py")
-    run = jaxdt.launch(config, "runs/x", jaxdt.LaunchOptions(emulate="configs/networks/four_cities.json"))
+    run = jaxdt.launch(config, "runs/python", jaxdt.LaunchOptions(emulate="configs/networks/four_cities.json"))
     run.wait()
     run.metrics[-1]["loss"]
 

@@ -71,7 +71,8 @@ def main() -> int:
     checked = api.with_codecs(checked, say)
     if EMIT.value:
         check_hosts(checked.plan)
-        run_dirs.clear(Path(EMIT.value), OVERWRITE.value)
+        if replaced := run_dirs.clear(Path(EMIT.value), OVERWRITE.value):
+            say(replaced)
         emit(Path(EMIT.value), checked)
         return 0
     run_flags.required("run_dir")

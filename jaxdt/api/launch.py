@@ -1,7 +1,7 @@
 """A run whose processes are all on this machine: start it, look at it, wait for it, stop it. scripts/launch.py is this
 with flags.
 
-    run = launch(config, "runs/x", LaunchOptions(emulate="configs/networks/four_cities.json"))
+    run = launch(config, "runs/python", LaunchOptions(emulate="configs/networks/four_cities.json"))
     run.metrics  # of the steps so far
     run.wait()
 
@@ -10,10 +10,11 @@ A thread of this process looks after the coordinator and the peers, which are it
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,13 @@ class CheckedRun:
 
 
 class Run:
-    """A run that `start` has started, in its folder `run_dir`."""
+    """A run that `start` has started, in its folder `run_dir`. Its output begins at this byte of its log."""
 
-    def __init__(self, run_dir: Path, fleet: LocalFleet, lock: int):
+    def __init__(self, run_dir: Path, fleet: LocalFleet, lock: int, output_start: int):
         self.run_dir = run_dir
         self._fleet = fleet
         self._lock = lock
+        self._output_start = output_start
         self._code: int | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._look_after, name="fleet", daemon=True)
@@ -104,9 +106,10 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What the coordinator has printed, if the run was not launched to show it."""
+        """What the coordinator has printed since this launch, if the run was not launched to show it. What earlier
+        launches have printed stands before it in logs/coordinator.log."""
         path = self.run_dir / "logs" / COORDINATOR_LOG
-        return path.read_text() if path.exists() else ""
+        return path.read_bytes()[self._output_start :].decode() if path.exists() else ""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until the run has ended, for at most `timeout_s`. Returns its exit code (docs/reference/exit_codes.md),
@@ -137,11 +140,16 @@ class Run:
 def launch(config: Config, run_dir: str | Path, options: LaunchOptions = LaunchOptions()) -> Run:
     """Start a run of the config in a new folder and return while it goes on. The config is what `load_config` or
     `base_config` returns, or a RunConfig. BadInput where it is wrong, where the options do not fit it, or where the
-    folder holds something else; nothing is started then."""
-    if options.resume:
-        options = resume_flags.completed(Path(run_dir), options)
-    say = print if options.show else _say_nothing
-    return start(with_codecs(check(config, options), say), run_dir, say)
+    folder holds something else; nothing is started then. It names fields of LaunchOptions where scripts/launch.py
+    names flags."""
+    try:
+        if options.resume:
+            options = resume_flags.completed(Path(run_dir), options)
+        say = print if options.show else _say_nothing
+        return start(with_codecs(check(config, options), say), run_dir, say)
+    except BadInput as error:
+        names = "|".join(field.name for field in fields(LaunchOptions))
+        raise BadInput(re.sub(rf"(?<!\S)--({names})\b", r"LaunchOptions.\1", str(error))) from None
 
 
 def check(config: Config, options: LaunchOptions, source: str = "config") -> CheckedRun:
@@ -170,7 +178,8 @@ def with_codecs(checked: CheckedRun, say: Callable[[str], None]) -> CheckedRun:
 
 
 def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
-    """Start the processes of a run that was checked. `say` hears what a resumed run changes. If the coordinator's
+    """Start the processes of a run that was checked. `say` hears where a resumed run goes on and what it
+    changes, or which run was replaced. If the coordinator's
     output goes to a log, that begins with what was said. `began_s`: since when the user waits, on the monotonic
     clock."""
     run_dir, config, plan, options = Path(run_dir), checked.config, checked.plan, checked.options
@@ -180,31 +189,33 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     _check_pin(options.pin or 0, plan)
     gpus = gpu_flags.flags_of_local_peers(sorted(plan.peers), config.platform, checked.gpus_per_peer)
     flags = process_flags(options)
+    replaced = ""
     if options.resume:
         if not run_dirs.has_checkpoints(run_dir):  # nothing is written there then
             raise BadInput(f"{run_dir}: holds no complete checkpoint; with --overwrite the run starts again")
     else:
-        run_dirs.clear(run_dir, options.overwrite)
+        replaced = run_dirs.clear(run_dir, options.overwrite)
     lock = run_dirs.hold(run_dir)
     log = None if options.show else run_dir / "logs" / COORDINATOR_LOG
+    output_start = log.stat().st_size if log and log.exists() else 0
     try:
-        notes = list(checked.notes)
+        lines = [replaced] if replaced else []
         if options.resume:
             folder, problems = _resumable(run_dir, checked)
             flags.append(f"--resume_from={folder}")
-            changes = [*problems, *resume_flags.changes(run_dir, config, plan, options)]
-            for line in changes:
-                say(line)
-            notes += changes
+            goes_on = f"--resume: the run goes on from step {int(folder.name)}, checkpoint {folder}"
+            lines = [*problems, *resume_flags.changes(run_dir, config, plan, options), goes_on]
+        for line in lines:
+            say(line)
         run_dirs.write_job(run_dir, config, plan)
         resume_flags.save(run_dir, options)
         if log:
-            _append(log, notes)
+            _append(log, [*checked.notes, *lines])
     except BaseException:
         os.close(lock)
         raise
     launcher = Launcher(SCRIPTS, [*flags, *network_flags(options)], began_s, lock, log)
-    return Run(run_dir, LocalFleet(run_dir, plan, launcher, PeerDevices(options.pin or 0, gpus)), lock)
+    return Run(run_dir, LocalFleet(run_dir, plan, launcher, PeerDevices(options.pin or 0, gpus)), lock, output_start)
 
 
 def process_flags(options: LaunchOptions) -> list[str]:

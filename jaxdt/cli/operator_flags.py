@@ -13,6 +13,7 @@ from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_dir import CREDENTIALS
 from jaxdt.runtime.run_folders import ADDRESS, RunFolders
+from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 from jaxdt.spec.errors import BadInput
 
 RUN_DIR = flags.DEFINE_string(
@@ -72,9 +73,19 @@ def ended_run(run_dir: Path) -> str:
 
 def how_to_go_on(run_dir: Path) -> str:
     """The command that goes on from a run's newest checkpoint."""
+    steps = _more_steps(run_dir)
     if (run_dir / "run").exists():  # launched here
-        return f"to go on: python scripts/launch.py --resume --run_dir={run_dir}"
-    return f"to go on: start each process again with its flag file and --resume_from={run_dir}/checkpoints/STEP"
+        return f"to go on: python scripts/launch.py --resume --run_dir={run_dir}{steps}"
+    return f"to go on: start each process again with its flag file and --resume_from={run_dir}/checkpoints/STEP{steps}"
+
+
+def _more_steps(run_dir: Path) -> str:
+    """The flag without which a run that has done all its steps is not resumed; '' for another run."""
+    checkpoints = complete_checkpoints(run_dir)
+    n_done = int(checkpoints[-1].name) if checkpoints else 0
+    if not n_done or n_done < json.loads((run_dir / "config.json").read_bytes())["train"]["steps"]:
+        return ""
+    return f" --config.train.steps={2 * n_done}"
 
 
 def _known_address() -> str:

@@ -83,10 +83,11 @@ def new_token(folder: Path, name: str, peer: int | None = None) -> str:
     return f"--token={path}"
 
 
-def clear(run_dir: Path, overwrite: bool) -> None:
-    """Empty the folder of an earlier run if `overwrite` is set. BadInput for a folder that may not be emptied."""
+def clear(run_dir: Path, overwrite: bool) -> str:
+    """Empty the folder of an earlier run if `overwrite` is set. Returns one line about that run, or '' if the folder
+    was empty. BadInput for a folder that may not be emptied."""
     if not run_dir.exists() or not _content(run_dir):
-        return
+        return ""
     if not (run_dir / "config.json").exists():
         raise BadInput(f"run_dir: {run_dir} is not empty and not a run's folder, expected a new or empty one")
     places = [run_dir, *filter(Path.is_dir, [run_dir / EMITTED_RUN_DIR])]
@@ -98,12 +99,15 @@ def clear(run_dir: Path, overwrite: bool) -> None:
         raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one{resume}, or --overwrite")
     for place in places:
         os.close(hold(place))
+    files = [path for path in (place / "metrics.jsonl" for place in places) if path.exists()]
+    n_steps = sum(path.read_bytes().count(b"\n") for path in files)
     # config.json goes last: it marks the folder as a run's.
     for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
+    return f"replaced {run_dir}: its run had {n_steps} steps"
 
 
 def has_checkpoints(run_dir: Path) -> bool:

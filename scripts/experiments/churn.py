@@ -166,7 +166,8 @@ def main() -> int:
     run_dir = Path(run_flags.RUN_DIR.value)
     alone_dir = run_dir.with_name(f"{run_dir.name}_alone")
     for folder in (run_dir, alone_dir):
-        run_dirs.clear(folder, OVERWRITE.value)
+        if replaced := run_dirs.clear(folder, OVERWRITE.value):
+            print(replaced)
         folder.parent.mkdir(parents=True, exist_ok=True)
     network = run_dir.with_suffix(".network.json")
     network.write_text(json.dumps(networks.to_json(networks.uniform(max(plan.peers) + 1, LATENCY_MS.value / 1e3, 1.0))))

@@ -57,11 +57,15 @@ def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_pr
     config = jaxdt.load_config(run.run_dir / "config.py")
     config.train.steps = n_steps + 2
     plan = jaxdt.load_plan(run.run_dir / "plan.json")
+    with pytest.raises(jaxdt.BadInput, match=r", or LaunchOptions\.resume, or LaunchOptions\.overwrite$"):
+        jaxdt.launch(config, run.run_dir)
     launched_with = (run.run_dir / "launch.json").read_bytes()
     again = jaxdt.launch(config, run.run_dir, jaxdt.LaunchOptions(resume=True, plan=plan))
     assert again.wait(60) == 0, again.output
     assert (run.run_dir / "launch.json").read_bytes() == launched_with
-    assert f"--resume: train.steps is {n_steps + 2}, it was 100000\n" in again.output
+    changes = f"--resume: train.steps is {n_steps + 2}, it was 100000\n"
+    goes_on = f"--resume: the run goes on from step {n_steps}, checkpoint {run.run_dir}/checkpoints/{n_steps:08}\n"
+    assert again.output.startswith(changes + goes_on), "nothing of the first launch"
     assert again.metrics[-1]["step"] == n_steps + 1
 
 
@@ -69,10 +73,10 @@ def test_a_run_is_stopped_with_a_checkpoint_from_which_it_goes_on_in_the_same_pr
     ("fields", "options", "expected"),
     [
         ({"train.steps": 0}, {}, "train.steps: got 0"),
-        ({}, {"pin": 5000}, "--pin: got 5000"),
+        ({}, {"pin": 5000}, "LaunchOptions.pin: got 5000"),
         ({}, {"emulate": "none.json"}, "none.json: cannot be read"),
-        ({}, {"gpus_per_peer": "two"}, "--gpus_per_peer: got 'two'"),
-        ({}, {"resume": True}, "holds no complete checkpoint"),
+        ({}, {"gpus_per_peer": "two"}, "LaunchOptions.gpus_per_peer: got 'two'"),
+        ({}, {"resume": True}, "holds no complete checkpoint; with LaunchOptions.overwrite the run starts again"),
         ({"codec": "auto", "plan.stages": 2}, {}, "codec: auto needs to know the links"),
     ],
 )

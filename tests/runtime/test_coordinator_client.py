@@ -108,6 +108,11 @@ def test_a_run_that_has_ended_says_how_and_what_goes_on(tmp_path):
     command = f"to go on: python scripts/launch.py --resume --run_dir={tmp_path}"
     ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; {command}"
     assert operator_flags.ended_run(tmp_path) == ended
+    (tmp_path / "checkpoints" / "00000007").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "00000007" / "complete.json").touch()
+    for n_steps, flag in ((8, ""), (7, " --config.train.steps=14")):
+        (tmp_path / "config.json").write_text(json.dumps({"train": {"steps": n_steps}}))
+        assert operator_flags.ended_run(tmp_path) == ended + flag
     (tmp_path / "coordinator_address").write_text("127.0.0.1:1")
     os.utime(tmp_path / "summary.json", (1.0, 1.0))
     assert operator_flags.ended_run(tmp_path) == "", "its coordinator was started again"

@@ -339,7 +339,8 @@ def test_overwriting_takes_everything_of_a_run(tmp_path):
     checkpoint(run_dir, "abc")
     with contextlib.suppress(OSError):
         (run_dir / "link").symlink_to(tmp_path)
-    clear(run_dir, overwrite=True)
+    (run_dir / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert clear(run_dir, overwrite=True) == f"replaced {run_dir}: its run had 2 steps"
     assert [path.name for path in run_dir.iterdir()] == ["lock"]
     assert tmp_path.exists()
-    clear(run_dir, overwrite=False)  # empty, as far as a run is concerned
+    assert clear(run_dir, overwrite=False) == ""  # empty, as far as a run is concerned
