@@ -91,6 +91,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import (
     AdoptedReport,
+    AsksToLeaveReport,
     EvictedReport,
     MovingReport,
     OutageReport,
@@ -305,7 +306,7 @@ class Membership:
     def _leave(self) -> list[Action | Event]:
         self._is_leaving = True
         if self.view:
-            return [self._confirmed(Leaving())]
+            return [AsksToLeaveReport(), self._confirmed(Leaving())]
         return [Send(COORDINATOR, Leaving()), Stop(0, "left before it was let in")]
 
     # --------------------------------------------------------------------------------------------- the coordinator

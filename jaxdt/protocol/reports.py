@@ -455,6 +455,13 @@ class HeartbeatReport(Report):
 
 
 @dataclass(frozen=True)
+class AsksToLeaveReport(Report):
+    """This peer is in the run, was asked to leave it, and asks the coordinator when it may go."""
+
+    kind: ClassVar[str] = "asks_to_leave"
+
+
+@dataclass(frozen=True)
 class PreparingReport(Report):
     """What this process does before it can compute, for people."""
 

@@ -46,6 +46,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
 )
 from jaxdt.protocol.reports import OperatorReport
+from jaxdt.runtime.reporting.report_lines import line_of
 
 OPERATOR = OPERATOR_IDS + 7
 
@@ -176,7 +177,9 @@ def test_a_drained_peer_leaves_as_if_it_had_been_asked_on_its_host(run):
     assert answer == OperatorAnswer(True, "peer 2 (stage 0) is asked to leave")
     assert sent(actions, Drain) == {2: Drain()}
     machine = member()
-    assert [type(action.body).__name__ for action in machine.handle(1.0, from_coordinator(Drain()))] == ["Leaving"]
+    said, letter = machine.handle(1.0, from_coordinator(Drain()))
+    assert type(letter.body).__name__ == "Leaving"
+    assert "a second interrupt ends it at once" in line_of(said)
     assert machine.admit(Header("r", 0, 1, 0), Drain()) == "drop"  # another peer may not ask for it
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.reports import (
     AdoptedReport,
+    AsksToLeaveReport,
     CandidateReport,
     ConnectedReport,
     DownloadReport,
@@ -105,6 +106,9 @@ def _line_of_peer(report: Report) -> str | None:
     match report:
         case PreparingReport(what):
             return what
+        case AsksToLeaveReport():
+            rest = "at once, and may cost the run the steps since its last checkpoint"
+            return f"asks to leave between two steps; a second interrupt ends it {rest}"
         case ReadyReport(device):
             return f"is ready on {device}; waits until the run takes it in"
         case AdoptedReport(view, members):
