@@ -81,7 +81,7 @@ class CheckedRun:
 
 
 class Run:
-    """A run that `start` has started, in its folder `run_dir`. Its output begins at this byte of its log."""
+    """A run that `start` has started, in its folder `run_dir`. Its output begins at byte `output_start` of its log."""
 
     def __init__(self, run_dir: Path, fleet: LocalFleet, lock: int, output_start: int):
         self.run_dir = run_dir
@@ -178,10 +178,9 @@ def with_codecs(checked: CheckedRun, say: Callable[[str], None]) -> CheckedRun:
 
 
 def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], began_s: float | None = None) -> Run:
-    """Start the processes of a run that was checked. `say` hears where a resumed run goes on and what it
-    changes, or which run was replaced. If the coordinator's
-    output goes to a log, that begins with what was said. `began_s`: since when the user waits, on the monotonic
-    clock."""
+    """Start the processes of a run that was checked. `say` hears which run was replaced, or what a resumed run
+    changes and where it goes on. If the coordinator's output goes to a log, that begins with what was said.
+    `began_s`: since when the user waits, on the monotonic clock."""
     run_dir, config, plan, options = Path(run_dir), checked.config, checked.plan, checked.options
     began_s = time.monotonic() if began_s is None else began_s
     if not (SCRIPTS / "train.py").exists():
