@@ -22,9 +22,9 @@ run_flags.job = lambda coordinator: job
 run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
 jax_setup.set_up_jax = jax_setup.check_platform = lambda *_: None
-peer_process.PeerOptions = lambda **_: None
+peer_process.PeerOptions = lambda **fields: SimpleNamespace(**fields)
 peer_process.JoinedStage = lambda stage, from_step: SimpleNamespace(stage=stage, from_step=from_step)
-peer_process.run_peer = lambda job, options: Stop(int(code), "peer 7: its end")
+peer_process.run_peer = lambda job, options: Stop(int(code), "its end")
 sys.modules |= {"jaxdt.runtime.jax_setup": jax_setup, "jaxdt.runtime.peer_process": peer_process}
 def again(program, words):
     print("again" if (program, words) == (sys.executable, sys.orig_argv) else words)
@@ -43,7 +43,7 @@ PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
     [
         (6, (JOIN,), 99, JOINS + "peer 7: its end; it asks again\nagain\n"),
         (3, (JOIN,), 3, JOINS + "peer 7: its end\n"),
-        (6, PLANNED, 6, "peer 7: its end\n"),
+        (6, PLANNED, 6, "peer 1: its end\n"),
     ],
     ids=["a newcomer that is forgotten", "a newcomer that is lost", "a peer of the plan"],
 )
