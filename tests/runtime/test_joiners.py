@@ -83,7 +83,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
         "--token: coordinator 127.0.0.1:": [TRAIN, *join, new_token(tmp_path / "other", "newcomer")],
         "--data: ": [TRAIN, *join, token, f"--data={tokens.path}"],
         "--join: coordinator 127.0.0.1:": [str(tmp_path / "other_version.py"), *join, token],
-        "coordinator: run: a process that asks to be a peer is of run '": [
+        "peer 1: coordinator: run: a process that asks to be a peer is of run '": [
             *(TRAIN, "--peer=1", *flags, "--config.model.d_ff=128")
         ],
     }
