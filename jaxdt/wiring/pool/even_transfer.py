@@ -2,23 +2,12 @@
 peers of each stage, and who sends which of them to whom.
 
 Part i of n holds the indices floor(i * length / n) .. floor((i + 1) * length / n) - 1. All cuts are by index, so a
-gradient goes back over the same pairs that its activation came over.
+gradient goes back over the same pairs that its activation came over, and stages of m and n peers exchange over at most
+m + n - 1 pairs.
 """
-
-from dataclasses import dataclass
 
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """Indices lo..hi-1 go from part `sender` of the senders' cut to part `receiver` of the receivers'."""
-
-    sender: int
-    receiver: int
-    lo: int
-    hi: int
 
 
 def part(length: int, n_parts: int, index: int) -> range:
@@ -29,18 +18,6 @@ def part(length: int, n_parts: int, index: int) -> range:
 def part_of(length: int, n_parts: int, index: int) -> int:
     """The part that holds an index."""
     return ((index + 1) * n_parts - 1) // length
-
-
-def transfers(length: int, n_senders: int, n_receivers: int) -> list[Transfer]:
-    """All transfers between two stages, in the order of their indices: at most n_senders + n_receivers - 1."""
-    found: list[Transfer] = []
-    lo = 0
-    while lo < length:
-        sender, receiver = part_of(length, n_senders, lo), part_of(length, n_receivers, lo)
-        hi = min(part(length, n_senders, sender).stop, part(length, n_receivers, receiver).stop)
-        found.append(Transfer(sender, receiver, lo, hi))
-        lo = hi
-    return found
 
 
 def server_of(plan: Plan, worker: int) -> int:

@@ -1,12 +1,29 @@
 """Which indices go from which peer of a stage to which of the next: all small cases."""
 
 import itertools
+from typing import NamedTuple
 
 import pytest
 
-from jaxdt.wiring.pool.even_transfer import Transfer, part, part_of, transfers
+from jaxdt.wiring.pool.even_transfer import part, part_of
 
 CASES = list(itertools.product(range(1, 40), range(1, 9), range(1, 9)))
+
+
+class Transfer(NamedTuple):
+    """Indices lo..hi-1 go from part `sender` of the senders' cut to part `receiver` of the receivers'."""
+
+    sender: int
+    receiver: int
+    lo: int
+    hi: int
+
+
+def transfers(length, n_senders, n_receivers):
+    """Runs of indices with the same sender and receiver."""
+    pairs = [(part_of(length, n_senders, i), part_of(length, n_receivers, i)) for i in range(length)]
+    runs = [list(run) for _, run in itertools.groupby(range(length), key=pairs.__getitem__)]
+    return [Transfer(*pairs[run[0]], run[0], run[-1] + 1) for run in runs]
 
 
 def test_the_example_of_the_paper():
