@@ -504,9 +504,10 @@ class MovingReport(Report):
 
 @dataclass(frozen=True)
 class UnreachedReport(Report):
-    """This process has not reached the coordinator yet, and goes on trying."""
+    """This process has not reached the coordinator yet, and goes on trying for `left_s` seconds."""
 
     kind: ClassVar[str] = "unreached"
+    left_s: float
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def _redeem(credential: Credential, coordinator: Address, request: bytes) -> byt
             if time.monotonic() > give_up_s:
                 raise BadInput(f"{where}: no answer within {FIRST_CONTACT_S:.0f} s ({error})") from None
             if not said:
-                print_line(f"waiting for the coordinator at {format_address(coordinator)}")
+                left = f"for another {give_up_s - time.monotonic():.0f} s at most"
+                print_line(f"waiting for the coordinator at {format_address(coordinator)}, {left}")
                 said = True
         time.sleep(PAUSE_S)
 

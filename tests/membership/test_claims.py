@@ -141,12 +141,18 @@ def test_what_ends_a_claim(event, code):
     assert [stop.code for stop in of(machine.handle(5.0, event), Stop)] == [code]
 
 
-@pytest.mark.parametrize(("is_up", "said"), [(False, [UnreachedReport()]), (True, [])])
-def test_a_process_that_waits_for_the_coordinator_says_so(is_up, said):
+def test_a_process_that_waits_for_the_coordinator_says_so_until_it_reaches_it():
     machine, _ = claimant()
-    if is_up:
-        machine.handle(1.0, LinkChanged(COORDINATOR, True))
-    assert machine.handle(SAID_S, Woke("say")) == said
+    assert machine.handle(SAID_S, Woke("say")) == [
+        UnreachedReport(FIRST_CONTACT_S - SAID_S),
+        WakeAt(3 * SAID_S, "say"),
+    ]
+    assert machine.handle(3 * SAID_S, Woke("say")) == [
+        UnreachedReport(FIRST_CONTACT_S - 3 * SAID_S),
+        WakeAt(7 * SAID_S, "say"),
+    ]
+    machine.handle(8.0, LinkChanged(COORDINATOR, True))
+    assert machine.handle(7 * SAID_S, Woke("say")) == []
 
 
 def test_a_claim_waits_while_the_coordinator_is_reached():

@@ -30,14 +30,14 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
     monkeypatch.setattr(peer_log.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(peer_log.time, "strftime", lambda _: "12:00:00")
     log = peer_log.PeerLog(3, ("host", 7700), n_steps=200)
-    log.report(UnreachedReport())
+    log.report(UnreachedReport(118.0))
     log.report(PreparingReport("times stage 1"))
     log.report(ReadyReport("cpu: 1 x cpu"))
     for step in range(4):
         log.report(UsageReport(step, 0.1))
         now_s[0] += 0.4 * peer_log.STEP_EVERY_S
     assert capsys.readouterr().out.splitlines() == [
-        "peer 3: 12:00:00 waiting for the coordinator at host:7700",
+        "peer 3: 12:00:00 waiting for the coordinator at host:7700, for another 118 s at most",
         "peer 3: 12:00:00 times stage 1",
         "peer 3: 12:00:00 is ready on cpu: 1 x cpu; waits until the run takes it in",
         "peer 3: 12:00:00 step 1 of 200 is applied here",

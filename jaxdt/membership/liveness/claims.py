@@ -32,7 +32,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import UnreachedReport
 
 GRANTED_S = 10.0  # an admitted process says hello within it
-SAID_S = 2.0  # a process that has not reached the coordinator by then says so
+SAID_S = 2.0  # a process that has not reached the coordinator by then says so, and again after waits that double
 HEARD_HEARTBEATS = 2.0  # what arrives later than so many heartbeats after a question was said after the question
 
 
@@ -98,11 +98,14 @@ class Claimant:
         self._header = Header(run, 0, 0, temporary_id)
         self._is_up = False
         self._was_up = False
+        self._say_s = SAID_S  # the wait before the next line
+        self._give_up_s = FIRST_CONTACT_S
 
     def handle(self, now_s: float, event: Event) -> list[Action]:
         match event:
             case Started():
-                return [self._ask(), WakeAt(now_s + SAID_S, "say"), WakeAt(now_s + FIRST_CONTACT_S, "claim")]
+                self._give_up_s = now_s + FIRST_CONTACT_S
+                return [self._ask(), WakeAt(now_s + SAID_S, "say"), WakeAt(self._give_up_s, "claim")]
             case LinkChanged(_, up):
                 asks_again = up and self._was_up
                 self._is_up, self._was_up = up, self._was_up or up
@@ -115,8 +118,11 @@ class Claimant:
                 return [Stop(2, f"coordinator: {reason}")]
             case Leave():
                 return [Stop(0, "left before it was let in")]
+            case Woke("say") if self._was_up:
+                return []
             case Woke("say"):
-                return [] if self._was_up else [UnreachedReport()]
+                self._say_s *= 2
+                return [UnreachedReport(round(self._give_up_s - now_s, 1)), WakeAt(now_s + self._say_s, "say")]
             case Woke() if self._is_up:
                 return [WakeAt(now_s + FIRST_CONTACT_S, "claim")]
             case Woke():

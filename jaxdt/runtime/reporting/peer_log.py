@@ -27,8 +27,9 @@ class PeerLog:
                 if time.monotonic() - self._step_s >= STEP_EVERY_S:
                     self._step_s = time.monotonic()
                     self._print(f"step {step + 1} of {self._n_steps} is applied here")
-            case UnreachedReport():
-                self._print(f"waiting for the coordinator at {format_address(self._coordinator)}")
+            case UnreachedReport(left_s):
+                where = format_address(self._coordinator)
+                self._print(f"waiting for the coordinator at {where}, for another {left_s:.0f} s at most")
             case PushReport() | PullReport():
                 pass  # there are many for each step; the trace has them
             case _:
