@@ -1233,8 +1233,8 @@ class StepsEnd:
 
 @frozen_dataclass
 class Admitted:
-    """membership -> sync, wiring of a pool worker: its server has let it in, or goes on with the next version. All that
-    is under way here is void."""
+    """membership -> sync, wiring of a pool worker: its server has let it in, or goes on with the next version. What is
+    under way here of steps before that version is void, and after another admission all of it."""
 
     admission: int
     generation: int
@@ -1498,11 +1498,13 @@ class Restore:
 @frozen_dataclass
 class Install:
     """Make the fetched slices of the state the parameters and optimizer state; samples are drawn for `n_reseeds`.
-    Installed answers."""
+    Installed answers. `beside_work`: at a pool worker, the next version; what it holds of later steps stays, and so
+    does the version before where updates are delayed."""
 
     version: int
     generation: int
     n_reseeds: int = 0
+    beside_work: bool = False
 
 
 @frozen_dataclass

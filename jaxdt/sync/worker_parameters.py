@@ -43,14 +43,15 @@ class ParameterDonor:
     def __init__(self, n_words: int):
         self._n_words = n_words
         self._view: View | None = None
-        self._version: int | None = None  # that may be given away
+        self._version: int | None = None  # of the parameters that are here
+        self._n_committed = 0  # steps whose update has begun here, or is about to
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case ViewChanged(view):
+                if view.rolled_back or self._view is None:
+                    self._version, self._n_committed = None, view.n_committed
                 self._view = view
-                if view.rolled_back:
-                    self._version = None
                 self._expect_updates([record.step for record in view.records])
             case Evicted():
                 self._view = self._version = None
@@ -63,18 +64,20 @@ class ParameterDonor:
         return []
 
     def _expect_updates(self, steps: list[int]) -> None:
-        """The update of what is here is about to begin."""
-        if self._version in steps:
-            self._version = None
+        """The updates of these steps are about to begin. With delayed updates one may be known before the update of the
+        step before has ended, and then begins at once."""
+        self._n_committed = max([self._n_committed, *(step + 1 for step in steps)])
 
     def _give(self, worker: int, key: StateKey) -> list[Action | Event]:
-        fits = not key.part and key.version == self._version and 0 <= key.lo < key.hi <= self._n_words
-        return [Send(worker, State(key), WORD_BYTES * (key.hi - key.lo + 1), BULK)] if fits else []
+        is_here = key.version == self._version and key.version >= self._n_committed
+        fits = not key.part and 0 <= key.lo < key.hi <= self._n_words
+        return [Send(worker, State(key), WORD_BYTES * (key.hi - key.lo + 1), BULK)] if is_here and fits else []
 
 
 class ParameterDownload:
-    """A worker's side: it answers Admitted with Updated, once the parameters are here and nothing is left of what was
-    under way before."""
+    """A worker's side: it answers Admitted with Updated, once the parameters are here. Of what was under way before
+    nothing is left then, unless this is the next version under the same admission: with delayed updates Work of later
+    steps goes on."""
 
     READS = frozenset({Admitted, State, Installed, Restored, Refused})
 
@@ -84,6 +87,7 @@ class ParameterDownload:
         self._n_words = n_words
         self._slice_words = slice_words
         self._here: tuple[int, int] | None = FIRST_VERSION  # generation and version
+        self._served: tuple[int, int] | None = None  # admission and version for which Updated was said last
         self._wanted: Admitted | None = None
         self._n_changing = 0  # changes of the state that are to come; the last one is what is wanted
         self._download: Download | None = None
@@ -109,6 +113,7 @@ class ParameterDownload:
             return []
         self._wanted = None
         self._here = (wanted.generation, wanted.version)
+        self._served = (wanted.admission, wanted.version)
         return [Updated(self._stage, wanted.version)]
 
     def _admitted(self, now_s: float, admitted: Admitted) -> list[Action | Event]:
@@ -129,4 +134,6 @@ class ParameterDownload:
         assert self._wanted is not None  # there is a download only of what is wanted
         self._download = None
         self._n_changing += 1
-        return [Install(download.version, self._wanted.generation, self._wanted.n_reseeds)]
+        wanted = self._wanted
+        is_next = self._served == (wanted.admission, wanted.version - 1)
+        return [Install(download.version, wanted.generation, wanted.n_reseeds, beside_work=is_next)]

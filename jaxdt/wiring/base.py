@@ -73,7 +73,7 @@ class WorkerRole:
 class WiringEntry:
     """What the rest of jaxdt asks of a kind of wiring.
 
-    build              a peer's wirings, one for each of so many steps that are under way at a time
+    build              a peer's wirings, one for each of so many steps that are under way at a time, or one for all
     check              '' if config and plan make sense with it, else a line that names the field and the reason
     peer_load          of a peer in a place (stage, pipeline) of the plan
     follows_plan       whether a microbatch stays in its plan's pipeline, in the order of the plan's schedule; so each

@@ -43,6 +43,12 @@ class ParameterVersions:
             self.outer = tuple(outer)
         self._set(version, params, opt_state, before[0] if before else params)
 
+    def receive(self, version: int, params: Any, keeps_before: bool) -> None:
+        """Set a version of the parameters that a pool's worker has fetched, which has no optimizer. It computes with
+        the version before only if that is here."""
+        before = self.params if keeps_before else None
+        self._set(version, self._functions.place(params), self.opt_state, before)
+
     def _set(self, version: int, params: Any, opt_state: Any, before: Any) -> None:
         self.version = version
         self.params = params

@@ -112,7 +112,9 @@ class Store:
         self.parameter_versions = ParameterVersions(
             functions, config.delay, config.train.seed, config.sync.groups.outer != "none"
         )
-        self._state_vector = StateVector(self.parameter_versions.state)
+        self._is_worker = plan.is_worker(peer)
+        state = self.parameter_versions.state
+        self._state_vector = StateVector(state[:1] if self._is_worker else state)
         self.n_words = self._state_vector.n_words
         self._config = config
         self._plan = plan
@@ -160,10 +162,15 @@ class Store:
     def install(self, install: Install) -> None:
         """Take parameters and optimizer state from the slices that other peers have sent."""
         assert self._fetched is not None, "all slices have been received"
-        if (install.version, install.generation) != (self.parameter_versions.version, self.generation):
-            self._begin(install.generation, install.n_reseeds)  # else it is repaired, and Work under way goes on
-        self.parameter_versions.put(install.version, self._state_vector.tree(self._fetched))
+        is_repaired = (install.version, install.generation) == (self.parameter_versions.version, self.generation)
+        if not is_repaired and not install.beside_work:  # else Work under way goes on
+            self._begin(install.generation, install.n_reseeds)
+        state = self._state_vector.tree(self._fetched)
         self._fetched = None
+        if self._is_worker:
+            self.parameter_versions.receive(install.version, state[0], keeps_before=install.beside_work)
+        else:
+            self.parameter_versions.put(install.version, state)
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
         """A digest of parameters and optimizer state, the norm of the parameters, and their sums."""

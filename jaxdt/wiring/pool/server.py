@@ -16,24 +16,30 @@ all that it has not contributed are done again here or at others (task_table.py)
 there is no view, nothing is written to a disk, and nobody waits who would not wait anyway. A server without workers
 computes everything itself, in the order of 1F1B.
 
-A view in mid-step voids what the workers have not contributed, and the rest of the step is done by the servers alone,
-by a RoutedWiring, as with the other wirings. PoolServer does a step from its start or not at all.
+With delayed updates two steps are under way, each with a table of its own; the older one's tasks go first. A worker
+does the tasks of a step if it holds the version with which the step computes.
+
+A view in mid-step voids what the workers have not contributed, and the rest of the steps under way is done by the
+servers alone, each step by a RoutedWiring, as with the other wirings. PoolServer does a step from its start or not at
+all.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
 import heapq
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from jaxdt.protocol.events import (
     BULK,
     Accumulated,
     Action,
     Boundary,
+    Committed,
     ContributionBegins,
     ContributionReceived,
     ContributionVoid,
@@ -47,11 +53,16 @@ from jaxdt.protocol.events import (
     Evicted,
     Fetch,
     Forget,
+    Grant,
+    Inventory,
     Key,
     LinkChanged,
     Message,
+    Progress,
     Ran,
     Received,
+    Reroute,
+    Resend,
     Round,
     Send,
     Shard,
@@ -70,6 +81,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
 from jaxdt.spec.config import RunConfig
+from jaxdt.spec.delay import Delay
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import contribution_name, sync_groups
@@ -94,16 +106,45 @@ BAD_INPUT, PUT_OUT = 2, 3  # exit codes
 
 @dataclass
 class _Worker:
-    """A worker that is let in. `version`: of the parameters that it holds; `n_tasks`: leases that it wants at a time.
-    `rounds`: of the contribution that it was asked for, until `until_s`."""
+    """A worker that is let in. `versions`: of the parameters, which it holds; `n_tasks`: leases that it wants at a
+    time."""
 
     process: int
     admission: int
-    version: int = -1
+    versions: frozenset[int] = frozenset()
     n_tasks: int = 0
-    rounds: tuple[Round, ...] = ()
-    asked_s: float = 0.0
-    until_s: float = NEVER
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A worker was asked for its contribution to a step, in these rounds, and has until `until_s`."""
+
+    rounds: tuple[Round, ...]
+    asked_s: float
+    until_s: float
+
+
+@dataclass
+class _Step:
+    """A step under way. `losses`: microbatch -> samples and loss of its last backward; `held_out`: held-out
+    microbatches whose input is here, `n_held_out` those still to be measured; `asked`: by worker."""
+
+    number: int
+    table: TaskTable
+    n_held_out: int
+    held_out: deque[int]
+    losses: dict[int, tuple[int, float | None]] = field(default_factory=dict)
+    asked: dict[int, _Asked] = field(default_factory=dict)
+    is_drained: bool = False
+
+
+@dataclass(frozen=True)
+class _Contribution:
+    """What a worker has contributed to a step, as (microbatch, lease), until it is added."""
+
+    step: _Step
+    rounds: tuple[Round, ...]
+    items: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -115,33 +156,39 @@ class PoolPlace:
     depth: int
     groups: Sequence[str]
     fingerprint: str
+    delay: Delay
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What does one of every so many steps if a view comes in it: a wiring, and what it shares with the server."""
+
+    routed: RoutedWiring
+    recovery: Recovery
 
 
 class PoolServer:
-    """One server's side; see the module text. `routed`, which shares `recovery` and `slot` with this one, does the
-    steps in which a view comes."""
+    """One server's side; see the module text. `fallbacks`, which share `slot` with this one, do the steps in which a
+    view comes: one of the even steps and one of the odd ones, if two are under way at a time."""
 
     READS = RoutedWiring.READS | {Enlist, WantsTasks, TaskDone, TaskOutput, ContributionReceived, LinkChanged, Woke}
 
-    def __init__(
-        self, place: PoolPlace, routed: RoutedWiring, recovery: Recovery, slot: ComputeSlot, times: LeaseTimes
-    ):
+    def __init__(self, place: PoolPlace, fallbacks: Sequence[Fallback], slot: ComputeSlot, times: LeaseTimes):
         shape = place.shape
         self._place = place
         self._shape = shape
         self._peer = shape.peer
         self._stage = shape.stage
         self._is_first, self._is_last = shape.stage == 0, shape.is_last_stage
-        self._routed = routed
-        self._recovery = recovery
+        self._fallbacks = tuple(fallbacks)
         self._slot = slot
         self._times = times
         self._view: View | None = None
         self._strict_from: float = NEVER  # the first step of the view that is done here
         self._version = -1  # of the parameters that are here
-        self._step = -1
-        self._table: TaskTable | None = None  # of the step under way, if it is done here
-        self._next_lease = 1
+        self._begun: set[int] = set()  # steps that this version opens, and that have begun
+        self._steps: dict[int, _Step] = {}  # under way and done here, the oldest first
+        self._lease_numbers = itertools.count(1)
         self._workers: dict[int, _Worker] = {}
         self._waiting: dict[int, int] = {}  # worker -> process, of those who have asked too early
         self._n_admissions = 0
@@ -149,12 +196,8 @@ class PoolServer:
         self._n_rounds = 0
         self._early: list[Key] = []  # of steps that have not begun here
         self._own: Lease | None = None  # the own task that runs
-        self._losses: dict[int, tuple[int, float | None]] = {}  # microbatch -> samples and loss of its last backward
-        self._held_out: deque[int] = deque()  # whose input is here
-        self._n_held_out = 0  # that are still to be measured here
-        self._adding: deque[tuple[tuple[Round, ...], tuple[tuple[int, int], ...]]] = deque()  # contributions, in order
+        self._adding: deque[_Contribution] = deque()  # in order
         self._is_adding = False  # the first of them, now
-        self._is_drained = False
         self._wakes_s = NEVER
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -163,19 +206,25 @@ class PoolServer:
         match event:
             case Ran(work) if work.kind == CONTRIBUTE:
                 self._slot.free()
-                return self._contributed(now_s) + self._go_on(now_s)
-            case Ran(work, values=values) if self._table and work.step == self._step and work.kind in COMPUTING:
+                return self._contributed() + self._go_on(now_s)
+            case Ran(work, values=values) if work.kind in COMPUTING:
+                assert work.step is not None  # as in all Work of a wiring
+                if work.step not in self._steps:
+                    return self._fallback_of(work.step).routed.handle(now_s, event) + self._go_on(now_s)
                 self._slot.free()
-                return self._computed(now_s, work, values) + self._go_on(now_s)
+                return self._computed(self._steps[work.step], work, values) + self._go_on(now_s)
             case Received(header, Enlist(process, fingerprint)):
                 return self._enlist(header.src, process, fingerprint)
-            case Received(header, body) if self._view and self._is_for_pool(body):
-                return self._received(now_s, event, header.src, body) + self._go_on(now_s)
-            case Updated(_, version) if self._view and version >= self._strict_from:
-                return self._begin(now_s, version)
+            case Received(header, WantsTasks() | TaskDone() | TaskOutput() as body) if self._view:
+                return self._from_worker(now_s, event, header.src, body) + self._go_on(now_s)
+            case Received(_, Boundary(key)) if self._view and key.step >= self._strict_from:
+                self._arrived(key)
+                return self._go_on(now_s)
+            case Received(_, body):
+                step = _step_of(body)
+                return [] if step is None else self._fallback_of(step).routed.handle(now_s, event)
             case Updated(_, version):
-                self._version = version
-                return [*self._tell_workers(), *self._routed.handle(now_s, event)]
+                return self._updated(now_s, version)
             case ContributionReceived():
                 return self._on_contribution(now_s, event) + self._go_on(now_s)
             case Woke("pool"):
@@ -188,98 +237,127 @@ class PoolServer:
             case Evicted():
                 actions = self._stop(forgets_workers=True)
                 self._view = None
-                return [*actions, *self._routed.handle(now_s, event)]
-            case WorkOverdue() if self._table:
+                return [*actions, *self._tell_fallbacks(now_s, event)]
+            case WorkOverdue() if self._steps:
                 return [StepBlocked()]  # nobody else does what this server has begun
-            case Woke() | LinkChanged():
-                return []
-        return self._routed.handle(now_s, event)
+            case WorkOverdue():
+                return self._tell_fallbacks(now_s, event)
+        return []
 
     @property
     def queue(self) -> tuple[int, bool]:
-        n_waiting, is_busy = self._routed.queue
-        return n_waiting + (self._table.n_queued if self._table else 0), is_busy
+        n_queued = sum(step.table.n_queued for step in self._steps.values())
+        return n_queued + sum(fallback.routed.queue[0] for fallback in self._fallbacks), self._slot.is_busy
 
     def cancel_run(self) -> None:
         self._slot.free()
 
-    def _is_for_pool(self, body: Message) -> bool:
-        if isinstance(body, Boundary):
-            return body.key.step >= self._strict_from
-        return isinstance(body, WantsTasks | TaskDone | TaskOutput)
+    def _fallback_of(self, step: int) -> Fallback:
+        return self._fallbacks[step % len(self._fallbacks)]
 
-    def _received(self, now_s: float, event: Received, src: int, body: Message) -> list[Action | Event]:
-        match body:
-            case Boundary(key):
-                self._arrived(key)
-            case WantsTasks(admission, version, n_tasks) if worker := self._admitted(src, admission):
-                worker.version, worker.n_tasks = version, n_tasks
-            case TaskDone(admission, step) if self._admitted(src, admission) and step == self._step:
-                return self._on_result(now_s, src, body, None)
-            case TaskOutput(key, admission) if self._admitted(src, admission) and key.step == self._step:
-                return self._on_result(now_s, src, body, event.tensor)
-        return []
+    def _tell_fallbacks(self, now_s: float, event: Event) -> list[Action | Event]:
+        return [action for fallback in self._fallbacks for action in fallback.routed.handle(now_s, event)]
+
+    def _from_worker(
+        self, now_s: float, event: Received, src: int, body: WantsTasks | TaskDone | TaskOutput
+    ) -> list[Action | Event]:
+        worker = self._admitted(src, body.admission)
+        if worker is None:
+            return []
+        if isinstance(body, WantsTasks):
+            self._holds(worker, body)
+            return []
+        number = body.step if isinstance(body, TaskDone) else body.key.step
+        step = self._steps.get(number)
+        return self._on_result(now_s, step, src, body, event.tensor) if step else []
+
+    def _holds(self, worker: _Worker, wants: WantsTasks) -> None:
+        """A worker with the next version keeps the one before, where updates are delayed. What it said earlier may come
+        later."""
+        newest = max(worker.versions, default=-1)
+        if wants.version > newest:
+            keeps = self._place.delay.steps and wants.version == newest + 1
+            worker.versions = frozenset({newest, wants.version} if keeps and newest >= 0 else {wants.version})
+        worker.n_tasks = wants.n_tasks
 
     # --------------------------------------------------------------------------------------------------------- steps
 
     def _adopt(self, now_s: float, view: View) -> list[Action | Event]:
-        """All steps of the first view are done here, and of later views those that begin after the one under way. After
-        a rollback the workers come again, when the version is known."""
+        """All steps of the first view are done here, and of later views those after the ones that may be under way
+        somewhere. After a rollback the workers come again, when the version is known. Each fallback is shown the view
+        as one in which its own step is the next to be committed."""
         actions = self._stop(view.rolled_back)
+        n_steps = len(self._fallbacks)
         self._view = view
-        self._strict_from = view.n_committed + (view.number > 1)
-        if view.n_committed < self._strict_from:
-            return [*actions, *self._routed.handle(now_s, ViewChanged(view))]
-        self._routed.void_routes(view)
-        return actions
+        self._strict_from = view.n_committed + (n_steps if view.number > 1 else 0)
+        for step in range(view.n_committed, view.n_committed + n_steps):
+            results = tuple((round, holders) for round, holders in view.results if round.step == step)
+            own_view = replace(view, n_committed=step, results=results)
+            routed = self._fallback_of(step).routed
+            if step < self._strict_from:
+                actions += routed.handle(now_s, ViewChanged(own_view))
+            else:
+                routed.void_routes(own_view)
+        return actions + self._begin_open_steps(now_s)
 
     def _stop(self, forgets_workers: bool) -> list[Action | Event]:
-        """The rest of the step is not done here, and what workers have not contributed is void. A contribution that is
-        being added stays, unless the state does not."""
+        """The rest of the steps under way is not done here, and what workers have not contributed is void. A
+        contribution that is being added stays, unless the state does not."""
         actions: list[Action | Event] = []
-        if self._table or forgets_workers:
+        if self._steps or forgets_workers:
             for peer in list(self._workers):
                 actions += self._lose(peer, "a new view", readmit=not forgets_workers)
         n_kept = 1 if self._is_adding and not forgets_workers else 0
         while len(self._adding) > n_kept:
-            rounds, _ = self._adding.pop()
-            actions += _forget(rounds)
+            actions += _forget(self._adding.pop().rounds)
         if forgets_workers:
             self._version = -1
-        self._close_table()
+            self._begun.clear()
+        self._steps.clear()
+        self._own = None
         self._strict_from = NEVER
         self._early.clear()
-        self._held_out.clear()
         return actions
 
-    def _close_table(self) -> None:
-        if self._table:
-            self._next_lease = self._table.next_lease
-        self._table = self._own = None
+    def _updated(self, now_s: float, version: int) -> list[Action | Event]:
+        """A version is here, so the steps before it are over, and those that compute with it may begin."""
+        if self._view is None:
+            return []
+        self._version = version
+        self._steps = {number: step for number, step in self._steps.items() if number >= version}
+        begun = self._begin_open_steps(now_s)
+        return [*begun, *self._tell_workers(), *self._go_on(now_s)]
 
-    def _begin(self, now_s: float, step: int) -> list[Action | Event]:
-        self._version = step
-        self._close_table()
-        if step < self._shape.n_steps:
-            self._open(step)
-        return [*self._tell_workers(), *self._go_on(now_s)]
+    def _begin_open_steps(self, now_s: float) -> list[Action | Event]:
+        """Begin the steps that may begin, if this server takes part in them. It may yet have to, when others are
+        lost."""
+        if self._view is None or self._version < 0:
+            return []
+        actions: list[Action | Event] = []
+        steps = self._place.delay.open(self._version)
+        self._begun &= set(steps)
+        for step in steps:
+            if step in self._begun or self._peer not in self._servers(self._stage, step):
+                continue
+            self._begun.add(step)
+            if step < self._strict_from:
+                actions += self._fallback_of(step).routed.handle(now_s, Updated(self._stage, step))
+            elif step < self._shape.n_steps:
+                self._open(step)
+        return actions
 
-    def _open(self, step: int) -> None:
-        """A step begins, and nothing is left of the one before."""
-        assert self._view is not None
-        self._step = step
-        self._routed.enter_without_tasks(step)
-        servers = self._servers(self._stage, step)
-        numbers = part(self._shape.n_microbatches, len(servers), servers.index(self._peer)) if servers else range(0)
-        self._table = TaskTable(numbers, self._peer, self._is_last, self._next_lease)
-        self._losses.clear()
-        self._is_drained = False
-        held_out = range(self._shape.n_held_out(step))
-        own_held_out = [m for m in held_out if self._owner(self._stage, EVALUATE, m) == self._peer]
-        self._n_held_out = len(own_held_out)
-        self._held_out = deque(own_held_out if self._is_first else ())
-        for m in numbers if self._is_first else ():
-            self._table.input_arrived(m)
+    def _open(self, number: int) -> None:
+        """A step begins, and nothing is left of the one before that had its place."""
+        self._fallback_of(number).routed.enter_without_tasks(number)
+        servers = self._servers(self._stage, number)
+        own = part(self._shape.n_microbatches, len(servers), servers.index(self._peer))
+        table = TaskTable(own, self._peer, self._is_last, self._lease_numbers)
+        held_out = range(self._shape.n_held_out(number))
+        own_held_out = [m for m in held_out if self._owner(number, self._stage, EVALUATE, m) == self._peer]
+        step = _Step(number, table, len(own_held_out), deque(own_held_out if self._is_first else ()))
+        self._steps[number] = step
+        for m in own if self._is_first else ():
+            table.input_arrived(m)
         early, self._early = self._early, []
         for key in early:
             self._arrived(key)
@@ -288,155 +366,174 @@ class PoolServer:
         assert self._view is not None
         return self._view.working(stage, step)
 
-    def _owner(self, stage: int, kind: str, m: int) -> int:
+    def _owner(self, step: int, stage: int, kind: str, m: int) -> int:
         """The server of a stage to whom a microbatch, or of kind EVALUATE a held-out one, belongs."""
-        servers = self._servers(stage, self._step)
+        servers = self._servers(stage, step)
         if kind == EVALUATE:
             return servers[m % len(servers)]
         return servers[part_of(self._shape.n_microbatches, len(servers), m)]
 
     def _arrived(self, key: Key) -> None:
         """A boundary tensor is here."""
-        if key.step > self._step or not self._table:
-            self._early.append(key)
-        elif key.step < self._step:
-            return
+        step = self._steps.get(key.step)
+        if step is None:
+            if key.step >= self._version and key.step not in self._begun:
+                self._early.append(key)
         elif key.kind == "eval":
-            self._held_out.append(key.microbatch)
+            step.held_out.append(key.microbatch)
         elif key.kind == "act":
-            self._table.input_arrived(key.microbatch)
+            step.table.input_arrived(key.microbatch)
         else:
-            self._table.gradient_arrived(key.microbatch)
+            step.table.gradient_arrived(key.microbatch)
 
     # -------------------------------------------------------------------------------------------------- who does what
 
     def _go_on(self, now_s: float) -> list[Action | Event]:
-        """Do whatever can be done now."""
-        if not self._table:
-            return []
-        actions = self._begin_own(now_s) + self._grant(now_s, self._table) + self._end_step(now_s, self._table)
-        until_s = min([self._table.next_deadline_s, *(worker.until_s for worker in self._workers.values())])
+        """Do whatever can be done now, for the oldest step first."""
+        actions = [action for fallback in self._fallbacks for action in fallback.routed.freed(now_s)]
+        steps = list(self._steps.values())
+        actions += self._begin_own(now_s, steps)
+        for step in steps:
+            actions += self._grant(now_s, step)
+        for step in steps:
+            actions += self._end_step(now_s, step)
+        until_s = min([step.table.next_deadline_s for step in steps], default=NEVER)
+        until_s = min([until_s, *(asked.until_s for step in steps for asked in step.asked.values())])
         if until_s < self._wakes_s:
             self._wakes_s = until_s
             actions.append(WakeAt(until_s, "pool"))
         return actions
 
-    def _begin_own(self, now_s: float) -> list[Action | Event]:
+    def _begin_own(self, now_s: float, steps: list[_Step]) -> list[Action | Event]:
         """The next Work of this server: what workers have sent, then held-out microbatches, then a task."""
-        table, step = self._table, self._step
-        if self._slot.is_busy or not table:
+        if self._slot.is_busy:
             return []
-        if self._adding:
-            rounds, _ = self._adding[0]
+        if self._adding and not self._is_adding:
+            first = self._adding[0]
             self._is_adding = True
-            return [self._slot.start(Work(self._stage, CONTRIBUTE, None, self._peer, step), rounds)]
-        if self._held_out:
-            return [self._slot.start(Work(self._stage, EVALUATE, self._held_out.popleft(), self._peer, step))]
-        task = table.next_task(self._peer, self._place.depth)
-        if task is None:
-            return []
-        self._own = table.lease(*task, self._peer, now_s)
-        kind = FORWARD if self._own.with_forward else self._own.kind
-        return [self._slot.start(Work(self._stage, kind, self._own.microbatch, self._peer, step))]
+            work = Work(self._stage, CONTRIBUTE, None, self._peer, first.step.number)
+            return [self._slot.start(work, first.rounds)]
+        for step in steps:
+            if step.held_out:
+                return [self._start(EVALUATE, step, step.held_out.popleft())]
+            task = step.table.next_task(self._peer, self._place.depth)
+            if task:
+                self._own = step.table.lease(*task, self._peer, now_s)
+                return [self._start(FORWARD if self._own.with_forward else self._own.kind, step, task[1])]
+        return []
 
-    def _grant(self, now_s: float, table: TaskTable) -> list[Action | Event]:
+    def _start(self, kind: str, step: _Step, m: int) -> Action:
+        return self._slot.start(Work(self._stage, kind, m, self._peer, step.number))
+
+    def _grant(self, now_s: float, step: _Step) -> list[Action | Event]:
         """Lease what workers can do now. A backward goes at once to the worker that did the forward; other tasks to
         the workers with the fewest, as long as they want more."""
-        ready = [peer for peer, worker in self._workers.items() if worker.version == self._step and not worker.rounds]
+        table, version = step.table, self._place.delay.version_of(step.number)
+        ready = [
+            peer for peer, worker in self._workers.items() if version in worker.versions and peer not in step.asked
+        ]
         actions: list[Action | Event] = []
         for peer in sorted(ready):
             while (m := table.own_backward(peer)) is not None:
-                actions += self._lease(now_s, table, (BACKWARD, m), peer)
-        queue = [(len(table.leases_of(peer)), peer) for peer in ready]
+                actions += self._lease(now_s, step, (BACKWARD, m), peer)
+        queue = [(self._n_leases(peer), peer) for peer in ready]
         heapq.heapify(queue)
         while queue and table.n_queued:
             n_leases, peer = heapq.heappop(queue)
             n_tasks = self._workers[peer].n_tasks
             task = table.next_task(peer, self._place.depth + n_tasks) if n_leases < n_tasks else None
             if task:
-                actions += self._lease(now_s, table, task, peer)
+                actions += self._lease(now_s, step, task, peer)
                 heapq.heappush(queue, (n_leases + 1, peer))
         return actions
 
-    def _lease(self, now_s: float, table: TaskTable, task: tuple[str, int], peer: int) -> list[Action | Event]:
+    def _n_leases(self, peer: int) -> int:
+        return sum(len(step.table.leases_of(peer)) for step in self._steps.values())
+
+    def _lease(self, now_s: float, step: _Step, task: tuple[str, int], peer: int) -> list[Action | Event]:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
         and the gradient for a backward. The last stage has no gradient, and the first one has tokens for input."""
-        kind, m = task
+        (kind, m), table, number = task, step.table, step.number
         timeout_s = self._times.timeout_s(peer, kind, table.n_failures(kind, m))
         lease = table.lease(kind, m, peer, now_s, now_s + timeout_s)
-        step, admission = self._step, self._workers[peer].admission
-        told = TaskLease(admission, lease.number, step, kind, m, lease.with_forward, lease.is_redo)
+        admission = self._workers[peer].admission
+        told = TaskLease(admission, lease.number, number, kind, m, lease.with_forward, lease.is_redo)
         actions: list[Action | Event] = [Send(peer, told)]
         reads_input = kind == FORWARD or lease.with_forward or self._is_last
         activation_bytes, gradient_bytes = self._shape.received_bytes
         if reads_input and not self._is_first:
-            actions.append(Send(peer, Boundary(Key("act", step, self._stage, m)), activation_bytes, BULK))
+            actions.append(Send(peer, Boundary(Key("act", number, self._stage, m)), activation_bytes, BULK))
         if kind == BACKWARD and not self._is_last:
-            actions.append(Send(peer, Boundary(Key("grad", step, self._stage + 1, m)), gradient_bytes, BULK))
+            actions.append(Send(peer, Boundary(Key("grad", number, self._stage + 1, m)), gradient_bytes, BULK))
         return actions
 
     def _expire(self, now_s: float) -> list[Action | Event]:
         """Leases that have run out go to others; a worker that has not contributed in time is void."""
-        if self._table:
-            self._table.expire(now_s)
-        late = [peer for peer, worker in self._workers.items() if worker.until_s <= now_s]
-        return [action for peer in late for action in self._lose(peer, "no contribution in time", readmit=True)]
+        late: set[int] = set()
+        for step in self._steps.values():
+            step.table.expire(now_s)
+            late |= {peer for peer, asked in step.asked.items() if asked.until_s <= now_s}
+        return [action for peer in sorted(late) for action in self._lose(peer, "no contribution in time", readmit=True)]
 
     # ------------------------------------------------------------------------------------------------------- results
 
-    def _computed(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _computed(self, step: _Step, work: Work, values: dict[str, float]) -> list[Action | Event]:
         """This server has done a Work of its own."""
         m = work.microbatch
-        assert m is not None and self._table is not None  # as in all Work of a wiring
+        assert m is not None  # as in all Work of a wiring
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         if work.kind == EVALUATE:
-            return self._evaluated(m, n_samples, loss_sum)
+            return self._evaluated(step, m, n_samples, loss_sum)
         lease = self._own
         assert lease is not None  # the Work was its, or a step of it
         if work.kind != lease.kind:
-            return [self._slot.start(Work(self._stage, lease.kind, m, self._peer, self._step))]
+            return [self._start(lease.kind, step, m)]
         self._own = None
-        self._table.finish(lease.number)
+        step.table.finish(lease.number)
         if lease.kind == FORWARD:
-            return self._pass_on(lease)
-        self._losses[m] = (n_samples, loss_sum)
-        self._table.commit(self._peer, self._table.contribution(self._peer))
-        return [*self._pass_on(lease), *self._count(m)]
+            return self._pass_on(step, lease)
+        step.losses[m] = (n_samples, loss_sum)
+        step.table.commit(self._peer, step.table.contribution(self._peer))
+        return [*self._pass_on(step, lease), *self._count(step, m)]
 
-    def _evaluated(self, m: int, n_samples: int, loss_sum: float | None) -> list[Action | Event]:
-        self._n_held_out -= 1
+    def _evaluated(self, step: _Step, m: int, n_samples: int, loss_sum: float | None) -> list[Action | Event]:
+        step.n_held_out -= 1
         if not self._is_last:
-            key = Key("eval", self._step, self._stage + 1, m)
-            return [Send(self._owner(self._stage + 1, EVALUATE, m), Boundary(key), self._shape.sent_bytes[0][0])]
+            key = Key("eval", step.number, self._stage + 1, m)
+            owner = self._owner(step.number, self._stage + 1, EVALUATE, m)
+            return [Send(owner, Boundary(key), self._shape.sent_bytes[0][0])]
         assert loss_sum is not None  # the last stage measures it
-        self._recovery.count(EVALUATE, m)
-        return [Evaluated(self._step, n_samples, loss_sum)]
+        self._fallback_of(step.number).recovery.count(EVALUATE, m)
+        return [Evaluated(step.number, n_samples, loss_sum)]
 
-    def _count(self, m: int) -> list[Action | Event]:
+    def _count(self, step: _Step, m: int) -> list[Action | Event]:
         """A microbatch's gradient is in this server's accumulator."""
-        n_samples, loss_sum = self._losses[m]
-        self._recovery.count(BACKWARD, m)
-        return [Accumulated(self._step, self._stage, m, n_samples, loss_sum)]
+        n_samples, loss_sum = step.losses[m]
+        self._fallback_of(step.number).recovery.count(BACKWARD, m)
+        return [Accumulated(step.number, self._stage, m, n_samples, loss_sum)]
 
-    def _pass_on(self, lease: Lease) -> list[Action | Event]:
+    def _pass_on(self, step: _Step, lease: Lease) -> list[Action | Event]:
         """The output of a task is here: it goes to the neighbour stage, if that waits for it."""
-        m, step, stage = lease.microbatch, self._step, self._stage
-        actions: list[Action | Event] = [*self._recovery.made(Work(stage, lease.kind, m, self._peer, step))]
+        m, number, stage = lease.microbatch, step.number, self._stage
+        made = self._fallback_of(number).recovery.made(Work(stage, lease.kind, m, self._peer, number))
+        actions: list[Action | Event] = [*made]
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
         if lease.kind == FORWARD:
-            key = Key("act", step, stage + 1, m)
-            actions.append(Send(self._owner(stage + 1, FORWARD, m), Boundary(key), activation_bytes))
+            key = Key("act", number, stage + 1, m)
+            actions.append(Send(self._owner(number, stage + 1, FORWARD, m), Boundary(key), activation_bytes))
         elif not self._is_first and not lease.is_redo:
-            key = Key("grad", step, stage, m)
-            actions.append(Send(self._owner(stage - 1, BACKWARD, m), Boundary(key), gradient_bytes))
+            key = Key("grad", number, stage, m)
+            actions.append(Send(self._owner(number, stage - 1, BACKWARD, m), Boundary(key), gradient_bytes))
         return actions
 
-    def _on_result(self, now_s: float, src: int, body: TaskDone | TaskOutput, tensor: object) -> list[Action | Event]:
+    def _on_result(
+        self, now_s: float, step: _Step, src: int, body: TaskDone | TaskOutput, tensor: object
+    ) -> list[Action | Event]:
         """A worker says that it has done a task. One that was late with a backward has counted what another client may
         count too, so it is void."""
-        table, number = self._table, body.number
-        lease = table.lease_of(number) if table else None
-        if not table or (lease and lease.client != src):
+        table, number = step.table, body.number
+        lease = table.lease_of(number)
+        if lease and lease.client != src:
             return []
         verdict = table.finish(number)
         if verdict is Verdict.STALE:
@@ -446,65 +543,63 @@ class PoolServer:
             return []
         self._times.took(src, lease.kind, now_s - lease.granted_s)
         if lease.kind == BACKWARD:
-            self._losses[lease.microbatch] = (body.n_samples, body.loss_sum)
+            step.losses[lease.microbatch] = (body.n_samples, body.loss_sum)
         keep = [] if tensor is None else [StoreTensor(src, body, tensor)]
-        return [*keep, *self._pass_on(lease)]
+        return [*keep, *self._pass_on(step, lease)]
 
     # ------------------------------------------------------------------------------------------------- contributions
 
-    def _end_step(self, now_s: float, table: TaskTable) -> list[Action | Event]:
+    def _end_step(self, now_s: float, step: _Step) -> list[Action | Event]:
         """All is computed: ask for the contributions. All is here: the step is over at this server."""
-        if not table.is_done or self._n_held_out or self._is_drained:
+        table = step.table
+        if not table.is_done or step.n_held_out or step.is_drained:
             return []
         if table.is_committed:
-            if self._adding:
+            if any(contribution.step is step for contribution in self._adding):
                 return []
-            self._is_drained = True
-            return [Drained(self._step)]
-        actions: list[Action | Event] = []
-        for peer in table.contributors:
-            if not self._workers[peer].rounds:
-                actions += self._ask_for_contribution(now_s, peer, self._workers[peer])
-        return actions
+            step.is_drained = True
+            return [Drained(step.number)]
+        missing = [peer for peer in table.contributors if peer not in step.asked]
+        return [action for peer in missing for action in self._ask_for_contribution(now_s, step, peer)]
 
-    def _ask_for_contribution(self, now_s: float, peer: int, worker: _Worker) -> list[Action | Event]:
+    def _ask_for_contribution(self, now_s: float, step: _Step, peer: int) -> list[Action | Event]:
         self._n_rounds += 1
+        admission = self._workers[peer].admission
         names = [contribution_name(group, peer) for group in self._place.groups]
-        worker.rounds = tuple(Round(self._step, name, worker.admission, self._n_rounds) for name in names)
-        worker.asked_s, worker.until_s = now_s, now_s + self._times.timeout_s(peer, CONTRIBUTION)
-        wanted = Send(peer, ContributionWanted(worker.admission, worker.rounds))
-        return [ContributionBegins(peer, worker.rounds), wanted]
+        rounds = tuple(Round(step.number, name, admission, self._n_rounds) for name in names)
+        step.asked[peer] = _Asked(rounds, now_s, now_s + self._times.timeout_s(peer, CONTRIBUTION))
+        return [ContributionBegins(peer, rounds), Send(peer, ContributionWanted(admission, rounds))]
 
     def _on_contribution(self, now_s: float, received: ContributionReceived) -> list[Action | Event]:
         """It is added if it holds exactly what the worker has done, in finite numbers."""
         peer, rounds = received.worker, received.rounds
-        worker = self._workers.get(peer)
-        if not self._table or not worker or worker.rounds != rounds:
+        step = self._steps.get(rounds[0].step)
+        asked = step.asked.get(peer) if step else None
+        if not step or not asked or asked.rounds != rounds:
             return _forget(rounds)
         if not math.isfinite(received.sq_norm):
-            return self._refuse(peer)
-        if not self._table.commit(peer, received.items):
+            return self._refuse(step, peer)
+        if not step.table.commit(peer, received.items):
             return self._lose(peer, "its contribution is not what it has done", readmit=True)
-        self._times.took(peer, CONTRIBUTION, now_s - worker.asked_s)
-        worker.rounds, worker.until_s = (), NEVER
-        self._adding.append((rounds, received.items))
+        self._times.took(peer, CONTRIBUTION, now_s - asked.asked_s)
+        del step.asked[peer]
+        self._adding.append(_Contribution(step, rounds, received.items))
         return []
 
-    def _contributed(self, now_s: float) -> list[Action | Event]:
+    def _contributed(self) -> list[Action | Event]:
         """The oldest contribution that waited is in this server's accumulator. If a view came meanwhile, others wait to
         hear what is in it."""
         self._is_adding = False
-        actions: list[Action | Event] = []
-        if self._adding:  # else of a generation that was rolled back
-            rounds, items = self._adding.popleft()
-            actions += [*_forget(rounds), *(action for m, _ in items for action in self._count(m))]
-        return actions if self._table else [*actions, *self._routed.freed(now_s)]
+        if not self._adding:
+            return []  # it was of a generation that was rolled back
+        added = self._adding.popleft()
+        counted = [action for m, _ in added.items for action in self._count(added.step, m)]
+        return [*_forget(added.rounds), *counted]
 
-    def _refuse(self, peer: int) -> list[Action | Event]:
+    def _refuse(self, step: _Step, peer: int) -> list[Action | Event]:
         """A gradient that is not finite may be the worker's fault or the run's. This server computes it again, and so
         decides."""
-        assert self._table is not None
-        self._table.distrust(peer)
+        step.table.distrust(peer)
         self._n_refused[peer] += 1
         is_put_out = self._n_refused[peer] >= REFUSED_MAX
         actions = self._lose(peer, "its gradient is not finite", readmit=not is_put_out)
@@ -559,11 +654,13 @@ class PoolServer:
     def _lose(self, peer: int, reason: str, readmit: bool) -> list[Action | Event]:
         """What the worker has done and not contributed is void. One that may still be there begins anew."""
         worker = self._workers.pop(peer)
-        redone = self._table.void(peer) if self._table else []
-        report = WorkerLostReport(self._stage, peer, reason, len(redone))
-        actions: list[Action | Event] = [report, *_forget(worker.rounds)]
-        if worker.rounds:
-            actions.append(ContributionVoid(worker.rounds))
+        actions: list[Action | Event] = []
+        n_redone = 0
+        for step in self._steps.values():
+            n_redone += len(step.table.void(peer))
+            if asked := step.asked.pop(peer, None):
+                actions += [*_forget(asked.rounds), ContributionVoid(asked.rounds)]
+        actions.append(WorkerLostReport(self._stage, peer, reason, n_redone))
         if readmit:
             self._admit(peer, worker.process)
             actions.append(self._welcome(peer))
@@ -574,31 +671,42 @@ def _forget(rounds: tuple[Round, ...]) -> list[Action | Event]:
     return [Forget(round) for round in rounds]
 
 
+def _step_of(body: Message) -> int | None:
+    """The step that a message between servers is about; None for one that the fallbacks do not read."""
+    if isinstance(body, Committed):
+        return body.record.step
+    if isinstance(body, Boundary | Resend):
+        return body.key.step
+    return body.step if isinstance(body, Grant | Inventory | Progress | Reroute) else None
+
+
 # ------------------------------------------------------------------------------------------------------ table entry
 
 
 def _build(setup: PeerSetup, n_under_way: int) -> list[PoolServer]:
+    """One wiring, for all steps that are under way."""
     config, plan, shape = setup.config, setup.plan, step_shape(setup)
+    slot, service_time = ComputeSlot(), ServiceTime()
+    fallbacks = [_fallback(setup, shape, slot, service_time) for _ in range(n_under_way)]
+    groups = [group.name for group in sync_groups(config, plan) if setup.stage in group.stages]
+    place = PoolPlace(shape, plan.depth(setup.stage), groups, setup.fingerprint, config.delay)
+    return [PoolServer(place, fallbacks, slot, LeaseTimes(config.net.deadline_floor_s))]
+
+
+def _fallback(setup: PeerSetup, shape: StepShape, slot: ComputeSlot, service_time: ServiceTime) -> Fallback:
+    config, plan = setup.config, setup.plan
     n_routers = min(config.wiring.routers, len(plan.peers))
     seed = f"{config.train.seed} {setup.peer}"
     routes = MeasuredRoutes(plan.n_stages, n_routers, plan.depth(0) * n_routers, plan.n_microbatches, seed)
-    recovery, slot = Recovery(shape), ComputeSlot()
-    routed = RoutedWiring(shape, routes, recovery, slot, ServiceTime())
-    groups = [group.name for group in sync_groups(config, plan) if setup.stage in group.stages]
-    place = PoolPlace(shape, plan.depth(setup.stage), groups, setup.fingerprint)
-    assert n_under_way == 1  # `_check` refuses a delay
-    return [PoolServer(place, routed, recovery, slot, LeaseTimes(config.net.deadline_floor_s))]
+    recovery = Recovery(shape)
+    return Fallback(RoutedWiring(shape, routes, recovery, slot, service_time), recovery)
 
 
 def _build_worker(setup: PeerSetup) -> PoolWorker:
-    return PoolWorker(step_shape(setup), server_of(setup.plan, setup.peer))
+    return PoolWorker(step_shape(setup), server_of(setup.plan, setup.peer), setup.config.delay)
 
 
 def _check(config: RunConfig, plan: Plan) -> str:
-    if config.sync.delay:
-        return (
-            f"sync.delay: got {config.sync.delay}, expected 0 with wiring {config.wiring.kind}, which cannot delay yet"
-        )
     if plan.schedule != "1f1b":
         return f"plan.schedule: got {plan.schedule}, expected 1f1b with wiring {config.wiring.kind}"
     if not config.wiring.retain_bytes:

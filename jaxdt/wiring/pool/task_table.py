@@ -25,7 +25,7 @@ gradient of the input was passed on the first time, and is not sent again.
 import enum
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxdt.spec.work import BACKWARD, FORWARD
@@ -86,11 +86,11 @@ class TaskTable:
     """Of the microbatches `numbers` at `server`; see the module text. The methods that change a state say so by their
     name, and are without effect when called twice."""
 
-    def __init__(self, numbers: Iterable[int], server: int, is_last_stage: bool, first_lease: int = 1):
+    def __init__(self, numbers: Iterable[int], server: int, is_last_stage: bool, lease_numbers: Iterator[int]):
         self._units = {m: _Unit() for m in numbers}
         self._server = server
         self._is_last_stage = is_last_stage
-        self.next_lease = first_lease
+        self._lease_numbers = lease_numbers
         self._leases: dict[int, Lease] = {}
         self._accepted: set[int] = set()  # leases whose result came
         self._queued: dict[str, set[int]] = {FORWARD: set(), BACKWARD: set()}
@@ -138,8 +138,7 @@ class TaskTable:
         assert task.state is State.QUEUED and self._may_have(client, kind, m)
         with_forward = kind == BACKWARD and not self._is_last_stage and unit.forward.client != client
         is_redo = kind == BACKWARD and unit.is_redo
-        lease = Lease(self.next_lease, kind, m, client, deadline_s, now_s, with_forward, is_redo)
-        self.next_lease += 1
+        lease = Lease(next(self._lease_numbers), kind, m, client, deadline_s, now_s, with_forward, is_redo)
         self._leases[lease.number] = lease
         self._queued[kind].discard(m)
         task.state, task.client, task.lease = State.LEASED, client, lease.number

@@ -1,8 +1,9 @@
 """A pool worker's wiring: it does what its server leases to it, and hands in what it has accumulated when it is asked.
 
-It wants a few leases at a time, so that the next one is here when one is done. Of those whose inputs have arrived a
-backward goes first, then the oldest. What it was asked for under an earlier admission, or for an earlier version of the
-parameters, is forgotten.
+It wants a few leases at a time, so that the next one is here when one is done. Of those whose inputs have arrived the
+oldest step's go first, then a backward, then the oldest. What it was asked for under an earlier admission, or for a
+step that is over, is forgotten. Without delayed updates one step is under way at a time; with them it fetches the next
+version while it computes, and keeps the one before.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
@@ -27,11 +28,13 @@ from jaxdt.protocol.events import (
     Updated,
     WantsTasks,
 )
+from jaxdt.spec.delay import Delay
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
 
 N_TASKS = 3  # leases at a time: one runs, one waits, one is on its way
+Task = tuple[int, str, int]  # step, kind of Work and microbatch
 
 
 class PoolWorker:
@@ -39,46 +42,58 @@ class PoolWorker:
 
     READS = frozenset({Admitted, Updated, TaskLease, ContributionWanted, Boundary, Ran})
 
-    def __init__(self, shape: StepShape, server: int):
+    def __init__(self, shape: StepShape, server: int, delay: Delay):
         self._shape = shape
         self._peer = shape.peer
         self._stage = shape.stage
         self._is_first, self._is_last = shape.stage == 0, shape.is_last_stage
         self._server = server
+        self._delay = delay
         self._slot = ComputeSlot()
         self._admitted: Admitted | None = None
         self._forget()
 
     def _forget(self) -> None:
-        self._leases: dict[tuple[str, int], TaskLease] = {}  # kind and microbatch -> the lease that waits
+        self._leases: dict[Task, TaskLease] = {}  # that wait
         self._heard: set[int] = set()  # leases of which this worker knows
         self._arrived: set[Key] = set()  # tensors that are here
         self._running: TaskLease | None = None
-        self._counted: dict[int, int] = {}  # microbatch -> lease under which the accumulator got it
-        self._wanted: tuple[Round, ...] = ()  # the contribution that was asked for
+        self._counted: dict[int, dict[int, int]] = {}  # step -> microbatch -> lease that the accumulator got it under
+        self._wanted: list[tuple[Round, ...]] = []  # contributions that were asked for
         self._last_round = 0
+
+    def _forget_steps_before(self, version: int) -> None:
+        self._leases = {task: lease for task, lease in self._leases.items() if lease.step >= version}
+        self._arrived = {key for key in self._arrived if key.step >= version}
+        self._counted = {step: counted for step, counted in self._counted.items() if step >= version}
+        self._wanted = [rounds for rounds in self._wanted if rounds[0].step >= version]
+        if self._running and self._running.step < version:
+            self._running = None
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case Ran(work, values=values):
                 self._slot.free()
                 return self._ran(work, values) + self._next()
-            case Received(_, Boundary(key)) if key.step == self._step:
+            case Received(_, Boundary(key)) if self._is_under_way(key.step):
                 self._arrived.add(key)
                 return self._next()
             case Received(_, TaskLease() as lease) if self._is_new(lease):
                 self._heard.add(lease.number)
-                task = (lease.kind, lease.microbatch)
+                task = (lease.step, lease.kind, lease.microbatch)
                 if task not in self._leases or self._leases[task].number < lease.number:
                     self._leases[task] = lease  # the one before, if there was one, has run out
                 return self._next()
             case Received(_, ContributionWanted(admission, rounds)) if self._is_admitted(admission):
-                if rounds[0].attempt > self._last_round:
-                    self._last_round, self._wanted = rounds[0].attempt, rounds
+                if rounds[0].attempt > self._last_round and self._is_under_way(rounds[0].step):
+                    self._last_round = rounds[0].attempt
+                    self._wanted.append(rounds)
                     return self._next()
-            case Admitted():
+            case Admitted(admission, _, version):
+                if not self._is_admitted(admission):
+                    self._forget()
                 self._admitted = event
-                self._forget()
+                self._forget_steps_before(version)
             case Updated(_, version) if self._admitted:
                 return [Send(self._server, WantsTasks(self._admitted.admission, version, N_TASKS))]
         return []
@@ -90,15 +105,14 @@ class PoolWorker:
     def cancel_run(self) -> None:
         self._slot.free()
 
-    @property
-    def _step(self) -> int:
-        return self._admitted.version if self._admitted else -1
-
     def _is_admitted(self, admission: int) -> bool:
         return self._admitted is not None and self._admitted.admission == admission
 
+    def _is_under_way(self, step: int) -> bool:
+        return self._admitted is not None and step in self._delay.open(self._admitted.version)
+
     def _is_new(self, lease: TaskLease) -> bool:
-        is_of_now = self._is_admitted(lease.admission) and lease.step == self._step
+        is_of_now = self._is_admitted(lease.admission) and self._is_under_way(lease.step)
         return is_of_now and lease.number not in self._heard
 
     def _next(self) -> list[Action | Event]:
@@ -106,56 +120,59 @@ class PoolWorker:
         if self._slot.is_busy:
             return []
         if self._wanted:
-            return [self._slot.start(Work(self._stage, GATHER, None, self._peer, self._step), self._wanted)]
+            rounds = self._wanted[0]
+            return [self._slot.start(Work(self._stage, GATHER, None, self._peer, rounds[0].step), rounds)]
         ready = [lease for lease in self._leases.values() if self._needs(lease) <= self._arrived]
         if not ready:
             return []
-        lease = min(ready, key=lambda lease: (lease.kind == FORWARD, lease.number))
-        del self._leases[lease.kind, lease.microbatch]
+        lease = min(ready, key=lambda lease: (lease.step, lease.kind == FORWARD, lease.number))
+        del self._leases[lease.step, lease.kind, lease.microbatch]
         self._running = lease
-        return [self._start(FORWARD if lease.with_forward else lease.kind, lease.microbatch)]
+        return [self._start(FORWARD if lease.with_forward else lease.kind, lease)]
 
-    def _start(self, kind: str, m: int) -> Action:
+    def _start(self, kind: str, lease: TaskLease) -> Action:
         """A Work takes its inputs away."""
-        self._arrived -= self._inputs(kind, m)
-        return self._slot.start(Work(self._stage, kind, m, self._peer, self._step))
+        self._arrived -= self._inputs(kind, lease)
+        return self._slot.start(Work(self._stage, kind, lease.microbatch, self._peer, lease.step))
 
     def _needs(self, lease: TaskLease) -> set[Key]:
         """The tensors that must have come before the task can begin."""
-        needs = self._inputs(lease.kind, lease.microbatch)
-        return needs | self._inputs(FORWARD, lease.microbatch) if lease.with_forward else needs
+        needs = self._inputs(lease.kind, lease)
+        return needs | self._inputs(FORWARD, lease) if lease.with_forward else needs
 
-    def _inputs(self, kind: str, m: int) -> set[Key]:
+    def _inputs(self, kind: str, lease: TaskLease) -> set[Key]:
         """The tensors that a Work reads, and that come over a link. The first stage reads tokens."""
         if kind == BACKWARD and not self._is_last:
-            return {Key("grad", self._step, self._stage + 1, m)}
-        return set() if self._is_first else {Key("act", self._step, self._stage, m)}
+            return {Key("grad", lease.step, self._stage + 1, lease.microbatch)}
+        return set() if self._is_first else {Key("act", lease.step, self._stage, lease.microbatch)}
 
     def _ran(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
-        """A Work is done. Nobody waits for one that began under an earlier admission or version."""
+        """A Work is done. Nobody waits for one that began under an earlier admission, or of a step that is over."""
         if work.kind == GATHER:
-            return self._gathered()
+            return self._gathered(work)
         lease = self._running
         if lease is None or (work.step, work.microbatch) != (lease.step, lease.microbatch):
             return []
         output = Key("act", lease.step, self._stage + 1, lease.microbatch)
         if work.kind != lease.kind:  # its output was passed on the first time
-            return [Discard(output), self._start(lease.kind, lease.microbatch)]
+            return [Discard(output), self._start(lease.kind, lease)]
         self._running = None
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
         done = (lease.admission, lease.number, n_samples, loss_sum)
         if work.kind == FORWARD:
             return [Send(self._server, TaskOutput(output, *done), activation_bytes)]
-        self._counted[lease.microbatch] = lease.number
+        self._counted.setdefault(lease.step, {})[lease.microbatch] = lease.number
         gradient = Key("grad", lease.step, self._stage, lease.microbatch)
         if not self._is_first and not lease.is_redo:
             return [Send(self._server, TaskOutput(gradient, *done), gradient_bytes)]
         told = TaskDone(lease.admission, lease.step, lease.number, n_samples, loss_sum)
         return [Discard(gradient), Send(self._server, told)]
 
-    def _gathered(self) -> list[Action | Event]:
-        """The accumulator is laid out, and begins anew."""
-        rounds, self._wanted = self._wanted, ()
-        items, self._counted = tuple(sorted(self._counted.items())), {}
-        return [ContributionGathered(rounds, items)] if rounds else []
+    def _gathered(self, work: Work) -> list[Action | Event]:
+        """The accumulator of a step is laid out, and begins anew."""
+        if not self._wanted or self._wanted[0][0].step != work.step:
+            return []
+        rounds = self._wanted.pop(0)
+        counted = self._counted.pop(rounds[0].step, {})
+        return [ContributionGathered(rounds, tuple(sorted(counted.items())))]

@@ -55,7 +55,6 @@ def test_workers_share_the_work(stages):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda c: replace(c, sync=replace(c.sync, delay=1)), "sync.delay: got 1, expected 0 with wiring pool"),
         (lambda c: replace(c, plan=replace(c.plan, schedule="gpipe")), "plan.schedule: got gpipe, expected 1f1b"),
         (
             lambda c: replace(c, wiring=WiringConfig("pool", retain_bytes=0)),

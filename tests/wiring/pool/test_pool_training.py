@@ -148,3 +148,34 @@ def test_servers_that_are_lost_change_nothing_either(seed, functions_of, one_pro
     faults = draw(seed, placement, 3, 60.0, 20.0, (CRASH, PAUSE)) + worker_faults(seed, config, 60.0)
     outcome, _ = train(config, functions_of, one_process, [*faults, Fault(30.0, JOIN, 0)])
     assert report_fields(outcome, "lost") and report_fields(outcome, "download")
+
+
+def delayed(config, after_steps=0):
+    return replace(config, sync=replace(config.sync, delay=1, delay_after_steps=after_steps))
+
+
+@pytest.mark.parametrize("after_steps", [0, 7])
+@pytest.mark.parametrize(("stages", "workers"), [(1, 2), (2, 0), (3, 2)])
+def test_delayed_updates(stages, workers, after_steps, functions_of, one_process):  # noqa: F811
+    """Two steps are under way, each with its version, at servers and workers."""
+    config = pool(stages, workers, head="tied", steps=10, eval_every_steps=4, eval_microbatches=3)
+    _, n_backwards = train(delayed(config, after_steps), functions_of, one_process)
+    workers = default_plan(config).workers
+    assert not workers or sum(n_backwards[worker] for worker in workers) > n_backwards.total() / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_delayed_updates_while_workers_come_and_go(seed, functions_of, one_process):  # noqa: F811
+    config = delayed(pool(2, 3, steps=30, head="tied"), after_steps=3 * (seed % 2))
+    outcome, _ = train(config, functions_of, one_process, worker_faults(seed, config, 400.0))
+    assert sum(fields["n_redone"] for fields in report_fields(outcome, "worker_lost")) > 5
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_delayed_updates_while_servers_are_lost(seed, functions_of, one_process):  # noqa: F811
+    """What is under way of two steps is done by the servers alone, each step with its version."""
+    config = delayed(pool(2, 2, servers=3, steps=12, head="tied", eval_every_steps=8, eval_microbatches=5))
+    placement = default_plan(config).placement
+    faults = draw(seed, placement, 3, 60.0, 20.0, (CRASH, PAUSE)) + worker_faults(seed, config, 60.0)
+    outcome, _ = train(config, functions_of, one_process, [*faults, Fault(30.0, JOIN, 0)])
+    assert report_fields(outcome, "lost") and report_fields(outcome, "download")

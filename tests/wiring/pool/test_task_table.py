@@ -2,6 +2,8 @@
 
 `python -m jaxdt.sim.fuzz.pool.task_runs` makes ten times as many runs."""
 
+import itertools
+
 import pytest
 
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
@@ -16,7 +18,7 @@ CALM = RunOptions(24, 2, False, 0.0, 0.0, 0.0, 0.0)
 
 def table(n=4, is_last_stage=False):
     """All inputs are here."""
-    made = TaskTable(range(n), SERVER, is_last_stage)
+    made = TaskTable(range(n), SERVER, is_last_stage, itertools.count(1))
     for m in range(n):
         made.input_arrived(m)
     return made

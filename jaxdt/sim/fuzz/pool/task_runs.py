@@ -72,7 +72,7 @@ class TaskRun:
         self._rng = random.Random(f"pool {seed}")
         self.options = options or RunOptions.draw(self._rng)
         n = self.options.n_microbatches
-        self.table = table_type(range(n), SERVER, self.options.is_last_stage)
+        self.table = table_type(range(n), SERVER, self.options.is_last_stage, itertools.count(1))
         self.now_s = 0.0
         self.total: list[int] = []
         self.workers = {
