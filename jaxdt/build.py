@@ -28,7 +28,7 @@ from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.part_transfer import PartTransfer
 from jaxdt.sync.state_transfer import StateTransfer
 from jaxdt.sync.worker_parameters import ParameterDonor, ParameterDownload
-from jaxdt.wiring.base import PeerLoad, wiring_entry
+from jaxdt.wiring.base import PeerLoad, WorkerRole, wiring_entry
 from jaxdt.wiring.delayed_update import DelayedUpdate
 from jaxdt.wiring.load_report import LoadReporter
 from jaxdt.wiring.rebalance import Rebalancer
@@ -47,6 +47,15 @@ class RunStart:
     data_checksum: str = ""
     last_term: int = 0
     revoked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """The stage and the server of a pool's worker. `patience_s`: how long it waits for a silent server."""
+
+    stage: int
+    server: int
+    patience_s: float
 
 
 def check_config(config: RunConfig) -> None:
@@ -159,10 +168,12 @@ def build_newcomer(config: RunConfig, plan: Plan, peer: int, stage: int, start: 
     return _peer(PeerSetup(config, plan, peer, stage), start, _fingerprint(config, plan, start))
 
 
-def build_worker(config: RunConfig, plan: Plan, peer: int, start: RunStart) -> Peer:
-    """The machines of a worker of the plan, which is no member of the run."""
+def build_worker(config: RunConfig, plan: Plan, peer: int, start: RunStart, place: WorkerPlace | None = None) -> Peer:
+    """The machines of a worker, which is no member of the run. None: in its place of the plan."""
     check(config, plan)
-    return _worker(PeerSetup(config, plan, peer, plan.seat(peer)[0], _fingerprint(config, plan, start)), start)
+    if place is None:
+        place = WorkerPlace(plan.seat(peer)[0], _worker_role(config).server_of(plan, peer), config.net.outage_s)
+    return _worker(PeerSetup(config, plan, peer, place.stage, _fingerprint(config, plan, start)), start, place)
 
 
 def build_workers(config: RunConfig, plan: Plan, start: RunStart) -> dict[int, Peer]:
@@ -170,23 +181,28 @@ def build_workers(config: RunConfig, plan: Plan, start: RunStart) -> dict[int, P
     return {peer: build_worker(config, plan, peer, start) for peer in plan.workers}
 
 
-def _worker(setup: PeerSetup, start: RunStart) -> Peer:
-    config, plan, peer, stage = setup.config, setup.plan, setup.peer, setup.stage
+def _worker_role(config: RunConfig) -> WorkerRole:
     role = wiring_entry(config.wiring.kind).workers
-    assert role is not None, "a plan has workers only for a wiring that knows the role"
+    assert role is not None, "a run has workers only where its wiring knows the role"
+    return role
+
+
+def _worker(setup: PeerSetup, start: RunStart, place: WorkerPlace) -> Peer:
+    config, plan, peer, stage = setup.config, setup.plan, setup.peer, setup.stage
     identity = WorkerIdentity(
         run=start.run,
         fingerprint=setup.fingerprint,
         peer=peer,
-        server=role.server_of(plan, peer),
+        server=place.server,
         n_steps=config.train.steps,
         heartbeat_s=config.net.heartbeat_s,
-        outage_s=config.net.outage_s,
+        outage_s=place.patience_s,
     )
     slice_words, n_words = max(1, config.sync.slice_bytes // WORD_BYTES), parameter_words(config, plan, stage)
     parameters = ParameterDownload(stage, identity.server, n_words, slice_words)
     sender = ContributionSender(peer, identity.server, *_contribution_shape(setup))
-    return Peer(WorkerMembership(identity), role.build(setup), parameters, sender)
+    wiring = _worker_role(config).build(setup, place.server)
+    return Peer(WorkerMembership(identity), wiring, parameters, sender)
 
 
 def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
@@ -257,6 +273,7 @@ def build_coordinator(
     """The coordinator of a run of this plan; with `durable_state`, one that goes on after another's death. `balance`
     decides which peers change stages, if the config does not say so."""
     check(config, plan)
+    role = wiring_entry(config.wiring.kind).workers
     coordinator_config = CoordinatorConfig(
         run=start.run,
         fingerprint=_fingerprint(config, plan, start),
@@ -277,7 +294,7 @@ def build_coordinator(
         start_reseeds=start.checkpoint.n_reseeds,
         n_copies=config.train.checkpoint_copies,
         revoked=start.revoked,
-        workers=tuple(plan.workers),
+        workers=role and {worker: (plan.seat(worker)[0], role.server_of(plan, worker)) for worker in plan.workers},
         job={"config": json.dumps(serialize.write(config)), "plan": json.dumps(to_json(plan))},
     )
     if balance is None and config.wiring.rebalance_s:

@@ -1,6 +1,7 @@
 """Fleets of real processes as a user starts them, and what they are compared with."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -134,6 +135,11 @@ class Launched(Finished):
         words = ((pid, word) for pid, words in self._commands() for word in words if word.startswith(prefix))
         return {int(word.removeprefix(prefix)): pid for pid, word in words}
 
+    def workers(self) -> dict[int, int]:
+        """worker -> pid of the launcher's children that are a pool's workers."""
+        commands = [(pid, " ".join(words)) for pid, words in self._commands() if "--as=worker" in words]
+        return {int(re.search(r"/peer_(\d+)\.pem", words)[1]): pid for pid, words in commands}
+
     def coordinator(self) -> int:
         """Its pid."""
         return next(pid for pid, words in self._commands() if any(word.endswith("coordinate.py") for word in words))
@@ -173,12 +179,12 @@ class Churning(Launched):
         self.ask_to_join()
         self.wait_for(lambda: " has the state of step " in self.log.read_text(), "the newcomer's download")
 
-    def ask_to_join(self) -> None:
+    def ask_to_join(self, *flags: str) -> None:
         """Start a newcomer, with one token and one address."""
         address = (self.run_dir / "coordinator_address").read_text()
         command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
         self.n_newcomers += 1
-        command += [new_token(self.run_dir, f"newcomer_{self.n_newcomers}"), f"--run_dir={self.run_dir}"]
+        command += [new_token(self.run_dir, f"newcomer_{self.n_newcomers}"), f"--run_dir={self.run_dir}", *flags]
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
             self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)

@@ -186,7 +186,7 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
     if not (SCRIPTS / "train.py").exists():
         raise BadInput(f"{SCRIPTS}: has no train.py, expected an installation from the repository: pip install -e .")
     _check_pin(options.pin or 0, plan)
-    gpus = gpu_flags.flags_of_local_peers(sorted(plan.peers), config.platform, checked.gpus_per_peer)
+    gpus = gpu_flags.flags_of_local_peers(sorted([*plan.peers, *plan.workers]), config.platform, checked.gpus_per_peer)
     flags = process_flags(options)
     replaced = ""
     if options.resume:
@@ -253,7 +253,7 @@ def _say_nothing(line: str) -> None:
 
 def _check_pin(pin: int, plan: Plan) -> None:
     """BadInput unless this machine has `pin` CPUs for each peer."""
-    n_peers, n_cpus = len(plan.peers), os.cpu_count() or 1
+    n_peers, n_cpus = len([*plan.peers, *plan.workers]), os.cpu_count() or 1
     if pin * n_peers > n_cpus:
         most = f"at most {n_cpus // n_peers}" if n_peers <= n_cpus else "0, which lets them share"
         raise BadInput(f"--pin: got {pin} for each of {n_peers} peers, this machine has {n_cpus}, expected {most}")

@@ -119,9 +119,10 @@ def job(coordinator: str | None = None) -> "RunJob":
     )
 
 
-def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", "Welcome"]:
-    """The job of a newcomer, and the answer of the coordinator at `coordinator`, a host:port, with its peer id and
-    stage. This imports jax, as `job` does. `data_path` replaces the path of the token file in the run's config."""
+def newcomer(coordinator: str, data_path: str, is_worker: bool = False) -> tuple["RunJob", "Welcome"]:
+    """The job of a newcomer, or of a pool's worker, and the answer of the coordinator at `coordinator`, a host:port,
+    with its peer id and stage. This imports jax, as `job` does. `data_path` replaces the path of the token file in the
+    run's config."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
@@ -129,7 +130,7 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", "Welcome"]:
 
     check_run_dir()
     credential = _credential(coordinator)
-    welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value)
+    welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value, is_worker)
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
     plan = plans.parse(welcome.job["plan"], "the run's plan")
     if welcome.peer in plan.peers:
@@ -145,11 +146,20 @@ def newcomer(coordinator: str, data_path: str) -> tuple["RunJob", "Welcome"]:
         run=welcome.run,
         run_dir=_run_dir(),
         credential=credential,
+        network=emulated(plan),
         allow_plaintext=PLAINTEXT.value,
         forward_s_min=FORWARD_S.value,
         stalls=stalls.parse(STALL.value) if STALL.value else None,
     )
     return run_job, welcome
+
+
+def ask_again(coordinator: str, job: "RunJob", peer: int) -> "Welcome":
+    """What the coordinator says to the worker `peer` of this job, which has asked before."""
+    from jaxdt.runtime.joining import ask_to_join
+    from jaxdt.runtime.net.address import parse_address
+
+    return ask_to_join(parse_address("--join", coordinator), job.credential, job.allow_plaintext, True, peer)
 
 
 def _run_dir() -> Path:

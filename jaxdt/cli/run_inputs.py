@@ -30,11 +30,6 @@ def config_and_plan(fields: Mapping[str, Any], plan: Plan | None, source: str) -
         build.check(config, plan)
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from None
-    if plan.workers:
-        raise BadInput(
-            f"{source}: plan.roles.workers: got {len(plan.workers)} peers, expected none: processes cannot be a pool's "
-            "workers yet, only simulated peers can"
-        )
     data.n_train_windows(config.model.seq_len)
     if config.train.eval_every_steps:
         data.n_eval_batches(config.train.microbatch_size, config.model.seq_len)

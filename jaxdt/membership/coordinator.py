@@ -25,10 +25,12 @@ from jaxdt.membership.liveness.waiting import Waiting
 from jaxdt.membership.operations import Operations, Progress
 from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.roster import Roster
+from jaxdt.membership.worker_places import WorkerPlaces
 from jaxdt.protocol.deadline import RECONNECT_S
 from jaxdt.protocol.events import (
     COORDINATOR,
     OPERATOR_IDS,
+    WORKERS,
     Action,
     Advised,
     CannotReach,
@@ -105,6 +107,7 @@ from jaxdt.protocol.reports import (
     SteppedDownReport,
     ViewReport,
     WaitingReport,
+    WorkerPlacedReport,
 )
 from jaxdt.spec import serialize
 
@@ -140,7 +143,7 @@ class Coordinator:
             config.delay_steps,
             balance,
             config.stage_grace_s,
-            config.workers,
+            tuple(config.workers or ()),
         )
         self.profiles: dict[int, dict[str, float]] = {}  # of the peers of the plan, and so are the devices
         self.devices: dict[int, str] = {}
@@ -148,6 +151,7 @@ class Coordinator:
         self._leases = Leases(config.deadline_floor_s)
         self._failures = Failures()
         self._claims = Claims(config.heartbeat_s)
+        self._worker_places = None if config.workers is None else WorkerPlaces(config.workers)
         self._link_suspicion = LinkSuspicion(config.heartbeat_s)
         self._vacancies = Vacancies()
         self._waiting = Waiting()
@@ -292,6 +296,8 @@ class Coordinator:
             return [DroppedReport(src, run=header.run)]
         if isinstance(body, OperatorRequest) and src >= OPERATOR_IDS:
             return self._on_request(now_s, src, body)
+        if isinstance(body, Join) and body.is_worker:
+            return self._on_worker(src, body.peer)
         if isinstance(body, Join):
             return self._on_claim(now_s, src, body) if self._claims_a_place(body) else self._on_join(now_s, src, body)
         if header.run != self.config.run:
@@ -346,6 +352,8 @@ class Coordinator:
         match body:
             case Heartbeat(count, status, bytes_to):
                 self._leases.heartbeat(now_s, src, status)
+                if self._worker_places and WORKERS in status:
+                    self._worker_places.counted(src, int(status[WORKERS]))
                 return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status, bytes_to)]
             case Profiled(process=process) if process == self.roster.processes.get(src):
                 return self._on_profiled(src, body)
@@ -416,6 +424,20 @@ class Coordinator:
         self._claims.grant(now_s, peer)
         answer = self.config.answer(peer, stage, self.n_committed)
         return [JoinRequestReport(peer, stage), self._send(src, answer)]
+
+    def _on_worker(self, src: int, certified: int | None) -> list[Action]:
+        """A pool's worker asks, under a temporary id, for whom it computes, and what it has to run."""
+        if self._worker_places is None:
+            return [self._send(src, Ended(2, "asks to be a worker, and the wiring of this run has none"))]
+        if certified in self.roster.stage_of:
+            name = self.roster.name(certified)
+            return [self._send(src, Ended(2, f"{name}: is a member of the run, expected a worker's id"))]
+        worker = self.roster.new_id() if certified is None else certified
+        stage, server = self._worker_places.place(worker, self.roster.servers)
+        address = "" if server is None else self.roster.addresses[server]
+        answer = replace(self.config.answer(worker, stage, self.n_committed), server=server, server_address=address)
+        report = [] if server is None else [WorkerPlacedReport(worker, stage, server)]
+        return [*report, self._send(src, answer)]
 
     def _on_claim(self, now_s: float, src: int, join: Join) -> list[Action]:
         """A process asks, under a temporary id, whether it may be a peer that has an id already."""

@@ -26,10 +26,15 @@ class Newcomers:
     def admit(self, now_s: float, temporary_id: int, peer: int | None) -> int:
         """The id of a newcomer: the one of its certificate, or one that nobody had."""
         if peer is None:
-            peer, self._next_id = self._next_id, self._next_id + 1
+            peer = self.new_id()
         self.coming.add(peer)
         self._asked[temporary_id] = (peer, now_s)
         return peer
+
+    def new_id(self) -> int:
+        """An id that nobody had."""
+        self._next_id += 1
+        return self._next_id - 1
 
     def arrived(self, peer: int) -> list[int]:
         """A newcomer has come under its own id; the temporary ids that it asked under."""

@@ -164,6 +164,18 @@ class Roster:
         self.absences.end(peer)
 
     @property
+    def servers(self) -> list[set[int]]:
+        """The peers of each stage that a pool's workers may compute for: before the first view, those that have said
+        hello."""
+        if self.view:
+            return [self.live(stage) for stage in range(self._n_stages)]
+        return [{p for p in self.addresses if self.stage_of.get(p) == stage} for stage in range(self._n_stages)]
+
+    def new_id(self) -> int:
+        """A peer id that nobody had."""
+        return self._newcomers.new_id()
+
+    @property
     def first_newcomer(self) -> int:
         """The least peer id that a newcomer may get in this term."""
         return self._newcomers.first_id

@@ -12,6 +12,7 @@ waits for a worker, so it may end at any moment; it waits for a silent server, a
 from dataclasses import dataclass, replace
 
 from jaxdt.membership.member import ACCEPT, DROP
+from jaxdt.protocol.deadline import FIRST_CONTACT_S
 from jaxdt.protocol.events import (
     Action,
     Admitted,
@@ -24,6 +25,7 @@ from jaxdt.protocol.events import (
     Leave,
     LinkChanged,
     Message,
+    Paused,
     Ready,
     Received,
     Send,
@@ -54,7 +56,7 @@ class WorkerIdentity:
 class WorkerMembership:
     """See the module text. `header` stands on this worker's messages."""
 
-    READS = frozenset({Started, Woke, Ready, Enlisted, Ended, LinkChanged, Interrupted, Leave})
+    READS = frozenset({Started, Woke, Ready, Enlisted, Ended, LinkChanged, Interrupted, Leave, Paused})
 
     def __init__(self, identity: WorkerIdentity):
         self.identity = identity
@@ -88,6 +90,8 @@ class WorkerMembership:
                 return [ReadyReport(device), *self._heartbeat(now_s)]
             case Woke("heartbeat"):
                 return self._heartbeat(now_s)
+            case Paused():
+                self._heard_s = now_s  # what the server said meanwhile is still on its way through the sockets
             case LinkChanged(peer, True) if peer == self.identity.server and self._is_ready:
                 return [self._enlist()]
             case Interrupted(code, reason):
@@ -102,7 +106,9 @@ class WorkerMembership:
     def _heartbeat(self, now_s: float) -> list[Action | Event]:
         identity = self.identity
         silent_s = now_s - self._heard_s
-        if silent_s > identity.outage_s:
+        # A server answers only once the run has begun.
+        patience_s = identity.outage_s if self._admitted else max(identity.outage_s, FIRST_CONTACT_S)
+        if silent_s > patience_s:
             return [Stop(LOST, f"worker {identity.peer}: server {identity.server} was silent for {silent_s:.0f} s")]
         return [self._enlist(), WakeAt(now_s + identity.heartbeat_s, "heartbeat")]
 

@@ -254,17 +254,20 @@ class Hello:
 class Join:
     """A process, under a temporary id -> coordinator: a newcomer asks for a stage, and for a peer id if it has none
     from a certificate; one that was started as `peer` asks whether it may be that peer. `where` it runs, for people.
-    `is_new`: it does not know the run, and is told its config and plan."""
+    `is_new`: it does not know the run, and is told its config and plan. `is_worker`: it wants to be a pool's worker,
+    and asks for a server."""
 
     peer: int | None = None
     where: str = ""
     is_new: bool = False
+    is_worker: bool = False
 
 
 @frozen_dataclass
 class Welcome:
     """Coordinator -> process, the answer to Join: the run, its peer id and stage, and for a newcomer `job`: the run's
-    `config` and `plan` as JSON, and how many steps are committed. Ended is the other answer."""
+    `config` and `plan` as JSON, and how many steps are committed. Ended is the other answer. `server`: for whom a
+    pool's worker computes, at `server_address`; None while its stage has no server that is here."""
 
     run: str
     peer: int
@@ -272,6 +275,8 @@ class Welcome:
     fingerprint: str
     job: dict[str, str]
     n_committed: int = 0
+    server: int | None = None
+    server_address: str = ""
 
 
 @frozen_dataclass
@@ -1324,6 +1329,7 @@ INTERNAL = (
     GoBack,
     HoldsPart,
 )
+WORKERS = "workers"  # in a heartbeat of a pool's server: how many compute for it
 FETCHED = ("fetched_bytes", "asked_bytes", "state_bytes")  # in a heartbeat, what Fetching says
 
 

@@ -559,6 +559,16 @@ class RefusedReport(Report):
 
 
 @dataclass(frozen=True)
+class WorkerPlacedReport(Report):
+    """The coordinator has told a pool's worker to compute for `server`, of `stage`."""
+
+    kind: ClassVar[str] = "worker_placed"
+    worker: int
+    stage: int
+    server: int
+
+
+@dataclass(frozen=True)
 class WorkerJoinedReport(Report):
     """A server of `stage` has let a pool's worker in, while its parameters had seen `version` updates."""
 

@@ -19,6 +19,10 @@ NOBODY_LISTENS = "the run has ended, or its coordinator is elsewhere"
 NO_ANSWER = "is this the address of a coordinator?"
 
 
+class CoordinatorAway(BadInput):
+    """Nobody answers at the coordinator's address: it may be started again there."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why one side does not speak with the other."""
@@ -42,8 +46,9 @@ def ask_coordinator(
     allow_plaintext: bool,
     patience_s: float = ANSWER_S,
 ) -> Message:
-    """The coordinator's answer. BadInput, which begins with `name`, if it refuses, does not answer, or cannot be
-    reached for `patience_s`. `own_id`: the temporary id or operator's id under which the question is sent."""
+    """The coordinator's answer. BadInput, which begins with `name`, if it refuses; CoordinatorAway if it does not
+    answer, or cannot be reached for `patience_s`. `own_id`: the temporary id or operator's id under which the question
+    is sent."""
     answers: SimpleQueue[Message | Refusal | Unreached] = SimpleQueue()
 
     def on_message(src: int, event: Received, leaves: list) -> None:
@@ -72,7 +77,9 @@ def ask_coordinator(
         answer = _first_answer(answers, patience_s)
     finally:
         transport.close(0.0)
-    if isinstance(answer, Ended | Refusal | Unreached):
+    if isinstance(answer, Unreached):
+        raise CoordinatorAway(f"{where}: {answer.reason}")
+    if isinstance(answer, Ended | Refusal):
         raise BadInput(f"{where}: {answer.reason}")
     return answer
 

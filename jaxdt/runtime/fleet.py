@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -65,9 +65,11 @@ class LocalFleet:
         self._plan = plan
         self._launcher = launcher
         self._flags = [f"--run_dir={run_dir}", "--stop_with_parent", *job_flags(run_dir), *launcher.flags]
-        self._n_cpus = devices.n_cpus or (os.cpu_count() or 1) // len(plan.peers)
+        self._all = sorted([*plan.peers, *plan.workers])
+        self._n_cpus = devices.n_cpus or (os.cpu_count() or 1) // len(self._all)
         self._gpu_flags = devices.gpu_flags
         self._peers: dict[int, subprocess.Popen] = {}
+        self._workers: dict[int, subprocess.Popen] = {}
         self._coordinator: subprocess.Popen | None = None
         self._interrupted = False
         self._first_view = run_dir / "coordinator" / "view.json"
@@ -84,9 +86,13 @@ class LocalFleet:
                 return 3
             if address:
                 self._say(f"coordinator at {address}")
-                for peer in sorted(self._plan.peers):
-                    if not self._interrupted:
-                        self._start_peer(peer, address)
+                for peer in self._all:
+                    if self._interrupted:
+                        break
+                    if self._plan.is_worker(peer):
+                        self._workers[peer] = self._start(peer, [f"--join={address}", "--as=worker"])
+                    else:
+                        self._peers[peer] = self._start(peer, [f"--peer={peer}", f"--coordinator={address}"])
             return self._wait(address)
         finally:
             self._end()
@@ -118,10 +124,10 @@ class LocalFleet:
             time.sleep(POLL_S)
         return address_file.read_text() if address_file.exists() else ""
 
-    def _start_peer(self, peer: int, address: str) -> None:
+    def _start(self, peer: int, flags: Sequence[str]) -> subprocess.Popen:
+        """Start the process of a peer, or of a pool's worker."""
         flags = [
-            f"--peer={peer}",
-            f"--coordinator={address}",
+            *flags,
             peer_credential(self._run_dir, peer),
             *self._flags,
             *self._cpus(peer),
@@ -133,7 +139,7 @@ class LocalFleet:
         for part in (path, older_part(path)):
             part.unlink(missing_ok=True)
         with path.open("a") as log:  # `cut_log` needs a file that is appended to
-            self._peers[peer] = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, str(self._launcher.scripts / "train.py"), *flags],
                 stdin=subprocess.PIPE,
                 bufsize=0,
@@ -146,7 +152,7 @@ class LocalFleet:
 
     def _cpus(self, peer: int) -> list[str]:
         """The flag that gives a peer its own CPUs; no flag if this machine has too few CPUs for all peers."""
-        first = sorted(self._plan.peers).index(peer) * self._n_cpus
+        first = self._all.index(peer) * self._n_cpus
         cpus = range(first, first + self._n_cpus)
         return [f"--cpus={','.join(map(str, cpus))}"] if cpus and cpus[-1] < (os.cpu_count() or 1) else []
 
@@ -155,7 +161,7 @@ class LocalFleet:
         code of the run."""
         while self._started_coordinator.poll() is None or self._restarts_coordinator(address):
             time.sleep(POLL_S)
-            for peer in self._peers:
+            for peer in (*self._peers, *self._workers):
                 cut_log(self._log_path(peer))
             ended = [peer for peer, child in self._peers.items() if child.poll() is not None]
             if self._first_view.exists():
@@ -164,7 +170,7 @@ class LocalFleet:
                 self._end_for_lost_peer(ended[0])
                 self._coordinator_ends_within(GRACE_S)
                 break
-        for peer, child in self._peers.items():
+        for peer, child in (self._peers | self._workers).items():
             if child.poll() not in EXPECTED_CODES:
                 self._print_exit(peer)
         code = self._started_coordinator.returncode
@@ -191,7 +197,7 @@ class LocalFleet:
         if code == 2:
             reason = self._last_line(peer)
         line = f"{2 if code == 2 else 3} {reason}\n".encode()
-        for child in (self._started_coordinator, *self._peers.values()):
+        for child in (self._started_coordinator, *self._peers.values(), *self._workers.values()):
             assert child.stdin is not None, "every child is started with a pipe"
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(line)
@@ -206,7 +212,8 @@ class LocalFleet:
 
     def _print_exit(self, peer: int) -> None:
         """Print the exit code of a peer that crashed, and the last line of its log."""
-        self._say(f"peer {peer}: exit code {self._peers[peer].returncode}, in its log: {self._last_line(peer)}")
+        code = (self._peers | self._workers)[peer].returncode
+        self._say(f"peer {peer}: exit code {code}, in its log: {self._last_line(peer)}")
 
     def _log_path(self, peer: int) -> Path:
         return self._run_dir / "logs" / f"peer_{peer}.log"
@@ -232,16 +239,16 @@ class LocalFleet:
 
     def _end(self) -> None:
         """End the children that still run: first through the coordinator, then by force."""
-        children = [child for child in (self._coordinator, *self._peers.values()) if child]
+        children = [child for child in (self._coordinator, *self._peers.values(), *self._workers.values()) if child]
         if self._interrupted and not self._first_view.exists():
-            for child in self._peers.values():
+            for child in (*self._peers.values(), *self._workers.values()):
                 child.kill()
         deadline_s = time.monotonic() + GRACE_S
         while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
             if self._started_coordinator.poll() is None:
                 self._started_coordinator.send_signal(signal.SIGINT)
             elif self._interrupted:
-                self._release(self._peers.values())  # nobody else tells them
+                self._release([*self._peers.values(), *self._workers.values()])  # nobody else tells them
             time.sleep(POLL_S)
         for child in children:
             if child.poll() is None:

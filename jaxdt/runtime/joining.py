@@ -96,14 +96,21 @@ def _dial(address: Address) -> Connection:
     return connection
 
 
-def ask_to_join(coordinator: Address, credential: Path | None, allow_plaintext: bool = False) -> Welcome:
-    """Ask the coordinator for a place in the run, under the peer id of the credential if there is one. BadInput if it
-    refuses or does not answer."""
+def ask_to_join(
+    coordinator: Address,
+    credential: Path | None,
+    allow_plaintext: bool = False,
+    is_worker: bool = False,
+    peer: int | None = None,
+) -> Welcome:
+    """Ask the coordinator for a place in the run, as a member or as a pool's worker, under the peer id of the
+    credential if there is one, else under `peer` if this process has got that id before. BadInput if it refuses,
+    CoordinatorAway if it does not answer."""
     loaded = credentials.load(credential) if credential else None
     if loaded and loaded.holder.role != PEER:
         raise BadInput(f"--join: {credential} is the credential of {loaded.holder}, expected that of a peer")
-    peer = loaded.holder.peer if loaded else None
-    question = Join(peer, _where("a newcomer"), is_new=True)
+    peer = loaded.holder.peer if loaded else peer
+    question = Join(peer, _where("a newcomer"), is_new=True, is_worker=is_worker)
     answer = ask_coordinator("--join", _temporary_id(peer), question, coordinator, loaded, allow_plaintext)
     if not isinstance(answer, Welcome):
         raise BadInput(f"--join: got {type(answer).__name__} for an answer, expected Welcome")

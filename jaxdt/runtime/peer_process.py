@@ -25,6 +25,7 @@ from jaxdt.runtime.stop_requests import StopRequests
 from jaxdt.runtime.storage.durable import LateFile
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.runtime.transport_setup import OwnAddress, start_transport
+from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import sync_groups
 
@@ -132,6 +133,17 @@ def _joined_stage(job: RunJob, peer: int, joins: JoinedStage) -> ServedStage:
     return ServedStage(joins.stage, machine, job.plan.with_newcomer(peer, joins.stage), False, joins.from_step)
 
 
+def compile_stage(loop: Loop, config: RunConfig, store: Store, seat: tuple[int, int], from_step: int) -> None:
+    """Compile a stage's functions for all lengths of samples that are still to come; `seat`: peer and stage."""
+    peer, stage = seat
+    first_steps = config.seq_lengths.first_steps(from_step, config.train.steps)
+    for n_before, step in enumerate(first_steps):
+        which = f" ({n_before + 1} of {len(first_steps)})" if len(first_steps) > 1 else ""
+        what = f"compiles stage {stage} for samples of {config.seq_lengths.at(step)} tokens{which}"
+        loop.post(PreparingReport(what))
+        compile_step(store, peer, stage, step)
+
+
 def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop) -> Ready:
     """Make the stage's tensors, compile its functions and time them."""
     config = job.config
@@ -143,12 +155,7 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
     if served.is_planned:
         store.restore(Restore(job.start.version, job.start.generation, job.start.n_reseeds, job.start.parts))
     loop.tensors = store
-    first_steps = config.seq_lengths.first_steps(served.from_step, config.train.steps)
-    for n_before, step in enumerate(first_steps):
-        which = f" ({n_before + 1} of {len(first_steps)})" if len(first_steps) > 1 else ""
-        what = f"compiles stage {stage} for samples of {config.seq_lengths.at(step)} tokens{which}"
-        loop.post(PreparingReport(what))
-        compile_step(store, peer, stage, step)
+    compile_stage(loop, config, store, (peer, stage), served.from_step)
     loop.post(PreparingReport(f"times stage {stage}"))
     timed = TimedStage(
         peer=peer,

@@ -28,6 +28,11 @@ class StopRequests:
         if stop_with_parent:
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
+    @property
+    def first(self) -> Event | None:
+        """The first request, if there was one, for a process that has no loop at the moment."""
+        return self._requests[0] if self._requests else None
+
     def deliver_to(self, loop: Loop) -> None:
         """Deliver requests to this loop from now on. It also gets all earlier requests: the loop before it may have
         ended without handling them."""

@@ -292,6 +292,14 @@ class Plan:
         placement = tuple(tuple(swapped.get(planned, planned) for planned in row) for row in self.placement)
         return replace(self, placement=placement)
 
+    def with_worker(self, worker: int, stage: int) -> "Plan":
+        """The plan as a worker sees it that computes for a server of the stage."""
+        if worker in self.workers:
+            return self
+        rows = self.roles.workers or ((),) * self.n_stages
+        workers = tuple((*row, worker) if here == stage else row for here, row in enumerate(rows))
+        return replace(self, roles=replace(self.roles, workers=workers))
+
     def depth(self, stage: int) -> int:
         """Forwards that a stage may have in flight under 1F1B."""
         return self.in_flight[stage] if self.in_flight else self.n_stages - stage

@@ -61,10 +61,10 @@ class PeerLoad:
 
 @dataclass(frozen=True)
 class WorkerRole:
-    """Workers, which are in no view: each computes for one server. `build`: a worker's wiring; `server_of`: the server
-    of a worker of the plan; `messages`: what workers may send to their servers."""
+    """Workers, which are in no view: each computes for one server. `build`: the wiring of a worker of this
+    server; `server_of`: the server of a worker of the plan; `messages`: what workers may send to their servers."""
 
-    build: Callable[[PeerSetup], Wiring]
+    build: Callable[[PeerSetup, int], Wiring]
     server_of: Callable[[Plan, int], int]
     messages: frozenset[type]
 

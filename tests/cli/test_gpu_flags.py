@@ -170,7 +170,7 @@ def test_each_child_of_the_launcher_gets_its_gpus_and_its_callers_platform(
     (tmp_path / "run").write_text("r")
     local = fleet.LocalFleet(tmp_path, FOUR_PEERS, fleet.Launcher(tmp_path, [], 0.0, 0), fleet.PeerDevices(0, flags))
     for peer in FOUR_PEERS.peers:
-        local._start_peer(peer, "here:1")
+        local._start(peer, [])
     gpus = [next(word for word in command if word.startswith("--gpus=")) for command, _ in started]
     assert gpus == ["--gpus=0", "--gpus=0", "--gpus=1", "--gpus=1"]
     assert all("--gpu_memory_frac=0.3750" in command for command, _ in started)

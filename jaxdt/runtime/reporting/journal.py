@@ -212,7 +212,8 @@ class Journal:
 
     def _prediction_request(self) -> PredictionRequest:
         """A prediction from the peers' own timings, on the emulated links or else on the measured ones. A measured
-        network may say which devices share the cores of a host."""
+        network may say which devices share the cores of a host. A pool's worker is taken for as fast as its server,
+        and to be on the same host."""
         job = self._job
         view = self._machine.view
         assert view is not None, "the first view comes before the prediction"
@@ -224,6 +225,8 @@ class Journal:
             host_of |= {peer: host.name for peer, host in shared.items() if host.cores}
             cores |= {host.name: host.cores for host in shared.values() if host.cores}
         profiles = dict(self._machine.profiles)
+        for worker, (_, server) in (self._machine.config.workers or {}).items():
+            profiles[worker], host_of[worker] = profiles[server], host_of[server]
         return PredictionRequest(
             job.config, job.plan, network, profiles, host_of, cores, self._durable.put_s, job.stalls
         )
@@ -273,6 +276,7 @@ class Journal:
         """Why the prediction may be off, as far as this host knows."""
         view = self._machine.view
         n_peers = sum(host_name(member.address) == "here" for member in view.members) if view else 0
+        n_peers += len(self._machine.config.workers or ()) if n_peers else 0
         changes = f"{self._changes.text}: the prediction is of the first plan" if self._changes.text else ""
         return "; ".join(filter(None, (changes, doubt(n_peers, os.cpu_count() or 1, os.getloadavg()[0]))))
 

@@ -36,6 +36,7 @@ from jaxdt.protocol.reports import (
     WaitingReport,
     WorkerJoinedReport,
     WorkerLostReport,
+    WorkerPlacedReport,
     WriteFailedReport,
 )
 
@@ -61,6 +62,8 @@ def _line_of_members(report: Report) -> str | None:
             return f"peer {peer}: is ready on {device}, and joins after this step"
         case WaitingReport(missing):
             return f"waiting for {names(missing)} to get ready"
+        case WorkerPlacedReport(worker, stage, server):
+            return f"worker {worker}: computes for peer {server} (stage {stage})"
         case MoveReport(peer, stage, to_stage):
             return f"peer {peer}: moves from stage {stage} to stage {to_stage}, which needs it more"
         case ReturnedReport(peer):

@@ -76,23 +76,24 @@ class BoundaryCodec:
     def decode(self, key: Key, wire):
         """The tensor that was received as `wire`."""
         spec = self._spec(self._in, key)
-        return wire if spec.is_identity else codec.decode(spec, wire, self._shape(key), self._dtype)
+        return wire if spec.is_identity else codec.decode(spec, wire, self._shape(self._in, key), self._dtype)
 
-    def wire_leaf(self, key: Key) -> tuple[np.dtype, tuple[int, ...]]:
+    def wire_leaf(self, key: Key, of_worker: bool = False) -> tuple[np.dtype, tuple[int, ...]]:
         """(dtype, shape) of the array as which a tensor is received; BadInput for a tensor that nobody sends to this
-        peer."""
-        if key.kind not in self._in:
-            raise BadInput(f"boundary tensor: got kind {key.kind!r}, expected one of {', '.join(self._in) or 'none'}")
+        peer. `of_worker`: of an output of this stage, which a pool's worker has computed for this peer."""
+        directions = self._out if of_worker else self._in
+        if key.kind not in directions:
+            raise BadInput(f"boundary tensor: got kind {key.kind!r}, expected one of {', '.join(directions) or 'none'}")
         if key.kind != HELD_OUT and not 0 <= key.microbatch < self._plan.n_microbatches:
             raise BadInput(f"boundary tensor {key}: expected one of {self._plan.n_microbatches} microbatches")
-        return codec.wire_leaf(self._spec(self._in, key), self._shape(key), self._dtype)
+        return codec.wire_leaf(self._spec(directions, key), self._shape(directions, key), self._dtype)
 
     def _spec(self, directions: dict[str, Direction], key: Key) -> CodecSpec:
         return directions[key.kind].specs[self._plan.pipeline_of(key.microbatch, key.kind == HELD_OUT)]
 
-    def _shape(self, key: Key) -> tuple[int, int, int]:
-        """The shape of a tensor that is received. Held-out samples have the full length."""
-        direction = self._in[key.kind]
+    def _shape(self, directions: dict[str, Direction], key: Key) -> tuple[int, int, int]:
+        """The shape of a boundary tensor. Held-out samples have the full length."""
+        direction = directions[key.kind]
         length = self._lengths.full if key.kind == HELD_OUT else self._lengths.at(key.step)
         return direction.batch, length, direction.width
 

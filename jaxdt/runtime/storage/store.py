@@ -460,7 +460,7 @@ class Store:
         key = tensor_key(body)
         wanted = []
         if isinstance(key, Key):
-            wanted = [self.boundary_codec.wire_leaf(key)]
+            wanted = [self.boundary_codec.wire_leaf(key, isinstance(body, TaskOutput))]
         elif isinstance(key, StateKey):
             if not 0 <= key.lo < key.hi <= self.n_words:
                 raise BadInput(f"{key}: expected a slice of the {self.n_words} words of this stage's state")

@@ -171,7 +171,16 @@ class PoolServer:
     """One server's side; see the module text. `fallbacks`, which share `slot` with this one, do the steps in which a
     view comes: one of the even steps and one of the odd ones, if two are under way at a time."""
 
-    READS = RoutedWiring.READS | {Enlist, WantsTasks, TaskDone, TaskOutput, ContributionReceived, LinkChanged, Woke}
+    READS = RoutedWiring.READS | {
+        Enlist,
+        WantsTasks,
+        TaskDone,
+        TaskOutput,
+        ContributionReceived,
+        LinkChanged,
+        Woke,
+        Ended,
+    }
 
     def __init__(self, place: PoolPlace, fallbacks: Sequence[Fallback], slot: ComputeSlot, times: LeaseTimes):
         shape = place.shape
@@ -215,6 +224,8 @@ class PoolServer:
                 return self._computed(self._steps[work.step], work, values) + self._go_on(now_s)
             case Received(header, Enlist(process, fingerprint)):
                 return self._enlist(header.src, process, fingerprint)
+            case Received(_, Ended() as ended):
+                return [Send(peer, ended) for peer in sorted(self._workers)]
             case Received(header, WantsTasks() | TaskDone() | TaskOutput() as body) if self._view:
                 return self._from_worker(now_s, event, header.src, body) + self._go_on(now_s)
             case Received(_, Boundary(key)) if self._view and key.step >= self._strict_from:
@@ -702,8 +713,8 @@ def _fallback(setup: PeerSetup, shape: StepShape, slot: ComputeSlot, service_tim
     return Fallback(RoutedWiring(shape, routes, recovery, slot, service_time), recovery)
 
 
-def _build_worker(setup: PeerSetup) -> PoolWorker:
-    return PoolWorker(step_shape(setup), server_of(setup.plan, setup.peer), setup.config.delay)
+def _build_worker(setup: PeerSetup, server: int) -> PoolWorker:
+    return PoolWorker(step_shape(setup), server, setup.config.delay)
 
 
 def _check(config: RunConfig, plan: Plan) -> str:
