@@ -15,6 +15,7 @@ from jaxdt.membership.rebalance_api import Balance
 from jaxdt.membership.worker_membership import WorkerIdentity, WorkerMembership
 from jaxdt.protocol.events import Checkpoint
 from jaxdt.spec import serialize
+from jaxdt.spec.codec import EXCHANGED_BYTES, NONE
 from jaxdt.spec.config import RunConfig, check_plan
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.memory import MemoryOptions
@@ -22,7 +23,7 @@ from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import SCHEDULES, STASH, Plan, to_json
 from jaxdt.spec.sizes import sync_groups
 from jaxdt.sync.base import sync_entry
-from jaxdt.sync.contributions import ContributionCollector, ContributionSender
+from jaxdt.sync.contributions import ContributionCollector, ContributionSender, ContributionShape
 from jaxdt.sync.download import WORD_BYTES
 from jaxdt.sync.exchange import FLOAT_BYTES
 from jaxdt.sync.part_transfer import PartTransfer
@@ -77,6 +78,11 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(
             f"wiring.rebalance_s: got {wiring.rebalance_s}, expected 0 with wiring {wiring.kind}, whose peers have "
             "fixed stages"
+        )
+    if config.sync.codec != NONE and not sync.replicas_may_differ and not entry.workers:
+        raise BadInput(
+            f"sync.codec: got {config.sync.codec}, expected {NONE} with sync.kind {config.sync.kind}, which is exact, "
+            f"and wiring {wiring.kind}, which has no workers"
         )
     _refuse_settings_of_others(config, sync.settings)
 
@@ -200,7 +206,7 @@ def _worker(setup: PeerSetup, start: RunStart, place: WorkerPlace) -> Peer:
     )
     slice_words, n_words = max(1, config.sync.slice_bytes // WORD_BYTES), parameter_words(config, plan, stage)
     parameters = ParameterDownload(stage, identity.server, n_words, slice_words)
-    sender = ContributionSender(peer, identity.server, *_contribution_shape(setup))
+    sender = ContributionSender(peer, identity.server, _contribution_shape(setup))
     wiring = _worker_role(config).build(setup, place.server)
     return Peer(WorkerMembership(identity), wiring, parameters, sender)
 
@@ -210,11 +216,10 @@ def parameter_words(config: RunConfig, plan: Plan, stage: int) -> int:
     return config.model.stage_params(*plan.stages[stage])
 
 
-def _contribution_shape(setup: PeerSetup) -> tuple[dict[str, int], int]:
-    """Numbers of each sync group of a peer's stage, and of a slice."""
-    groups = sync_groups(setup.config, setup.plan)
+def _contribution_shape(setup: PeerSetup) -> ContributionShape:
+    groups, sync = sync_groups(setup.config, setup.plan), setup.config.sync
     sizes = {group.name: group.n_elements for group in groups if setup.stage in group.stages}
-    return sizes, max(1, setup.config.sync.slice_bytes // FLOAT_BYTES)
+    return ContributionShape(sizes, max(1, sync.slice_bytes // FLOAT_BYTES), EXCHANGED_BYTES[sync.codec])
 
 
 def _for_workers(setup: PeerSetup) -> list[Machine]:
@@ -222,7 +227,7 @@ def _for_workers(setup: PeerSetup) -> list[Machine]:
     if not wiring_entry(setup.config.wiring.kind).workers:
         return []
     donor = ParameterDonor(parameter_words(setup.config, setup.plan, setup.stage))
-    return [ContributionCollector(setup.peer, *_contribution_shape(setup)), donor]
+    return [ContributionCollector(setup.peer, _contribution_shape(setup)), donor]
 
 
 def _peer(setup: PeerSetup, start: RunStart, digest: str) -> Peer:

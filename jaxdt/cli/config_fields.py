@@ -73,7 +73,7 @@ MEANINGS = {
     "sync.delay_after_steps": "first steps that compute without that delay",
     "sync.slice_bytes": "unit of the exchange of gradients",
     "sync.check_every_steps": "steps from one comparison of the replicas' states to the next; 0: never",
-    "sync.codec": "how replicas that may differ send what a group averages, or push it to a server",
+    "sync.codec": "how replicas that may differ, and a pool's workers, send what is averaged or pushed",
     "sync.groups.match": "rule by which the replicas that average together are chosen (sync.kind groups)",
     "sync.groups.every_steps": "local steps from one average to the next",
     "sync.groups.window_frac": "part of a step for which a window stays open (window); 0: one in as many as replicas",

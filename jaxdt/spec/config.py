@@ -191,9 +191,10 @@ class SyncConfig:
     update. The first `delay_after_steps` steps compute without delay. `slice_bytes`: unit of the sharded exchange.
     `check_every_steps`: how often the replicas of a stage compare their parameters and optimizer state (0: never), from
     the initial ones on (jaxdt.membership.state_check). `codec`: how replicas that may differ send one another what a
-    group averages, or a server what they push. With bf16 each contribution is rounded once, they are added in fp32, and
-    the sum is rounded once; all members go on from the same bits. A server's parameters, and means for held-out losses,
-    checkpoints and the result of the run, stay in fp32."""
+    group averages, or a server what they push, and how a pool's workers send their gradients. With bf16 each
+    contribution is rounded once, they are added in fp32, and the sum is rounded once; all members go on from the same
+    bits. A server's parameters, and means for held-out losses, checkpoints and the result of the run, stay in fp32, and
+    so does what a pool's servers average."""
 
     kind: str = "allreduce"
     delay: int = 0

@@ -5,7 +5,8 @@ import re
 from jaxdt.spec.frozen_dataclass import frozen_dataclass
 
 FORWARD, BACKWARD, REGENERATE, EVALUATE, GATHER, UPDATE = "F", "B", "R", "E", "G", "U"
-NORM, LOCAL_STEP, LAY_OUT, ADOPT = "N", "L", "P", "A"  # of replicas that may differ
+NORM = "N"
+LOCAL_STEP, LAY_OUT, ADOPT = "L", "P", "A"  # of replicas that may differ
 CONTRIBUTE = "C"  # of a server
 # Kinds that are not timed by themselves take as long as these, which read and write as much.
 TIMED_AS = {REGENERATE: BACKWARD, NORM: GATHER, LOCAL_STEP: UPDATE, LAY_OUT: GATHER, ADOPT: GATHER}
@@ -20,7 +21,7 @@ class Work:
     """One computation of one stage. F and B: forward and backward of a microbatch; R: a backward that computes a lost
     input gradient again and adds nothing to the accumulator; E: forward without gradient, for the held-out loss; G: the
     accumulated gradient as one vector per group; U: the optimizer update.
-    Where replicas may differ: N: the norm of the accumulated gradient; L: the update by this peer's own gradient; P:
+    N: the norm of the accumulated gradient. Where replicas may differ: L: the update by this peer's own gradient; P:
     the parameters, some of them, or the whole state, as one vector; A: their mean over a group takes their place.
     Of a server: C: a worker's gradient is added to the accumulator.
     The last stage computes forward, loss and backward fused in its B; its F only takes the input in."""

@@ -66,7 +66,6 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.ledger import NO_LOSSES, Ledger
-from jaxdt.spec.codec import NONE
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.delay import Delay
 from jaxdt.spec.peer_setup import PeerSetup
@@ -434,8 +433,6 @@ def _check(config: RunConfig, plan: Plan) -> str:
             f"optim.second_moment: got {config.optim.second_moment}, expected own with sync.kind {config.sync.kind}: "
             "its gradient is the mean over all pipelines already"
         )
-    if config.sync.codec != NONE:
-        return f"sync.codec: got {config.sync.codec}, expected {NONE} with sync.kind {config.sync.kind}, which is exact"
     return ""
 
 

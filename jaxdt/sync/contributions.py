@@ -11,6 +11,7 @@ average. What a contribution holds is said beside each slice; whether it counts 
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from jaxdt.protocol.events import (
     Action,
@@ -48,22 +49,31 @@ class _FromOne:
         return f"slices of {contributors} that hold different things, expected one contribution of {self._worker}"
 
 
-def _exchange(peer: int, server: int, worker: int, round: Round, n_elements: int, slice_elements: int) -> Exchange:
-    """The exchange of a contribution at one of its two ends."""
-    participants = Participants(contributors=(worker,), owners=(server,), receivers=())
-    return Exchange(peer, RoundSpec(round, n_elements, participants, _FromOne(worker)), slice_elements)
+@dataclass(frozen=True)
+class ContributionShape:
+    """Numbers of each sync group of a stage, numbers of a slice, and bytes of a number on the way."""
+
+    sizes: Mapping[str, int]
+    slice_elements: int
+    number_bytes: int
+
+    def exchange(self, peer: int, server: int, worker: int, round: Round) -> Exchange:
+        """The exchange of a contribution at one of its two ends."""
+        n_elements = self.sizes[parameters_of(round.group)]
+        participants = Participants(contributors=(worker,), owners=(server,), receivers=())
+        spec = RoundSpec(round, n_elements, participants, _FromOne(worker), number_bytes=self.number_bytes)
+        return Exchange(peer, spec, self.slice_elements)
 
 
 class ContributionSender:
-    """A worker's side. `sizes`: how many numbers each sync group has."""
+    """A worker's side."""
 
     READS = frozenset({ContributionGathered})
 
-    def __init__(self, peer: int, server: int, sizes: Mapping[str, int], slice_elements: int):
+    def __init__(self, peer: int, server: int, shape: ContributionShape):
         self._peer = peer
         self._server = server
-        self._sizes = sizes
-        self._slice_elements = slice_elements
+        self._shape = shape
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
@@ -73,8 +83,7 @@ class ContributionSender:
 
     def _send(self, round: Round, items: tuple[tuple[int, int], ...]) -> list[Action]:
         """Nobody asks for it again, so nothing of it is kept."""
-        n_elements = self._sizes[parameters_of(round.group)]
-        exchange = _exchange(self._peer, self._server, self._peer, round, n_elements, self._slice_elements)
+        exchange = self._shape.exchange(self._peer, self._server, self._peer, round)
         return [exchange.freeze(items, 0, NO_LOSSES), Forget(round)]
 
 
@@ -83,10 +92,9 @@ class ContributionCollector:
 
     READS = frozenset({ContributionBegins, ContributionVoid, Shard, Summed})
 
-    def __init__(self, peer: int, sizes: Mapping[str, int], slice_elements: int):
+    def __init__(self, peer: int, shape: ContributionShape):
         self._peer = peer
-        self._sizes = sizes
-        self._slice_elements = slice_elements
+        self._shape = shape
         self._exchanges: dict[Round, Exchange] = {}
         self._begun: dict[Round, ContributionBegins] = {}
 
@@ -98,10 +106,7 @@ class ContributionCollector:
                 return self._on_summed(key, digest, sq_norm)
             case ContributionBegins(worker, rounds):
                 for round in rounds:
-                    n_elements = self._sizes[parameters_of(round.group)]
-                    self._exchanges[round] = _exchange(
-                        self._peer, self._peer, worker, round, n_elements, self._slice_elements
-                    )
+                    self._exchanges[round] = self._shape.exchange(self._peer, self._peer, worker, round)
                     self._begun[round] = event
             case ContributionVoid(rounds):
                 self._drop(rounds)

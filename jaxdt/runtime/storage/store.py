@@ -210,14 +210,14 @@ class Store:
             return self._update(scale, rounds)
         if work.kind == CONTRIBUTE:
             return self._contribute(work.step, rounds)
+        if work.kind == NORM:
+            return {"sq_norm": self._gradient_sq_norm(work.step)}
         return self._run_local(work, scale, rounds)
 
     def _run_local(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
         """Work of replicas that may differ."""
         step = work.step
         assert step is not None, "all Work that runs belongs to a step"
-        if work.kind == NORM:
-            return {"sq_norm": self._local_sq_norm(step)}
         if work.kind == LOCAL_STEP:
             vectors = self.functions.gradient_vectors(self._gradient_sum(step)) if scale else {}
             self.parameter_versions.update(vectors, scale)
@@ -232,7 +232,7 @@ class Store:
                 self._adopt(round, step, scale)
         return {}
 
-    def _local_sq_norm(self, step: int) -> float:
+    def _gradient_sq_norm(self, step: int) -> float:
         """Squared norm of the accumulated gradient of a step."""
         vectors = self.functions.gradient_vectors(self._gradient_sum(step)).values()
         return math.fsum(sq_norm(np.asarray(vector)) for vector in vectors)
@@ -366,7 +366,8 @@ class Store:
         vectors = self.functions.gradient_vectors(self._gradient_sum(step))
         by_group = {self._group(name): vector for name, vector in vectors.items()}
         for round in rounds:
-            self._slices.offer(round, np.asarray(by_group[parameters_of(round.group)]))
+            vector = np.asarray(by_group[parameters_of(round.group)])
+            self._slices.offer(round, as_sent(self._codec_of(round.group), vector))
             if is_contribution(round.group):  # what comes now is for another one
                 self._accumulators.pop(step, None)
         return {}
@@ -475,10 +476,11 @@ class Store:
         return [aligned_empty(shape, dtype) for dtype, shape in wanted]
 
     def _codec_of(self, group: str) -> str:
-        """How the vectors of a group travel. Means that are kept aside, the result of a run, and a server's parameters
-        are exact."""
-        is_exact = group == state_name(self._stage) or is_mean(group) or is_pull(group)
-        return codecs.NONE if is_exact else self._config.sync.codec
+        """How the vectors of a group travel. Means that are kept aside, the result of a run, a server's parameters, and
+        what replicas that are equal exchange are exact."""
+        is_kept = group == state_name(self._stage) or is_mean(group) or is_pull(group)
+        may_round = is_contribution(group) or (replicas_may_differ(self._config) and not is_kept)
+        return self._config.sync.codec if may_round else codecs.NONE
 
     def _group_size(self, group: str) -> int:
         """Numbers of a group's vector; 0 for a group that this peer is not in."""

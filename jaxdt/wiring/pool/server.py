@@ -8,7 +8,8 @@ on to the owner at the neighbour stage. So no server asks another one for anythi
     TaskOutput(forward)  -> if the lease is a present one: the output goes to the owner at the next stage
     gradient of m        -> TaskLease and the gradient to the worker that did the forward, or this server's own backward
     TaskOutput(backward) -> the input's gradient goes to the owner at the stage before
-    all are done         -> ContributionWanted to every worker that has done something; what it sends is added here (C)
+    all are done         -> ContributionWanted to every worker that has done something; what it sends is compared with
+                            the norm of the own gradient (N, norm_check.py) and added here (C)
     all are added        -> Drained: from here on the servers agree as replicas do
 
 A worker that vanishes, is late with a backward, or contributes something else than it has done, is void: its leases and
@@ -85,12 +86,13 @@ from jaxdt.spec.delay import Delay
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import contribution_name, sync_groups
-from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, Work
+from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, NORM, Work
 from jaxdt.wiring.base import COMPUTING, PeerLoad, StepShape, WiringEntry, WorkerRole, step_shape
 from jaxdt.wiring.compute_slot import ComputeSlot
 from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.pool.even_transfer import part, part_of, server_of
 from jaxdt.wiring.pool.lease_times import LeaseTimes
+from jaxdt.wiring.pool.norm_check import NormCheck
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 from jaxdt.wiring.pool.worker import PoolWorker
 from jaxdt.wiring.recovery import Recovery
@@ -99,7 +101,7 @@ from jaxdt.wiring.service_time import ServiceTime
 
 NEVER = math.inf
 CONTRIBUTION = "contribution"  # in LeaseTimes
-REFUSED_MAX = 3  # contributions of a worker that were not finite, before it is put out
+REFUSED_MAX = 3  # contributions of a worker that were refused, before it is put out
 ADMISSIONS = 1_000_000  # of workers, for each admission of their server
 BAD_INPUT, PUT_OUT = 2, 3  # exit codes
 
@@ -127,7 +129,8 @@ class _Asked:
 @dataclass
 class _Step:
     """A step under way. `losses`: microbatch -> samples and loss of its last backward; `held_out`: held-out
-    microbatches whose input is here, `n_held_out` those still to be measured; `asked`: by worker."""
+    microbatches whose input is here, `n_held_out` those still to be measured; `asked`: by worker; `unchecked`:
+    contributions that wait until the own gradient is measured, and `is_measured` once that was done or cannot be."""
 
     number: int
     table: TaskTable
@@ -135,6 +138,8 @@ class _Step:
     held_out: deque[int]
     losses: dict[int, tuple[int, float | None]] = field(default_factory=dict)
     asked: dict[int, _Asked] = field(default_factory=dict)
+    unchecked: list[ContributionReceived] = field(default_factory=list)
+    is_measured: bool = False
     is_drained: bool = False
 
 
@@ -207,6 +212,8 @@ class PoolServer:
         self._own: Lease | None = None  # the own task that runs
         self._adding: deque[_Contribution] = deque()  # in order
         self._is_adding = False  # the first of them, now
+        self._norms = NormCheck()
+        self._n_measured = 0  # microbatches of the own gradient whose norm is being measured
         self._wakes_s = NEVER
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -216,6 +223,9 @@ class PoolServer:
             case Ran(work) if work.kind == CONTRIBUTE:
                 self._slot.free()
                 return self._contributed() + self._go_on(now_s)
+            case Ran(work, values=values) if work.kind == NORM:
+                self._slot.free()
+                return self._measured(now_s, work, values.get("sq_norm", 0.0)) + self._go_on(now_s)
             case Ran(work, values=values) if work.kind in COMPUTING:
                 assert work.step is not None  # as in all Work of a wiring
                 if work.step not in self._steps:
@@ -419,6 +429,10 @@ class PoolServer:
         """The next Work of this server: what workers have sent, then held-out microbatches, then a task."""
         if self._slot.is_busy:
             return []
+        for step in steps:
+            if step.unchecked and not step.is_measured:
+                self._n_measured = step.table.n_committed
+                return [self._slot.start(Work(self._stage, NORM, None, self._peer, step.number))]
         if self._adding and not self._is_adding:
             first = self._adding[0]
             self._is_adding = True
@@ -582,19 +596,46 @@ class PoolServer:
         return [ContributionBegins(peer, rounds), Send(peer, ContributionWanted(admission, rounds))]
 
     def _on_contribution(self, now_s: float, received: ContributionReceived) -> list[Action | Event]:
-        """It is added if it holds exactly what the worker has done, in finite numbers."""
+        """All of a contribution is here. It is looked at once the own gradient of the step is measured."""
         peer, rounds = received.worker, received.rounds
         step = self._steps.get(rounds[0].step)
         asked = step.asked.get(peer) if step else None
         if not step or not asked or asked.rounds != rounds:
             return _forget(rounds)
-        if not math.isfinite(received.sq_norm):
-            return self._refuse(step, peer)
-        if not step.table.commit(peer, received.items):
-            return self._lose(peer, "its contribution is not what it has done", readmit=True)
         self._times.took(peer, CONTRIBUTION, now_s - asked.asked_s)
+        step.asked[peer] = replace(asked, until_s=NEVER)
+        step.is_measured |= not step.table.n_committed  # nothing of its own to measure
+        if not step.is_measured:
+            step.unchecked.append(received)
+            return []
+        return self._look_at(step, received)
+
+    def _measured(self, now_s: float, work: Work, sq_norm: float) -> list[Action | Event]:
+        """The own gradient of a step is measured."""
+        step = self._steps.get(work.step or 0)
+        self._norms.measured(self._n_measured, sq_norm)
+        if step is None:
+            return []
+        step.is_measured = True
+        waited, step.unchecked = step.unchecked, []
+        present = [received for received in waited if received.worker in step.asked]
+        return [action for received in present for action in self._look_at(step, received)]
+
+    def _look_at(self, step: _Step, received: ContributionReceived) -> list[Action | Event]:
+        """A contribution is added if it holds exactly what the worker has done, and its norm may be right."""
+        peer, rounds, items = received.worker, received.rounds, received.items
+        if rounds != step.asked[peer].rounds:
+            return []  # of an earlier admission, and forgotten
+        if items != step.table.contribution(peer) or not items:
+            return self._lose(peer, "its contribution is not what it has done", readmit=True)
+        if not self._norms.is_possible:
+            step.table.distrust(peer)
+            return self._lose(peer, "there is no gradient of this server's own to compare it with", readmit=True)
+        if problem := self._norms.problem(len(items), received.sq_norm):
+            return self._refuse(step, peer, problem)
+        step.table.commit(peer, items)
         del step.asked[peer]
-        self._adding.append(_Contribution(step, rounds, received.items))
+        self._adding.append(_Contribution(step, rounds, items))
         return []
 
     def _contributed(self) -> list[Action | Event]:
@@ -607,14 +648,16 @@ class PoolServer:
         counted = [action for m, _ in added.items for action in self._count(added.step, m)]
         return [*_forget(added.rounds), *counted]
 
-    def _refuse(self, step: _Step, peer: int) -> list[Action | Event]:
-        """A gradient that is not finite may be the worker's fault or the run's. This server computes it again, and so
+    def _refuse(self, step: _Step, peer: int, problem: str) -> list[Action | Event]:
+        """A gradient that cannot be right may be the worker's fault or the run's. This server computes it again, and so
         decides."""
         step.table.distrust(peer)
         self._n_refused[peer] += 1
         is_put_out = self._n_refused[peer] >= REFUSED_MAX
-        actions = self._lose(peer, "its gradient is not finite", readmit=not is_put_out)
-        ended = Ended(PUT_OUT, f"worker {peer}: {REFUSED_MAX} of its gradients were not finite")
+        actions = self._lose(peer, problem, readmit=not is_put_out)
+        ended = Ended(
+            PUT_OUT, f"worker {peer}: {REFUSED_MAX} of its contributions were refused, the last one: {problem}"
+        )
         return [*actions, Send(peer, ended)] if is_put_out else actions
 
     # ------------------------------------------------------------------------------------------------------- workers

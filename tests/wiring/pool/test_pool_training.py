@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import test_equivalence
 from report_fields import report_fields
-from test_equivalence import assert_same_training, functions_of, make_config, one_process  # noqa: F401
+from test_equivalence import (  # noqa: F401
+    assert_same_training,
+    functions_of,
+    make_config,
+    one_process,
+    relative_l2,
+    train_in_pieces,
+)
 
 from jaxdt.protocol.events import Shard
 from jaxdt.runtime.storage.store import Store
@@ -17,6 +24,7 @@ from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, REORDER, RESTAR
 from jaxdt.spec.config import NetConfig, WiringConfig, default_plan
 from jaxdt.spec.network import Link
 from jaxdt.spec.work import BACKWARD
+from jaxdt.wiring.pool.norm_check import FACTOR, NormCheck
 from jaxdt.wiring.pool.server import REFUSED_MAX
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
@@ -116,19 +124,87 @@ def test_workers_that_come_and_go_change_nothing(functions_of, one_process):  # 
     assert with_workers == dict(persisted)
 
 
-def test_a_worker_whose_gradients_are_not_finite_is_put_out(functions_of, one_process, monkeypatch):  # noqa: F811
-    """The server computes again what it has refused."""
+LIES = {
+    "not finite": (lambda gradient: gradient * np.nan, "not finite"),
+    "infinite norm": (lambda gradient: gradient * np.float32(1e30), "not finite"),
+    "a hundred times as large": (lambda gradient: gradient * np.float32(100.0), "has norm"),
+    "nothing": (lambda gradient: gradient * np.float32(0.0), "has norm"),
+}
 
-    class Broken(Store):
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(("lie", "reason"), LIES.values(), ids=LIES)
+def test_a_worker_that_lies_about_its_gradient_is_put_out(lie, reason, delay, functions_of, one_process, monkeypatch):  # noqa: F811
+    """What it has sent never counts; the server computes it again."""
+
+    class Lying(Store):
         def tensor_to_send(self, body):
             tensor = super().tensor_to_send(body)
-            return np.full_like(tensor, np.nan) if isinstance(body, Shard) and body.key.src == BROKEN else tensor
+            return lie(tensor) if isinstance(body, Shard) and body.key.src == BROKEN else tensor
 
-    monkeypatch.setattr(test_equivalence, "Store", Broken)
-    outcome, _ = train(pool(1, 2), functions_of, one_process)
-    refused = [fields for fields in report_fields(outcome, "worker_lost") if "not finite" in fields["reason"]]
+    monkeypatch.setattr(test_equivalence, "Store", Lying)
+    config = pool(1, 2)
+    outcome, _ = train(delayed(config) if delay else config, functions_of, one_process)
+    refused = [fields for fields in report_fields(outcome, "worker_lost") if reason in fields["reason"]]
     assert len(refused) == REFUSED_MAX and {fields["worker"] for fields in refused} == {BROKEN}
-    assert outcome.stopped[BROKEN].code == 3 and "not finite" in outcome.stopped[BROKEN].reason
+    assert all("\n" not in fields["reason"] for fields in refused)
+    assert outcome.stopped[BROKEN].code == 3 and reason in outcome.stopped[BROKEN].reason
+
+
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_honest_gradient_is_refused(seed, codec, functions_of, one_process, monkeypatch):  # noqa: F811
+    """With workers that are lost over and over a contribution holds anything from one microbatch to all of them, and so
+    does the server's own gradient. None is close to being refused."""
+    compared = []
+    problem = NormCheck.problem
+
+    def noting(self, n_microbatches, sq_norm):
+        n_own, own_norm = self._own
+        ratio, norms = n_microbatches / n_own, sq_norm**0.5 / own_norm
+        lo, hi = sorted((ratio, ratio**0.5))
+        compared.append(max(lo / norms, norms / hi))
+        return problem(self, n_microbatches, sq_norm)
+
+    monkeypatch.setattr(NormCheck, "problem", noting)
+    config = coded(pool(2, 3, steps=20, head="tied"), codec)
+    plan = default_plan(config)
+    _, _, _, outcome = train_in_pieces(
+        config,
+        functions_of,
+        faults=worker_faults(seed, config, 300.0),
+        link=lambda src, dst: Link(0.05, 1.0),
+        seconds_of=lambda peer: WORKER_S if peer in plan.workers else SERVER_S,
+    )
+    assert not [f for f in report_fields(outcome, "worker_lost") if "norm" in f["reason"] or "finite" in f["reason"]]
+    assert len(compared) > 30 and max(compared) < 2.5 < FACTOR
+
+
+def coded(config, codec):
+    return replace(config, sync=replace(config.sync, codec=codec))
+
+
+def test_gradients_in_bf16(functions_of, one_process, monkeypatch):  # noqa: F811
+    """They are rounded once, and take half the bytes."""
+    config = pool(2, 2, head="tied")
+    n_bytes = Counter()
+    sent = Simulation._post
+
+    def counting(self, src, post):
+        n_bytes[codec] += sum(n for _, body, n in post.letters if isinstance(body, Shard) and body.key.src == src)
+        sent(self, src, post)
+
+    monkeypatch.setattr(Simulation, "_post", counting)
+    runs = {}
+    for codec in ("none", "bf16"):
+        losses, _, params, _ = train_in_pieces(
+            coded(config, codec), functions_of, link=lambda src, dst: Link(0.02, 1.0), seconds_of=lambda peer: 1.0
+        )
+        runs[codec] = np.array(losses), params
+    (exact, exact_params), (rounded, rounded_params) = runs["none"], runs["bf16"]
+    assert n_bytes["bf16"] < 0.6 * n_bytes["none"]
+    np.testing.assert_allclose(rounded, exact, rtol=1e-3)
+    assert 1e-6 < relative_l2(rounded_params, exact_params) < 2**-8
 
 
 def test_a_worker_of_another_run_is_refused(functions_of, one_process, monkeypatch):  # noqa: F811
