@@ -38,6 +38,7 @@ from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 
 REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure the parts of a step again; the machine should be idle.")
+SAY_EVERY_S = 30.0  # a line on what is under way, where no progress bar can be drawn
 PAGE = flags.DEFINE_string("page", "", "Write RUN_DIR/README.md with SWARM's numbers; this text says where it ran.")
 
 
@@ -75,19 +76,24 @@ def main() -> int:
 def train(setup: Setup, left: list[Case], n_workers: int, progress: GridProgress, save: Callable[[dict], None]) -> None:
     """Train the cases `left`, show how far they are, and save the record of each that is finished."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    began_s = time.monotonic()
-    with Progress(*columns) as shown, trained(setup, left, n_workers) as messages:
+    began_s = said_s = time.monotonic()
+    with Progress(*columns, disable=not sys.stdout.isatty()) as shown, trained(setup, left, n_workers) as messages:
         start = "runs: workers start"
+        if shown.disable:
+            print(f"{progress.state}; workers start", flush=True)
         all_runs = shown.add_task(start, total=progress.n_models, completed=progress.n_finished, left="")
         bars: dict[Case, TaskID] = {}
         for what, case, value in messages:
             if what == "done":
                 save(value)
                 shown.remove_task(bars.pop(case))
-                shown.console.print(f"{case}: held-out loss {value['eval'][-1][1]:.4f}")
+                print(f"{case}: held-out loss {value['eval'][-1][1]:.4f}", flush=True)
             progress.heard(what, case, value)
             left_s = progress.left_s(time.monotonic() - began_s)
             time_left = "" if left_s is None else f"about {left_s / 60:.1f} min left"
+            if shown.disable and time.monotonic() - said_s >= SAY_EVERY_S:
+                said_s = time.monotonic()
+                print(f"{progress.state}{time_left and f', {time_left}'}", flush=True)
             shown.update(all_runs, description="runs", completed=progress.n_finished, left=time_left)
             if case in progress.under_way:
                 if case not in bars:
@@ -104,9 +110,10 @@ def measured(config: RunConfig, ablation: AblationConfig, path: Path, mark: str)
     wanted = [replace(case, seed=n) for n in range(ablation.measurements) for case in cut_cases(ablation)]
     left = [case for case in wanted if case not in parts]
     if left:
+        print(f"measuring the parts of {len(left)} kinds of step", flush=True)
         # A process of its own computes on one thread, as the workers do.
         with ProcessPoolExecutor(1, mp_context=SPAWN, initializer=run_flags.set_cpus, initargs=(["0"],)) as pool:
-            for case in track(left, "measuring"):
+            for case in track(left, "measuring", disable=not sys.stdout.isatty()):
                 results.append(path, pool.submit(parts_of, config, case).result() | {"config": mark})
         parts = results.load(path, mark)
     timings = {}

@@ -19,6 +19,7 @@ from jaxdt.cli import interrupts  # noqa: F401
 import json
 
 from jaxdt.cli import operator_flags, script_main
+from jaxdt.runtime.run_end import how_to_go_on
 from jaxdt.spec.errors import BadInput
 
 COMMANDS = ("status", "pause", "resume", "checkpoint", "stop", "drain", "evict")
@@ -36,7 +37,7 @@ def main(command: str, *words: str) -> int:
     text = operator_flags.ask(command, *map(int, words))
     print(table(json.loads(text)) if command == "status" else text)
     if command == "stop" and operator_flags.RUN_DIR.value:
-        print(operator_flags.how_to_go_on(operator_flags.folders().run_dir))
+        print(how_to_go_on(operator_flags.folders().run_dir))
     return 0
 
 

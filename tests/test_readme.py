@@ -37,7 +37,7 @@ HOW = {
     "scripts/simulate.py": "short",
 }
 STEPS_FIRST, FIRST_S = 3, 300.0
-NEWCOMER = re.compile(r"^(python scripts/train\.py --join=.*?)( &)?$", re.MULTILINE)
+NEWCOMER = re.compile(r"^(python scripts/train\.py --join=(?:.*\\\n)*.*?)( &)?$", re.MULTILINE)
 
 
 def words_of(block: str) -> list[str]:

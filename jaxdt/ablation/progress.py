@@ -40,10 +40,18 @@ class GridProgress:
         return elapsed_s * (self.n_models - self.n_finished_before - n_done) / n_done
 
     @property
+    def state(self) -> str:
+        """How far all is, for people."""
+        return f"{self.n_finished} of {self.n_models} models finished{self._under_way and f', {self._under_way}'}"
+
+    @property
     def text(self) -> str:
         """What an interruption leaves."""
         finished = f"{self.n_finished} of {self.n_models} models finished, the same command goes on with the others"
-        if not self.under_way:
-            return finished
+        return f"{finished}; what is {self._under_way}, starts again" if self.under_way else finished
+
+    @property
+    def _under_way(self) -> str:
+        """Those under way; '' if none is."""
         steps = " and ".join(map(str, sorted(self.under_way.values(), reverse=True)))
-        return f"{finished}; what is under way, at {steps} of {self.n_steps} steps, starts again"
+        return f"under way, at {steps} of {self.n_steps} steps" if steps else ""

@@ -1,6 +1,5 @@
 """What the scripts share that ask a live run's coordinator for something: the run, its address, the operator's file."""
 
-import json
 import secrets
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.run_dir import CREDENTIALS
+from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.run_folders import ADDRESS, RunFolders
-from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 from jaxdt.spec.errors import BadInput
 
 RUN_DIR = flags.DEFINE_string(
@@ -60,32 +59,6 @@ def ask(command: str, peer: int | None = None) -> str:
 def _known_end() -> str:
     """ended_run of --run_dir; '' where that does not say which coordinator to ask."""
     return ended_run(folders().run_dir) if RUN_DIR.value and not COORDINATOR.value else ""
-
-
-def ended_run(run_dir: Path) -> str:
-    """How the run of a folder has ended, and what goes on from there; '' if its coordinator was started since."""
-    summary, address = run_dir / "summary.json", run_dir / ADDRESS
-    if not summary.exists() or (address.exists() and address.stat().st_mtime > summary.stat().st_mtime):
-        return ""
-    reason = json.loads(summary.read_text())["reason"]
-    return f"the run in {run_dir} has ended: {reason}; {how_to_go_on(run_dir)}"
-
-
-def how_to_go_on(run_dir: Path) -> str:
-    """The command that goes on from a run's newest checkpoint."""
-    steps = _more_steps(run_dir)
-    if (run_dir / "run").exists():  # launched here
-        return f"to go on: python scripts/launch.py --resume --run_dir={run_dir}{steps}"
-    return f"to go on: start each process again with its flag file and --resume_from={run_dir}/checkpoints/STEP{steps}"
-
-
-def _more_steps(run_dir: Path) -> str:
-    """The flag without which a run that has done all its steps is not resumed; '' for another run."""
-    checkpoints = complete_checkpoints(run_dir)
-    n_done = int(checkpoints[-1].name) if checkpoints else 0
-    if not n_done or n_done < json.loads((run_dir / "config.json").read_bytes())["train"]["steps"]:
-        return ""
-    return f" --config.train.steps={2 * n_done}"
 
 
 def _known_address() -> str:

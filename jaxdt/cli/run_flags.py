@@ -126,9 +126,14 @@ def newcomer(coordinator: str, data_path: str, is_worker: bool = False) -> tuple
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
+    from jaxdt.runtime.run_end import ended_run
+    from jaxdt.runtime.run_folders import ADDRESS
     from jaxdt.runtime.run_job import RunJob
 
     check_run_dir()
+    known = _run_dir() / ADDRESS
+    if known.exists() and known.read_text().strip() == coordinator and (ended := ended_run(_run_dir())):
+        raise BadInput(f"--join: {ended}")
     credential = _credential(coordinator)
     welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value, is_worker)
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")

@@ -11,6 +11,7 @@ hello again and is admitted anew. A peer whose coordinator is silent goes on, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from jaxdt.membership.liveness.waiting import Reminder
 from jaxdt.membership.liveness.work_watch import WorkWatch
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S, Deadline
 from jaxdt.protocol.events import (
@@ -97,6 +98,7 @@ from jaxdt.protocol.reports import (
     OutageReport,
     ReadyReport,
     RefusedReport,
+    StillReadyReport,
 )
 from jaxdt.spec.work import Work
 
@@ -183,6 +185,7 @@ class Membership:
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._coordinator = Deadline(identity.deadline_floor_s)
         self._outage_reported = False
+        self._reminder = Reminder()
         self._records: tuple[Record, ...] = ()  # the last that were heard
         self._last_words = ""  # with which this peer ends, once its state is written
         self._best_rtt_s = float("inf")
@@ -225,7 +228,7 @@ class Membership:
                 self._started, self._started_s = event, now_s
                 return [self._hello(), *self._heartbeat(now_s)]
             case Woke("heartbeat"):
-                return self._heartbeat(now_s) + self._watch(now_s) + self._watch_work(now_s)
+                return self._heartbeat(now_s) + self._watch(now_s) + self._watch_work(now_s) + self._remind(now_s)
             case Woke("links"):
                 return self._watch(now_s)
             case Woke("save"):
@@ -380,6 +383,14 @@ class Membership:
                 self._down_since_s[peer] = now_s  # reported again after as long, if the link is still down
                 actions.append(Send(COORDINATOR, Suspect(peer, f"no link for {now_s - since_s:.1f} s")))
         return actions
+
+    def _remind(self, now_s: float) -> list[Action | Event]:
+        """Say now and then that this peer is ready and still outside."""
+        if self.view is not None or self._profile is None:
+            self._reminder.ends()
+            return []
+        waited_s = self._reminder.due(now_s)
+        return [] if waited_s is None else [StillReadyReport(waited_s)]
 
     def _coordinator_silent(self, silence_s: float) -> list[Action | Event]:
         outage_s = self.identity.outage_s

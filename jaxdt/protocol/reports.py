@@ -503,6 +503,14 @@ class MovingReport(Report):
 
 
 @dataclass(frozen=True)
+class StillReadyReport(Report):
+    """This peer has been ready for `waited_s`, and the run has not taken it in yet."""
+
+    kind: ClassVar[str] = "still_ready"
+    waited_s: float
+
+
+@dataclass(frozen=True)
 class UnreachedReport(Report):
     """This process has not reached the coordinator yet, and goes on trying for `left_s` seconds."""
 

@@ -1,16 +1,18 @@
 """Credentials of a run: who may take part in it, and as what.
 
     python scripts/tools/credential.py init --folder=DIR [--coordinators=2] [--peers=4]
-    python scripts/tools/credential.py token --run_dir=DIR --out=NAME.token [--hours=24] [--peer=1]
+    python scripts/tools/credential.py token --run_dir=DIR [--out=NAME.token] [--hours=24] [--peer=1]
     python scripts/tools/credential.py list --run_dir=DIR
     python scripts/tools/credential.py revoke --run_dir=DIR --peer=1
 
 `init` makes the root, the operator and the coordinators, and the credentials of peers 0 to N-1; launch.py does that for
 each run. `token`, on the coordinator's host, makes a file with which one process comes, once: a newcomer, or --peer of
-the plan. `list`, also there, prints who came with a token and who is revoked. `revoke`, with the operator's credential,
-puts a peer out of a live run for good.
+the plan; it prints the file's name, which is new_1.token, new_2.token and so on in DIR without --out. `list`, also
+there, prints who came with a token and who is revoked. `revoke`, with the operator's credential, puts a peer out of a
+live run for good.
 """
 
+import itertools
 from pathlib import Path
 
 from absl import flags
@@ -26,7 +28,7 @@ from jaxdt.spec.errors import BadInput
 FOLDER = flags.DEFINE_string("folder", None, "With init: a new folder for the credentials.")
 COORDINATORS = flags.DEFINE_integer("coordinators", 1, "With init: how many coordinators, standbys included.", 1)
 PEERS = flags.DEFINE_integer("peers", 0, "With init: how many credentials of peers.", 0)
-OUT = flags.DEFINE_string("out", None, "With token: the file to write.")
+OUT = flags.DEFINE_string("out", None, "With token: the file to write; by default a new one in --run_dir.")
 HOURS = flags.DEFINE_float("hours", authority.TOKEN_HOURS, "With token: for how long it can be redeemed.")
 PEER = flags.DEFINE_integer("peer", None, "With token: the peer of the plan that it is for; with revoke: the peer.", 0)
 
@@ -40,12 +42,16 @@ def init() -> int:
 
 
 def token() -> int:
-    path = Path(_required("out", OUT.value))
+    path = Path(OUT.value) if OUT.value else _free_name(operator_flags.folders().job)
     if path.suffix != ".token":
         raise BadInput(f"--out: got {path}, expected NAME.token")
     authority.create_token(_credentials(), path, PEER.value, HOURS.value)
     print(path)
     return 0
+
+
+def _free_name(folder: Path) -> Path:
+    return next(path for n in itertools.count(1) if not (path := folder / f"new_{n}.token").exists())
 
 
 def list_issued() -> int:

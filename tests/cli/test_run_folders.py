@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 COMMANDS = (
     ("tools/credential.py", "list"),
     ("tools/credential.py", "token", "--out={name}.token"),
+    ("tools/credential.py", "token"),
     ("fleet.py", "status"),
 )
 
@@ -43,16 +44,20 @@ def test_either_folder_of_an_emitted_run_names_the_run(job):
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
         (job / "run_dir" / "coordinator_address").write_text(address)
         of_job, of_run_dir = answers(job.parent, "two", "two/run_dir")
-    for name, (listed, made, status) in {"two": of_job, "run_dir": of_run_dir}.items():
+    names = []
+    for name, (listed, made, named, status) in {"two": of_job, "run_dir": of_run_dir}.items():
         assert listed[:2] == [0, "peer 1        valid    issued 2026-01-02 03:04:05 UTC  token 0123456789abcdef\n"]
         assert made == [0, f"{name}.token\n", ""]
+        names.append(named)
         assert status[0] == 2 and f"{address}: nobody listens there" in status[2]
+    assert names == [[0, "two/new_1.token\n", ""], [0, "two/new_2.token\n", ""]], "a new file each time"
+    assert {"new_1.token", "new_2.token"} <= {path.name for path in job.iterdir()}
 
 
 def test_a_folder_in_which_no_coordinator_has_run_is_refused_and_stays_as_it_was(job):
     before = sorted(job.rglob("*"))
-    ((listed, _, status),) = answers(job.parent, "two")
+    ((listed, _, _, status),) = answers(job.parent, "two")
     assert listed[0] == status[0] == 2
     assert "two/run_dir/coordinator is not there" in listed[2]
     assert "two/run_dir/coordinator_address is not there" in status[2] and "operator.pem" in status[2]
-    assert sorted(job.rglob("*")) == before
+    assert sorted(job.rglob("*")) == sorted([*before, job / "new_1.token"])

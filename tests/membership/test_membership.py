@@ -57,7 +57,7 @@ from jaxdt.protocol.events import (
     WriteCheckpoint,
     WroteCheckpoint,
 )
-from jaxdt.protocol.reports import AdoptedReport, DroppedReport, ReadyReport
+from jaxdt.protocol.reports import AdoptedReport, DroppedReport, ReadyReport, StillReadyReport
 from jaxdt.spec.work import Work
 
 SEAT = PeerIdentity(
@@ -120,6 +120,21 @@ def test_ready_tells_the_seconds_the_version_and_the_device():
     actions = Membership(replace(SEAT, start_version=3)).handle(0.0, Ready({"F": 0.1}, 8, "gpu: 1 x H100"))
     assert bodies(actions) == [Profiled({"F": 0.1}, 3, device="gpu: 1 x H100")]
     assert ReadyReport("gpu: 1 x H100") in actions
+
+
+def test_a_ready_peer_says_now_and_then_that_it_still_waits():
+    machine = Membership(SEAT)
+    machine.handle(0.0, Started("h1:1"))
+
+    def said(now_s):
+        actions = machine.handle(now_s, Woke("heartbeat"))
+        return [(now_s, action.waited_s) for action in actions if isinstance(action, StillReadyReport)]
+
+    assert not said(50.0)
+    machine.handle(50.0, Ready({"F": 0.1}, 8, "cpu"))
+    assert [line for s in range(100, 180) for line in said(float(s))] == [(110.0, 10.0), (130.0, 30.0), (170.0, 70.0)]
+    machine.handle(180.0, from_coordinator(VIEW))
+    assert not [line for s in range(180, 400) for line in said(float(s))]
 
 
 def test_a_view_connects_the_members_and_tells_the_others():

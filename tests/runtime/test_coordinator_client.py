@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from jaxdt.cli import operator_flags
 from jaxdt.protocol.events import OPERATOR_IDS, OperatorRequest
 from jaxdt.runtime.coordinator_client import SAID_S, ask_coordinator
 from jaxdt.runtime.identity import authority
@@ -16,6 +15,7 @@ from jaxdt.runtime.identity.credential import load
 from jaxdt.runtime.joining import credential_for
 from jaxdt.runtime.net.options import TransportCallbacks
 from jaxdt.runtime.net.transport import Transport
+from jaxdt.runtime.run_end import ended_run
 from jaxdt.spec.errors import BadInput
 
 
@@ -102,17 +102,17 @@ def test_a_coordinator_expects_a_credential(coordinator):
 
 
 def test_a_run_that_has_ended_says_how_and_what_goes_on(tmp_path):
-    assert operator_flags.ended_run(tmp_path) == ""
+    assert ended_run(tmp_path) == ""
     (tmp_path / "summary.json").write_text(json.dumps({"reason": "stopped by an operator after 7 steps"}))
     (tmp_path / "run").write_text("r")
     command = f"to go on: python scripts/launch.py --resume --run_dir={tmp_path}"
     ended = f"the run in {tmp_path} has ended: stopped by an operator after 7 steps; {command}"
-    assert operator_flags.ended_run(tmp_path) == ended
+    assert ended_run(tmp_path) == ended
     (tmp_path / "checkpoints" / "00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "00000007" / "complete.json").touch()
     for n_steps, flag in ((8, ""), (7, " --config.train.steps=14")):
         (tmp_path / "config.json").write_text(json.dumps({"train": {"steps": n_steps}}))
-        assert operator_flags.ended_run(tmp_path) == ended + flag
+        assert ended_run(tmp_path) == ended + flag
     (tmp_path / "coordinator_address").write_text("127.0.0.1:1")
     os.utime(tmp_path / "summary.json", (1.0, 1.0))
-    assert operator_flags.ended_run(tmp_path) == "", "its coordinator was started again"
+    assert ended_run(tmp_path) == "", "its coordinator was started again"

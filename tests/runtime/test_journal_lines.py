@@ -38,7 +38,8 @@ def test_a_run_that_waits_says_for_whom_who_was_refused_and_what_to_start(tmp_pa
         f"expired credential; to start: python scripts/train.py --flagfile={tmp_path}/host_1.flags"
     )
     line = still_waiting(StillWaitingReport([], [], [1], "", 30.0), run_dir)
-    assert line.startswith(
-        "the run has waited 30 s; stage 1 has no peer; to start a newcomer: python scripts/tools/credential.py"
+    assert line == (
+        "the run has waited 30 s; stage 1 has no peer; to start a newcomer: python scripts/train.py "
+        f"--join=$(cat {tmp_path / 'coordinator_address'}) "
+        f"--token=$(python scripts/tools/credential.py token --run_dir={run_dir}) --run_dir={run_dir}"
     )
-    assert f"--join=$(cat {tmp_path / 'coordinator_address'})" in line and line.endswith(f"--run_dir={run_dir}")

@@ -142,6 +142,8 @@ def files(tmp_path_factory):
         "thesis/chapter.txt": "years of work",
         "broken.pem": "hello",
         "metrics.jsonl": '{"step": 0}\n',
+        "over/coordinator_address": "127.0.0.1:1",
+        "over/summary.json": '{"reason": "done: 7 steps"}',
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -293,6 +295,11 @@ REFUSALS = [
         "train",
         "--config={dir}/good.py --config.platform=gpu --peer=0 --coordinator=127.0.0.1:1 --run_dir={dir}/run",
         "this run expects gpu",
+    ),
+    (
+        "train",
+        "--join=127.0.0.1:1 --run_dir={dir}/over",
+        "--join: the run in {dir}/over has ended: done: 7 steps; to go on: ",
     ),
     ("doctor", "--run_dir={dir}/file", "file is not a folder"),
     ("ablate", "--config={dir}/none_such.py --run_dir={dir}/run", "none_such.py"),

@@ -1,4 +1,5 @@
-"""The coordinator's reminders while the run waits for peers: whom it waits for, and who was refused meanwhile.
+"""Reminders of those that wait: the coordinator's while the run waits for peers, with those that it waits for and who
+was refused meanwhile, and a ready peer's until the run takes it in.
 
 The first line about a wait comes from whoever begins it. A person who looks later, or who started the wrong process,
 needs it again: after AGAIN_S_MIN, and then after waits that double up to AGAIN_S_MAX.
@@ -12,13 +13,35 @@ AGAIN_S_MIN = 10.0
 AGAIN_S_MAX = 60.0
 
 
+class Reminder:
+    """When to say again that one waits. Time comes in as an argument."""
+
+    def __init__(self):
+        self._since_s: float | None = None  # None: nobody waits
+        self._next_s = 0.0
+        self._again_s = AGAIN_S_MIN
+
+    def ends(self) -> None:
+        """Nobody waits any more."""
+        self._since_s = None
+
+    def due(self, now_s: float) -> float | None:
+        """Called while one waits: the seconds since the first call, if it is time to say so; else None."""
+        if self._since_s is None:
+            self._since_s, self._again_s = now_s, AGAIN_S_MIN
+            self._next_s = now_s + AGAIN_S_MIN
+        if now_s < self._next_s:
+            return None
+        self._again_s = min(2 * self._again_s, AGAIN_S_MAX)
+        self._next_s = now_s + self._again_s
+        return round(now_s - self._since_s, 1)
+
+
 class Waiting:
     """Time comes in as an argument."""
 
     def __init__(self):
-        self._since_s: float | None = None  # None: the run does not wait
-        self._next_s = 0.0
-        self._again_s = AGAIN_S_MIN
+        self._reminder = Reminder()
         self._refusal = ""
 
     def refused(self, reason: str) -> None:
@@ -30,14 +53,10 @@ class Waiting:
     ) -> list[StillWaitingReport]:
         """The reminder, if one is due. See StillWaitingReport for what the run waits for; nothing: it does not wait."""
         if not missing and not stages:
-            self._since_s, self._refusal = None, ""
+            self._reminder.ends()
+            self._refusal = ""
             return []
-        if self._since_s is None:
-            self._since_s, self._again_s = now_s, AGAIN_S_MIN
-            self._next_s = now_s + AGAIN_S_MIN
-        if now_s < self._next_s:
+        waited_s = self._reminder.due(now_s)
+        if waited_s is None:
             return []
-        self._again_s = min(2 * self._again_s, AGAIN_S_MAX)
-        self._next_s = now_s + self._again_s
-        waited_s = round(now_s - self._since_s, 1)
         return [StillWaitingReport(list(missing), list(absent), list(stages), self._refusal, waited_s)]

@@ -316,10 +316,9 @@ def still_waiting(report: StillWaitingReport, run_dir: Path) -> str:
         commands = [f"python scripts/train.py --flagfile={folders.job}/host_{peer}.flags" for peer in report.absent]
         parts.append(f"to start: {', '.join(commands)}")
     if report.stages:
-        token = f"{folders.job}/new.token"
-        make = f"python scripts/tools/credential.py token --run_dir={run_dir} --out={token}"
-        join = f"python scripts/train.py --join=$(cat {folders.job / ADDRESS}) --token={token} --run_dir={run_dir}"
-        parts.append(f"to start a newcomer: {make} && {join}")
+        token = f"--token=$(python scripts/tools/credential.py token --run_dir={run_dir})"
+        join = f"python scripts/train.py --join=$(cat {folders.job / ADDRESS}) {token} --run_dir={run_dir}"
+        parts.append(f"to start a newcomer: {join}")
     return "; ".join(parts)
 
 

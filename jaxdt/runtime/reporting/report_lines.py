@@ -32,6 +32,7 @@ from jaxdt.protocol.reports import (
     ReturnedReport,
     SaveFailedReport,
     SteppedDownReport,
+    StillReadyReport,
     UnequalBitsReport,
     WaitingReport,
     WorkerJoinedReport,
@@ -114,6 +115,8 @@ def _line_of_peer(report: Report) -> str | None:
             return f"asks to leave between two steps; a second interrupt ends it {rest}"
         case ReadyReport(device):
             return f"is ready on {device}; waits until the run takes it in"
+        case StillReadyReport(waited_s):
+            return f"has waited {waited_s:.0f} s until the run takes it in; the coordinator says for whom the run waits"
         case AdoptedReport(view, members):
             return f"is in view {view}, with {names(members)}"
         case EvictedReport(view):

@@ -1,0 +1,33 @@
+"""What the files of a run that has ended say: how it ended, and which command goes on."""
+
+import json
+from pathlib import Path
+
+from jaxdt.runtime.run_folders import ADDRESS
+from jaxdt.runtime.storage.checkpoint import complete_checkpoints
+
+
+def ended_run(run_dir: Path) -> str:
+    """How the run of a folder has ended, and what goes on from there; '' if its coordinator was started since."""
+    summary, address = run_dir / "summary.json", run_dir / ADDRESS
+    if not summary.exists() or (address.exists() and address.stat().st_mtime > summary.stat().st_mtime):
+        return ""
+    reason = json.loads(summary.read_text())["reason"]
+    return f"the run in {run_dir} has ended: {reason}; {how_to_go_on(run_dir)}"
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """The command that goes on from a run's newest checkpoint."""
+    steps = _more_steps(run_dir)
+    if (run_dir / "run").exists():  # launched here
+        return f"to go on: python scripts/launch.py --resume --run_dir={run_dir}{steps}"
+    return f"to go on: start each process again with its flag file and --resume_from={run_dir}/checkpoints/STEP{steps}"
+
+
+def _more_steps(run_dir: Path) -> str:
+    """The flag without which a run that has done all its steps is not resumed; '' for another run."""
+    checkpoints = complete_checkpoints(run_dir)
+    n_done = int(checkpoints[-1].name) if checkpoints else 0
+    if not n_done or n_done < json.loads((run_dir / "config.json").read_bytes())["train"]["steps"]:
+        return ""
+    return f" --config.train.steps={2 * n_done}"
