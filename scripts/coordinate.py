@@ -34,7 +34,10 @@ def main() -> int:
         measured=run_inputs.network_of(NETWORK.value, job.plan) if NETWORK.value else None,
         replan=replan_advice.searches(job, NETWORK.value, run_flags.EMULATE.value),
     )
-    return run_coordinator(job, options, lambda address: write_durably(job.run_dir / ADDRESS, address.encode())).code
+    code = run_coordinator(job, options, lambda address: write_durably(job.run_dir / ADDRESS, address.encode())).code
+    if not options.stop_with_parent:  # launch.py, which starts a coordinator that does, draws the report itself
+        print(f"to draw the run: python scripts/report.py --run_dir={job.run_dir}", flush=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from jaxdt.cli import plots, run_comparison, run_flags
 from jaxdt.protocol import trace
 from jaxdt.protocol.events import COORDINATOR
 from jaxdt.protocol.perfetto import chrome
+from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.durable import older_part
 from jaxdt.spec import plan as plans
 from jaxdt.spec.errors import BadInput
@@ -31,9 +32,9 @@ SUMMARY_NUMBERS = ("step_s_measured", "step_s_predicted", "step_s_predicted_unco
 
 def main() -> int:
     run_flags.required("run_dir")
-    run_dir = Path(run_flags.RUN_DIR.value)
+    run_dir = RunFolders.of(Path(run_flags.RUN_DIR.value)).run_dir
     plan, summary, metrics, records = read(run_dir, "run_dir")
-    others = {name: read(Path(name), "--against") for name in AGAINST.value}
+    others = {name: read(RunFolders.of(Path(name)).run_dir, "--against") for name in AGAINST.value}
     with (run_dir / "trace.jsonl").open("w") as file:
         file.writelines(json.dumps(record, sort_keys=True) + "\n" for record in records)
     stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers} | stages_in_views(records)

@@ -14,6 +14,7 @@ from absl import flags
 from jaxdt.cli import environment, run_flags, run_inputs
 from jaxdt.model.sample import assemble, generate
 from jaxdt.model.tokenizer import load_tokenizer
+from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.checkpoint import newest
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.spec import config as configs
@@ -29,7 +30,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Seed of the random draws.")
 def main() -> int:
     environment.compute_on_cpu()
     run_flags.required("run_dir")
-    run_dir = Path(run_flags.RUN_DIR.value)
+    run_dir = RunFolders.of(Path(run_flags.RUN_DIR.value)).run_dir
     try:
         config = configs.parse(json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError, BadInput) as error:

@@ -19,6 +19,13 @@ HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort"))
 UNKNOWN_FIELD = re.compile(
     r"""['"](?P<name>\w+)['"](?: Did you mean "(?P<known>\w+)" instead of .*)?$"""
 )  # ml_collections
+# What the parsers of values say, and what they expect.
+WRONG_VALUE = re.compile(r"flag (?P<flag>--[\w.]+)=(?P<got>.*?): (?P<why>.*)$")
+EXPECTED = {
+    "invalid literal for int()": "an integer",
+    "could not convert string to float": "a number",
+    "Non-boolean argument to boolean flag": "true or false",
+}
 BUG = 70  # exit code of a process whose thread has died, EX_SOFTWARE of sysexits.h
 # absl.app defines these flags for app.run, which `run` replaces here. They would do nothing, so they are refused.
 APP_RUN_FLAGS = (
@@ -114,6 +121,9 @@ def _flag_refusal(error: Exception, argv: list[str]) -> str:
         return "--config: the file has no function get_config(), expected one that returns a ConfigDict"
     if is_unknown_field and (found := UNKNOWN_FIELD.match(reason)):
         return _unknown_field(found["name"], found["known"], argv)
+    if wrong := WRONG_VALUE.match(reason):
+        expected = next((what for words, what in EXPECTED.items() if words in wrong["why"]), None)
+        return f"{wrong['flag']}: got {wrong['got']!r}, expected {expected}" if expected else reason
     return f"--config: {reason}" if is_unknown_field else reason
 
 

@@ -29,7 +29,7 @@ MISTAKES = {
     "a value out of range": (f"{TRAIN} --config.train.steps=0", "train.steps: got 0, expected an integer >= 1"),
     "a word for a number": (
         f"{TRAIN} --config.optim.lr=fast",
-        "--config.optim.lr=fast: could not convert string to fl",
+        "--config.optim.lr: got 'fast', expected a number",
     ),
     "no folder": ("launch --config=configs/quickstart.py", "--run_dir: missing, expected --run_dir=..."),
     "the folder of another run": (
