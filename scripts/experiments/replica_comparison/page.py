@@ -1,0 +1,144 @@
+"""configs/replicas: the raw data of runs whose replicas are equal or may differ, and the page made of them."""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RAW = "runs.jsonl"
+ALONE = "none"  # the system whose replicas never exchange anything before the end
+EQUAL = "allreduce"
+HIDDEN = "streaming_diloco"  # the one that does not wait for its exchanges
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `peers`: even, or stalling. `step_s`: mean seconds of a step after the first ones. `replica_bytes`: what
+    replicas of one stage sent one another in the whole run. `held_out`: loss of the result, nats per byte."""
+
+    system: str
+    peers: str
+    seed: int
+    steps: int
+    step_s: float
+    replica_bytes: int
+    held_out: float
+
+    @property
+    def name(self) -> tuple[str, str, int]:
+        return (self.peers, self.system, self.seed)
+
+
+def read(folder: Path) -> tuple[str, list[Run]]:
+    """(machine, load and commit, the runs); nothing where there is no file."""
+    path = folder / RAW
+    if not path.exists():
+        return "", []
+    head, *lines = (json.loads(line) for line in path.read_text().splitlines())
+    return head["about"], [Run(**line) for line in lines]
+
+
+def add(folder: Path, about: str, run: Run) -> None:
+    """Add a run to the raw data, and write the page again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [*read(folder)[1], run]
+    lines = [{"about": about}, *map(asdict, runs)]
+    (folder / RAW).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "README.md").write_text(text(about, runs))
+
+
+def text(about: str, runs: Sequence[Run]) -> str:
+    """The page."""
+    sections = [HEAD.format(about=about, steps=runs[0].steps)]
+    for peers in dict.fromkeys(run.peers for run in runs):
+        own = [run for run in runs if run.peers == peers]
+        sections += [f"## {peers.capitalize()} peers\n", table(own), *hidden(own)]
+    return "\n".join([*sections, FOOT])
+
+
+def table(runs: Sequence[Run]) -> str:
+    """A row for each system."""
+    by_system = grouped(runs)
+    alone = by_system.get(ALONE, {})
+    lines = [
+        "| system | seeds | s a step, median (least to most) | over `none` | MB a step between replicas | loss |",
+        "|---|---|---|---|---|---|",
+    ]
+    for system, own in by_system.items():
+        step_s = [run.step_s for run in own.values()]
+        paired = ratios(own, alone)
+        lines.append(
+            f"| {system} | {len(own)} | {statistics.median(step_s):.3f} ({min(step_s):.3f} to {max(step_s):.3f}) | "
+            f"{f'{statistics.median(paired):.3f}' if paired else '-'} | {step_megabytes(own, alone)} | "
+            f"{spread([run.held_out for run in own.values()])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def step_megabytes(runs: Mapping[int, Run], alone: Mapping[int, Run]) -> str:
+    """What replicas send one another in a step, in the median, without the mean of the state at the end. That mean is
+    all that the runs `alone` send; with equal replicas there is none."""
+    at_end = {seed: 0 for seed in runs} if EQUAL in {run.system for run in runs.values()} else bytes_of(alone)
+    during = [(n_bytes - at_end[seed]) / runs[seed].steps for seed, n_bytes in bytes_of(runs).items() if seed in at_end]
+    return f"{statistics.median(during) / 1e6:.3f}" if during else "-"
+
+
+def bytes_of(runs: Mapping[int, Run]) -> dict[int, int]:
+    return {seed: run.replica_bytes for seed, run in runs.items()}
+
+
+def hidden(runs: Sequence[Run]) -> list[str]:
+    """How far the exchange of streaming DiLoCo hides behind the steps, in a sentence."""
+    by_system = grouped(runs)
+    if not {ALONE, HIDDEN} <= by_system.keys():
+        return []
+    paired = ratios(by_system[HIDDEN], by_system[ALONE])
+    return [
+        f"Streaming DiLoCo takes {statistics.median(paired):.3f} times the seconds of replicas that exchange nothing "
+        f"(median of {len(paired)}; {min(paired):.3f} to {max(paired):.3f}).\n"
+    ]
+
+
+def grouped(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
+    """The runs by system and seed."""
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        found.setdefault(run.system, {})[run.seed] = run
+    return found
+
+
+def ratios(runs: Mapping[int, Run], others: Mapping[int, Run]) -> list[float]:
+    """Seconds a step over those of the other system, for the seeds that both have."""
+    return [runs[seed].step_s / others[seed].step_s for seed in sorted(runs.keys() & others.keys())]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    deviation = f" +- {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{deviation}"
+
+
+HEAD = """# Replicas that are equal, and replicas that may differ
+
+    python scripts/experiments/compare_replicas.py --run_dir=runs/replicas --page=configs/replicas --about=TEXT
+    python scripts/experiments/compare_replicas.py --run_dir=runs/replicas --page=configs/replicas --about=TEXT --stalls
+
+The model of `configs/quickstart.py`, 2 stages x 2 pipelines, {steps} steps with the same tokens, over the emulated
+links of `configs/networks/four_cities.json`, as real processes of one machine. Forwards take at least 30 ms and
+backwards 60, so that the machine's cores are not what is measured. The first system is another one from seed to seed.
+{about} Raw data: [`runs.jsonl`](runs.jsonl), from which this page is written.
+
+A step is 8 microbatches, 4 of each pipeline. `none` never averages before the end; it says what a pipeline takes alone.
+"Over `none`" is the median of the ratios seed by seed. The bytes are those between replicas of a stage, without the
+mean of the whole state at the end, which all but `allreduce` make once, and which is all that `none` sends. The loss is
+the held-out loss of the result, nats per byte, mean +- standard deviation over seeds.
+"""
+
+FOOT = """## How to read it
+
+It is a small model and a short run: 0.3 million parameters a stage, so an exchange of gradients is short, and an
+average every 20 steps happens five times. On a larger model the links count for more, and what is between two averages
+is less of the run. Two pipelines cannot show what groups of a few among many are for
+([SDPipe](../reproduce/sdpipe/README.md)).
+"""

@@ -1,0 +1,54 @@
+"""configs/replicas: what a page of runs says, counted by hand, and which bytes are those between replicas."""
+
+import json
+
+import pytest
+from experiments import compare_replicas
+from replica_comparison import page
+from replica_comparison.page import Run
+
+
+def run(system: str, seed: int, step_s: float, replica_bytes: int, held_out: float) -> Run:
+    return Run(system, "even", seed, 100, step_s, replica_bytes, held_out)
+
+
+RUNS = [
+    run("allreduce", 0, 0.6, 400_000_000, 2.5),
+    run("none", 0, 0.5, 10_000_000, 2.8),
+    run("none", 1, 0.4, 10_000_000, 2.9),
+    run("streaming_diloco", 0, 0.55, 30_000_000, 2.6),
+    run("streaming_diloco", 1, 0.42, 30_000_000, 2.7),
+]
+
+
+def test_a_row_has_the_median_the_ratio_of_equal_seeds_and_the_bytes_without_the_mean_at_the_end():
+    rows = [line for line in page.table(RUNS).splitlines() if line.startswith(("| allr", "| none", "| str"))]
+    assert rows == [
+        "| allreduce | 1 | 0.600 (0.600 to 0.600) | 1.200 | 4.000 | 2.500 |",
+        "| none | 2 | 0.450 (0.400 to 0.500) | 1.000 | 0.000 | 2.850 +- 0.071 |",
+        "| streaming_diloco | 2 | 0.485 (0.420 to 0.550) | 1.075 | 0.200 | 2.650 +- 0.071 |",
+    ]
+    assert "takes 1.075 times the seconds" in page.hidden(RUNS)[0] and not page.hidden(RUNS[:3])
+
+
+def test_without_runs_that_exchange_nothing_their_columns_stay_empty():
+    assert "| streaming_diloco | 2 | 0.485 (0.420 to 0.550) | - | - | 2.650 +- 0.071 |" in page.table(RUNS[3:])
+
+
+def test_a_run_is_kept_and_the_page_is_that_of_all(tmp_path):
+    for own in RUNS:
+        page.add(tmp_path, "Somewhere.", own)
+    assert page.read(tmp_path) == ("Somewhere.", RUNS)
+    assert (tmp_path / "README.md").read_text() == page.text("Somewhere.", RUNS)
+
+
+def test_bytes_between_replicas_are_those_of_links_inside_a_stage(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"placement": [[0, 2], [1, 3]]}))
+    on_links = {"0->1": 1, "1->0": 2, "0->2": 10, "2->0": 20, "3->1": 40, "2->3": 4}
+    assert compare_replicas.replica_bytes(tmp_path, on_links) == 70
+
+
+@pytest.mark.parametrize("system", compare_replicas.SYSTEMS)
+def test_every_system_has_a_config(system):
+    config, *_ = compare_replicas.SYSTEMS[system]
+    assert (compare_replicas.ROOT / config.removeprefix("--config=")).is_file()
