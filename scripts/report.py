@@ -37,7 +37,7 @@ def main() -> int:
     others = {name: read(RunFolders.of(Path(name)).run_dir, "--against") for name in AGAINST.value}
     with (run_dir / "trace.jsonl").open("w") as file:
         file.writelines(json.dumps(record, sort_keys=True) + "\n" for record in records)
-    stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers} | stages_in_views(records)
+    stage_of = {peer: plan.seat(peer)[0] for peer in plan.peers} | stages_in_views(records) | stages_of_workers(records)
     (run_dir / "timeline.json").write_text(json.dumps(chrome(records, stage_of)))
     plots.report(run_dir / "report.png", metrics, records, summary)
     if TENSORBOARD.value:
@@ -109,7 +109,7 @@ def merged(run_dir: Path, plan: Plan, offsets_s: dict[str, float]) -> list[dict]
     """The records of all processes of the run, newcomers too, with times of the coordinator's clock, in order of time.
     Traces of other peers, which an earlier run with other stages may have left, are not read."""
     records = traced(run_dir / "trace" / "coordinator.jsonl", 0.0)
-    for peer in sorted({*plan.peers, *stages_in_views(records)}):
+    for peer in sorted({*plan.peers, *stages_in_views(records), *stages_of_workers(records)}):
         records += traced(run_dir / "trace" / f"peer_{peer}.jsonl", offsets_s.get(str(peer), 0.0))
     return sorted(records, key=lambda record: record["t"])
 
@@ -133,6 +133,14 @@ def stages_in_views(records: list[dict]) -> dict[int, int]:
         if view["peer"] == COORDINATOR
         for peer, stage in view["fields"]["members"].items()
     }
+
+
+def stages_of_workers(records: list[dict]) -> dict[int, int]:
+    """Every worker of a pool that the coordinator has placed -> its stage."""
+    placed = [
+        record["fields"] for record in records if record["what"] == "report" and record["kind"] == "worker_placed"
+    ]
+    return {fields["worker"]: fields["stage"] for fields in placed}
 
 
 def write_tensorboard(folder: Path, metrics: list[dict]) -> None:

@@ -24,7 +24,7 @@ from absl import flags
 
 from jaxdt.cli import gpu_flags, memory_settings, run_flags
 
-PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is.")
+PEER = flags.DEFINE_integer("peer", None, "Which peer of the plan this is; with --as=worker, which worker of it.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the coordinator.")
 JOIN = flags.DEFINE_string("join", None, "host:port of the coordinator of a run to join as a newcomer.")
 AS = flags.DEFINE_enum("as", "member", ["member", "worker"], "With --join: what to be in the run (docs/pool.md).")
@@ -85,7 +85,7 @@ def worker() -> NoReturn:
     from jaxdt.runtime import jax_setup
     from jaxdt.runtime.worker_process import WorkerOptions, run_worker
 
-    job, welcome = run_flags.newcomer(JOIN.value, DATA.value, is_worker=True)
+    job, welcome = run_flags.newcomer(JOIN.value, DATA.value, is_worker=True, peer=PEER.value)
     jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)
     ask = functools.partial(run_flags.ask_again, JOIN.value, job, welcome.peer)
     n_devices = DEVICES.value or max(1, len(GPUS.value))

@@ -1,7 +1,6 @@
 """Fleets of real processes as a user starts them, and what they are compared with."""
 
 import json
-import re
 import resource
 import subprocess
 import sys
@@ -130,15 +129,15 @@ class Launched(Finished):
         self.process.stdout.close()
 
     def children(self) -> dict[int, int]:
-        """peer -> pid of the launcher's children that are peers."""
+        """peer -> pid of the launcher's children that are peers, or workers of a pool."""
         prefix = "--peer="
         words = ((pid, word) for pid, words in self._commands() for word in words if word.startswith(prefix))
         return {int(word.removeprefix(prefix)): pid for pid, word in words}
 
     def workers(self) -> dict[int, int]:
         """worker -> pid of the launcher's children that are a pool's workers."""
-        commands = [(pid, " ".join(words)) for pid, words in self._commands() if "--as=worker" in words]
-        return {int(re.search(r"/peer_(\d+)\.pem", words)[1]): pid for pid, words in commands}
+        pids = {pid for pid, words in self._commands() if "--as=worker" in words}
+        return {worker: pid for worker, pid in self.children().items() if pid in pids}
 
     def coordinator(self) -> int:
         """Its pid."""

@@ -30,10 +30,11 @@ HOW = {
     "./scripts/test.sh": "ci",
     "--config=configs/quickstart.py": "long",
     "--config=configs/swarm.py": "terminal",
-    "pkill": "second terminal",
+    "train.py --peer=3": "second terminal",
+    "--config=configs/pool.py": "terminal",
+    "train.py --peer=4": "second terminal",
     "--emit=runs/two": "long",
     "planner solve": "long",
-    "scripts/ablate.py": "long",
     "scripts/simulate.py": "short",
 }
 STEPS_FIRST, FIRST_S = 3, 300.0
@@ -120,11 +121,17 @@ def test_a_long_block_runs(block, copy, tmp_path, request):
 
 
 @pytest.mark.slow
-def test_the_example_in_two_terminals_runs(copy, tmp_path, request):
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(first.values[0], second.values[0], id=first.id)
+        for first, second in zip(blocks("terminal"), blocks("second terminal"), strict=True)
+    ],
+)
+def test_an_example_in_two_terminals_runs(first, second, copy, tmp_path, request):
     """The second block begins when the first prints steps. Its newcomer stays to the end, in the background."""
     if not request.config.getoption("--readme"):
         pytest.skip("long: pytest tests/test_readme.py --readme --timeout=3600")
-    (first,), (second,) = (blocks(how)[0].values for how in ("terminal", "second terminal"))
     assert NEWCOMER.search(second)
     log = tmp_path / "first"
     with running(copy, first, log) as process:

@@ -6,11 +6,11 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
-from jaxdt.runtime.run_dir import new_token
+from jaxdt.runtime.run_dir import new_token, peer_credential
 from jaxdt.runtime.run_folders import ADDRESS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -51,8 +51,21 @@ def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subpro
         f"--run_dir={run_dir}",
         *more_arguments,
     ]
-    environment = os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
-    return start(log, "train.py", arguments, environment)
+    return start(log, "train.py", arguments, _of_one_thread())
+
+
+def worker(run_dir: Path, log: Path, peer: str, more_arguments: Sequence[str] = ()) -> subprocess.Popen:
+    """Start a process for this worker of the plan of the run in run_dir; for '' a worker that nobody planned."""
+    if not peer:
+        return join(run_dir, log, ["--as=worker", *more_arguments])
+    arguments = [f"--peer={peer}", f"--join={(run_dir / ADDRESS).read_text()}", "--as=worker"]
+    arguments += [peer_credential(run_dir, int(peer)), f"--run_dir={run_dir}", *more_arguments]
+    return start(log, "train.py", arguments, _of_one_thread())
+
+
+def _of_one_thread() -> dict[str, str]:
+    """The environment of a process that shares this machine with others."""
+    return os.environ | MALLOC_ENVIRONMENT | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"}
 
 
 def end(launcher: subprocess.Popen, newcomers: Iterable[subprocess.Popen]) -> None:
@@ -68,6 +81,23 @@ def end(launcher: subprocess.Popen, newcomers: Iterable[subprocess.Popen]) -> No
 def children(launcher: int) -> dict[str, int]:
     """Process ids of a launcher's children by name: coordinator, peer 0, ..."""
     found = {}
+    for pid, words in _commands(launcher):
+        peer = _peer_of(words)
+        found[f"peer {peer}" if peer else "coordinator"] = pid
+    return found
+
+
+def workers(launcher: int) -> dict[str, int]:
+    """Process ids of a launcher's children that are workers of a pool, by their peer ids."""
+    return {_peer_of(words): pid for pid, words in _commands(launcher) if "--as=worker" in words}
+
+
+def _peer_of(words: Sequence[str]) -> str:
+    return next((word.partition("=")[2] for word in words if word.startswith("--peer=")), "")
+
+
+def _commands(launcher: int) -> Iterator[tuple[int, list[str]]]:
+    """Process id and command line of a launcher's children."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().decode().split("\0")
@@ -75,9 +105,7 @@ def children(launcher: int) -> dict[str, int]:
         except (OSError, ValueError):
             continue  # the process has ended meanwhile
         if parent == launcher:
-            peer = next((word.partition("=")[2] for word in words if word.startswith("--peer=")), None)
-            found[f"peer {peer}" if peer else "coordinator"] = int(entry.name)
-    return found
+            yield int(entry.name), words
 
 
 def idle_s() -> float:
@@ -100,7 +128,7 @@ def losses(run_dir: Path) -> list[float]:
 def losses_alone(run_dir: Path, config: Sequence[str], n_steps: int) -> list[float]:
     """The losses of the same training in one process, undisturbed. `config`: the flags --config and --config.FIELD."""
     fields = {"plan.stages": 1, "plan.pipelines": 1, "train.steps": n_steps}
-    fields |= {"wiring.kind": "fixed", "wiring.rebalance_s": 0}
+    fields |= {"plan.workers": 0, "wiring.kind": "fixed", "wiring.rebalance_s": 0}
     words = [*config, *(f"--config.{name}={value}" for name, value in fields.items())]
     start(run_dir.with_suffix(".log"), "launch.py", [*words, f"--run_dir={run_dir}", "--report=false"]).wait()
     return losses(run_dir)

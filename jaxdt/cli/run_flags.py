@@ -119,10 +119,12 @@ def job(coordinator: str | None = None) -> "RunJob":
     )
 
 
-def newcomer(coordinator: str, data_path: str, is_worker: bool = False) -> tuple["RunJob", "Welcome"]:
+def newcomer(
+    coordinator: str, data_path: str, is_worker: bool = False, peer: int | None = None
+) -> tuple["RunJob", "Welcome"]:
     """The job of a newcomer, or of a pool's worker, and the answer of the coordinator at `coordinator`, a host:port,
     with its peer id and stage. This imports jax, as `job` does. `data_path` replaces the path of the token file in the
-    run's config."""
+    run's config. `peer`: the id of a worker of the plan."""
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
@@ -135,7 +137,9 @@ def newcomer(coordinator: str, data_path: str, is_worker: bool = False) -> tuple
     if known.exists() and known.read_text().strip() == coordinator and (ended := ended_run(_run_dir())):
         raise BadInput(f"--join: {ended}")
     credential = _credential(coordinator)
-    welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value, is_worker)
+    welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value, is_worker, peer)
+    if peer not in (None, welcome.peer):
+        raise BadInput(f"--peer: got {peer}, expected {welcome.peer}, whose credential {credential} is")
     config = serialize.read(configs.RunConfig, json.loads(welcome.job["config"]), "the run's config")
     plan = plans.parse(welcome.job["plan"], "the run's plan")
     if welcome.peer in plan.peers:

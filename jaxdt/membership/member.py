@@ -73,6 +73,7 @@ from jaxdt.protocol.events import (
     Saved,
     SaveFailed,
     Send,
+    ServerCounts,
     Shard,
     Started,
     State,
@@ -150,7 +151,20 @@ class Membership:
 
     READS = frozenset(
         {Started, Woke, Status, Ready, View, HeartbeatAck, CheckpointComplete, Ended, Refused, Interrupted, LinkChanged}
-        | {NoWay, Updated, Holds, CheckpointFailed, WroteCheckpoint, Installed, Fetching, Leave, Reassign, Suspect, Ran}
+        | {
+            NoWay,
+            Updated,
+            Holds,
+            CheckpointFailed,
+            WroteCheckpoint,
+            Installed,
+            Fetching,
+            Leave,
+            ServerCounts,
+            Reassign,
+            Suspect,
+            Ran,
+        }
         | {Committed, Drain, Revoked, HoldsPart, StepBlocked, MeanKept}
     )
 
@@ -181,6 +195,7 @@ class Membership:
         self._running: Work | None = None
         self._work_watch = WorkWatch(identity.deadline_floor_s, identity.heartbeat_s)
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
+        self._server_counts: dict[str, float] = {}  # for those of a pool's server
         self._n_heartbeats = 0
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._coordinator = Deadline(identity.deadline_floor_s)
@@ -255,6 +270,8 @@ class Membership:
                 return self._on_link(now_s, peer, up)
             case Fetching(here_bytes, asked_bytes, of_bytes):
                 self._fetching = dict(zip(FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
+            case ServerCounts(values):
+                self._server_counts = values
             case Installed(version):
                 self._version = version
             case Holds(state):
@@ -356,7 +373,7 @@ class Membership:
         self._sent_s.pop(self._n_heartbeats - KEPT_HEARTBEATS, None)
         is_counted = self._n_heartbeats % COUNTED_HEARTBEATS == 1
         bytes_to = self._status.bytes_to if is_counted else None
-        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._fetching, bytes_to)
+        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._server_counts | self._fetching, bytes_to)
         return [Send(COORDINATOR, heartbeat), WakeAt(now_s + self.identity.heartbeat_s, "heartbeat")]
 
     def _acknowledged(self, now_s: float, count: int, coordinator_s: float) -> None:
@@ -596,5 +613,5 @@ class Membership:
         return self._done() if is_last and self.view else []
 
     def _done(self) -> list[Action | Event]:
-        totals = self._status.values | {"clock_offset_s": self._clock_offset_s}
+        totals = self._status.values | self._server_counts | {"clock_offset_s": self._clock_offset_s}
         return [self._confirmed(Done(self._version, totals, self._status.bytes_to))]

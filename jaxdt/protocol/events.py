@@ -1178,6 +1178,13 @@ class Fetching:
 
 
 @frozen_dataclass
+class ServerCounts:
+    """wiring of a pool's server -> membership, for the heartbeats: what its workers do for it."""
+
+    values: dict[str, float]
+
+
+@frozen_dataclass
 class Joined:
     """state transfer -> sync: the state of `version` is here, so this peer may count."""
 
@@ -1312,6 +1319,7 @@ INTERNAL = (
     Evaluated,
     Drained,
     Fetching,
+    ServerCounts,
     Joined,
     Holds,
     Repairing,
@@ -1579,6 +1587,7 @@ Event = (
     | Evaluated
     | Drained
     | Fetching
+    | ServerCounts
     | Joined
     | Holds
     | Repairing

@@ -90,7 +90,7 @@ class LocalFleet:
                     if self._interrupted:
                         break
                     if self._plan.is_worker(peer):
-                        self._workers[peer] = self._start(peer, [f"--join={address}", "--as=worker"])
+                        self._workers[peer] = self._start(peer, [f"--peer={peer}", f"--join={address}", "--as=worker"])
                     else:
                         self._peers[peer] = self._start(peer, [f"--peer={peer}", f"--coordinator={address}"])
             return self._wait(address)

@@ -33,10 +33,12 @@ def test_workers_that_come_and_go_cost_no_view_and_change_nothing(churning, alon
     os.kill(workers[2], signal.SIGKILL)
     fleet.wait_for(lambda: "worker 2 is lost" in log_of(fleet, 0), "the loss of worker 2")
     fleet.ask_to_join("--as=worker")
-    fleet.wait_for(lambda: newcomer_of(fleet), "a new worker")
+    fleet.wait_for(lambda: newcomer_of(fleet), "a new worker", timeout_s=200)
     os.kill(workers[3], signal.SIGSTOP)
-    fleet.wait_for_step(len(fleet.losses()) + 5)
-    os.kill(workers[3], signal.SIGCONT)
+    try:
+        fleet.wait_for_step(len(fleet.losses()) + 5)
+    finally:
+        os.kill(workers[3], signal.SIGCONT)  # else it would outlive the test
     fleet.wait_for_step(len(fleet.losses()) + 5)
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.ended() == 130, fleet.output

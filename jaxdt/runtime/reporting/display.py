@@ -10,8 +10,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jaxdt.protocol.events import WORKERS
 from jaxdt.protocol.reports import HeartbeatReport, StepReport
 from jaxdt.runtime.reporting.console import has_own_terminal, print_line
+from jaxdt.runtime.reporting.pool_summary import aggregation_frac, summary_lines
 from jaxdt.spec.plan import Plan
 
 PLAIN_EVERY_S = 2.0
@@ -137,6 +139,9 @@ class Display:
 
     def _table(self) -> Group:
         table = Table("peer", "stage", "state", "step", "out MB/s", "in MB/s", "waiting")
+        if serves := any(WORKERS in heartbeat for heartbeat in self._heartbeats.values()):
+            for name in ("workers", "leases", "done by them", "again", "gradients MB", "aggregating"):
+                table.add_column(name)
         arriving = {peer: stage for peer, (stage, _) in self._arriving.items()}
         for peer, stage in sorted((self._stages | arriving).items()):
             heartbeat = self._heartbeats.get(peer)
@@ -149,6 +154,7 @@ class Display:
                 f"{rates.get('bytes_out', 0) / 1e6:.2f}",
                 f"{rates.get('bytes_in', 0) / 1e6:.2f}",
                 f"{max(0.0, 1 - rates.get('busy_s', 0)):.0%}" if rates else "",
+                *(_served(heartbeat) if serves and heartbeat and WORKERS in heartbeat else ()),
             )
         return Group(table, self._line(self._latest_step) if self._latest_step else "starting", self._progress)
 
@@ -163,6 +169,19 @@ class Display:
         if peer not in self._heartbeats:
             return "absent"
         return "training" if self._latest_step else "ready"
+
+
+def _served(counts: Mapping[str, float]) -> list[str]:
+    """What a pool's workers do for a server, as cells of the table."""
+    share = aggregation_frac(counts)
+    return [
+        f"{counts[WORKERS]:.0f}",
+        f"{counts['leases']:.0f}",
+        f"{counts['by_workers']:.0f} of {counts['microbatches']:.0f}",
+        f"{counts['redone']:.0f}",
+        f"{counts['contribution_bytes'] / 1e6:.1f}",
+        "" if share is None else f"{share:.0%}",
+    ]
 
 
 def _summary_lines(summary: dict) -> list[str]:
@@ -185,4 +204,4 @@ def _summary_lines(summary: dict) -> list[str]:
         lines.append(f"throughput     {summary['tokens_per_s']:.0f} tokens/s")
     if total := sum(summary["bytes_on_links"].values()):
         lines.append(f"on the links   {total / 1e6:.1f} MB")
-    return lines
+    return lines + summary_lines(summary["pool"])

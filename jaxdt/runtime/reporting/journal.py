@@ -41,6 +41,7 @@ from jaxdt.runtime.reporting.link_bytes import LinkBytes
 from jaxdt.runtime.reporting.link_codecs import LinkCodecs
 from jaxdt.runtime.reporting.membership_changes import MembershipChanges
 from jaxdt.runtime.reporting.metrics import Metrics
+from jaxdt.runtime.reporting.pool_summary import PoolSummary
 from jaxdt.runtime.reporting.prediction import Prediction, PredictionRequest, doubt
 from jaxdt.runtime.reporting.replan_advice import ReplanAdvice, StartSearch
 from jaxdt.runtime.reporting.report_lines import line_of, names
@@ -87,6 +88,7 @@ class Journal:
         self._start_s: float | None = None
         self._save_s: deque[float] = deque(maxlen=SAVES_MAX)
         self._links = LinkBytes()
+        self._pool = PoolSummary()
         self._codecs = LinkCodecs(job.plan)
         self._changes = MembershipChanges()
         self._clock_offset_s: dict[str, float] = {}
@@ -149,6 +151,7 @@ class Journal:
             case HeartbeatReport():
                 if report.bytes_to is not None:
                     self._links.counted(report.peer, report.bytes_to)
+                self._pool.counted(report.peer, report.status)
                 self._display.heartbeat(report)
             case OperatorReport(command, answer):
                 self._display.print(f"{command}: {answer}")
@@ -208,6 +211,7 @@ class Journal:
     def _done(self, report: DoneReport) -> None:
         """A peer has ended, and reports what it sent."""
         self._links.counted(report.peer, report.bytes_to)
+        self._pool.counted(report.peer, report.totals)
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 
     def _prediction_request(self) -> PredictionRequest:
@@ -259,6 +263,7 @@ class Journal:
             "tokens_per_s": tokens_per_s,
             "bytes_on_links": bytes_on_links,
             "codec_on_links": self._codecs.on(bytes_on_links),
+            "pool": self._pool.fields,
             "start_s": self._start_s,
             "save_s_p50": statistics.median(self._save_s) if self._save_s else None,
             "save_s_max": max(self._save_s, default=None),

@@ -81,6 +81,7 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
+from jaxdt.spec.codec import EXCHANGED_BYTES
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.delay import Delay
 from jaxdt.spec.peer_setup import PeerSetup
@@ -93,6 +94,7 @@ from jaxdt.wiring.measured_routes import MeasuredRoutes
 from jaxdt.wiring.pool.even_transfer import part, part_of, server_of
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.norm_check import NormCheck
+from jaxdt.wiring.pool.server_counts import CountedServer
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 from jaxdt.wiring.pool.worker import PoolWorker
 from jaxdt.wiring.recovery import Recovery
@@ -251,6 +253,9 @@ class PoolServer:
             case Woke("pool"):
                 self._wakes_s = NEVER
                 return self._expire(now_s) + self._go_on(now_s)
+            case LinkChanged(peer, False) if self._version >= self._shape.n_steps:
+                self._workers.pop(peer, None)  # it has heard that all is done
+                return []
             case LinkChanged(peer, False, reason) if peer in self._workers:
                 return self._lose(peer, reason, readmit=False) + self._go_on(now_s)
             case ViewChanged(view):
@@ -269,6 +274,15 @@ class PoolServer:
     def queue(self) -> tuple[int, bool]:
         n_queued = sum(step.table.n_queued for step in self._steps.values())
         return n_queued + sum(fallback.routed.queue[0] for fallback in self._fallbacks), self._slot.is_busy
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._workers)
+
+    @property
+    def n_leases(self) -> int:
+        """That workers hold now."""
+        return sum(self._n_leases(peer) for peer in self._workers)
 
     def cancel_run(self) -> None:
         self._slot.free()
@@ -737,14 +751,15 @@ def _step_of(body: Message) -> int | None:
 # ------------------------------------------------------------------------------------------------------ table entry
 
 
-def _build(setup: PeerSetup, n_under_way: int) -> list[PoolServer]:
+def _build(setup: PeerSetup, n_under_way: int) -> list[CountedServer]:
     """One wiring, for all steps that are under way."""
     config, plan, shape = setup.config, setup.plan, step_shape(setup)
     slot, service_time = ComputeSlot(), ServiceTime()
     fallbacks = [_fallback(setup, shape, slot, service_time) for _ in range(n_under_way)]
     groups = [group.name for group in sync_groups(config, plan) if setup.stage in group.stages]
     place = PoolPlace(shape, plan.depth(setup.stage), groups, setup.fingerprint, config.delay)
-    return [PoolServer(place, fallbacks, slot, LeaseTimes(config.net.deadline_floor_s))]
+    server = PoolServer(place, fallbacks, slot, LeaseTimes(config.net.deadline_floor_s))
+    return [CountedServer(server, EXCHANGED_BYTES[config.sync.codec])]
 
 
 def _fallback(setup: PeerSetup, shape: StepShape, slot: ComputeSlot, service_time: ServiceTime) -> Fallback:

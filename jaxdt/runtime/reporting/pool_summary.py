@@ -1,0 +1,46 @@
+"""What the workers of a pool have done, as their servers count it (jaxdt.wiring.pool.server_counts)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxdt.protocol.events import WORKERS
+
+SUMS = ("microbatches", "by_workers", "redone", "lost", "contribution_bytes")
+
+
+class PoolSummary:
+    """Of one run. A server that was started again counts from nothing."""
+
+    def __init__(self):
+        self._latest: dict[int, Mapping[str, float]] = {}
+
+    def counted(self, peer: int, values: Mapping[str, float]) -> None:
+        """What stands in a peer's heartbeat, or in the totals at its end."""
+        if WORKERS in values:
+            self._latest[peer] = values
+
+    @property
+    def fields(self) -> dict[str, Any] | None:
+        """For summary.json; None for a run without servers of workers."""
+        if not self._latest:
+            return None
+        sums = {name: int(sum(values[name] for values in self._latest.values())) for name in SUMS}
+        return sums | {"aggregation_frac": aggregation_frac(*self._latest.values())}
+
+
+def aggregation_frac(*servers: Mapping[str, float]) -> float | None:
+    """The share of the time of their steps for which these servers aggregated; None before the first step is over."""
+    steps_s = sum(values["steps_s"] for values in servers)
+    return sum(values["aggregation_s"] for values in servers) / steps_s if steps_s else None
+
+
+def summary_lines(pool: Mapping[str, Any] | None) -> list[str]:
+    """For people."""
+    if pool is None:
+        return []
+    did = f"did {pool['by_workers']} of {pool['microbatches']} microbatches of stages"
+    lines = [f"workers        {did}; {pool['lost']} were lost, {pool['redone']} microbatches computed again"]
+    if pool["aggregation_frac"] is not None:
+        sent = f"{pool['contribution_bytes'] / 1e6:.1f} MB of gradients"
+        lines.append(f"               sent {sent}; aggregation took {pool['aggregation_frac']:.0%} of a step")
+    return lines

@@ -1,0 +1,98 @@
+"""What a server's workers do for it, in numbers for people: in its heartbeats, and at the end in the run's summary."""
+
+from typing import Protocol
+
+from jaxdt.protocol.events import (
+    WORKERS,
+    Accumulated,
+    Action,
+    ContributionBegins,
+    Drained,
+    Event,
+    Ran,
+    Received,
+    ServerCounts,
+    Shard,
+    Status,
+    Updated,
+)
+from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.spec.sizes import is_contribution
+from jaxdt.spec.work import CONTRIBUTE
+from jaxdt.wiring.base import Wiring
+
+
+class ServedWiring(Wiring, Protocol):
+    """A server's wiring."""
+
+    @property
+    def n_workers(self) -> int: ...
+
+    @property
+    def n_leases(self) -> int: ...
+
+
+class CountedServer:
+    """Hands all events to the wiring, and counts. `number_bytes`: of a number of a contribution.
+
+    A step's aggregation lasts from the moment at which all microbatches of this server are computed until the next
+    version is here: contributions, the sum over servers, the record of the step, the update. Where updates are delayed
+    the next step is computed meanwhile."""
+
+    def __init__(self, wiring: ServedWiring, number_bytes: int):
+        self.READS = wiring.READS | {Status, Shard}
+        self._wiring = wiring
+        self._number_bytes = number_bytes
+        self._counts = dict.fromkeys(("microbatches", "by_workers", "redone", "lost", "contribution_bytes"), 0.0)
+        self._aggregation_s = 0.0
+        self._steps_s = 0.0
+        self._updated_s: float | None = None
+        self._computed_s: dict[int, float] = {}  # step -> when all its microbatches were computed
+
+    @property
+    def queue(self) -> tuple[int, bool]:
+        return self._wiring.queue
+
+    def cancel_run(self) -> None:
+        self._wiring.cancel_run()
+
+    def handle(self, now_s: float, event: Event) -> list[Action | Event]:
+        match event:
+            case Status():
+                return [ServerCounts(self._values())]
+            case Received(_, Shard(key)):
+                if is_contribution(key.round.group):
+                    self._counts["contribution_bytes"] += self._number_bytes * (key.hi - key.lo)
+                return []
+            case Updated(_, version):
+                self._updated(now_s, version)
+            case _:
+                pass
+        actions = self._wiring.handle(now_s, event)
+        is_of_worker = isinstance(event, Ran) and event.work.kind == CONTRIBUTE
+        for action in actions:
+            match action:
+                case Accumulated():
+                    self._counts["microbatches"] += 1
+                    self._counts["by_workers"] += is_of_worker
+                case WorkerLostReport(n_redone=n_redone):
+                    self._counts["lost"] += 1
+                    self._counts["redone"] += n_redone
+                case ContributionBegins(_, rounds):
+                    self._computed_s.setdefault(rounds[0].step, now_s)
+                case Drained(step):
+                    self._computed_s.setdefault(step, now_s)
+                case _:
+                    pass
+        return actions
+
+    def _updated(self, now_s: float, version: int) -> None:
+        if self._updated_s is not None:
+            self._steps_s += now_s - self._updated_s
+        self._updated_s = now_s
+        for step in [step for step in self._computed_s if step < version]:
+            self._aggregation_s += now_s - self._computed_s.pop(step)
+
+    def _values(self) -> dict[str, float]:
+        now = {WORKERS: float(self._wiring.n_workers), "leases": float(self._wiring.n_leases)}
+        return now | self._counts | {"aggregation_s": self._aggregation_s, "steps_s": self._steps_s}

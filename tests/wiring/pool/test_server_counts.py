@@ -1,0 +1,76 @@
+"""What a server's workers do for it, in numbers."""
+
+from jaxdt.protocol.events import (
+    Accumulated,
+    ContributionBegins,
+    Drained,
+    Header,
+    Ran,
+    Received,
+    Round,
+    ServerCounts,
+    Shard,
+    SliceKey,
+    Status,
+    Updated,
+)
+from jaxdt.protocol.ledger import NO_LOSSES
+from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.runtime.reporting.pool_summary import PoolSummary, summary_lines
+from jaxdt.spec.sizes import contribution_name, group_name
+from jaxdt.spec.work import BACKWARD, CONTRIBUTE, Work
+from jaxdt.wiring.pool.server_counts import CountedServer
+
+ROUND = Round(0, contribution_name(group_name(0), 5), 1, 1)
+
+
+class Scripted:
+    """A wiring that answers each event with the next list."""
+
+    READS = frozenset({Ran, Updated})
+    n_workers, n_leases = 2, 3
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+
+    def handle(self, now_s, event):
+        return self._answers.pop(0)
+
+
+def ran(kind):
+    return Ran(Work(0, kind, None, 1, 0), 0.0, 1.0, {})
+
+
+def counted(m):
+    return Accumulated(0, 0, m, 2, None)
+
+
+def test_what_workers_did_and_for_how_long_the_server_aggregated():
+    wiring = Scripted(
+        [],
+        [counted(0), ContributionBegins(5, (ROUND,))],
+        [counted(1), counted(2), Drained(0)],
+        [WorkerLostReport(0, 6, "late", 4)],
+        [],
+    )
+    server = CountedServer(wiring, 4)
+    server.handle(1.0, Updated(0, 0))
+    server.handle(7.0, ran(BACKWARD))
+    for group, n_numbers in ((ROUND.group, 100), (group_name(0), 50)):
+        shard = Shard(SliceKey(Round(0, group, 1, 1), 0, n_numbers, 5), ((5,), ()), 2, NO_LOSSES)
+        assert server.handle(7.5, Received(Header("r", 0, 1, 5), shard)) == []
+    assert len(server.handle(8.0, ran(CONTRIBUTE))) == 3
+    server.handle(8.5, ran(BACKWARD))
+    server.handle(9.0, Updated(0, 1))
+    (counts,) = server.handle(9.0, Status({}))
+    assert counts == ServerCounts(
+        {"workers": 2, "leases": 3, "microbatches": 3, "by_workers": 2, "redone": 4, "lost": 1}
+        | {"contribution_bytes": 400, "aggregation_s": 2.0, "steps_s": 8.0}
+    )
+    summary = PoolSummary()
+    assert summary.fields is None and summary_lines(None) == []
+    summary.counted(0, counts.values)
+    summary.counted(1, counts.values | {"aggregation_s": 0.0})
+    summary.counted(2, {"step": 1.0})  # no server
+    assert summary.fields["by_workers"] == 4 and summary.fields["aggregation_frac"] == 0.125
+    assert "did 4 of 6 microbatches of stages; 2 were lost, 8 " in summary_lines(summary.fields)[0]
