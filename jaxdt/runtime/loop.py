@@ -2,7 +2,8 @@
 
 Communication and computation never wait for each other (DT-FM Sec. 3.5): the transport's threads receive and send, one
 thread computes, and this loop passes only keys between them. Back pressure: no new Work starts while more than
-`queue_bytes` wait on a link. Receiving never stops, so queues always drain.
+`queue_bytes` wait on a link to a member. Receiving never stops, so queues always drain. For a pool's worker nobody
+waits: what its server has leased to it bounds its queue.
 """
 
 import heapq
@@ -168,6 +169,7 @@ class Loop:
         self._last_step = 0
         self._packed: tuple[Header, Message, PackedHead] | None = None  # the last message that was sent
         self._awake_s = 0.0  # when this loop was last seen to run
+        self._members: tuple[int, ...] = ()  # of the view; none outside of it, as at a pool's worker
         self._fetching: dict[StateKey, int] = {}  # each requested slice of a state -> the peer that it is fetched from
         self.work: SimpleQueue[Run | Restore | Install | DigestState | None] = SimpleQueue()  # None ends that thread
         self._durable_writes: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()  # None ends the thread that writes
@@ -384,6 +386,7 @@ class Loop:
             case Connect(peer, address):
                 self._connect(peer, address)
             case Meet(members):
+                self._members = tuple(member.peer for member in members)
                 for member in members:
                     if member.peer != self._peer:
                         self._connect(member.peer, member.address, member.process)
@@ -464,8 +467,14 @@ class Loop:
 
     def _start_ready_work(self) -> None:
         """Start the Work that is ready, unless a link is congested."""
-        while self._ready and self.transport.queued_bytes() <= self._queue_bytes:
+        while self._ready and self._queued_bytes_max() <= self._queue_bytes:
             self.work.put(self._ready.popleft())
+
+    def _queued_bytes_max(self) -> int:
+        """Payload that waits for one of those who wait for this peer."""
+        if not self._members:
+            return self.transport.queued_bytes()
+        return max(self.transport.queued_bytes(member) for member in self._members)
 
     def _status(self) -> Status:
         stats = self.transport.stats()

@@ -4,10 +4,11 @@
         [--steps=30] [--every_s=3] [--tries=1] [--seed=0]
 
 Each try starts a run of real processes whose forwards take at least 0.15 s, and as soon as a step is committed disturbs
-one worker after the other, drawn from the seed: SIGKILL, after which a process with the same id or a new worker comes;
-or SIGSTOP for some seconds, which may be longer than its leases. The servers live. The run has to end with code 0 in
-its first view. Every loss must be that of one process, within 1e-5 (relative), and the parameters after the last step
-within 1e-4 (norm of the difference over the norm). Prints a line a try and one JSON object with what was wrong.
+one worker after the other, drawn from the seed among those that are ready to compute: SIGKILL, after which a process
+with the same id or a new worker comes; or SIGSTOP for some seconds, which may be longer than its leases. The servers
+live. The run has to end with code 0 in its first view. Every loss must be that of one process, within 1e-5 (relative),
+and the parameters after the last step within 1e-4 (norm of the difference over the norm). Prints a line a try and one
+JSON object with what was wrong.
 """
 
 import itertools
@@ -40,17 +41,18 @@ FORWARD_S = 0.15
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
 AWAY_S_MAX = 6.0  # a worker is paused, or does not come back, for so long at most
 KILL, PAUSE = "killed", "paused"
+READY = " is ready on "  # in the log of a worker that can compute
 TIMEOUT_S = 1800.0
 
 
 @dataclass
 class Disturbed:
-    """A run whose workers are disturbed. `workers`: the process of each worker that lives."""
+    """A run whose workers are disturbed. `workers`: the process of each worker that lives, and its log."""
 
     run_dir: Path
     launcher: subprocess.Popen
     rng: random.Random
-    workers: dict[str, int] = field(default_factory=dict)
+    workers: dict[str, tuple[int, Path]] = field(default_factory=dict)
     started: list[subprocess.Popen] = field(default_factory=list)
     paused: dict[int, float] = field(default_factory=dict)  # process -> when it goes on
     coming: list[tuple[float, str]] = field(default_factory=list)  # when which worker comes, '' for a new one
@@ -72,17 +74,20 @@ class Disturbed:
         self.resume(float("inf"))
 
     def disturb(self, now_s: float) -> None:
-        awake = sorted(worker for worker, pid in self.workers.items() if pid not in self.paused)
-        if not awake:
+        awake = {worker: log for worker, (pid, log) in self.workers.items() if pid not in self.paused}
+        ready = sorted(worker for worker, log in awake.items() if READY in log.read_text())
+        if not ready:
             return
-        victim, away_s = self.rng.choice(awake), self.rng.uniform(0.0, AWAY_S_MAX)
+        victim, away_s = self.rng.choice(ready), self.rng.uniform(0.0, AWAY_S_MAX)
+        pid, _ = self.workers[victim]
         what = self.rng.choice((KILL, PAUSE))
         self.done[what] += 1
         if what == PAUSE:
-            os.kill(self.workers[victim], signal.SIGSTOP)
-            self.paused[self.workers[victim]] = now_s + away_s
+            os.kill(pid, signal.SIGSTOP)
+            self.paused[pid] = now_s + away_s
         else:
-            os.kill(self.workers.pop(victim), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+            del self.workers[victim]
             self.coming.append((now_s + away_s, self.rng.choice((victim, "")) if victim.isdigit() else ""))
 
     def resume(self, now_s: float) -> None:
@@ -96,7 +101,7 @@ class Disturbed:
         process = local_run.worker(self.run_dir, log, worker, [f"--emulate_forward_s={FORWARD_S}"])
         self.done["came back" if worker else "came"] += 1
         self.started.append(process)
-        self.workers[worker or f"new {len(self.started)}"] = process.pid
+        self.workers[worker or f"new {len(self.started)}"] = process.pid, log
 
 
 def main() -> int:
@@ -132,7 +137,8 @@ def attempt(run_dir: Path, words: list[str], rng: random.Random) -> tuple[int, C
     try:
         while not local_run.losses(run_dir) and launcher.poll() is None:
             time.sleep(0.05)
-        run.workers = local_run.workers(launcher.pid)
+        logs = run_dir / "logs"
+        run.workers = {w: (pid, logs / f"peer_{w}.log") for w, pid in local_run.workers(launcher.pid).items()}
         run.go_on()
         return launcher.wait(timeout=TIMEOUT_S), run.done
     finally:

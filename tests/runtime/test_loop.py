@@ -11,8 +11,10 @@ from jaxdt.protocol.events import (
     Header,
     Key,
     Leave,
+    Meet,
     Member,
     Received,
+    Run,
     State,
     StateKey,
     Stop,
@@ -21,6 +23,7 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import FLUSH_S, Loop
 from jaxdt.spec.errors import BadInput
+from jaxdt.spec.work import Work
 
 ACT = Boundary(Key("act", 0, 1, 0))
 GENERATION = 2
@@ -46,7 +49,7 @@ class Nowhere:
     def stats(self):
         return {}
 
-    def queued_bytes(self):
+    def queued_bytes(self, peer=None):
         return 0
 
     def pack(self, head):
@@ -57,6 +60,26 @@ class Nowhere:
 
     def close(self, flush_s):
         return None
+
+
+class Congested(Nowhere):
+    """A transport on which this much waits for each peer."""
+
+    def __init__(self, queued_bytes):
+        self._queued_bytes = queued_bytes
+
+    def queued_bytes(self, peer=None):
+        return max(self._queued_bytes.values()) if peer is None else self._queued_bytes.get(peer, 0)
+
+
+@pytest.mark.parametrize(("congested", "begins"), [(0, False), (9, True)])
+def test_only_a_link_to_a_member_holds_work_back(congested, begins):
+    """Peer 9 is a worker of a pool that is paused: nobody waits for it."""
+    loop = Loop(1, None, Trace(lambda line: None, 0), lambda report: None, queue_bytes=100)
+    loop.transport = Congested({congested: 101, COORDINATOR: 0})
+    loop._perform(Meet(VIEW.members))
+    loop._perform(Run(Work(1, "F", 0, 1, 0)))
+    assert loop.work.empty() is not begins
 
 
 def tensors_after(*messages):
