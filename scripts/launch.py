@@ -23,6 +23,7 @@ from jaxdt.cli import config_sources, environment, gpu_flags, launch_help, resum
 from jaxdt.runtime import run_dir as run_dirs
 from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
+from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 from jaxdt.spec import plan as plans
@@ -92,7 +93,7 @@ def main() -> int:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    print_line(line)
 
 
 def options_of_flags() -> api.LaunchOptions:
@@ -161,18 +162,18 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     (folder / ADDRESS).write_text(format_address(coordinator))
     needed = {host: ["config.json", "config.py", "plan.json", "run"] for host in HOSTS.value}
     needed[HOSTS.value[0]] += [COORDINATOR_FLAGS, "credentials/coordinator.pem"]
-    print(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
+    print_line(f"on {HOSTS.value[0]}: python scripts/coordinate.py --flagfile={folder / COORDINATOR_FLAGS}")
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
         own = _address(host, PORT.value + offset)
         own_flags = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]
         own_flags.append(run_dirs.new_token(folder, f"host_{peer}", peer))
         _write_flags(folder / f"host_{peer}.flags", [*shared, *own_flags, *gpus.get(peer, [])])
         needed[host] += [f"host_{peer}.flags", f"credentials/host_{peer}.token"]
-        print(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
+        print_line(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
     for host, names in needed.items():
-        print(f"{host} needs of {folder}: {', '.join(names)}")
+        print_line(f"{host} needs of {folder}: {', '.join(names)}")
     operator = f"--coordinator={format_address(coordinator)} --credential={folder}/credentials/operator.pem"
-    print(f"to end the run early: python scripts/fleet.py stop {operator}")
+    print_line(f"to end the run early: python scripts/fleet.py stop {operator}")
 
 
 def _address(host: str, port: int) -> Address:

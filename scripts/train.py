@@ -61,7 +61,7 @@ def main() -> NoReturn:
         joins = JoinedStage(welcome.stage, welcome.n_committed)
         print(f"peer {peer}: joins for stage {joins.stage}, after {joins.from_step} steps of the run", flush=True)
     else:
-        job = run_flags.job(COORDINATOR.value)
+        job = run_flags.job(COORDINATOR.value, PEER.value)
         peer = PEER.value
         joins = None
     jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)

@@ -97,9 +97,9 @@ def emulated(plan: plans.Plan) -> networks.Network | None:
     return None if EMULATE.value is None else run_inputs.network_of(EMULATE.value, plan)
 
 
-def job(coordinator: str | None = None) -> "RunJob":
-    """The job that the flags describe; a token is redeemed at `coordinator`, a host:port. This imports jax, so the
-    environment variables that jax reads must be set."""
+def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
+    """The job that the flags describe; a token, of `peer`, is redeemed at `coordinator`, a host:port. This imports jax,
+    so the environment variables that jax reads must be set."""
     from jaxdt.runtime.run_job import RunJob
 
     config, plan, data = config_and_plan()
@@ -110,7 +110,7 @@ def job(coordinator: str | None = None) -> "RunJob":
         data=data,
         run=RUN.value,
         run_dir=_run_dir(),
-        credential=_credential(coordinator),
+        credential=_credential(coordinator, peer),
         network=emulated(plan),
         resume=Path(RESUME.value) if RESUME.value else None,
         allow_plaintext=PLAINTEXT.value,
@@ -177,7 +177,7 @@ def _run_dir() -> Path:
     return Path(RUN_DIR.value)
 
 
-def _credential(coordinator: str | None) -> Path | None:
+def _credential(coordinator: str | None, peer: int | None = None) -> Path | None:
     """The credential of this process, from its file or for its token."""
     if not TOKEN.value:
         return Path(CREDENTIAL.value) if CREDENTIAL.value else None
@@ -186,7 +186,7 @@ def _credential(coordinator: str | None) -> Path | None:
     from jaxdt.runtime.joining import credential_for
     from jaxdt.runtime.net.address import parse_address
 
-    return credential_for(Path(TOKEN.value), parse_address("coordinator", coordinator))
+    return credential_for(Path(TOKEN.value), parse_address("coordinator", coordinator), peer)
 
 
 def set_cpus(cpus: list[str]) -> None:

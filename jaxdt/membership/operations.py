@@ -62,7 +62,8 @@ class Operations:
         if command == "status":
             return ""
         if roster.view is None:
-            return f"{command}: the run has not begun, it waits for the peers of the plan"
+            waits = "it waits for the peers of the plan; Ctrl-C at its coordinator ends it"
+            return f"{command}: the run has not begun, {waits}"
         if command in FOR_A_PEER and peer not in roster.members:
             return f"{command}: peer {peer} is no member, expected one of {', '.join(map(str, sorted(roster.members)))}"
         if command == "evict" and peer is not None and not roster.live(roster.stage_of[peer]) - {peer}:

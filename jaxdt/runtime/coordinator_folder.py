@@ -17,6 +17,8 @@ from jaxdt.build import RunStart
 from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, STEPS, TERM, VIEW
 from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
 from jaxdt.protocol.events import Checkpoint
+from jaxdt.runtime.run_dir import n_steps_of
+from jaxdt.runtime.run_end import ended_run
 from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
@@ -78,12 +80,21 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
     last_term = serialize.read(int, durable.get(TERM) or 0, TERM)
     revoked = load_operator_state({OPERATOR: durable.get(OPERATOR)}).revoked
     is_first = durable.get(RUN) != job.run
+    if is_first and job.resume is None:
+        check_no_steps(job.run_dir)
     checkpoint = job.start if is_first else serialize.read(Checkpoint, durable.get(START), START)
     start = RunStart(job.run, checkpoint, job.data.checksum, last_term, revoked)
     if is_first:
         return Beginning(start, None)
     disk = {name: durable.get(name) for name in (TERM, VIEW, STEPS, CHECKPOINT, OPERATOR)}
     return Beginning(start, load_durable_state(disk))
+
+
+def check_no_steps(run_dir: Path) -> None:
+    """BadInput if a run that has ended has left steps in the folder: a run from the beginning would replace them."""
+    if n_steps := n_steps_of(run_dir):
+        ended = ended_run(run_dir) or f"{run_dir} holds {n_steps} steps of a run that has ended"
+        raise BadInput(f"run_dir: {ended}; to begin anew: launch.py with --overwrite, or another --run_dir")
 
 
 def begin_run(job: RunJob, durable: FileStore, beginning: Beginning) -> None:

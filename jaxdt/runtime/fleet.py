@@ -174,8 +174,8 @@ class LocalFleet:
             if child.poll() not in EXPECTED_CODES:
                 self._print_exit(peer)
         code = self._started_coordinator.returncode
-        if self._interrupted and code in RESTARTED_CODES:
-            code = INTERRUPTED  # a system that shuts down signals every process: this one was not faster
+        if self._interrupted and code in (*RESTARTED_CODES, -signal.SIGINT):
+            code = INTERRUPTED  # by a system that shuts down and signals every process, or by a second Ctrl-C
         if code is not None and code not in RUN_CODES:
             self._say(f"coordinator: lost, its process ended with exit code {code}")
         return code if code in RUN_CODES else 3

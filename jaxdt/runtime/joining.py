@@ -41,18 +41,20 @@ PAUSE_S = 0.5
 TOKEN_SUFFIX = ".token"
 
 
-def credential_for(token: Path, coordinator: Address) -> Path:
+def credential_for(token: Path, coordinator: Address, peer: int | None = None) -> Path:
     """The credential that a token stands for: NAME.pem beside NAME.token. The first call redeems the token at the
-    coordinator, which binds the new key NAME.key to a peer id; later calls find the credential. BadInput if the
-    coordinator refuses, or is not there."""
+    coordinator, which binds the new key NAME.key to a peer id; later calls find the credential. BadInput if it is not
+    for `peer`, where that is given, or if the coordinator refuses, or is not there."""
     if token.suffix != TOKEN_SUFFIX:
         raise BadInput(f"--token: got {token}, expected a file NAME{TOKEN_SUFFIX}")
     path = token.with_suffix(".pem")
     if path.exists():
+        _check_peer(path, credentials.load(path), peer)
         return path
     credential = credentials.load(token)
     if credential.holder.role != TOKEN:
         raise BadInput(f"--token: {token} is the credential of {credential.holder}, expected a token")
+    _check_peer(token, credential, peer)
     key_path = token.with_suffix(".key")  # kept until the certificate is here: only this key may ask again
     if not key_path.exists():
         credentials.write(key_path, new_key())
@@ -61,6 +63,17 @@ def credential_for(token: Path, coordinator: Address) -> Path:
     credentials.write(path, key, tuple(x509.load_pem_x509_certificates(chain)))
     key_path.unlink()
     return path
+
+
+def _check_peer(path: Path, credential: Credential, peer: int | None) -> None:
+    """BadInput if the file is another peer's."""
+    if peer is not None and credential.holder.peer != peer:
+        got = f"{path} is for {_named(credential.holder.peer)}, expected one for peer {peer}"
+        raise BadInput(f"--token: {got}; delete it, and copy that peer's token or make one: token --peer={peer}")
+
+
+def _named(peer: int | None) -> str:
+    return "a newcomer" if peer is None else f"peer {peer}"
 
 
 def _redeem(credential: Credential, coordinator: Address, request: bytes) -> bytes:

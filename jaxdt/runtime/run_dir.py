@@ -99,8 +99,7 @@ def clear(run_dir: Path, overwrite: bool) -> str:
         raise BadInput(f"run_dir: {run_dir} holds another run, expected a new one{resume}, or --overwrite")
     for place in places:
         os.close(hold(place))
-    files = [path for path in (place / "metrics.jsonl" for place in places) if path.exists()]
-    n_steps = sum(path.read_bytes().count(b"\n") for path in files)
+    n_steps = sum(map(n_steps_of, places))
     # config.json goes last: it marks the folder as a run's.
     for path in sorted(_content(run_dir), key=lambda path: path.name == "config.json"):
         if path.is_dir() and not path.is_symlink():
@@ -108,6 +107,12 @@ def clear(run_dir: Path, overwrite: bool) -> str:
         else:
             path.unlink()
     return f"replaced {run_dir}: its run had {n_steps} steps"
+
+
+def n_steps_of(run_dir: Path) -> int:
+    """How many steps the metrics of a run have."""
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def has_checkpoints(run_dir: Path) -> bool:

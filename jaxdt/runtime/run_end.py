@@ -21,7 +21,10 @@ def how_to_go_on(run_dir: Path) -> str:
     steps = _more_steps(run_dir)
     if (run_dir / "run").exists():  # launched here
         return f"to go on: python scripts/launch.py --resume --run_dir={run_dir}{steps}"
-    return f"to go on: start each process again with its flag file and --resume_from={run_dir}/checkpoints/STEP{steps}"
+    checkpoints = complete_checkpoints(run_dir)
+    if not checkpoints:
+        return f"{run_dir} holds no complete checkpoint to go on from"
+    return f"to go on: start each process again with its flag file and --resume_from={checkpoints[-1]}{steps}"
 
 
 def _more_steps(run_dir: Path) -> str:

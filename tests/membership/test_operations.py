@@ -264,7 +264,9 @@ def test_what_makes_no_sense_is_refused_in_one_line(run, request_, words):
 def test_before_the_first_view_only_status_and_revoke_are_answered():
     run = Driver()
     assert json.loads(ask(run, "status")[0].text)["members"] == []
-    assert ask(run, "pause")[0].text == "pause: the run has not begun, it waits for the peers of the plan"
+    assert ask(run, "pause")[0].text == (
+        "pause: the run has not begun, it waits for the peers of the plan; Ctrl-C at its coordinator ends it"
+    )
     assert ask(run, "revoke", 17)[0].accepted
     assert ask(run, "revoke", 17)[0].text == "revoke: peer 17 is revoked already"
 

@@ -29,7 +29,8 @@ class Job(SimpleNamespace):
 
 
 def job(tmp_path, run="run 2", checkpoint=Checkpoint(6, 1)):
-    return Job(run=run, run_dir=tmp_path, checkpoint=checkpoint, data=SimpleNamespace(checksum="c"))
+    resume = tmp_path if checkpoint != Checkpoint() else None
+    return Job(run=run, run_dir=tmp_path, resume=resume, checkpoint=checkpoint, data=SimpleNamespace(checksum="c"))
 
 
 def view(number, n_committed):
@@ -74,6 +75,20 @@ def test_a_run_that_has_ended_has_nothing_to_go_on_from(tmp_path):
     store = begun(tmp_path)
     end_run(store)
     assert load_beginning(job(tmp_path), store).durable_state is None
+
+
+def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):
+    """The same command line once more begins a run from the beginning, and would empty the metrics."""
+    store = begun(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    assert load_beginning(job(tmp_path, checkpoint=Checkpoint()), store).durable_state, "a coordinator that died"
+    end_run(store)
+    with pytest.raises(BadInput, match="holds 2 steps of a run that has ended; to begin anew: launch.py with --overw"):
+        load_beginning(job(tmp_path, checkpoint=Checkpoint()), store)
+    (tmp_path / "summary.json").write_text('{"reason": "stopped by an operator"}')
+    with pytest.raises(BadInput, match="has ended: stopped by an operator; .* holds no complete checkpoint"):
+        load_beginning(job(tmp_path, checkpoint=Checkpoint()), store)
+    assert load_beginning(job(tmp_path), store).durable_state is None, "a resumed run"
 
 
 def _lock(folder, sender):

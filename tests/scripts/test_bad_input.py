@@ -268,7 +268,7 @@ def test_reporting(files):
 def test_coordinating(files):
     cases = {
         "a file for a folder": (["--run_dir={dir}/file"], "file is not a folder"),
-        "port in use": (["--listen=127.0.0.1:{port}", "--run_dir={dir}"], "listen: cannot bind 127.0.0.1:"),
+        "port in use": (["--listen=127.0.0.1:{port}", "--run_dir={dir}/thesis"], "listen: cannot bind 127.0.0.1:"),
         "no address": (["--listen=here"], "listen: got 'here', expected host:port"),
         "no address at all": (["--listen="], "listen: got no address"),
         "no credential": (["--listen=0.0.0.0:0"], "listen: got 0.0.0.0 without a credential"),
@@ -300,7 +300,7 @@ REFUSALS = [
     (
         "train",
         "--join=127.0.0.1:1 --run_dir={dir}/over",
-        "--join: the run in {dir}/over has ended: done: 7 steps; to go on: ",
+        "--join: the run in {dir}/over has ended: done: 7 steps; ",
     ),
     ("doctor", "--run_dir={dir}/file", "file is not a folder"),
     ("ablate", "--config={dir}/none_such.py --run_dir={dir}/run", "none_such.py"),

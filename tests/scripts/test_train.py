@@ -18,7 +18,7 @@ from jaxdt.protocol.events import Stop, Welcome
 
 code, *argv = sys.argv[1:]
 job = SimpleNamespace(config=SimpleNamespace(platform="any"))
-run_flags.job = lambda coordinator: job
+run_flags.job = lambda coordinator, peer: job
 run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
 jax_setup.set_up_jax = jax_setup.check_platform = lambda *_: None

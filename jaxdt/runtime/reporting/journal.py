@@ -205,7 +205,7 @@ class Journal:
     def _rollback(self, report: RollbackReport) -> None:
         """The steps since the checkpoint are undone, and their metrics are deleted."""
         self._metrics.cut(report.to)
-        lost = f"lost steps {report.again}" if report.again else "no step is lost"
+        lost = f"lost steps {report.again[0]} to {report.again[-1]}" if report.again else "no step is lost"
         self._display.print(f"back from step {report.step} to the checkpoint of {report.to} steps; {lost}")
 
     def _done(self, report: DoneReport) -> None:

@@ -117,6 +117,21 @@ def test_the_second_start_finds_the_credential_and_asks_nobody(start, run_creden
     assert sorted(one.name for one in token.parent.glob("new.*")) == ["new.pem", "new.token"]
 
 
+def test_the_token_of_another_peer_is_not_redeemed(start, run_credential, issuer, new_token):
+    token = new_token("planned", peer=3)
+    node = start(COORDINATOR, run_credential, issue=issuer().redeem)
+    expected = "planned.token is for peer 3, expected one for peer 2; delete it, .* make one: token --peer=2"
+    with pytest.raises(BadInput, match=expected):
+        credential_for(token, node.address, peer=2)
+    assert not token.with_suffix(".pem").exists()
+    path = credential_for(token, node.address, peer=3)
+    with pytest.raises(BadInput, match="planned.pem is for peer 3, expected one for peer 2"):
+        credential_for(token, node.address, peer=2)
+    assert credential_for(token, node.address, peer=3) == path
+    with pytest.raises(BadInput, match="new.token is for a newcomer, expected one for peer 1"):
+        credential_for(new_token(), node.address, peer=1)
+
+
 def test_a_token_counts_once(start, run_credential, issuer, new_token, tmp_path):
     """Also after a restart of the coordinator, on its disk."""
     token = new_token()
