@@ -103,7 +103,8 @@ class Store:
         functions: StageFunctions,
         load_entries: Callable[[int, tuple[Part, ...], list[str]], dict[str, dict]] | None = None,
     ):
-        if plan.is_worker(peer):  # its server updates the parameters
+        self._is_worker = plan.is_worker(peer)
+        if self._is_worker:  # its server updates the parameters
             functions = replace(functions, init_optimizer=lambda params: ())
         self.functions = functions
         self.generation = 0
@@ -403,8 +404,10 @@ class Store:
         return self._received(self._key(kind, work))
 
     def _received(self, key: Key):
-        """Decode a received boundary tensor, which is then no longer held."""
-        return self.boundary_codec.decode(key, self._boundaries.pop(key))
+        """Decode a received boundary tensor, which is then no longer held. A pool's worker holds it until the step has
+        ended: its lease may run out and be given to it again, with the same tensor, before the first Work has begun."""
+        wire = self._boundaries[key] if self._is_worker else self._boundaries.pop(key)
+        return self.boundary_codec.decode(key, wire)
 
     def _tokens(self, work: Work) -> np.ndarray:
         """The tokens [microbatch_size, T + 1] of a microbatch, with the length T of its step. They depend only on the

@@ -11,7 +11,7 @@ from quantised_reference import N_STEPS, in_one_process
 from transport_nodes import message_bytes, run_credential, start  # noqa: F401
 
 from jaxdt.codec import base as codec
-from jaxdt.protocol.events import Boundary, Key
+from jaxdt.protocol.events import Boundary, Key, TaskOutput
 from jaxdt.runtime.storage.boundary_codec import BoundaryCodec
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.spec import config as run_config
@@ -156,6 +156,31 @@ def test_a_work_is_over_while_its_result_is_being_encoded(peer, work, sent, func
     wire = store.tensor_to_send(Boundary(sent))
     assert isinstance(wire, Unfinished)
     assert wire.tensor.is_ready()
+
+
+def test_a_worker_may_do_a_task_again_until_its_step_has_ended(functions_of):
+    """Its lease ran out, and came again with the same input before the first Work had begun."""
+    config = config_of("int8")
+    plan = run_config.default_plan(config).with_worker(7, 1)
+    store = Store(config, plan, 7, equivalence.Tokens(), functions_of(config, plan, 1))
+    dtype, shape = store.boundary_codec.wire_leaf(ACT)
+    store.put(Boundary(ACT), 0, np.zeros(shape, dtype))
+    work = Work(1, BACKWARD, 0, 7, 0)
+    assert store.run(work, 1.0) == store.run(work, 1.0)
+    store.free(0, ())
+    with pytest.raises(KeyError):
+        store.run(work, 1.0)
+
+
+def test_what_a_worker_sends_for_its_server_has_the_shape_of_what_the_server_sends(functions_of):
+    config = config_of("int8")
+    plan = run_config.default_plan(config)
+    store = Store(config, plan, 0, equivalence.Tokens(), functions_of(config, plan, 0))
+    dtype, shape = BoundaryCodec(config, plan, 1, functions_of(config, plan, 1)).wire_leaf(ACT)
+    (buffer,) = store.expect(TaskOutput(ACT, 1, 1, 2), [(dtype, shape)])
+    assert (buffer.dtype, buffer.shape) == (dtype, tuple(shape))
+    with pytest.raises(BadInput, match="boundary tensor: got kind 'grad', expected one of eval, act"):
+        store.expect(TaskOutput(Key("grad", 0, 0, 0), 1, 1, 2), [(dtype, shape)])
 
 
 def test_error_feedback_changes_what_is_sent_and_starts_anew_with_a_restore(functions_of):
