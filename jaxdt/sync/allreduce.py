@@ -238,6 +238,7 @@ class AllReduce:
     def _free(self, steps: range) -> Free:
         """Nothing of these steps is wanted any more, nor of older ones."""
         self._ledger.free(steps)
+        self._drained.difference_update(steps)
         return Free(steps[-1], self._rounds.drop(steps))
 
     def _roll_back(self, view: View) -> list[Action | Event]:

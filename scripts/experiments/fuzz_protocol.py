@@ -3,11 +3,13 @@
     python scripts/experiments/fuzz_protocol.py --seeds=0:10000
     python scripts/experiments/fuzz_protocol.py --seeds=K:K+1 --verbose [--wiring=fixed]
     python scripts/experiments/fuzz_protocol.py --seeds=0:5000 --wiring=independent
+    python scripts/experiments/fuzz_protocol.py --seeds=0:5000 --wiring=pool
 
-Each seed draws a run, its links and its faults (jaxdt/sim/fuzz/cases.py; with independent pipelines, whose replicas may
-differ, jaxdt/sim/fuzz/independent/cases.py). A seed that fails prints one line with the
-time, the invariant, the peer that breaks it, and the flags that repeat the run. --verbose prints the case, its faults
-and every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
+Each seed draws a run, its links and its faults (jaxdt/sim/fuzz/cases.py; with workers that come and go,
+jaxdt/sim/fuzz/pool/cases.py; with independent pipelines, whose replicas may differ,
+jaxdt/sim/fuzz/independent/cases.py). Without --wiring every fourth seed draws a pool. A seed that fails prints one line
+with the time, the invariant, the peer that breaks it, and the flags that repeat the run. --verbose prints the case, its
+faults and every event. Exit codes: 0 nothing found, 1 something found, 2 bad input.
 """
 
 import time
@@ -21,6 +23,7 @@ from jaxdt.sim.faults import Fault
 from jaxdt.sim.fuzz import cases
 from jaxdt.sim.fuzz.cases import WIRINGS_DRAWN
 from jaxdt.sim.fuzz.independent import cases as independent_cases
+from jaxdt.sim.fuzz.pool import cases as pool_cases
 from jaxdt.spec.errors import BadInput
 
 INDEPENDENT = "independent"
@@ -28,7 +31,7 @@ SEEDS = flags.DEFINE_string("seeds", "0:300", "LOW:HIGH, without HIGH itself; LO
 WIRING = flags.DEFINE_enum(
     "wiring",
     "",
-    ["", *sorted(set(WIRINGS_DRAWN)), INDEPENDENT],
+    ["", *sorted(set(WIRINGS_DRAWN)), pool_cases.POOL, INDEPENDENT],
     "The wiring of all cases; by default some of each kind whose replicas stay equal.",
 )
 VERBOSE = flags.DEFINE_bool("verbose", False, "Print each case, its faults and every event.")
@@ -56,7 +59,8 @@ def play_seed(seed: int) -> str:
         independent_case = independent_cases.draw_case(seed)
         print_case(independent_case)
         return independent_cases.finding(independent_case, observer=observer)
-    case = cases.draw_case(seed, WIRING.value)
+    is_pool = WIRING.value == pool_cases.POOL or (not WIRING.value and seed % 4 == 0)
+    case = pool_cases.draw_case(seed) if is_pool else cases.draw_case(seed, WIRING.value)
     print_case(case)
     return cases.finding(case, observer=observer)
 

@@ -10,7 +10,16 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdt.build import RunStart, build_coordinator, build_newcomer, build_peer, build_peers
+from jaxdt.build import (
+    RunStart,
+    build_coordinator,
+    build_newcomer,
+    build_peer,
+    build_peers,
+    build_worker,
+    build_workers,
+    parameter_words,
+)
 from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.membership.liveness.work_watch import UNKNOWN_S
@@ -52,6 +61,7 @@ from jaxdt.sim.faults import (
     spares_every_stage,
 )
 from jaxdt.sim.fuzz.invariants import InvariantBroken, Invariants
+from jaxdt.sim.fuzz.pool.invariants import PoolInvariants
 from jaxdt.sim.fuzz.symbolic_tensors import NO_STATE, Checks, StageLayout, SymbolicTensors
 from jaxdt.sim.sim_peer import Environment, Outcome, ProcessFactory, SimPeer
 from jaxdt.spec import config as configs
@@ -88,7 +98,7 @@ Mutate = Callable[[int, DrivenMachine, SymbolicTensors | None], DrivenMachine]
 class Case:
     """A run with its faults. `seconds[peer]`: per kind of Work; `links`: by ordered pair; `nonfinite_step`: the step
     whose first gradient is not finite; `random_moves_s`: how often random peers change stages (0: never). Without a
-    common disk each peer has one of its own."""
+    common disk each peer has one of its own. `extra_s`: what the run may take besides."""
 
     seed: int
     config: RunConfig
@@ -100,6 +110,7 @@ class Case:
     nonfinite_step: int | None
     random_moves_s: float = 0.0
     has_common_disk: bool = True
+    extra_s: float = 0.0
 
     @property
     def moves(self) -> bool:
@@ -118,7 +129,7 @@ class Case:
         waits_s = self.config.wiring.stage_grace_s if self.config.wiring.on_stage_lost == "wait" else 0.0
         hangs = any(fault.kind == SLOW and fault.factor >= OVERDUE_FACTOR for fault in self.faults)
         unknown_s = UNKNOWN_S if hangs else 0.0
-        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults)) + 2 * waits_s + unknown_s
+        return healed_s + 3 * serial_s + DETECTION_S * (1 + len(self.faults)) + 2 * waits_s + unknown_s + self.extra_s
 
     def __str__(self) -> str:
         wiring, train = self.config.wiring, self.config.train
@@ -130,6 +141,7 @@ class Case:
             f"{'tied' if self.config.model.tied_head else 'untied'} head, evaluation every {train.eval_every_steps}, "
             f"persist {self.persist_s} s, {train.on_nonfinite}{nonfinite}, "
             f"{wiring.on_stage_lost} at a lost stage after {wiring.stage_grace_s:.3g} s, "
+            f"{len(self.plan.workers)} workers, "
             f"rebalancing every {wiring.rebalance_s:.3g} s, random moves every {self.random_moves_s:.3g} s, "
             f"{'a common disk' if self.has_common_disk else f'disks of their own, {train.checkpoint_copies} copies'}"
         )
@@ -192,7 +204,7 @@ def _with_failures(rng: random.Random, case: Case, run_s: float) -> Case:
     fault = rng.choice((fails, hangs, *[None] * 10))
     if fault and spares_every_stage([*faults, fault], case.plan.placement):
         faults.append(fault)
-    return replace(case, faults=_in_order(faults))
+    return replace(case, faults=in_order(faults))
 
 
 def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -210,7 +222,7 @@ def _with_lost_announcements(rng: random.Random, case: Case, run_s: float) -> Ca
         Fault(dead_s, CRASH, COORDINATOR),
         Fault(dead_s + rng.uniform(0.2, 3.0), RESTART, COORDINATOR),
     ]
-    return replace(case, faults=_in_order([*case.faults, *faults]))
+    return replace(case, faults=in_order([*case.faults, *faults]))
 
 
 def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -223,7 +235,7 @@ def _with_second_processes(rng: random.Random, case: Case, run_s: float) -> Case
     for fault in case.faults:
         if fault.kind == RESTART and fault.peer == COORDINATOR and rng.random() < 0.5:
             faults.append(Fault(fault.at_s + rng.uniform(0.5, 5.0), STALE, COORDINATOR, rng.uniform(0.0, 12.0)))
-    return replace(case, faults=_in_order(faults))
+    return replace(case, faults=in_order(faults))
 
 
 def _with_perturbations(case: Case, run_s: float) -> Case:
@@ -232,7 +244,7 @@ def _with_perturbations(case: Case, run_s: float) -> Case:
         return case
     sync = replace(case.config.sync, check_every_steps=1 + case.seed // 5 % 2)
     faults = perturbations(case.seed, case.plan.placement, run_s)
-    return replace(case, config=replace(case.config, sync=sync), faults=_in_order([*case.faults, *faults]))
+    return replace(case, config=replace(case.config, sync=sync), faults=in_order([*case.faults, *faults]))
 
 
 def _with_moves(rng: random.Random, case: Case, step_s: float) -> Case:
@@ -277,7 +289,7 @@ def _with_vacant_stage(rng: random.Random, case: Case, run_s: float) -> Case:
         peers = tuple(sorted(case.plan.peers))
         faults.append(Fault(0.0, LATE, peers[0], at_s + grace_s, peers[1:], peers))
     wiring = replace(case.config.wiring, on_stage_lost="wait", stage_grace_s=grace_s)
-    return replace(case, config=replace(case.config, wiring=wiring), faults=_in_order([*case.faults, *faults]))
+    return replace(case, config=replace(case.config, wiring=wiring), faults=in_order([*case.faults, *faults]))
 
 
 def _with_lost_stage(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -286,7 +298,7 @@ def _with_lost_stage(rng: random.Random, case: Case, run_s: float) -> Case:
         return case
     at_s = rng.uniform(0.2, 0.8) * run_s
     faults = [Fault(at_s, rng.choice(ENDS), peer) for peer in rng.choice(case.plan.placement)]
-    return replace(case, faults=_in_order([*case.faults, *faults]))
+    return replace(case, faults=in_order([*case.faults, *faults]))
 
 
 def _with_straggler(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -297,7 +309,7 @@ def _with_straggler(rng: random.Random, case: Case, run_s: float) -> Case:
     fault = Fault(at_s, SLOW, rng.choice(sorted(case.plan.peers)), rng.uniform(0.0, 1.0), factor=factor)
     if not spares_every_stage([*case.faults, fault], case.plan.placement):
         return case
-    return replace(case, faults=_in_order([*case.faults, fault]))
+    return replace(case, faults=in_order([*case.faults, fault]))
 
 
 def _with_takeover(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -308,7 +320,7 @@ def _with_takeover(rng: random.Random, case: Case, run_s: float) -> Case:
     begins_s = [fault.at_s for fault in case.faults if fault.may_lose] or [0.0]
     at_s = rng.choice(begins_s) + rng.choice((rng.uniform(0.0, 10.0), rng.uniform(0.0, run_s)))
     fault = Fault(max(1.0, at_s), TAKEOVER, COORDINATOR, rng.uniform(0.0, 12.0))
-    return replace(case, faults=_in_order([*case.faults, fault]))
+    return replace(case, faults=in_order([*case.faults, fault]))
 
 
 def _with_operator(rng: random.Random, case: Case, run_s: float) -> Case:
@@ -322,14 +334,14 @@ def _with_operator(rng: random.Random, case: Case, run_s: float) -> Case:
     fault = Fault(rng.uniform(0.2, 1.0) * run_s, kind, peer, seconds)
     if fault.may_lose and not spares_every_stage([*case.faults, fault], case.plan.placement):
         return case
-    return replace(case, faults=_in_order([*case.faults, fault]))
+    return replace(case, faults=in_order([*case.faults, fault]))
 
 
 def _with_stop(rng: random.Random, case: Case, run_s: float) -> Case:
     """In a twelfth of the cases an operator stops the run."""
     if rng.random() >= 1 / 12:
         return case
-    return replace(case, faults=_in_order([*case.faults, Fault(rng.uniform(0.1, 1.0) * run_s, STOP, COORDINATOR)]))
+    return replace(case, faults=in_order([*case.faults, Fault(rng.uniform(0.1, 1.0) * run_s, STOP, COORDINATOR)]))
 
 
 def _silence(rng: random.Random, at_s: float, peer: int, seconds: float) -> Fault:
@@ -374,7 +386,7 @@ class RandomMoves(ByNumber):
         return Move(peer, src, self._rng.choice([stage for stage in range(n_stages) if stage != src]))
 
 
-def _in_order(faults: Collection[Fault]) -> tuple[Fault, ...]:
+def in_order(faults: Collection[Fault]) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
@@ -394,7 +406,7 @@ def _with_arrivals(seed: int, rng: random.Random, plan: Plan, run_s: float, faul
     cut = broken_link(seed, plan.placement, run_s)
     if seed % 4 == 3 and spares_every_stage([*found, cut], plan.placement):
         found.append(cut)
-    return _in_order(found)
+    return in_order(found)
 
 
 def _draw_config(rng: random.Random, kind: str) -> RunConfig:
@@ -461,7 +473,9 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     machines = build_peers(case.config, case.plan, RunStart("fuzz"))
     wiring = case.config.wiring
     invariants = Invariants(machines, case.faults, wiring.stage_grace_s, wiring.on_stage_lost == "wait")
+    pool = PoolInvariants(invariants, case.config, case.plan) if case.plan.workers else None
     processes = _Processes(case, invariants, mutate or _unchanged)
+    machines |= build_workers(case.config, case.plan, RunStart("fuzz"))
     peers = {peer: processes.make_first(peer, machine) for peer, machine in machines.items()}
     environment = Environment(
         link=lambda src, dst: case.links.get((src, dst), LINK_OF_NEWCOMERS),
@@ -472,7 +486,10 @@ def play(case: Case, mutate: Mutate | None = None, observer: Observer | None = N
     def observe(now_s: float, peer: int, event: Event | Fault, actions: list[Action]) -> None:
         if observer:
             observer(now_s, peer, event, actions)
-        invariants(now_s, peer, event, actions)
+        if pool:
+            pool(peer, event, actions)
+        if peer not in case.plan.workers:  # of which the step protocol knows nothing
+            invariants(now_s, peer, event, actions)
 
     simulation = Simulation(
         processes.make_coordinator(None),
@@ -510,6 +527,10 @@ class _Processes:
         """A newcomer for `stage`, or a peer of the plan that starts again; see ProcessFactory."""
         config, plan = self._case.config, self._case.plan
         seconds = self._case.seconds.get(peer, self._case.seconds[plan.placement[stage or 0][0]])
+        if plan.is_worker(peer):
+            machine = build_worker(config, plan, peer, RunStart("fuzz"))
+            self._invariants.tensors[peer] = tensors = self._make_tensors(peer, plan.seat(peer)[0], version=0)
+            return self._make_sim_peer(peer, machine, tensors, seconds)
         if stage is None:
             machine = build_peer(config, plan, peer, RunStart("fuzz"))
             tensors = self._make_tensors(peer, plan.seat(peer)[0], version=0)
@@ -534,12 +555,15 @@ class _Processes:
         self, peer: int, machine: Peer, tensors: SymbolicTensors, seconds: Mapping[str, float]
     ) -> SimPeer:
         disk = "" if self._case.has_common_disk else f"disk{peer}"
-        return SimPeer(self._mutate(peer, machine, tensors), tensors, f"host{peer}", seconds, disk)
+        is_outside = self._case.plan.is_worker(peer)
+        mutated = self._mutate(peer, machine, tensors)
+        return SimPeer(mutated, tensors, f"host{peer}", seconds, disk, is_outside=is_outside)
 
     def _make_tensors(self, peer: int, stage: int, version: int) -> SymbolicTensors:
         config, plan = self._case.config, self._case.plan
         groups = tuple(group for group in sync_groups(config, plan) if stage in group.stages)
-        layout = StageLayout(stage, plan.n_stages, plan.n_microbatches, groups, config.delay)
+        worker_words = parameter_words(config, plan, stage) if plan.is_worker(peer) else 0
+        layout = StageLayout(stage, plan.n_stages, plan.n_microbatches, groups, config.delay, worker_words)
         checks = Checks(self._invariants.broken, self._invariants.applied, self._is_nonfinite)
         return SymbolicTensors(peer, layout, checks, version)
 

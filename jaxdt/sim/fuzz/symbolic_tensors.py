@@ -23,11 +23,12 @@ from jaxdt.protocol.events import (
     SliceKey,
     State,
     StateKey,
+    TaskOutput,
 )
 from jaxdt.protocol.message import tensor_key
 from jaxdt.spec.delay import NO_DELAY, Delay
-from jaxdt.spec.sizes import Group
-from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, REGENERATE, Work
+from jaxdt.spec.sizes import Group, is_contribution
+from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, GATHER, NORM, REGENERATE, Work
 
 EXACT_COVER = 1
 N_WORDS = 1000  # 4-byte words of a state: a few slices
@@ -37,13 +38,15 @@ NO_STATE = -1  # the version of a newcomer
 @dataclass(frozen=True)
 class StageLayout:
     """The stage of a peer: its index, the number of stages and of microbatches of a step, the groups that it syncs
-    with, and the delay of its updates."""
+    with, and the delay of its updates. `worker_words`: words of the parameters, if the peer is a pool's worker, which
+    has no other state; else 0."""
 
     stage: int
     n_stages: int
     n_microbatches: int
     groups: tuple[Group, ...]
     delay: Delay = NO_DELAY
+    worker_words: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,10 @@ class SymbolicTensors:
         self.generation = 0
         self.drift = 0.0  # of the parameters from those that all replicas should have, over their norm
         self.digested: tuple[int, int, float] | None = None  # the generation, version and drift of the last digest
-        self.n_words = N_WORDS
+        self.n_words = layout.worker_words or N_WORDS
         self.accumulators: dict[int, Counter] = {}  # by step
+        self._is_worker = layout.worker_words > 0
+        self._keeps_before = False  # a worker may lack the version before its own
         self._is_last = layout.stage == layout.n_stages - 1
         self._delay = layout.delay
         self._groups = {group.name: group for group in layout.groups}
@@ -86,11 +91,17 @@ class SymbolicTensors:
     def run(self, work: Work, scale: float, rounds: tuple[Round, ...] = ()) -> dict[str, float]:
         """Do the Work and return the values of its Ran: one sample of loss 1 for each microbatch."""
         step = _step(work)
-        held = range(self.version - self._delay.steps, self.version + 1)
+        keeps_before = self._keeps_before if self._is_worker else self._delay.steps
+        held = range(self.version - keeps_before, self.version + 1)
         if work.kind in (FORWARD, BACKWARD, REGENERATE, EVALUATE) and self.version_for(step) not in held:
             self._cover_broken(f"{work} is computed with one of the versions {list(held)}")
         if work.kind == GATHER:
-            self._gathered |= dict.fromkeys(rounds, Counter(self.accumulators.get(step, ())))
+            self._gather(step, rounds)
+        elif work.kind == CONTRIBUTE:
+            self._contribute(step, rounds)
+        elif work.kind == NORM:
+            n_elements = sum(group.n_elements for group in self._groups.values())
+            return {"sq_norm": float(n_elements * sum(self.accumulators.get(step, Counter()).values()))}
         elif work.kind == FORWARD:
             self._forward(work)
         elif work.kind == EVALUATE:
@@ -107,6 +118,23 @@ class SymbolicTensors:
     def version_for(self, step: int) -> int:
         """The version that a step is computed with."""
         return self._delay.version_of(step)
+
+    def _gather(self, step: int, rounds: tuple[Round, ...]) -> None:
+        """Lay the accumulator out; that of a worker begins anew."""
+        own = Counter(self.accumulators.get(step, ()))
+        self._gathered |= dict.fromkeys(rounds, own)
+        if any(is_contribution(round.group) for round in rounds):
+            self.accumulators.pop(step, None)
+
+    def _contribute(self, step: int, rounds: tuple[Round, ...]) -> None:
+        """All slices of a worker's contribution are here, and hold the same."""
+        slices = [part for key, part in self._slices.items() if key.src is None and key.round in rounds]
+        if not slices or any(part != slices[0] for part in slices):
+            self._cover_broken(f"adds {rounds}, whose slices hold {slices}")
+        self.accumulators.setdefault(step, Counter()).update(slices[0])
+        twice = [item for item, n in self.accumulators[step].items() if n > 1]
+        if twice:
+            self._cover_broken(f"{rounds[0]} brings {twice}, which the accumulator holds already")
 
     def _forward(self, work: Work) -> None:
         if not self._is_last:
@@ -173,7 +201,7 @@ class SymbolicTensors:
         if isinstance(key, Key):
             if key not in self._boundaries:
                 self._missing(f"{key} to send it")
-            return self._boundaries[key]
+            return self._boundaries.pop(key) if isinstance(body, TaskOutput) else self._boundaries[key]
         if key.src is not None:
             return self._own_part(key)
         if key not in self._slices:
@@ -183,7 +211,7 @@ class SymbolicTensors:
     def put(self, body: Message, src: int, tensor: Any) -> None:
         """`tensor` is what `tensor_to_send` returned: a generation, a version with its drift, or counts of
         microbatches."""
-        if isinstance(body, Boundary):
+        if isinstance(body, Boundary | TaskOutput):
             self._boundaries[body.key] = tensor
         elif isinstance(body, State) and not body.key.part:
             self._fetched.update({word: tensor for word in range(body.key.lo, body.key.hi)})
@@ -198,6 +226,9 @@ class SymbolicTensors:
         total = Counter()
         for member in members:
             total.update(self._own_part(key) if member == self.peer else self._part(key, member))
+        if is_contribution(key.round.group):  # a squared norm as of noise: in proportion to the microbatches
+            self._slices[key] = total
+            return zlib.crc32(repr(sorted(total.items())).encode()), float((key.hi - key.lo) * total.total())
         stages = self._groups[key.round.group].stages
         provenance = (self.generation, self._delay.version_of(key.round.step))
         expected = {(*provenance, stage, m): 1 for stage in stages for m in range(self._n_microbatches)}
@@ -229,6 +260,21 @@ class SymbolicTensors:
         self._gathered = {round: own for round, own in self._gathered.items() if not is_over(round)}
         self._slices = {key: part for key, part in self._slices.items() if not is_over(key.round)}
 
+    @property
+    def boundary_keys(self) -> tuple[Key, ...]:
+        """The boundary tensors that are here."""
+        return tuple(self._boundaries)
+
+    @property
+    def residual_keys(self) -> tuple[Key, ...]:
+        """The forwards whose residuals are here, by the keys of their inputs."""
+        return tuple(self._residuals)
+
+    @property
+    def vector_rounds(self) -> set[Round]:
+        """The rounds of which an own vector, or a slice, is here."""
+        return self._gathered.keys() | {key.round for key in self._slices}
+
     def write_checkpoint(self, version: int) -> None:
         """Only the version of a checkpoint is ever read."""
 
@@ -251,8 +297,10 @@ class SymbolicTensors:
         versions = {version for version, _ in self._fetched.values()}
         if len(self._fetched) != self.n_words or versions != {install.version}:
             self._missing(f"a whole state, has {len(self._fetched)} words of versions {sorted(versions)}")
-        if (install.version, install.generation) != (self.version, self.generation):
+        if (install.version, install.generation) != (self.version, self.generation) and not install.beside_work:
             self._begin(install.version, install.generation)
+        self.version = install.version
+        self._keeps_before = install.beside_work
         self.drift = max((drift for _, drift in self._fetched.values()), key=abs)
         self._fetched.clear()
 

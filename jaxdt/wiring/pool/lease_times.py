@@ -25,6 +25,11 @@ class LeaseTimes:
         self._of_worker[worker, what].append(seconds)
         self._of_all[what].append(seconds)
 
+    def forget(self, worker: int) -> None:
+        """The worker is gone; should it come again, it is measured by the others first."""
+        for key in [key for key in self._of_worker if key[0] == worker]:
+            del self._of_worker[key]
+
     def timeout_s(self, worker: int, what: str, n_failures: int = 0) -> float:
         """How long the worker may take, after so many failures of others or its own. Nothing of the kind was ever
         done: as long as a process may take to begin, since it may have to compile."""

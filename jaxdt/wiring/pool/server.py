@@ -142,6 +142,7 @@ class _Step:
     asked: dict[int, _Asked] = field(default_factory=dict)
     unchecked: list[ContributionReceived] = field(default_factory=list)
     is_measured: bool = False
+    lacks_measure: bool = False  # a contribution was given up because there was nothing to compare it with
     is_drained: bool = False
 
 
@@ -444,7 +445,7 @@ class PoolServer:
         if self._slot.is_busy:
             return []
         for step in steps:
-            if step.unchecked and not step.is_measured:
+            if (step.unchecked or step.lacks_measure) and not step.is_measured and step.table.n_committed:
                 self._n_measured = step.table.n_committed
                 return [self._slot.start(Work(self._stage, NORM, None, self._peer, step.number))]
         if self._adding and not self._is_adding:
@@ -643,6 +644,7 @@ class PoolServer:
         if items != step.table.contribution(peer) or not items:
             return self._lose(peer, "its contribution is not what it has done", readmit=True)
         if not self._norms.is_possible:
+            step.is_measured, step.lacks_measure = False, True
             step.table.distrust(peer)
             return self._lose(peer, "there is no gradient of this server's own to compare it with", readmit=True)
         if problem := self._norms.problem(len(items), received.sq_norm):
@@ -732,6 +734,8 @@ class PoolServer:
         if readmit:
             self._admit(peer, worker.process)
             actions.append(self._welcome(peer))
+        else:
+            self._times.forget(peer)
         return actions
 
 

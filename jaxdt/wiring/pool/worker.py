@@ -17,6 +17,7 @@ from jaxdt.protocol.events import (
     ContributionWanted,
     Discard,
     Event,
+    Forget,
     Key,
     Ran,
     Received,
@@ -51,11 +52,12 @@ class PoolWorker:
         self._delay = delay
         self._slot = ComputeSlot()
         self._admitted: Admitted | None = None
+        self._gathering: tuple[Round, ...] = ()  # the contribution that is being laid out
         self._forget()
 
     def _forget(self) -> None:
         self._leases: dict[Task, TaskLease] = {}  # that wait
-        self._heard: set[int] = set()  # leases of which this worker knows
+        self._heard: dict[int, set[int]] = {}  # step -> leases of which this worker knows
         self._arrived: set[Key] = set()  # tensors that are here
         self._running: TaskLease | None = None
         self._counted: dict[int, dict[int, int]] = {}  # step -> microbatch -> lease that the accumulator got it under
@@ -64,6 +66,7 @@ class PoolWorker:
 
     def _forget_steps_before(self, version: int) -> None:
         self._leases = {task: lease for task, lease in self._leases.items() if lease.step >= version}
+        self._heard = {step: leases for step, leases in self._heard.items() if step >= version}
         self._arrived = {key for key in self._arrived if key.step >= version}
         self._counted = {step: counted for step, counted in self._counted.items() if step >= version}
         self._wanted = [rounds for rounds in self._wanted if rounds[0].step >= version]
@@ -79,7 +82,7 @@ class PoolWorker:
                 self._arrived.add(key)
                 return self._next()
             case Received(_, TaskLease() as lease) if self._is_new(lease):
-                self._heard.add(lease.number)
+                self._heard.setdefault(lease.step, set()).add(lease.number)
                 task = (lease.step, lease.kind, lease.microbatch)
                 if task not in self._leases or self._leases[task].number < lease.number:
                     self._leases[task] = lease  # the one before, if there was one, has run out
@@ -113,15 +116,16 @@ class PoolWorker:
 
     def _is_new(self, lease: TaskLease) -> bool:
         is_of_now = self._is_admitted(lease.admission) and self._is_under_way(lease.step)
-        return is_of_now and lease.number not in self._heard
+        return is_of_now and lease.number not in self._heard.get(lease.step, ())
 
     def _next(self) -> list[Action | Event]:
         """Begin a Work, if there is one whose inputs are here."""
         if self._slot.is_busy:
             return []
         if self._wanted:
-            rounds = self._wanted[0]
-            return [self._slot.start(Work(self._stage, GATHER, None, self._peer, rounds[0].step), rounds)]
+            self._gathering = self._wanted[0]
+            step = self._gathering[0].step
+            return [self._slot.start(Work(self._stage, GATHER, None, self._peer, step), self._gathering)]
         ready = [lease for lease in self._leases.values() if self._needs(lease) <= self._arrived]
         if not ready:
             return []
@@ -149,7 +153,7 @@ class PoolWorker:
     def _ran(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
         """A Work is done. Nobody waits for one that began under an earlier admission, or of a step that is over."""
         if work.kind == GATHER:
-            return self._gathered(work)
+            return self._gathered()
         lease = self._running
         if lease is None or (work.step, work.microbatch) != (lease.step, lease.microbatch):
             return []
@@ -169,10 +173,11 @@ class PoolWorker:
         told = TaskDone(lease.admission, lease.step, lease.number, n_samples, loss_sum)
         return [Discard(gradient), Send(self._server, told)]
 
-    def _gathered(self, work: Work) -> list[Action | Event]:
-        """The accumulator of a step is laid out, and begins anew."""
-        if not self._wanted or self._wanted[0][0].step != work.step:
-            return []
-        rounds = self._wanted.pop(0)
+    def _gathered(self) -> list[Action | Event]:
+        """The accumulator of a step is laid out, and begins anew; unless nobody wants it any more."""
+        rounds, self._gathering = self._gathering, ()
+        if rounds not in self._wanted:
+            return [Forget(round) for round in rounds]
+        self._wanted.remove(rounds)
         counted = self._counted.pop(rounds[0].step, {})
         return [ContributionGathered(rounds, tuple(sorted(counted.items())))]

@@ -1,8 +1,11 @@
-"""The fuzzer of a pool's task table: one server and workers that crash, pause and come back, over a network that
-delays, repeats and reorders what they say. In virtual time, without tensors.
+"""The fuzzer of pools, in two sizes.
 
-task_runs.py (the runs, and as a script many of them), reissue_only.py (the control: a server that issues again only
-what was unfinished).
+Of whole runs, with the fuzzer's servers, links and symbolic tensors: cases.py (workers that come and go), invariants.py
+(what must hold besides the step protocol's invariants).
+
+Of one server's task table, without machines, in virtual time: task_runs.py (workers that crash, pause and come back
+over a network that delays, repeats and reorders; as a script many runs), reissue_only.py (the control: a server that
+issues again only what was unfinished).
 
 Imports what jaxdt.sim.fuzz may import.
 """

@@ -1,0 +1,138 @@
+"""What must hold of a pool at every event of a simulation, besides the invariants of the step protocol, which hold of
+its servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
+
+  (12) a process of a server never grants two leases of one number, and its accumulator never holds a microbatch twice
+       (the second half is checked where a contribution is added)
+  (13) what is kept is bounded, and freed. A peer holds nothing of a step but from the version before the one that opens
+       it, since others may have begun it, until the update of the step is over. Of one step
+         a server holds for each microbatch of its cut its input, its output and the gradients of both, and the
+         residuals of as many forwards as 1F1B lets wait at one client and of one that is done again; after a view in
+         mid-step, when the servers do the rest by routes, all that of any microbatch;
+         a worker holds inputs, outputs and residuals of the microbatches of its server's cut.
+       And a server holds vectors of the contributions that it has asked for and has neither added nor given up, one of
+       each worker; a worker holds those that it was asked for.
+
+Exact counting, progress, and the version with which each microbatch is computed are checked by the tensors
+(jaxdt.sim.fuzz.symbolic_tensors) and by the invariants of the step protocol. These here are checked from outside too:
+on messages, actions and tensors. An observer is called before an event's actions are done, so the tensors that an event
+changed are checked when the next event comes.
+"""
+
+from collections import Counter
+
+from jaxdt.protocol.events import (
+    Action,
+    ContributionWanted,
+    Event,
+    Forget,
+    Ran,
+    Received,
+    Round,
+    Run,
+    Send,
+    Started,
+    TaskLease,
+    View,
+)
+from jaxdt.sim.faults import Fault
+from jaxdt.sim.fuzz.invariants import Invariants
+from jaxdt.sim.fuzz.symbolic_tensors import SymbolicTensors
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import is_contribution
+from jaxdt.spec.work import CONTRIBUTE
+from jaxdt.wiring.pool.even_transfer import part, server_of
+
+LEASED_TWICE, BOUNDED = 12, 13
+OF_SERVER = 4  # boundary tensors of a microbatch at a server: input, output, and the gradients of both
+OF_WORKER = 3  # at a worker: input, gradient of the output, and what it sends
+
+
+class PoolInvariants:
+    """Of the pool of one run. `invariants` are those of its servers, which know the tensors of all."""
+
+    def __init__(self, invariants: Invariants, config: RunConfig, plan: Plan):
+        self._invariants = invariants
+        self._plan = plan
+        self._workers = frozenset(plan.workers)
+        self._n_under_way = 1 + config.sync.delay
+        self._n_held_out = config.train.eval_microbatches if config.train.eval_every_steps else 0
+        self._leased: dict[int, int] = {}  # server -> the number of the last lease of its process
+        self._asked: dict[int, set[Round]] = {}  # peer -> rounds of contributions that are under way there
+        self._adding: dict[int, tuple[Round, ...]] = {}  # server -> rounds of the contribution that it is adding
+        self._to_check: int | None = None
+        self._view_of: dict[int, View] = {}
+
+    def __call__(self, peer: int, event: Event | Fault, actions: list[Action]) -> None:
+        if self._to_check is not None:
+            self._check_bounded(self._to_check)
+        self._to_check = None
+        if isinstance(event, Fault) or peer not in self._invariants.tensors:
+            return
+        if isinstance(event, Started):
+            self._leased.pop(peer, None)
+            self._asked.pop(peer, None)
+        if isinstance(event, Received) and isinstance(event.body, View):
+            self._view_of[peer] = event.body
+        if isinstance(event, Received) and isinstance(event.body, ContributionWanted):
+            self._asked.setdefault(peer, set()).update(event.body.rounds)
+        if isinstance(event, Ran) and event.work.kind == CONTRIBUTE:
+            self._asked.get(peer, set()).difference_update(self._adding.pop(peer, ()))
+        for action in actions:
+            self._on_action(peer, action)
+        self._to_check = peer
+
+    def _on_action(self, peer: int, action: Action) -> None:
+        if isinstance(action, Forget):
+            self._asked.get(peer, set()).discard(action.round)
+        if isinstance(action, Run) and action.work.kind == CONTRIBUTE:
+            self._adding[peer] = action.rounds
+        if not isinstance(action, Send):
+            return
+        if isinstance(action.body, ContributionWanted):
+            self._asked.setdefault(peer, set()).update(action.body.rounds)
+        if isinstance(action.body, TaskLease):
+            if action.body.number <= self._leased.get(peer, 0):
+                self._invariants.broken(LEASED_TWICE, peer, f"grants {action.body} after lease {self._leased[peer]}")
+            self._leased[peer] = action.body.number
+
+    def _check_bounded(self, peer: int) -> None:
+        """(13) for one peer."""
+        tensors = self._invariants.tensors[peer]
+        self._check_vectors(peer, tensors)
+        boundaries = Counter(key.step for key in tensors.boundary_keys)
+        residuals = Counter(key.step for key in tensors.residual_keys)
+        held = boundaries.keys() | residuals.keys() | tensors.accumulators.keys()
+        steps = range(tensors.version - 1, tensors.version + 2 * self._n_under_way)
+        for step in sorted(held):
+            n_boundaries_max, n_residuals_max = self._most(peer, step)
+            problem = ""
+            if step not in steps:
+                problem = f"tensors of step {step}, its version is {tensors.version}"
+            elif boundaries[step] > n_boundaries_max:
+                problem = f"{boundaries[step]} boundary tensors of step {step}, expected at most {n_boundaries_max}"
+            elif residuals[step] > n_residuals_max:
+                problem = f"{residuals[step]} residuals of step {step}, expected at most {n_residuals_max}"
+            if problem:
+                self._invariants.broken(BOUNDED, peer, f"holds {problem}")
+
+    def _most(self, peer: int, step: int) -> tuple[int, int]:
+        """How many boundary tensors and residuals of a step a peer may hold."""
+        server = server_of(self._plan, peer) if peer in self._workers else peer
+        n_microbatches, stage = self._plan.n_microbatches, self._invariants.tensors[server].stage
+        view = self._view_of.get(server)
+        servers = view.working(stage, step) if view else ()
+        is_by_routes = view is None or (view.number > 1 and step < view.n_committed + self._n_under_way)
+        n_own = n_microbatches
+        if server in servers and not is_by_routes:
+            n_own = len(part(n_microbatches, len(servers), servers.index(server)))
+        if peer in self._workers:
+            return OF_WORKER * n_own, n_own
+        n_residuals = n_microbatches if is_by_routes else self._plan.depth(stage) + 1
+        return OF_SERVER * n_own + 2 * self._n_held_out, n_residuals
+
+    def _check_vectors(self, peer: int, tensors: SymbolicTensors) -> None:
+        held = {round for round in tensors.vector_rounds if is_contribution(round.group)}
+        under_way = {round for round in self._asked.get(peer, ()) if round.step >= tensors.version - 1}
+        if kept := sorted(held - under_way):
+            self._invariants.broken(BOUNDED, peer, f"holds vectors of {kept}, which are over")

@@ -1,0 +1,124 @@
+"""Planted mistakes in the machines of a pool, servers' and workers', each of which the pool's fuzzer must find.
+
+`POOL_MUTANTS`: how a machine is changed, what is patched, the invariants that may reveal it, and the seeds among which
+they must.
+"""
+
+import itertools
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from unittest import mock
+
+from mutants import Mutant, unchanged
+
+from jaxdt.protocol.events import COORDINATOR, Forget, Free, Install
+from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
+from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE
+from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
+from jaxdt.spec.sizes import is_contribution
+from jaxdt.wiring.pool.server import PoolServer
+from jaxdt.wiring.pool.task_table import TaskTable
+
+
+class KeepsWorkBesideAnyVersion(Mutant):
+    """A worker takes each version for the next one of those that it holds."""
+
+    def handle(self, now_s, event):
+        actions = self.machine.handle(now_s, event)
+        return [replace(a, beside_work=True) if isinstance(a, Install) else a for a in actions]
+
+
+class FreesNothing(Mutant):
+    """What a worker holds of steps that are over stays."""
+
+    def handle(self, now_s, event):
+        return [action for action in self.machine.handle(now_s, event) if not isinstance(action, Free)]
+
+
+class KeepsContributions(Mutant):
+    """A server keeps the vectors of contributions once they are added."""
+
+    def handle(self, now_s, event):
+        is_kept = lambda action: isinstance(action, Forget) and is_contribution(action.round.group)  # noqa: E731
+        return [action for action in self.machine.handle(now_s, event) if not is_kept(action)]
+
+
+def keeps_accumulators(peer, machine, tensors):
+    """A worker that is let in anew goes on with what it has accumulated."""
+    if tensors is not None and tensors._is_worker:
+        tensors.restore = lambda restore: None
+    return machine
+
+
+def of_workers(mutant):
+    def mutate(peer, machine, tensors):
+        return mutant(machine) if tensors is not None and tensors._is_worker else machine
+
+    return mutate
+
+
+def of_servers(mutant):
+    def mutate(peer, machine, tensors):
+        is_server = peer != COORDINATOR and not tensors._is_worker
+        return _seen(mutant, machine) if is_server else machine
+
+    return mutate
+
+
+def _seen(mutant, machine):
+    """The invariants of the step protocol read the view of a server's own machine."""
+    made = mutant(machine)
+    made.membership = machine.membership
+    return made
+
+
+def patched(owner, name, value):
+    @contextmanager
+    def patch():
+        with mock.patch.object(owner, name, value):
+            yield
+
+    return patch
+
+
+INIT, LOOK_AT, LOSE = (
+    TaskTable.__init__,
+    PoolServer._look_at,
+    PoolServer._lose,
+)
+
+
+def looks_at_nothing(self, step, received):
+    """The server does not compare what a contribution holds with what the worker has done."""
+    return LOOK_AT(self, step, replace(received, items=step.table.contribution(received.worker) or received.items))
+
+
+def forgives(self, peer, reason, readmit):
+    """A worker whose backward came after its lease goes on."""
+    return [] if reason == "a backward came too late" else LOSE(self, peer, reason, readmit)
+
+
+@contextmanager
+def late_and_not_compared():
+    with mock.patch.object(PoolServer, "_look_at", looks_at_nothing), mock.patch.object(PoolServer, "_lose", forgives):
+        yield
+
+
+def from_one(self, numbers, server, is_last_stage, lease_numbers):
+    INIT(self, numbers, server, is_last_stage, itertools.count(1))
+
+
+def any_version(self, worker, wants):
+    worker.versions, worker.n_tasks = frozenset(range(wants.version + 2)), wants.n_tasks
+
+
+POOL_MUTANTS = {
+    "a worker keeps its accumulator": (keeps_accumulators, nullcontext, {COVER}, range(40)),
+    "any version is the next one": (of_workers(KeepsWorkBesideAnyVersion), nullcontext, {COVER}, range(40)),
+    "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, range(20)),
+    "contributions stay": (of_servers(KeepsContributions), nullcontext, {BOUNDED}, range(20)),
+    "lost work is not redone": (unchanged, patched(TaskTable, "void", ReissueOnly.void), {COVER, PROGRESS}, range(40)),
+    "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(30, 45)),
+    "lease numbers begin anew": (unchanged, patched(TaskTable, "__init__", from_one), {LEASED_TWICE}, range(20)),
+    "workers compute with any version": (unchanged, patched(PoolServer, "_holds", any_version), {COVER}, range(40)),
+}

@@ -1,0 +1,62 @@
+"""Pools under faults of all kinds: many seeds, all invariants at every event, and planted mistakes that must be found.
+
+More on demand: python scripts/experiments/fuzz_protocol.py --wiring=pool --seeds=50:10000"""
+
+import re
+
+import pytest
+from pool_mutants import POOL_MUTANTS
+
+from jaxdt.protocol.events import Run
+from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, PAUSE, POWER_OFF, REORDER, RESTART, SLOW
+from jaxdt.sim.fuzz.cases import finding, play
+from jaxdt.sim.fuzz.pool.cases import draw_case
+from jaxdt.spec.work import BACKWARD
+
+N_SEEDS = 50
+
+
+@pytest.mark.parametrize("low", range(0, N_SEEDS, 25))
+def test_invariants_hold_under_all_faults(low):
+    assert not {seed: line for seed in range(low, low + 25) if (line := finding(draw_case(seed)))}
+
+
+def test_the_seeds_draw_all_that_happens_to_workers():
+    cases = [draw_case(seed) for seed in range(N_SEEDS)]
+    kinds = {fault.kind for case in cases for fault in case.faults if fault.peer in case.plan.workers}
+    assert kinds == {CRASH, POWER_OFF, PAUSE, CUT, SLOW, DUPLICATE, REORDER, RESTART}
+    assert {case.config.sync.delay for case in cases} == {0, 1}
+    assert {case.config.sync.codec for case in cases} == {"none", "bf16"}
+    assert any(fault.peer in case.plan.peers and fault.may_lose for case in cases for fault in case.faults)
+
+
+def test_workers_compute_and_are_lost():
+    """Else the invariants would hold because nothing happens."""
+    n_backwards, reasons = 0, set()
+    for seed in range(12):
+        case = draw_case(seed)
+
+        def note(now_s, peer, event, actions, workers=tuple(case.plan.workers)):
+            nonlocal n_backwards
+            for action in actions:
+                n_backwards += isinstance(action, Run) and action.work.kind == BACKWARD and peer in workers
+                reasons.update([action.reason] if isinstance(action, WorkerLostReport) else [])
+
+        play(case, observer=note)
+    assert n_backwards > 100 and len(reasons) >= 3
+
+
+@pytest.mark.parametrize("name", POOL_MUTANTS)
+def test_the_fuzzer_finds_the_mutant_and_nothing_without_it(name):
+    mutate, patched, invariants, seeds = POOL_MUTANTS[name]
+    others = []
+    for seed in seeds:
+        with patched():
+            line = finding(draw_case(seed), mutate) or ""
+        broken = re.search(r" s: \((\d+)\) ", line)
+        if broken and int(broken[1]) in invariants:
+            assert not finding(draw_case(seed))
+            return
+        others += [line] if line else []
+    pytest.fail(f"not caught among {seeds}: {others}")
