@@ -6,7 +6,7 @@ import types
 from dataclasses import replace
 
 import pytest
-from pool_mutants import FreesNothing, KeepsContributions, of_servers, of_workers
+from pool_mutants import KeepsContributions, of_servers
 
 from jaxdt.protocol.events import COORDINATOR, Ran
 from jaxdt.protocol.reports import WorkerLostReport
@@ -102,7 +102,6 @@ def test_a_server_holds_as_much_after_500_batches_as_after_200(delay):
         assert max(n_tensors[-10:]) < 1.5 * max(n_tensors[20:30])
 
 
-@pytest.mark.parametrize("mutant", [of_servers(KeepsContributions), of_workers(FreesNothing)])
-def test_what_is_not_freed_is_found(mutant):
+def test_vectors_that_are_not_freed_are_found():
     with pytest.raises(InvariantBroken, match=r"\(13\)"):
-        grown(churn(10, 0), 10, mutant)
+        grown(churn(10, 0), 10, of_servers(KeepsContributions))
