@@ -42,6 +42,7 @@ from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.matching.window import MatchWindow
 from jaxdt.sync.scheduling import open_groups
 from jaxdt.sync.scheduling.open_groups import OpenGroups
+from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer
 
@@ -234,16 +235,27 @@ def steps_go_on():
         yield
 
 
+def one_step_counts_twice() -> AbstractContextManager:
+    """The coordinator counts a step of the run twice."""
+    n_missing = StepBudget._n_missing.fget
+    return mock.patch.object(StepBudget, "_n_missing", property(lambda budget: n_missing(budget) - 1))
+
+
+def wants_are_told_again() -> AbstractContextManager:
+    """A coordinator that was started again finds another group for a replica whose group was formed before."""
+    return mock.patch.object(ReplicaStates, "take_wanted", lambda states, group, fragment: None)
+
+
 @contextmanager
-def one_step_counts_twice():
-    """The coordinator counts the first step of the run twice."""
-    done = StepBudget._step_done
+def one_answer_is_enough():
+    """A coordinator that was started again decides when the first member has told it what it knows."""
+    hear = ReplicaStates.hear
 
-    def counts(budget, now_s, step):
-        budget._n_missing -= step.step == 0
-        return done(budget, now_s, step)
+    def hears(states, src, message):
+        hear(states, src, message)
+        states._awaited.clear()
 
-    with mock.patch.object(StepBudget, "_step_done", counts):
+    with mock.patch.object(ReplicaStates, "hear", hears):
         yield
 
 
@@ -300,5 +312,6 @@ MUTANTS = {
     "a push is not added": (of_peers(LosesPushes), nullcontext, {STALENESS, REPLAYED}, range(60)),
     "a pipeline goes on after the end": (unchanged, steps_go_on, {BUDGET, PROGRESS, REPLAYED}, range(60)),
     "a step counts twice": (unchanged, one_step_counts_twice, {BUDGET}, range(60)),
+    "after a restart the first answer decides": (unchanged, one_answer_is_enough, {PROGRESS, REPLAYED}, range(2, 40)),
     "a gradient is clipped by its stage alone": (unchanged, norms_of_one_stage, {HELD}, range(60)),
 }

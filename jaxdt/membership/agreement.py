@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxdt.protocol.events import Action, Message, Record, Repair, Round, Tally, View
-from jaxdt.protocol.reports import Report
+from jaxdt.protocol.reports import Report, StepReport
 
 TIMER = "agreement "  # the tags of its timers begin with it
 Results = tuple[tuple[Round, tuple[int, ...]], ...]  # rounds of steps under way, and who holds their whole result
@@ -21,6 +21,17 @@ class CommittedStep:
 
     record: Record
     tally: Tally
+
+
+@dataclass(frozen=True)
+class CountedRows:
+    """Rows of the metrics, where replicas may differ: `n_rows` in all, and those that are new. `n_steps`: the local
+    steps of each pipeline in all of them; `n_groups`: of each stage and fragment, groups that have formed."""
+
+    n_rows: int
+    new: tuple[StepReport, ...]
+    n_steps: tuple[int, ...]
+    n_groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class RepairReplicas:
     reports: Sequence[Report]
 
 
-Decision = Record | EndRun | RollBack | RepairReplicas
+Decision = Record | CountedRows | EndRun | RollBack | RepairReplicas
 
 
 class Agreement(Protocol):
@@ -59,9 +70,8 @@ class Agreement(Protocol):
         """A coordinator goes on where an earlier one has died: reports of what that one may not have reported."""
         ...
 
-    def restore(self, steps: Sequence[CommittedStep], n_committed: int) -> None:
-        """What an earlier coordinator made durable: its last steps, and how many were committed before its last
-        view."""
+    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+        """What an earlier coordinator made durable: its last view, its last steps, and the last rows."""
         ...
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
@@ -87,7 +97,8 @@ class Agreement(Protocol):
         ...
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
-        """What the members have agreed on, if they have. The coordinator makes a Record durable, and then says so."""
+        """What the members have agreed on, if they have. The coordinator makes a Record or CountedRows durable, and
+        then says so."""
         ...
 
     def promise_checkpoint(self) -> int | None:
@@ -107,13 +118,28 @@ class Agreement(Protocol):
         """The record is durable: what all members are told, and reports."""
         ...
 
+    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
+        """These rows are durable: what all members are told, and reports."""
+        ...
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a coordinator that was started again waits for members to say what they know. Until then no
+        checkpoint becomes complete, and the run does not end."""
+        ...
+
+    @property
+    def has_untold_rows(self) -> bool:
+        """Whether rows are done that are not durable and reported yet. The run does not end before they are."""
+        ...
+
     @property
     def records(self) -> tuple[Record, ...]:
         """The last records, which a new view carries."""
         ...
 
     def missed(self) -> list[Message]:
-        """What a member that was out of reach may have missed."""
+        """What a member that was out of reach may have missed, or is asked."""
         ...
 
     def leave_view(self, members: Collection[int]) -> Results:

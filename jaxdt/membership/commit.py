@@ -7,7 +7,15 @@ makes the step's record durable and announces it, and every member applies it. S
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jaxdt.membership.agreement import CommittedStep, Decision, EndRun, RepairReplicas, Results, RollBack
+from jaxdt.membership.agreement import (
+    CommittedStep,
+    CountedRows,
+    Decision,
+    EndRun,
+    RepairReplicas,
+    Results,
+    RollBack,
+)
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.membership.state_check import UnequalBits, deviations
 from jaxdt.protocol.events import Action, Committed, GroupResult, Message, Prepared, Record, Repair, Round, Tally, View
@@ -43,9 +51,9 @@ class TwoPhaseCommit:
         self._last_commit_s = now_s
         return [step_report(step, math.nan, self._config.tokens_per_sample) for step in self._steps[-1:]]
 
-    def restore(self, steps: Sequence[CommittedStep], n_committed: int) -> None:
+    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         self._steps = tuple(steps)
-        self.n_committed = max([n_committed, *(record.step + 1 for record in self.records)])
+        self.n_committed = max([view.n_committed, *(record.step + 1 for record in self.records)])
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
         """A vote on the first step that is not committed, or with a delay on one of the next."""
@@ -116,6 +124,17 @@ class TwoPhaseCommit:
         self._last_commit_s = now_s
         report = step_report(self._steps[-1], step_s, self._config.tokens_per_sample)
         return Committed(record), [*self._unequal_bits.reports(votes), report]
+
+    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
+        raise AssertionError("its steps are recorded")
+
+    @property
+    def is_asking(self) -> bool:
+        return False
+
+    @property
+    def has_untold_rows(self) -> bool:
+        return False
 
     @property
     def records(self) -> tuple[Record, ...]:

@@ -13,7 +13,7 @@ protocol, Sec. 5), one view or record at a time; so a coordinator that is starte
 from dataclasses import replace
 from typing import Any
 
-from jaxdt.membership.agreement import TIMER, Agreement, EndRun, RepairReplicas, RollBack
+from jaxdt.membership.agreement import TIMER, Agreement, CountedRows, EndRun, RepairReplicas, RollBack
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
 from jaxdt.membership.coordinator_config import CoordinatorConfig, DurableState, OperatorState
 from jaxdt.membership.liveness.claims import HEARD_HEARTBEATS, Claims
@@ -113,7 +113,7 @@ from jaxdt.spec import serialize
 
 RESTART_GRACE_S = 10.0  # peers need so long to find a coordinator that was started again
 # Names under which state is made durable.
-TERM, VIEW, STEPS, CHECKPOINT = "coordinator_term", "view", "steps", "checkpoint"
+TERM, VIEW, STEPS, ROWS, CHECKPOINT = "coordinator_term", "view", "steps", "rows", "checkpoint"
 OPERATOR = "operator"
 SUPERSEDED = 5  # exit code: a coordinator of a higher term has taken over
 FORGOTTEN = 6  # exit code of a peer that the run does not know any more
@@ -160,7 +160,7 @@ class Coordinator:
         self._operations = Operations(OperatorState(revoked=config.revoked))
         self._answer_once_durable: Send | None = None  # to an operator
         self._refused: dict[int, tuple[int, str]] = {}  # peers without a way to another: their process, and why
-        self._being_persisted: dict[str, View | Record | Checkpoint | OperatorState | int] = {}
+        self._being_persisted: dict[str, View | Record | CountedRows | Checkpoint | OperatorState | int] = {}
         self._ended = False
         self._held: list[Event] = []  # what came before the term was durable
         self._patient_until_s = 0.0
@@ -245,7 +245,7 @@ class Coordinator:
 
     def _restore(self, durable_state: DurableState) -> None:
         view = replace(durable_state.view, coordinator_term=self.coordinator_term)
-        self._agreement.restore(durable_state.steps, view.n_committed)
+        self._agreement.restore(view, durable_state.steps, durable_state.rows)
         self.roster.recall(view, self.n_committed > view.n_committed)
         if durable_state.checkpoint:
             self._checkpoints.complete(durable_state.checkpoint)
@@ -263,13 +263,14 @@ class Coordinator:
             for member in self.view.members:
                 self._leases.arrived(member.peer, now_s)
                 actions.append(Connect(member.peer, member.address))
-            actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed))
+            members = [member.peer for member in self.view.members]
+            actions.append(RestartedReport(self.coordinator_term, self.view.number, self.n_committed, members))
             actions += self._decide()
         held = self._held
         self._held = []
         return actions + [action for event in held for action in self.handle(now_s, event)]
 
-    def _persist(self, name: str, value: View | Record | Checkpoint | OperatorState | int) -> Persist:
+    def _persist(self, name: str, value: View | Record | CountedRows | Checkpoint | OperatorState | int) -> Persist:
         self._being_persisted[name] = value
         if isinstance(value, int):
             return Persist(name, value)
@@ -282,6 +283,8 @@ class Coordinator:
                 return self._adopt(now_s, view)
             case Record() as record:
                 return self._committed(now_s, record)
+            case CountedRows() as rows:
+                return self._counted(rows)
             case Checkpoint() as checkpoint:
                 return self._completed(checkpoint)
             case OperatorState() as state:
@@ -382,8 +385,12 @@ class Coordinator:
             case CannotReach(peer, reason) if header.view >= self.roster.admissions.get(src, header.view + 1):
                 return self._refuse_pair(now_s, src, peer, reason)
             case _ if type(body) in self._agreement.READS and self._counts(header):
+                was_asking = self._agreement.is_asking
                 said = self._agreement.hear(now_s, src, body, self.roster.admissions)
-                return [*self._addressed(said), *self._decide()]
+                actions = [*self._addressed(said), *self._decide()]
+                if was_asking and not self._agreement.is_asking:
+                    actions += [*self._complete_checkpoint(), *self._end_if_over()]
+                return actions
         return []
 
     def _counts(self, header: Header) -> bool:
@@ -815,12 +822,14 @@ class Coordinator:
 
     def _decide(self) -> list[Action]:
         """Carry out what the members have agreed on, unless a view or a record is being made durable."""
-        is_held = self._operations.holds_steps
-        if self.view is None or is_held or self._being_persisted.keys() & {VIEW, STEPS, CHECKPOINT}:
+        is_held = self._operations.holds_steps and not self._agreement.has_untold_rows
+        if self.view is None or is_held or self._being_persisted.keys() & {VIEW, STEPS, ROWS, CHECKPOINT}:
             return []
         match self._agreement.decide(self.roster.admissions, self.view.generation):
             case Record() as record:
                 return [self._persist(STEPS, self._operations.record(record))]
+            case CountedRows() as rows:
+                return [self._persist(ROWS, rows)]
             case EndRun(code, reason):
                 return self._end(code, reason)
             case RepairReplicas(repairs, reports):
@@ -847,6 +856,10 @@ class Coordinator:
         changes = self._change_view(between_steps=more_steps)
         return [*self._to_all(announcement), *reports, *changes, *self._decide()]
 
+    def _counted(self, rows: CountedRows) -> list[Action]:
+        announcement, reports = self._agreement.counted(rows)
+        return [*self._to_all(announcement), *reports, *self._end_if_over(), *self._change_view(), *self._decide()]
+
     def _on_saved(self, src: int, saved: Saved) -> list[Action]:
         self._checkpoints.saved(saved, self.roster.disks.get(src, ""))
         return self._complete_checkpoint()
@@ -858,7 +871,7 @@ class Coordinator:
     def _complete_checkpoint(self) -> list[Action]:
         """Make durable that a checkpoint is complete, if one is. While a view is on its way, the disks of its members
         do not count yet, and with a rollback no part of before does."""
-        if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT}:
+        if self._ended or self._being_persisted.keys() & {VIEW, CHECKPOINT} or self._agreement.is_asking:
             return []
         view, holders = self.roster.current_view, self.roster.holders
         found = self._checkpoints.found(view.generation, view.n_reseeds, holders)
@@ -875,6 +888,8 @@ class Coordinator:
 
     def _end_if_over(self) -> list[Action]:
         """The run is over once every member is done and the last checkpoint is complete, or that of a stop."""
+        if self._agreement.has_untold_rows or self._agreement.is_asking:
+            return []
         if ending := self._operations.ending(self._progress):
             return self._end(*ending)
         if not self._checkpoints.is_over(self.roster.members):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdt.membership.agreement import CommittedStep
+from jaxdt.membership.agreement import CommittedStep, CountedRows
 from jaxdt.protocol.events import Checkpoint, Hello, Part, View, Welcome
 from jaxdt.spec import serialize
 from jaxdt.spec.seq_lengths import SeqLengths
@@ -71,13 +71,15 @@ class OperatorState:
 @dataclass(frozen=True)
 class DurableState:
     """What an earlier coordinator of the run made durable: its term, its last view and steps, the newest complete
-    checkpoint (None before the first of its run), and what operators asked for."""
+    checkpoint (None before the first of its run), what operators asked for, and, where replicas may differ, the last
+    rows of the metrics (None before the first)."""
 
     coordinator_term: int
     view: View
     steps: tuple[CommittedStep, ...]
     checkpoint: Checkpoint | None = None
     operator: OperatorState = OperatorState()
+    rows: CountedRows | None = None
 
 
 def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
@@ -86,8 +88,8 @@ def load_operator_state(disk: Mapping[str, Any]) -> OperatorState:
 
 
 def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
-    """From what was persisted under the names "coordinator_term", "view", "steps", "checkpoint" and "operator", as
-    plain data. None if there was no view yet. A step of an earlier generation does not count any more. BadInput for
+    """From what was persisted under the names "coordinator_term", "view", "steps", "rows", "checkpoint" and "operator",
+    as plain data. None if there was no view yet. A step of an earlier generation does not count any more. BadInput for
     anything that a coordinator does not write."""
     if disk.get("view") is None:
         return None
@@ -97,4 +99,5 @@ def load_durable_state(disk: Mapping[str, Any]) -> DurableState | None:
     kept = tuple(step for step in steps if step.record.generation == view.generation)
     stored = disk.get("checkpoint")
     checkpoint = None if stored is None else serialize.read(Checkpoint, stored, "checkpoint")
-    return DurableState(term, view, kept, checkpoint, load_operator_state(disk))
+    rows = None if disk.get("rows") is None else serialize.read(CountedRows, disk["rows"], "rows")
+    return DurableState(term, view, kept, checkpoint, load_operator_state(disk), rows)

@@ -18,6 +18,7 @@ from jaxdt.protocol.events import (
     COORDINATOR,
     FETCHED,
     Action,
+    AskReplicaState,
     CannotReach,
     Checkpoint,
     CheckpointComplete,
@@ -80,6 +81,7 @@ from jaxdt.protocol.events import (
     StateName,
     Status,
     StepBlocked,
+    StepsCounted,
     Stop,
     Suspect,
     Updated,
@@ -112,7 +114,7 @@ NOT_JOINED = 7  # exit code: the run was over before this peer became a member
 ACCEPT, HOLD, DROP = "accept", "hold", "drop"
 PASS_ON = "pass on"  # to the machines that read it, which decide whether its tensor is kept
 AT_ANY_TIME = frozenset({View, HeartbeatAck, Ended, Reassign, Drain, Revoked})
-OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean})
+OF_GROUPS = frozenset({GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean, StepsCounted, AskReplicaState})
 FROM_COORDINATOR = AT_ANY_TIME | {CheckpointComplete, CopyPart, Repair} | OF_GROUPS  # anybody repeats a record
 # A message that names its round, its version or what a part holds outlives the views that do not touch it.
 OUTLIVES_VIEWS = frozenset({Shard, Reduced, FetchResult, Committed, Fetch, State, PartMissing})

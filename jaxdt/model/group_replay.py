@@ -199,7 +199,10 @@ class GroupReplay:
         self, groups: Sequence[LoggedGroup], n_steps: Mapping[int, int], keep: Collection[Place] = ()
     ) -> dict[Place, State]:
         """Do n_steps[pipeline] local steps, and average as the log says, in its order. Returns the states of the places
-        in `keep`, as they are after the mean that is adopted there, if one is. BadInput for a log that does not fit."""
+        in `keep`, as they are after the mean that is adopted there, if one is. BadInput for a log that does not fit. A
+        lost pipeline may have done more steps than are known, as far as groups name them."""
+        named = [(pipeline, step) for group in groups for _, pipeline, step in group.places]
+        n_steps = {p: max([n, *(step for pipeline, step in named if pipeline == p)]) for p, n in n_steps.items()}
         todo = adopted_groups(groups)
         lag_steps = self._config.sync.groups.lag_steps
         kept: dict[Place, State] = {}

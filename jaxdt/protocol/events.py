@@ -555,11 +555,13 @@ class GroupFormed:
     """Coordinator -> members of an averaging group: average with one another. round.step counts the groups of the
     stage's fragment. A round of the group "state..." averages the whole state, after the last step. When members are
     lost, the rest average in another attempt; or, if some of them hold the result of an earlier one, these are the
-    `holders` from whom the others fetch it."""
+    `holders` from whom the others fetch it. `steps`: after how many local steps each member wanted the group; () for a
+    mean that is kept aside, which each contributes to when it can."""
 
     round: Round
     members: tuple[int, ...]
     holders: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @frozen_dataclass
@@ -639,6 +641,42 @@ class Finished:
     """Member -> coordinator: it has done the last of its local steps, `n_steps` in all, and averaged after it."""
 
     n_steps: int
+
+
+@frozen_dataclass
+class StepsCounted:
+    """Coordinator -> all: rows of the metrics are durable. `n_steps`: the local steps of each pipeline in all rows so
+    far. A member need not say again what it has said of these."""
+
+    n_steps: tuple[int, ...]
+
+
+@frozen_dataclass
+class AskReplicaState:
+    """Coordinator that was started again -> member: say which groups you know, and say again what you have said and not
+    been answered."""
+
+
+@frozen_dataclass
+class KnownGroup:
+    """A group that a member was told of: the attempt, its members, and after how many local steps each contributes, ()
+    where that is not known. `is_over`: nothing of the group is held any more."""
+
+    round: Round
+    members: tuple[int, ...]
+    steps: tuple[int, ...]
+    is_over: bool
+
+
+@frozen_dataclass
+class ReplicaState:
+    """Member -> coordinator, the answer to AskReplicaState; `n_said` messages follow, which it says again. `groups`:
+    all attempts of those that are not over, and of each name the last one that is. `n_steps`: its local steps in all,
+    None if that is not known."""
+
+    groups: tuple[KnownGroup, ...]
+    n_steps: int | None
+    n_said: int
 
 
 # Of a pool. A worker is outside of the views; a server of its stage knows it by its peer id and admission.
@@ -883,6 +921,9 @@ Message = (
     | MeanEvaluated
     | LastStep
     | Finished
+    | StepsCounted
+    | AskReplicaState
+    | ReplicaState
     | Enlist
     | Enlisted
     | WantsTasks

@@ -365,12 +365,13 @@ class MoveReport(Report):
 
 @dataclass(frozen=True)
 class RestartedReport(Report):
-    """A coordinator goes on where an earlier one has died."""
+    """A coordinator goes on where an earlier one has died, which may not have reported its last view."""
 
     kind: ClassVar[str] = "restarted"
     coordinator_term: int
     view: int
     step: int
+    members: list[int]
 
 
 @dataclass(frozen=True)

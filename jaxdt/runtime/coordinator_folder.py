@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdt.build import RunStart
-from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, STEPS, TERM, VIEW
+from jaxdt.membership.coordinator import CHECKPOINT, OPERATOR, ROWS, STEPS, TERM, VIEW
 from jaxdt.membership.coordinator_config import DurableState, OperatorState, load_durable_state, load_operator_state
 from jaxdt.protocol.events import Checkpoint
 from jaxdt.runtime.run_dir import n_steps_of
@@ -86,7 +86,7 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
     start = RunStart(job.run, checkpoint, job.data.checksum, last_term, revoked)
     if is_first:
         return Beginning(start, None)
-    disk = {name: durable.get(name) for name in (TERM, VIEW, STEPS, CHECKPOINT, OPERATOR)}
+    disk = {name: durable.get(name) for name in (TERM, VIEW, STEPS, ROWS, CHECKPOINT, OPERATOR)}
     return Beginning(start, load_durable_state(disk))
 
 
@@ -101,7 +101,7 @@ def begin_run(job: RunJob, durable: FileStore, beginning: Beginning) -> None:
     """Make durable that this run has begun. The state of another run goes first, so that it is never taken for this
     run's. The term stays, since terms grow for as long as the folder lives, and so does who is revoked."""
     if beginning.durable_state is None:
-        for name in (VIEW, STEPS, CHECKPOINT):
+        for name in (VIEW, STEPS, ROWS, CHECKPOINT):
             durable.delete(name)
         durable.put(OPERATOR, serialize.write(OperatorState(revoked=beginning.start.revoked)))
         durable.put(START, serialize.write(beginning.start.checkpoint))

@@ -7,13 +7,16 @@ the last step it has the replicas of each stage average their whole state. When 
 and do its share too.
 
 The groups, with the local steps of their members, are reported: from this log one process can do the run again.
+
+One that is started again asks the members what they know (jaxdt.sync.scheduling.replica_states), and forms no group
+before all have answered. It counts groups on behind the last that is known, and goes on with those that are open.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jaxdt.membership.agreement import TIMER, CommittedStep, Decision, EndRun, Results
+from jaxdt.membership.agreement import TIMER, CommittedStep, CountedRows, Decision, EndRun, Results
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     Action,
@@ -22,10 +25,12 @@ from jaxdt.protocol.events import (
     MeanEvaluated,
     Message,
     Record,
+    ReplicaState,
     ResultHeld,
     Round,
     Send,
     StepDone,
+    StepsCounted,
     View,
     WakeAt,
     WantsGroup,
@@ -33,19 +38,20 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import fragment_name, mean_name, state_name
+from jaxdt.spec.sizes import fragment_name, fragment_of_name, is_mean, mean_name, state_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
 from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.replica_states import ReplicaStates, restored_report
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
 
 class GroupScheduler:
     """The agreement of `sync.kind = "groups"`. `n_committed`: rows of the metrics."""
 
-    READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished}
+    READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished, ReplicaState}
     HEARS_ACROSS_VIEWS: bool = True
     TAKES_NEWCOMERS: bool = False
 
@@ -66,6 +72,9 @@ class GroupScheduler:
         self._wanted: dict[int, int] = {}  # replica that wants a group -> local steps that it had done
         self._open = OpenGroups()
         self._n_groups = [[0] * groups.fragments for _ in plan.stages]
+        self._n_groups_before = [[0] * groups.fragments for _ in plan.stages]  # of earlier coordinators
+        self._states = ReplicaStates()
+        self._last_means: dict[str, int] = {}  # name of a group -> the last version of which its mean was begun
         self._pipelines = Pipelines(plan)
         self._budget = StepBudget(config, plan, self._pipelines)
         self._held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan, self._pipelines)
@@ -81,6 +90,9 @@ class GroupScheduler:
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
         if not self._pipelines.has(src):
             return []
+        if self._states.is_asking:
+            self._states.hear(src, message)
+            return self._go_on(now_s)
         stage, _ = self._plan.seat(src)
         match message:
             case WantsGroup(step, fragment) if fragment < self._n_fragments:
@@ -92,12 +104,12 @@ class GroupScheduler:
             case Finished(n_steps):
                 return self._on_finished(now_s, src, n_steps)
             case MeanEvaluated():
-                return [*self._held_out.hear(message), *self._next_mean()]
+                return [*self._without_rows(self._held_out.hear(message)), *self._next_mean()]
             case StepDone(step):
                 self._pipelines.did([src], [step + 1])
                 return self._count(now_s, src, message)
             case _:
-                return self._count(now_s, src, message)
+                return self._count(now_s, src, message) if type(message) in StepBudget.READS else []
 
     def woke(self, now_s: float, tag: str) -> list[Action]:
         stage, fragment, matcher_tag = map(int, tag.removeprefix(TIMER).split())
@@ -120,7 +132,7 @@ class GroupScheduler:
         report = GroupReport(stage, k, members, steps, group.cause, group.enforced, group.suspended, fragment)
         round = Round(k, fragment_name(stage, fragment, self._n_fragments), self._view_number)
         if len(members) == 1 and not self._has_outer:  # it goes on at once
-            return [report, Send(members[0], GroupFormed(round, group.members))]
+            return [report, Send(members[0], GroupFormed(round, group.members, steps=tuple(steps)))]
         return self._open.open(round, group.members, report)
 
     @property
@@ -140,7 +152,8 @@ class GroupScheduler:
         """Groups average with other members than first said."""
         for action in actions:
             if isinstance(action, GroupReport):
-                self._matchers[action.stage][action.fragment].failed(action.k, tuple(action.members))
+                number = action.k - self._n_groups_before[action.stage][action.fragment]
+                self._matchers[action.stage][action.fragment].failed(number, tuple(action.members))
         return actions
 
     def _whole(self, group: OpenGroup) -> list[Action]:
@@ -163,6 +176,11 @@ class GroupScheduler:
         for peer in lost:
             self._wanted.pop(peer, None)
         actions: list[Action] = [*self._pipelines.ends(p for p in pipelines if not self._has_finished(p))]
+        if self._states.is_asking:
+            self._states.lose(lost)
+            for stage in range(self._plan.n_stages):
+                actions += self._leave(now_s, stage, sorted(lost.intersection(self._plan.placement[stage])))
+            return [*actions, *self._go_on(now_s)]
         told, whole = self._open.lose(lost)
         actions += self._formed_again(told)
         for stage in range(self._plan.n_stages):
@@ -183,12 +201,18 @@ class GroupScheduler:
         if self._budget.n_rows == self.n_committed:
             return actions
         self.n_committed = self._budget.n_rows
-        told: list[Action] = []
         if self._held_out.want(self.n_committed) and self.n_committed < self._config.n_steps:
             self._means.append((mean_name, self.n_committed))
         for action in actions:
-            told += self._held_out.row(action) if isinstance(action, StepReport) else [action]
-        return [*told, *self._snapshot(self.n_committed)]
+            if isinstance(action, StepReport):
+                self._budget.tell(self._held_out.row(action))
+        others = [action for action in actions if not isinstance(action, StepReport)]
+        return [*others, *self._snapshot(self.n_committed)]
+
+    def _without_rows(self, actions: Sequence[Action]) -> list[Action]:
+        """Rows wait until they are durable."""
+        self._budget.tell(action for action in actions if isinstance(action, StepReport))
+        return [action for action in actions if not isinstance(action, StepReport)]
 
     def _snapshot(self, version: int) -> list[Action]:
         """After so many rows there may be a checkpoint of the mean over the replicas."""
@@ -206,7 +230,15 @@ class GroupScheduler:
             name, version = self._means.popleft()
             if name is mean_name:
                 self._held_out.begin(version)
-            for stage in range(self._plan.n_stages):
+            actions += self._begin_mean(name, version)
+        return actions
+
+    def _begin_mean(self, name: Callable[[int], str], version: int) -> list[Action]:
+        """At all stages, but for those where an earlier coordinator has begun it."""
+        actions: list[Action] = []
+        for stage in range(self._plan.n_stages):
+            if version > self._last_means.get(name(stage), -1):
+                self._last_means[name(stage)] = version
                 round = Round(version, name(stage), self._view_number)
                 actions += self._open.open(round, tuple(sorted(self._pipelines.replicas(stage))))
         return actions
@@ -238,17 +270,100 @@ class GroupScheduler:
         self._means.append((state_name, n_steps))
         return self._next_mean()
 
+    # ----------------------------------------------------------------------------------------- a coordinator's restart
+
+    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+        self._view = view
+        if rows:
+            self._budget.restore(rows)
+            self.n_committed = rows.n_rows
+            self._n_groups = [list(of_stage) for of_stage in rows.n_groups]
+        for pipeline in self._pipelines.restore(view.by_peer, self._budget.n_steps):
+            for stage, peer in enumerate(self._pipelines.peers(pipeline)):
+                self._leave(0.0, stage, [peer])  # nobody waits for a group yet
+        self._states.ask(peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline))
+
+    def _go_on(self, now_s: float) -> list[Action]:
+        """Once all members have answered: groups that are open go on, and then counts what members say again."""
+        states = self._states
+        if states.is_asking:
+            return []
+        self._last_means = states.last
+        for stage, of_stage in enumerate(self._n_groups):
+            for fragment, n_groups in enumerate(of_stage):
+                last = states.last.get(fragment_name(stage, fragment, self._n_fragments), -1)
+                of_stage[fragment] = max(n_groups, last + 1)
+        self._n_groups_before = [list(of_stage) for of_stage in self._n_groups]
+        for peer, answer in states.answers.items():
+            stage, pipeline = self._plan.seat(peer)
+            if stage == 0 and answer.n_steps is not None:
+                self._budget.ended(pipeline)
+        actions = [*self._restore_groups(), *self._restore_means()]
+        for src, message in states.said:
+            actions += self.hear(now_s, src, message, {})
+        self._states = ReplicaStates()
+        return [*actions, *self._budget.end_if_enough()]
+
+    def _restore_groups(self) -> list[Action]:
+        """The groups that are open. Their members that are lost meanwhile are left out, as at other times."""
+        states, actions = self._states, list[Action]()
+        held_out_over = self._restore_held_out()
+        for group in states.open_groups():
+            stage, _ = self._plan.seat(group.members[0])
+            name, version = group.round.group, group.round.step
+            if name == mean_name(stage) and (version <= self._budget.n_told or version in held_out_over):
+                group.waited_for.intersection_update(states.answers)
+                actions += group.closed()
+                continue
+            if name not in (mean_name(stage), state_name(stage)):
+                group.report = restored_report(group, stage, fragment_of_name(name))
+                states.take_wanted(group, group.report.fragment)
+                actions.append(group.report)
+            self._open.restore(group)
+        for src, held in states.take(ResultHeld):
+            actions += self._held(src, held)
+        told, whole = self._open.lose(set(self._plan.peers) - states.answers.keys())
+        actions += told
+        for group in whole:
+            actions += self._whole(group)
+        return [*actions, *self._open.tell_again()]
+
+    def _restore_held_out(self) -> set[int]:
+        """Held-out losses that are not told yet; those of which an earlier coordinator was told."""
+        states = self._states
+        told = {message.version: message for _, message in states.said if isinstance(message, MeanEvaluated)}
+        begun = {round.step for round in states.rounds if is_mean(round.group)}
+        over = {round.step for round in states.over if is_mean(round.group)}
+        for version in sorted(version for version in begun if version > self._budget.n_told):
+            self._held_out.restore(version, version in over, told.get(version))
+        states.said = [(src, message) for src, message in states.said if not isinstance(message, MeanEvaluated)]
+        return over | told.keys()
+
+    def _restore_means(self) -> list[Action]:
+        """Means that were begun at some stages only, and the checkpoint that is due after the rows that were told."""
+        for round, known in self._states.over.items():
+            stage, _ = self._plan.seat(known.members[0])
+            if round.group == state_name(stage):
+                self._mean_of[round.step, stage] = tuple(zip(known.members, known.steps, strict=True))
+        actions: list[Action] = []
+        if self._held_out.version is not None:
+            actions += self._begin_mean(mean_name, self._held_out.version)
+        n_told, every = self._budget.n_told, self._checkpoint_every_steps
+        names = {state_name(stage) for stage in range(self._plan.n_stages)}
+        versions = {round.step for round in self._open.rounds if round.group in names}
+        if every:
+            versions.add(n_told // every * every)
+        limits = range(self._config.start_version + 1, self._config.n_steps)
+        self._means += [(state_name, version) for version in sorted(versions) if version in limits]
+        return [*actions, *self._next_mean()]
+
     # ---------------------------------------------------------------------------------------- the rest of an Agreement
 
     def start(self, now_s: float) -> list[Action]:
-        return []
-
-    def restore(self, steps: Sequence[CommittedStep], n_committed: int) -> None:
-        """What an earlier coordinator knew of open groups is lost with it."""
-        self._end = EndRun(3, "coordinator: started anew, and with sync.kind groups it cannot take a run over yet")
+        return [*self._budget.start(now_s), *self._pipelines.ends_of_broken()]
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
-        return self._end or self._budget.end
+        return self._end or self._budget.end or self._budget.untold(tuple(map(tuple, self._n_groups)))
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         return self._pipelines.cannot_lose(peer, present)
@@ -277,12 +392,23 @@ class GroupScheduler:
     def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
         raise AssertionError("no step of the run is recorded")
 
+    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
+        return StepsCounted(rows.n_steps), [*self._budget.told(rows)]
+
+    @property
+    def is_asking(self) -> bool:
+        return self._states.is_asking
+
+    @property
+    def has_untold_rows(self) -> bool:
+        return self._budget.n_told < self._budget.n_rows
+
     @property
     def records(self) -> tuple[Record, ...]:
         return ()
 
     def missed(self) -> list[Message]:
-        return []
+        return self._states.missed()
 
     def leave_view(self, members: Collection[int]) -> Results:
         return ()

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 
 from jaxdt.membership.agreement import Agreement
 from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.membership.member import OF_GROUPS
 from jaxdt.protocol.events import (
     BULK,
     COORDINATOR,
     Action,
+    AskReplicaState,
     Boundary,
-    Continue,
-    EndOfSteps,
     EvaluateMean,
     Event,
     Evicted,
@@ -37,6 +37,7 @@ from jaxdt.protocol.events import (
     Forget,
     GroupClosed,
     GroupFormed,
+    Header,
     Holds,
     LastStep,
     MeanKept,
@@ -46,6 +47,7 @@ from jaxdt.protocol.events import (
     Ready,
     Received,
     Reduced,
+    ReplicaState,
     Restored,
     ResultHeld,
     Round,
@@ -74,6 +76,7 @@ from jaxdt.sync.base import SyncEntry
 from jaxdt.sync.exchange import FLOAT_BYTES, Bounds, Exchange, RoundSpec
 from jaxdt.sync.group_scheduler import GroupScheduler
 from jaxdt.sync.held_out import HeldOutPlace, HeldOutWork
+from jaxdt.sync.known_groups import KnownGroups
 from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.base import matcher_entry
 from jaxdt.sync.pending_means import PendingMean
@@ -113,6 +116,7 @@ class Groups:
         LocalSteps.READS
         | HeldOutWork.READS
         | {ViewChanged, Evicted, Ready, Restored, Summed, GroupFormed, Shard, Reduced, FetchResult, GroupClosed}
+        | {AskReplicaState}
     )
 
     def __init__(self, place: PipelinePlace, options: GroupOptions, held_out: HeldOutWork):
@@ -132,6 +136,8 @@ class Groups:
         self._pending = PendingMean(options.settings.lag_steps)
         self._adopting: dict[Round, bool] = {}  # whose mean is being adopted, and whether all members hold it
         self._snapshots: list[GroupFormed] = []  # wait for the end of the step under way, and of its group
+        self._known = KnownGroups()
+        self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
         self._waits_for_group = False
         self._is_finished = False
 
@@ -142,7 +148,7 @@ class Groups:
             case Evicted():
                 return self._leave()
             case Received(header, body):
-                return self._received(header.src, body, event) if self._view else []
+                return self._received(header, body, event) if self._view else []
             case Ran(work) if work.kind == LAY_OUT:
                 return self._laid_out()
             case Ran(work) if work.kind == ADOPT:
@@ -163,7 +169,8 @@ class Groups:
                 return [Updated(self._stage, version), *([] if self._view else [Holds(None)])] if is_wanted else []
         return self._steps.handle(event)
 
-    def _received(self, src: int, body: Message, event: Event) -> list[Action | Event]:
+    def _received(self, header: Header, body: Message, event: Event) -> list[Action | Event]:
+        src = header.src
         match body:
             case Shard():
                 return self._on_shard(src, body)
@@ -175,6 +182,8 @@ class Groups:
                 return self._give(src, round)
             case GroupClosed(round):
                 return self._on_closed(round)
+            case AskReplicaState():
+                return self._answer(header.coordinator_term)
             case EvaluateMean() | Boundary():
                 self._held_out.handle(event)
                 return self._held_out.between_steps() if self._is_between_steps else []
@@ -235,7 +244,7 @@ class Groups:
             self._pending.freeze(version)
             return [self._lay_out(None), *self._begin()]
         self._waits_for_group = True
-        return [Send(COORDINATOR, WantsGroup(version, fragment))]
+        return [self._known.wants(WantsGroup(version, fragment))]
 
     def _finish_if_over(self) -> list[Action | Event]:
         """A mean that is not due yet is never adopted, but the other members need this one until it is whole."""
@@ -254,10 +263,13 @@ class Groups:
 
     def _on_formed(self, formed: GroupFormed) -> list[Action | Event]:
         round, members = formed.round, formed.members
-        if round in self._exchanges and not formed.holders or self._peer not in members:
+        if self._peer not in members:
+            return []
+        self._known.formed(formed, self._is_group(round))
+        if round in self._exchanges and not formed.holders:
             return []
         if held := self._held_attempt(round):
-            return [self._holds(held)]
+            return [Send(COORDINATOR, self._holds(held))]
         self._give_up(other for other in self._attempts(self._exchanges, round) if other != round)
         waiting = {other.round: other for other in self._snapshots}
         self._snapshots = [waiting[other] for other in waiting if other not in self._attempts(waiting, round)]
@@ -268,8 +280,7 @@ class Groups:
             return []
         is_alone = len(members) == 1
         if is_alone and not self._is_snapshot(round) and (self._is_state(round) or not self._options.has_outer):
-            held = Send(COORDINATOR, ResultHeld(round, 0, (self._steps.version,)))
-            return [*([held] if round.attempt or self._is_state(round) else []), *self._averaged(round)]
+            return [*self._alone(round, members), *self._averaged(round)]
         number_bytes = self._options.number_bytes if self._is_group(round) else FLOAT_BYTES
         everybody = Participants(members, members, members)
         spec = RoundSpec(round, self._n_elements(round), everybody, EachOnce(members), number_bytes=number_bytes)
@@ -281,6 +292,15 @@ class Groups:
         if step is not None and self._is_group(round):
             return [Offer(round, step), *self._contribute(exchange, step)]
         return [self._lay_out(round)]
+
+    def _alone(self, round: Round, members: tuple[int, ...]) -> list[Action | Event]:
+        """A group of this peer alone changes nothing. The coordinator waits for it where there were others, and where
+        it is the result of the run."""
+        if not round.attempt and not self._is_state(round):
+            self._known.over(round)
+            return []
+        held = ResultHeld(round, 0, (self._steps.version,))
+        return [Send(COORDINATOR, self._known.held(held, members))]
 
     def _lay_out(self, round: Round | None) -> Action:
         """The present parameters or state become a vector, for a round, or to be kept until that is known."""
@@ -316,7 +336,7 @@ class Groups:
         if round is None:
             fragment = self._options.fragment_due(version)
             assert fragment is not None  # else nothing is kept
-            return [Send(COORDINATOR, WantsGroup(version, fragment))]
+            return [self._known.wants(WantsGroup(version, fragment))]
         if round not in self._exchanges:  # the attempt was given up meanwhile, or is over
             return [] if round in self._given_up else [Forget(round)]
         return self._contribute(self._exchanges[round], version)
@@ -379,7 +399,8 @@ class Groups:
         until then."""
         if not exchange.hold(sum):
             return []
-        round, held = exchange.round, self._holds(exchange)
+        round = exchange.round
+        held = Send(COORDINATOR, self._known.held(self._holds(exchange), exchange.contributors))
         if is_mean(round.group):
             return [held]
         scale = self._factor(exchange)
@@ -394,11 +415,11 @@ class Groups:
             return 1.0 / len(exchange.contributors)
         return 1.0 / sum(self._options.weights.get(member, 1) for member in exchange.contributors)
 
-    def _holds(self, exchange: Exchange) -> Send:
+    def _holds(self, exchange: Exchange) -> ResultHeld:
         """The whole result is here. What every slice says of the contributions is the same."""
         _, items = next(iter(exchange.sums.values())).cover
         steps = tuple(step for ((_, step),) in items)
-        return Send(COORDINATOR, ResultHeld(exchange.round, exchange.result().digest, steps))
+        return ResultHeld(exchange.round, exchange.result().digest, steps)
 
     def _adopt_mean(self, round: Round, scale: float, is_closed: bool) -> Action:
         step = round.step if self._is_state(round) else self._steps.version
@@ -441,6 +462,7 @@ class Groups:
             return []
         if self._pending.closed(round):
             return []
+        self._known.over(round)
         known = [other for held in (self._exchanges, self._given_up, self._early) for other in held]
         attempts = sorted(self._attempts(known, round))
         for other in attempts:
@@ -450,6 +472,16 @@ class Groups:
             self._closed[round.group] = round
         in_use = {other for other, _ in self._laying_out}
         return [Forget(other) for other in attempts if other not in in_use]
+
+    def _answer(self, coordinator_term: int) -> list[Action | Event]:
+        """A coordinator was started again, and asks once what this replica knows and has said. What an earlier one
+        says after this does not count any more."""
+        if coordinator_term <= self._answered_term:
+            return []
+        self._answered_term = coordinator_term
+        said = [*self._known.said_again(), *self._steps.said_again(), *self._held_out.said_again()]
+        said += [Send(COORDINATOR, Finished(self._steps.version))] if self._is_finished else []
+        return [Send(COORDINATOR, ReplicaState(self._known.all, self._steps.n_steps, len(said))), *said]
 
     # ------------------------------------------------------------------------------------- groups that lose a member
 
@@ -507,6 +539,7 @@ def _build(setup: PeerSetup) -> Groups:
         clip_norm=config.optim.clip_norm,
         clips_alone=groups.clip == STAGE,
         n_ahead=plan.n_ahead(stage),
+        number=pipeline,
     )
     options = GroupOptions(
         n_steps=config.train.steps,
@@ -595,7 +628,7 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=frozenset({StepNorm, LastStep, GroupFormed, GroupClosed, Continue, EndOfSteps, EvaluateMean}),
+    outlives_views=OF_GROUPS | {StepNorm, LastStep},
     settings="groups",
     copies=_copies,
 )

@@ -5,7 +5,8 @@ go on. Nobody adopts the mean. Once every stage has the sum, the members of one 
 with it, each between two of its local steps, and the last stage tells the loss. Then the sums are dropped.
 
 The coordinator measures one loss at a time, and holds back the rows from the one to which the loss belongs on, so that
-a row is told with its held-out loss. A loss that is due while another one waits to be measured is left out.
+a row is told with its held-out loss. A loss that is due while another one waits to be measured is left out. So is one
+that was measured, if the coordinator died before it could tell it and nobody is left who knows it.
 """
 
 from collections import deque
@@ -60,11 +61,16 @@ class HeldOutWork:
         self._inputs: dict[int, list[int]] = {}  # version -> microbatches that have come from the stage before
         self._tally = Tally()
         self._n_done = 0
+        self._said: MeanEvaluated | None = None  # the last one
+
+    def said_again(self) -> list[Action | Event]:
+        """The loss that was measured last: a coordinator may have died before it could tell it."""
+        return [Send(COORDINATOR, self._said)] if self._said else []
 
     def handle(self, event: Event) -> list[Action | Event]:
-        """Actions, but for the Work itself."""
+        """Actions, but for the Work itself. A coordinator that was started again asks again for what is under way."""
         match event:
-            case Received(_, EvaluateMean() as mean):
+            case Received(_, EvaluateMean() as mean) if mean != self._mean:
                 self._mean, self._tally, self._n_done = mean, Tally(), 0
                 if self._place.stage == 0:
                     self._inputs[mean.round.step] = list(range(self._place.n_microbatches))
@@ -93,7 +99,10 @@ class HeldOutWork:
             return [Send(place.next_peer, Boundary(Key(HELD_OUT, version, place.stage + 1, m)), n_bytes)]
         self._tally += Tally(eval_sum=values.get("loss_sum", 0.0), n_evals=int(values.get("n_samples", 0)))
         self._n_done += 1
-        return [Send(COORDINATOR, MeanEvaluated(version, self._tally))] if self._n_done == place.n_microbatches else []
+        if self._n_done < place.n_microbatches:
+            return []
+        self._said = MeanEvaluated(version, self._tally)
+        return [Send(COORDINATOR, self._said)]
 
 
 class HeldOutLosses:
@@ -110,12 +119,15 @@ class HeldOutLosses:
         self._pipelines = pipelines
         self._measuring: int | None = None  # the pipeline that was asked to
         self._wanted: set[int] = set()
+        self._losses: dict[int, float | None] = {}  # of rows that are not done yet; None: left out
+        self._last = 0  # version of the last mean that was begun
         self._rows: deque[StepReport] = deque()
         self._whole: dict[int, tuple[Round, tuple[int, ...]]] = {}  # stage -> its sum, and whose
 
     def is_due(self, version: int) -> bool:
-        """Whether the loss after so many rows is to be measured, as far as the config goes."""
-        return bool(self._every) and (version % self._every == 0 or version == self._n_steps)
+        """Whether the loss after so many rows is still to be measured."""
+        is_wanted = bool(self._every) and (version % self._every == 0 or version == self._n_steps)
+        return is_wanted and version > self._last
 
     def want(self, version: int) -> bool:
         """The loss after so many rows will be measured: False if it is not due, or left out."""
@@ -126,7 +138,17 @@ class HeldOutLosses:
 
     def begin(self, version: int) -> None:
         """The replicas are about to be told to add their parameters up."""
-        self.version = version
+        self.version = self._last = version
+
+    def restore(self, version: int, is_over: bool, told: MeanEvaluated | None) -> None:
+        """A mean that an earlier coordinator has begun, and whose row is not done yet here. If it `is_over` its loss is
+        the one that was told, or not known any more."""
+        self._last = version
+        if told or is_over:
+            self._losses[version] = _mean_loss(told.tally) if told else None
+        else:
+            self.version = version
+            self._wanted.add(version)
 
     def row(self, report: StepReport) -> list[StepReport]:
         """A row is done; the rows that can be told."""
@@ -138,7 +160,8 @@ class HeldOutLosses:
         first = min(self._wanted, default=None)
         told: list[StepReport] = []
         while self._rows and (first is None or self._rows[0].step + 1 < first):
-            told.append(self._rows.popleft())
+            row = self._rows.popleft()
+            told.append(replace(row, eval_loss=self._losses.pop(row.step + 1, None)))
         return told
 
     def whole(self, stage: int, round: Round, members: Sequence[int], steps: Sequence[int]) -> list[Action]:
@@ -176,8 +199,9 @@ class HeldOutLosses:
         assert version is not None  # one is under way
         self._wanted.discard(version)
         self._whole.clear()
-        loss = tally.eval_sum / tally.n_evals if tally.n_evals else None
-        self._rows = deque(
-            replace(report, eval_loss=loss) if report.step + 1 == version else report for report in self._rows
-        )
+        self._losses[version] = _mean_loss(tally)
         return list(self._released())
+
+
+def _mean_loss(tally: Tally) -> float | None:
+    return tally.eval_sum / tally.n_evals if tally.n_evals else None

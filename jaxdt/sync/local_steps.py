@@ -2,14 +2,16 @@
 
 The gradient is clipped by the norm over the own pipeline, whose members tell one another theirs, or each stage's by its
 own. The first stage begins
-the pipeline's steps, so it decides how many there are, when the coordinator says that the run has enough of them. A
-part of a sync's machine, which says when the next step may begin.
+the pipeline's steps, so it decides how many there are, when the coordinator says that the run has enough of them. What
+a coordinator has not counted durably yet is kept, and said again to one that was started again. A part of a sync's
+machine, which says when the next step may begin.
 """
 
 # It matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +36,7 @@ from jaxdt.protocol.events import (
     StepDone,
     StepNorm,
     Stepped,
+    StepsCounted,
     StepsEnd,
     Tally,
 )
@@ -45,7 +48,8 @@ from jaxdt.spec.work import LOCAL_STEP, NORM, Work
 class PipelinePlace:
     """One replica's place. `pipeline`: the members of its pipeline, in the order of stages. It does `n_steps` local
     steps if all pipelines are equally fast. `clip_norm`: of the mean gradient over the pipeline, or with `clips_alone`
-    over the stage; 0 for no clipping. `n_ahead`: steps whose forwards run before a step's backward (Plan.n_ahead)."""
+    over the stage; 0 for no clipping. `n_ahead`: steps whose forwards run before a step's backward (Plan.n_ahead).
+    `number`: of the pipeline."""
 
     peer: int
     stage: int
@@ -54,6 +58,7 @@ class PipelinePlace:
     clip_norm: float
     n_ahead: int = 0
     clips_alone: bool = False
+    number: int = 0
 
     @property
     def waits_for_norms(self) -> bool:
@@ -75,9 +80,10 @@ class PipelinePlace:
 
 
 class LocalSteps:
-    """See the module text. `version`: local steps done; `is_over`: that was the last one."""
+    """See the module text. `version`: local steps done; `n_steps`: those in all, None until that is known; `is_over`:
+    that was the last one."""
 
-    READS = frozenset({Accumulated, Drained, Ran, StepNorm, Continue, EndOfSteps, LastStep})
+    READS = frozenset({Accumulated, Drained, Ran, StepNorm, Continue, EndOfSteps, LastStep, StepsCounted})
 
     def __init__(self, place: PipelinePlace):
         self.version = 0
@@ -87,11 +93,12 @@ class LocalSteps:
         self._sq_norms: dict[int, dict[int, float]] = {}  # local step -> member of the pipeline -> its part
         self._waits_to_begin = False
         self._may_do = place.n_steps  # the first stage begins no step beyond
-        self._n_steps: int | None = None  # local steps in all, once that is known
+        self.n_steps: int | None = None
+        self._said: deque[StepDone | NotFinite] = deque()  # of steps that are not counted durably yet
 
     @property
     def is_over(self) -> bool:
-        return self.version == self._n_steps
+        return self.version == self.n_steps
 
     @property
     def is_stepping(self) -> bool:
@@ -101,7 +108,7 @@ class LocalSteps:
     @property
     def _may_not_begin(self) -> bool:
         """Whether the forwards that come next are those of a step for which the coordinator has to be asked."""
-        is_decided = self._n_steps is not None
+        is_decided = self.n_steps is not None
         return self._place.is_first_stage and not is_decided and self.version + self._place.n_ahead >= self._may_do
 
     def start(self, version: int) -> None:
@@ -143,12 +150,24 @@ class LocalSteps:
             case Continue(until):
                 self._may_do = max(self._may_do, until)
                 return self.begin() if self._waits_to_begin else []
-            case EndOfSteps() if self._n_steps is None:
+            case EndOfSteps() if self.n_steps is None:
                 return self._end_of_steps()
             case LastStep(n_steps) if src == self._place.pipeline[0]:
-                self._n_steps = n_steps
+                self.n_steps = n_steps
                 return [StepsEnd(n_steps)]
+            case StepsCounted(n_steps):
+                while self._said and self._said[0].step < n_steps[self._place.number]:
+                    self._said.popleft()
         return []
+
+    def said_again(self) -> list[Action | Event]:
+        """What the coordinator was told, and has not answered or counted yet."""
+        share = [Send(COORDINATOR, ShareDone(self._may_do))] if self._waits_to_begin else []
+        return [*(Send(COORDINATOR, body) for body in self._said), *share]
+
+    def _say(self, body: StepDone | NotFinite) -> Action:
+        self._said.append(body)
+        return Send(COORDINATOR, body)
 
     def _normed(self, step: int, sq_norm: float) -> list[Action | Event]:
         """The norm of the own gradient is known. Where the gradient is clipped the other stages have to know it."""
@@ -167,7 +186,7 @@ class LocalSteps:
             return []
         sq_norm = self._pipeline_sq_norm(step)
         scale = local_scale(sq_norm, self._ledger.n_samples(step), place.clip_norm)
-        told = [] if math.isfinite(sq_norm) else [Send(COORDINATOR, NotFinite(step))]
+        told = [] if math.isfinite(sq_norm) else [self._say(NotFinite(step))]
         return [*told, Run(Work(place.stage, LOCAL_STEP, None, place.peer, step), scale)]
 
     def _pipeline_sq_norm(self, step: int) -> float:
@@ -182,17 +201,17 @@ class LocalSteps:
             is_known = len(self._sq_norms[step]) == len(self._place.pipeline)
             sq_norm = self._pipeline_sq_norm(step) if is_known else None
             done = StepDone(step, self._ledger.n_samples(step), self._ledger.tally(step), sq_norm)
-            actions.append(Send(COORDINATOR, done))
+            actions.append(self._say(done))
         self._ledger.free((step,))
         del self._sq_norms[step]
         return actions
 
     def _end_of_steps(self) -> list[Action | Event]:
         """The steps that are under way are the pipeline's last ones."""
-        self._n_steps = min(self._n_begun + self._place.n_ahead, self._may_do)
-        body = LastStep(self._n_steps)
+        self.n_steps = min(self._n_begun + self._place.n_ahead, self._may_do)
+        body = LastStep(self.n_steps)
         told = [Post(tuple([(peer, body, 0) for peer in self._place.others]))] if self._place.others else []
-        return [*told, StepsEnd(self._n_steps), *(self.begin() if self._waits_to_begin else [])]
+        return [*told, StepsEnd(self.n_steps), *(self.begin() if self._waits_to_begin else [])]
 
 
 def local_scale(sq_norm: float, n_samples: int, clip_norm: float) -> float:

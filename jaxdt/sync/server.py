@@ -27,6 +27,7 @@ from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    AskReplicaState,
     Continue,
     EndOfSteps,
     Event,
@@ -38,12 +39,14 @@ from jaxdt.protocol.events import (
     Ran,
     Received,
     Reduced,
+    ReplicaState,
     Round,
     Run,
     Send,
     Shard,
     SliceKey,
     StepNorm,
+    StepsCounted,
     Summed,
     Suspect,
     Tally,
@@ -98,7 +101,7 @@ class ServedStage:
 class Worker:
     """A replica's side. Rounds of pushes are numbered by local steps, those of pulls as they come."""
 
-    READS = LocalSteps.READS | {ViewChanged, Evicted, Reduced}
+    READS = LocalSteps.READS | {ViewChanged, Evicted, Reduced, AskReplicaState}
 
     def __init__(self, stage: ServedStage, place: PipelinePlace):
         self._served = stage
@@ -110,6 +113,7 @@ class Worker:
         self._is_last_pull = False
         self._push: Exchange | None = None  # that is being laid out
         self._is_out = False  # its pipeline is lost, so this peer does nothing more
+        self._answered_term = 0  # of the last coordinator that has asked for the state of this replica
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         if self._is_out:
@@ -122,6 +126,8 @@ class Worker:
                 return self._adopt(view)
             case Received(header, Reduced() as body):
                 return self._on_reduced(header.src, body)
+            case Received(header, AskReplicaState()):
+                return self._answer(header.coordinator_term)
             case Ran(work) if work.kind == LAY_OUT:
                 return self._pushed()
             case Ran(work) if work.kind == ADOPT:
@@ -196,6 +202,15 @@ class Worker:
         if not self._steps.is_over or self._push or self._pull or self._is_last_pull:
             return []
         return [Send(COORDINATOR, Finished(self._steps.version)), *self._wait_to_pull(is_last=True)]
+
+    def _answer(self, coordinator_term: int) -> list[Action | Event]:
+        """A coordinator was started again, and asks once what this worker has said."""
+        if coordinator_term <= self._answered_term:
+            return []
+        self._answered_term = coordinator_term
+        said = self._steps.said_again()
+        said += [Send(COORDINATOR, Finished(self._steps.version))] if self._is_last_pull else []
+        return [Send(COORDINATOR, ReplicaState((), self._steps.n_steps, len(said))), *said]
 
 
 class ParameterServer:
@@ -386,7 +401,8 @@ def _build(setup: PeerSetup) -> Sync:
         return ParameterServer(served)
     _, pipeline = plan.seat(setup.peer)
     members = [row[pipeline] for row in plan.placement]
-    place = PipelinePlace(setup.peer, stage, members, config.train.steps, config.optim.clip_norm)
+    n_steps, clip_norm = config.train.steps, config.optim.clip_norm
+    place = PipelinePlace(setup.peer, stage, members, n_steps, clip_norm, number=pipeline)
     return Worker(served, place)
 
 
@@ -444,7 +460,9 @@ ENTRY = SyncEntry(
     _build_agreement,
     _check,
     replicas_may_differ=True,
-    outlives_views=frozenset({StepNorm, LastStep, WantsParameters, Continue, EndOfSteps}),
+    outlives_views=frozenset(
+        {StepNorm, LastStep, WantsParameters, Continue, EndOfSteps, StepsCounted, AskReplicaState}
+    ),
     plan_roles=frozenset({"servers"}),
     settings="server",
     copies=_copies,

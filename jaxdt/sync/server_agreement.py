@@ -6,19 +6,22 @@ Workers and servers agree among themselves on what is pushed and pulled (jaxdt.s
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jaxdt.membership.agreement import CommittedStep, Decision, EndRun, Results
+from jaxdt.membership.agreement import CommittedStep, CountedRows, Decision, Results
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import (
     Action,
     Finished,
     Message,
     Record,
+    ReplicaState,
     StepDone,
+    StepsCounted,
     View,
 )
-from jaxdt.protocol.reports import PipelineEndReport
+from jaxdt.protocol.reports import PipelineEndReport, StepReport
 from jaxdt.spec.plan import Plan
 from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
 NO_SERVER = "it is the server that holds its stage's parameters"
@@ -27,7 +30,7 @@ NO_SERVER = "it is the server that holds its stage's parameters"
 class ServerAgreement:
     """The agreement of `sync.kind = "server"`. `n_committed`: rows of the metrics."""
 
-    READS = StepBudget.READS | {Finished}
+    READS = StepBudget.READS | {Finished, ReplicaState}
     HEARS_ACROSS_VIEWS: bool = True
     TAKES_NEWCOMERS: bool = False
 
@@ -37,23 +40,27 @@ class ServerAgreement:
         self._plan = plan
         self._pipelines = Pipelines(plan)
         self._budget = StepBudget(config, plan, self._pipelines)
+        self._states = ReplicaStates()
         self._finished: set[int] = set()  # pipelines
-        self._end: EndRun | None = None
 
     # --------------------------------------------------------------------------------------------------- what it hears
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
         if not self._pipelines.has(src):
             return []
+        if self._states.is_asking:
+            self._states.hear(src, message)
+            return self._go_on(now_s)
         if isinstance(message, Finished):
             stage, pipeline = self._plan.seat(src)
             self._finished |= {pipeline} if stage == 0 else set()
             return [PipelineEndReport(pipeline, message.n_steps)] if stage == 0 else []
         if isinstance(message, StepDone):
             self._pipelines.did([src], [message.step + 1])
-        actions = self._budget.hear(now_s, src, message)
+        actions = self._budget.hear(now_s, src, message) if type(message) in StepBudget.READS else []
+        self._budget.tell(action for action in actions if isinstance(action, StepReport))
         self.n_committed = self._budget.n_rows
-        return actions
+        return [action for action in actions if not isinstance(action, StepReport)]
 
     def woke(self, now_s: float, tag: str) -> list[Action]:
         raise AssertionError("it sets no timer")
@@ -61,14 +68,28 @@ class ServerAgreement:
     # ---------------------------------------------------------------------------------------- the rest of an Agreement
 
     def start(self, now_s: float) -> list[Action]:
-        return []
+        return [*self._budget.start(now_s), *self._pipelines.ends_of_broken()]
 
-    def restore(self, steps: Sequence[CommittedStep], n_committed: int) -> None:
-        """What an earlier coordinator knew of the pipelines' steps is lost with it."""
-        self._end = EndRun(3, "coordinator: started anew, and with sync.kind server it cannot take a run over yet")
+    def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
+        if rows:
+            self._budget.restore(rows)
+            self.n_committed = rows.n_rows
+        self._pipelines.restore(view.by_peer, self._budget.n_steps)
+        self._states.ask(peer for pipeline in self._pipelines.whole for peer in self._pipelines.peers(pipeline))
+
+    def _go_on(self, now_s: float) -> list[Action]:
+        """After a restart, once all members have answered."""
+        if self._states.is_asking:
+            return []
+        for peer, answer in self._states.answers.items():
+            stage, pipeline = self._plan.seat(peer)
+            if stage == 0 and answer.n_steps is not None:
+                self._budget.ended(pipeline)
+        said = [action for src, message in self._states.said for action in self.hear(now_s, src, message, {})]
+        return [*said, *self._budget.end_if_enough()]
 
     def decide(self, admissions: Mapping[int, int], generation: int) -> Decision | None:
-        return self._end or self._budget.end
+        return self._budget.end or self._budget.untold()
 
     def cannot_lose(self, peer: int, present: Collection[int]) -> str:
         is_server = any(peer in row for row in self._plan.roles.servers)
@@ -94,12 +115,23 @@ class ServerAgreement:
     def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
         raise AssertionError("no step of the run is recorded")
 
+    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
+        return StepsCounted(rows.n_steps), [*self._budget.told(rows)]
+
+    @property
+    def is_asking(self) -> bool:
+        return self._states.is_asking
+
+    @property
+    def has_untold_rows(self) -> bool:
+        return self._budget.n_told < self._budget.n_rows
+
     @property
     def records(self) -> tuple[Record, ...]:
         return ()
 
     def missed(self) -> list[Message]:
-        return []
+        return self._states.missed()
 
     def leave_view(self, members: Collection[int]) -> Results:
         return ()
@@ -108,7 +140,11 @@ class ServerAgreement:
         if view.number == 1:
             self._budget.rows.begin(now_s)
         broken = self._pipelines.keep(view.by_peer)
-        return [*self._pipelines.ends(pipeline for pipeline in broken if pipeline not in self._finished)]
+        ends = self._pipelines.ends(pipeline for pipeline in broken if pipeline not in self._finished)
+        if not self._states.is_asking:
+            return [*ends]
+        self._states.lose({peer for pipeline in broken for peer in self._pipelines.peers(pipeline)})
+        return [*ends, *self._go_on(now_s)]
 
     def roll_back(self) -> None:
         """Not reached: a run that would have to go back ends (`cannot_lose`)."""

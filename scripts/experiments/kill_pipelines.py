@@ -1,12 +1,15 @@
-"""Kill a peer of fleets whose replicas may differ, at random moments, and compare each run with the replay of its log.
+"""Kill processes of fleets whose replicas may differ, at random moments, and compare each run with the replay of its
+log.
 
     python scripts/experiments/kill_pipelines.py --config=configs/sdpipe.py --run_dir=runs/kills [--tries=5] [--seed=0]
+        [--victim=coordinator]
 
-Each try starts a fleet. A peer, drawn from the seed, gets SIGKILL at a random moment after the first row of the
-metrics. Of the next rows none may come later after the one before it than 3 s, or 3 times the seconds of the longest
-row before the kill. The run has to end with code 0, and scripts/tools/replay.py has to find that no number of the last
-checkpoint differs from the replay of the run's log in one process. Prints a line a try and one JSON object with what
-was wrong.
+Each try starts a fleet. A peer, drawn from the seed, or the coordinator gets SIGKILL at a random moment after the first
+row of the metrics. Of the next rows none may come later after the one before it than 3 s, or 3 times the seconds of the
+longest row before the kill; without a coordinator, which launch.py starts again, no row comes, so then it is 60 s. The
+run has to end with code 0, without a missing row if it has lost no peer, and scripts/tools/replay.py has to find that
+no number of the last checkpoint differs from the replay of the run's log in one process. Prints a line a try and one
+JSON object with what was wrong.
 """
 
 import json
@@ -24,21 +27,22 @@ from absl import flags
 from jaxdt.cli import local_run, run_flags
 from jaxdt.spec.errors import BadInput
 
-TRIES = flags.DEFINE_integer("tries", 5, "Number of fleets, each of which loses a peer.", 1)
+TRIES = flags.DEFINE_integer("tries", 5, "Number of fleets, each of which loses a process.", 1)
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")
+VICTIM = flags.DEFINE_enum("victim", "peer", ["peer", "coordinator"], "Who is killed.")
 WITHIN_S = flags.DEFINE_float("within_s", 8.0, "The kill comes within this time after the first row.", 0.0)
 
-GOES_ON_S, GOES_ON_ROWS = 3.0, 3
+GOES_ON_S, GOES_ON_ROWS = {"peer": 3.0, "coordinator": 60.0}, 3
 WATCHED_ROWS = 10  # after a kill: the loss is noticed after 1.5 s
 TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Which peer, how many rows there were, and the longest time without a further one; what is wrong, '' if nothing
-    is."""
+    """Who was killed, how many rows there were, and the longest time without a further one; what is wrong, '' if
+    nothing is."""
 
-    peer: str
+    victim: str
     n_rows: int
     gap_s: float
     problem: str
@@ -66,12 +70,13 @@ def attempt(run_dir: Path, rng: random.Random) -> Kill:
     try:
         wait_for_row(run_dir, launcher, 1)
         time.sleep(rng.uniform(0.0, WITHIN_S.value))
-        peers = {name: pid for name, pid in local_run.children(launcher.pid).items() if name.startswith("peer")}
-        if not peers:
+        children = local_run.children(launcher.pid)
+        victims = {name: pid for name, pid in children.items() if name.startswith(VICTIM.value)}
+        if not victims:
             raise BadInput(f"--within_s: got {WITHIN_S.value}, and the run was over by then")
-        victim = rng.choice(sorted(peers))
+        victim = rng.choice(sorted(victims))
         n_rows = len(local_run.losses(run_dir))
-        os.kill(peers[victim], signal.SIGKILL)
+        os.kill(victims[victim], signal.SIGKILL)
         gap_s = longest_gap(run_dir, launcher, n_rows)
         code = launcher.wait(timeout=TIMEOUT_S)
     finally:
@@ -79,7 +84,7 @@ def attempt(run_dir: Path, rng: random.Random) -> Kill:
     if code:
         problem = f"the run ended with code {code}, {run_dir.with_suffix('.log')} says why"
     else:
-        problem = late(run_dir, n_rows, gap_s) or unequal(run_dir)
+        problem = late(run_dir, n_rows, gap_s) or incomplete(run_dir) or unequal(run_dir)
     return Kill(victim, n_rows, round(gap_s, 2), problem)
 
 
@@ -102,8 +107,16 @@ def longest_gap(run_dir: Path, launcher: subprocess.Popen, n_rows: int) -> float
 def late(run_dir: Path, n_rows: int, gap_s: float) -> str:
     """What is wrong with the longest time without a row after the first n_rows, '' if nothing is."""
     rows = local_run.objects(run_dir / "metrics.jsonl")[:n_rows]
-    within_s = max(GOES_ON_S, GOES_ON_ROWS * max(row["step_s"] for row in rows))
+    within_s = max(GOES_ON_S[VICTIM.value], GOES_ON_ROWS * max(row["step_s"] for row in rows))
     return f"no row for {gap_s:.2f} s, expected at most {within_s:.2f}" if gap_s > within_s else ""
+
+
+def incomplete(run_dir: Path) -> str:
+    """What is wrong with the rows of a run that has kept its peers, '' if nothing is."""
+    n_rows = len(local_run.losses(run_dir))
+    n_steps = json.loads((run_dir / "config.json").read_text())["train"]["steps"]
+    is_wrong = VICTIM.value == "coordinator" and n_rows != n_steps
+    return f"the metrics have {n_rows} rows, expected {n_steps}" if is_wrong else ""
 
 
 def unequal(run_dir: Path) -> str:

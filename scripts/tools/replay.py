@@ -31,6 +31,7 @@ from jaxdt.protocol.reports import (
     PipelineEndReport,
     PullReport,
     PushReport,
+    RestartedReport,
     StateMeanReport,
     StepReport,
     ViewReport,
@@ -65,7 +66,9 @@ def main() -> int:
         raise BadInput(f"sync.kind: got {config.sync.kind}, expected {' or '.join(REPLAYS)}, which have a log")
     plan = plans.load(run_dir / "plan.json")
     reports = [record for record in trace.read(lines) if record["what"] == "report"]
-    n_steps = {fields["pipeline"]: fields["n_steps"] for fields in fields_of(reports, PipelineEndReport.kind)}
+    n_steps: dict[int, int] = {}
+    for fields in fields_of(reports, PipelineEndReport.kind):
+        n_steps[fields["pipeline"]] = max(fields["n_steps"], n_steps.get(fields["pipeline"], 0))
     if set(n_steps) != set(range(plan.n_pipelines)):
         raise BadInput(f"run_dir: {run_dir}: the log has the last steps of pipelines {sorted(n_steps)}, expected all")
     functions = [stage_functions(config, plan, stage, DEVICES.value) for stage in range(plan.n_stages)]
@@ -123,7 +126,8 @@ def replay_servers(
     replay.run(logs, n_steps)
     n_pushes = sum(act.is_push for log in logs for act in log)
     what = f"{n_pushes} pushes, {sum(map(len, logs)) - n_pushes} pulls"
-    members = {int(peer) for peer in fields_of(reports, ViewReport.kind)[-1]["members"]}
+    views = [report["fields"] for report in reports if report["kind"] in (ViewReport.kind, RestartedReport.kind)]
+    members = {int(peer) for peer in views[-1]["members"]}
     return what, [replay.state(stage, members) for stage in range(plan.n_stages)]
 
 

@@ -50,7 +50,7 @@ def test_but_one_that_has_fetched_the_last_version_does(downloads, is_needed):
 
 
 def test_a_step_that_a_killed_coordinator_did_not_report_counts():
-    restarted = record(9.0, "restarted", step=4, view=1, coordinator_term=2)
+    restarted = record(9.0, "restarted", step=4, view=1, coordinator_term=2, members=[0])
     back = record(9.5, "rollback", step=4, to=2, again=[2, 3])
     records = [*trace()[:-1], restarted, back]
     assert [found.was_needed for found in rollbacks(records, lives((5.0, 6.0)), 2)] == [True]

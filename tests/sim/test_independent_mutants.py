@@ -1,14 +1,16 @@
 """The fuzzer of independent pipelines finds every planted mistake, on seeds that pass without it."""
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 from unittest import mock
 
 import pytest
-from independent_mutants import MUTANTS
+from independent_mutants import MUTANTS, wants_are_told_again
 
-from jaxdt.sim.faults import CRASH, Fault
-from jaxdt.sim.fuzz.independent.cases import draw_case, finding
+from jaxdt.protocol.events import COORDINATOR, GroupFormed, Received
+from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, Fault
+from jaxdt.sim.fuzz.independent.cases import draw_case, finding, play
 from jaxdt.sim.fuzz.independent.invariants import ONE_MEAN
 from jaxdt.sync.groups import Groups
 
@@ -35,3 +37,25 @@ def test_a_member_that_contributes_again_to_a_group_whose_result_it_holds_is_fou
     with mock.patch.object(Groups, "_held_attempt", lambda groups, round: None):
         assert f"({ONE_MEAN})" in finding(case)
     assert not finding(case)
+
+
+def without_some_members(case):
+    """The case with a coordinator that dies, with what is on its way, when some members of a group were told of it and
+    others were not, and that is started again."""
+    told = defaultdict(list)
+
+    def observe(now_s, peer, event, actions):
+        if isinstance(event, Received) and isinstance(event.body, GroupFormed):
+            told[event.body.round].append(now_s)
+
+    play(case, observer=observe)
+    first_s, *_, last_s = next(times for times in told.values() if times[0] < times[-1])
+    at_s = (first_s + last_s) / 2
+    return replace(case, faults=(Fault(at_s, POWER_OFF, COORDINATOR), Fault(at_s + 8.0, RESTART, COORDINATOR)))
+
+
+def test_a_replica_that_gets_another_group_than_the_one_that_was_formed_before_a_restart_is_found():
+    cases = [without_some_members(replace(draw_case(seed, "groups"), faults=())) for seed in (10, 12)]
+    assert not [line for case in cases if (line := finding(case))]
+    with wants_are_told_again():
+        assert [line for case in cases if (line := finding(case))]

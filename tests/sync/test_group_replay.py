@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from jaxdt.build import RunStart, build_coordinator, build_peers, check
+from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.gpt import init_stage
 from jaxdt.model.group_replay import GroupReplay, logged_group, mean_tree
@@ -21,7 +22,7 @@ from jaxdt.protocol.events import COORDINATOR, SliceKey
 from jaxdt.protocol.reports import CheckpointReport, GroupReport, PipelineEndReport, StateMeanReport, StepReport
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
-from jaxdt.sim.sim_peer import Environment, SimPeer
+from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 from jaxdt.spec import config as run_config
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -83,12 +84,12 @@ def store_of(config, peer):
     return Saving(config, plan, peer, Tokens(), functions_for(config, plan.seat(peer)[0]))
 
 
-def simulated(config, stores=None, trace=None, faults=()):
+def simulated(config, stores=None, trace=None, faults=(), **options):
     """(outcome, {peer: its state at the end}); peers and links are of unequal speeds."""
     plan = run_config.default_plan(config)
     stores = {} if stores is None else stores
     stores |= {peer: store_of(config, peer) for peer in plan.peers}
-    outcome = simulation(config, stores, trace=trace, faults=faults).run(until_s=1e5)
+    outcome = simulation(config, stores, trace=trace, faults=faults, **options).run(until_s=1e5)
     assert outcome.stopped[COORDINATOR].code == 0, outcome.stopped[COORDINATOR].reason
     return outcome, {peer: jax.device_get(store.parameter_versions.state) for peer, store in stores.items()}
 
@@ -99,8 +100,14 @@ def simulation(config, tensors, **options):
     for peer, machine in build_peers(config, plan, RunStart("r")).items():
         peers[peer] = SimPeer(machine, tensors[peer], f"h{peer}", dict.fromkeys("FBEGU", 1 + peer / 3))
     link = lambda src, dst: Link(0.1 + (src * 7 + dst * 3) % 5, 1e-4)  # noqa: E731
-    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
-    return Simulation(build_coordinator(config, plan, RunStart("r")), peers, environment, **options)
+    environment = Environment(link, cores={peer.host: 1 for peer in peers.values()}, persist_s=0.2)
+
+    def started_again(disk):
+        return build_coordinator(config, plan, RunStart("r"), load_durable_state(disk))
+
+    processes = ProcessFactory(lambda peer, stage: pytest.fail("no peer is started"), started_again)
+    coordinator = build_coordinator(config, plan, RunStart("r"))
+    return Simulation(coordinator, peers, environment, processes=processes, **options)
 
 
 def log_of(config, outcome):
@@ -109,7 +116,8 @@ def log_of(config, outcome):
         logged_group(plan, report.stage, report.members, report.steps, report.fragment)
         for report in outcome.of(GroupReport)
     ]
-    return groups, {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
+    ends = sorted((report.pipeline, report.n_steps) for report in outcome.of(PipelineEndReport))
+    return groups, dict(ends)
 
 
 def results_of(config, outcome):

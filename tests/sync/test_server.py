@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxdt.build import RunStart, build_coordinator, build_peers, check
+from jaxdt.membership.coordinator_config import load_durable_state
 from jaxdt.model.float_vector import FloatVector
 from jaxdt.model.server_replay import ServerAct, ServerReplay
 from jaxdt.protocol.events import (
@@ -33,7 +34,7 @@ from jaxdt.protocol.reports import PipelineEndReport, PullReport, PushReport, St
 from jaxdt.runtime.storage.store import Store, stage_functions
 from jaxdt.sim.cluster import Simulation
 from jaxdt.sim.faults import CRASH, Fault
-from jaxdt.sim.sim_peer import Environment, SimPeer
+from jaxdt.sim.sim_peer import Environment, ProcessFactory, SimPeer
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as run_config
 from jaxdt.spec.errors import BadInput
@@ -102,10 +103,13 @@ def simulated(config, make_tensors, seed=0, faults=()):
     latency_s = {pair: rng.uniform(0.1, 3.0) for pair in ((a, b) for a in plan.peers for b in plan.peers)}
     link = lambda src, dst: Link(latency_s.get((src, dst), 0.5), 1e-4)  # noqa: E731
     environment = Environment(link, cores={peer.host: 1 for peer in peers.values()})
+    again = lambda disk: build_coordinator(config, plan, RunStart("r"), load_durable_state(disk))  # noqa: E731
+    processes = ProcessFactory(lambda peer, stage: pytest.fail("no peer is started"), again)
     coordinator = build_coordinator(config, plan, RunStart("r"))
-    outcome = Simulation(coordinator, peers, environment, faults).run(until_s=1e5)
+    outcome = Simulation(coordinator, peers, environment, faults, processes=processes).run(until_s=1e5)
     assert COORDINATOR in outcome.stopped, "the run stands still"
-    lost_servers = {fault.peer for fault in faults} - {peer for row in plan.placement for peer in row}
+    servers = {peer for row in plan.roles.servers for peer in row}
+    lost_servers = {fault.peer for fault in faults} & servers
     assert outcome.stopped[COORDINATOR].code == (3 if lost_servers else 0), outcome.stopped[COORDINATOR].reason
     return outcome
 

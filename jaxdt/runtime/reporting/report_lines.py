@@ -69,7 +69,7 @@ def _line_of_members(report: Report) -> str | None:
             return f"peer {peer}: moves from stage {stage} to stage {to_stage}, which needs it more"
         case ReturnedReport(peer):
             return f"peer {peer}: is heard again"
-        case RestartedReport(_, view, step):
+        case RestartedReport(view=view, step=step):
             return f"a coordinator was started again: the run goes on at step {step} with the members of view {view}"
         case SteppedDownReport(reason):
             return reason

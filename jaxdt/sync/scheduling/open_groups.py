@@ -52,7 +52,8 @@ class OpenGroup:
 
     def told(self) -> list[Action]:
         """What the members hear that do not hold the result."""
-        formed = GroupFormed(self.round, self.members, tuple(sorted(self.held)))
+        steps = tuple(self.steps[member] for member in self.members) if self.steps else ()
+        formed = GroupFormed(self.round, self.members, tuple(sorted(self.held)), steps)
         return [Send(member, formed) for member in sorted(self.waited_for - self.held.keys())]
 
     def reported(self) -> list[Action]:
@@ -79,6 +80,18 @@ class OpenGroups:
         group = OpenGroup(round, {round: members}, set(members), report, steps)
         self._open[round.group, round.step] = group
         return [*group.reported(), *group.told()]
+
+    @property
+    def rounds(self) -> list[Round]:
+        return [group.round for group in self._open.values()]
+
+    def restore(self, group: OpenGroup) -> None:
+        """An earlier coordinator has formed this group."""
+        self._open[group.round.group, group.round.step] = group
+
+    def tell_again(self) -> list[Action]:
+        """The groups as they are, to members that may not have heard of them: what they have heard changes nothing."""
+        return [action for group in self._open.values() for action in group.told()]
 
     def hear(self, src: int, held: ResultHeld) -> tuple[list[Action], OpenGroup | None]:
         """A member holds the result of an attempt. What members hear of it, and the group if it is whole. Disagreement

@@ -61,6 +61,16 @@ class Pipelines:
         self.whole = [pipeline for pipeline in self.whole if pipeline not in broken]
         return broken
 
+    def restore(self, members: Collection[int], n_steps: Sequence[int]) -> list[int]:
+        """The pipelines as an earlier coordinator has left them, each with so many local steps that are known; those
+        that are not whole in the last view."""
+        self._n_steps = list(n_steps)
+        return self.keep(members)
+
+    def ends_of_broken(self) -> list[PipelineEndReport]:
+        """The reports that an earlier coordinator may not have made, each with at most as many steps."""
+        return self.ends(pipeline for pipeline in range(self._plan.n_pipelines) if pipeline not in self.whole)
+
     def ends(self, pipelines: Iterable[int]) -> list[PipelineEndReport]:
         """The reports that pipelines have been lost."""
         return [PipelineEndReport(pipeline, self._n_steps[pipeline]) for pipeline in pipelines]

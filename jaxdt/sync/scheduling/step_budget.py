@@ -2,39 +2,55 @@
 
 As many steps of pipelines as there are pipelines make one row of the metrics, and the run has enough of them when it
 has train.steps rows. A pipeline that has done its share goes on while others are slower, or are lost.
+
+A row is told once it is durable, so a coordinator that is started again knows which steps are in the rows that were
+told. Those in later rows are counted anew: members say them again.
 """
 
-from jaxdt.membership.agreement import EndRun
+from collections import deque
+from collections.abc import Iterable
+
+from jaxdt.membership.agreement import CountedRows, EndRun
 from jaxdt.membership.coordinator_config import CoordinatorConfig
 from jaxdt.protocol.events import Action, Continue, EndOfSteps, Message, NotFinite, Send, ShareDone, StepDone
+from jaxdt.protocol.reports import StepReport
 from jaxdt.spec.plan import Plan
 from jaxdt.sync.scheduling.pipelines import Pipelines
 from jaxdt.sync.scheduling.rows import Rows
 
 
 class StepBudget:
-    """A part of an agreement. `n_rows`: those that are done; `end`: why the run ends before that."""
+    """A part of an agreement. `n_rows`: those that are done; `n_told`: those that are durable and told; `n_steps`:
+    local steps of each pipeline that are counted; `end`: why the run ends early."""
 
     READS = frozenset({StepDone, NotFinite, ShareDone})
 
     def __init__(self, config: CoordinatorConfig, plan: Plan, pipelines: Pipelines):
-        self.n_rows = config.start_version
+        self.n_rows = self.n_told = config.start_version
+        self.n_steps = [config.start_version] * plan.n_pipelines
         self.end: EndRun | None = None
         self.rows = Rows(plan.n_pipelines, config.tokens_per_sample)
         self._config = config
         self._plan = plan
         self._pipelines = pipelines
-        self._n_missing = plan.n_pipelines * (config.n_steps - config.start_version)  # steps of pipelines
         self._ended: set[int] = set()  # pipelines that begin no further step
+        self._n_steps_in: dict[int, tuple[int, ...]] = {}  # row -> n_steps when it was done, of rows that are not told
+        self._untold: deque[StepReport] = deque()
+        self._last_told: tuple[StepReport, ...] = ()
+
+    @property
+    def _n_missing(self) -> int:
+        """Steps of pipelines."""
+        return self._plan.n_pipelines * self._config.n_steps - sum(self.n_steps)
 
     def hear(self, now_s: float, src: int, message: Message) -> list[Action]:
         """A member has said something that is among READS."""
         _, pipeline = self._plan.seat(src)
         match message:
             case StepDone():
-                return self._step_done(now_s, message)
+                return self._on_step_done(now_s, pipeline, message)
             case NotFinite(step):
-                return self._not_finite(pipeline, step)
+                return self._not_finite(pipeline, step) if step >= self.n_steps[pipeline] else []
             case ShareDone(step):
                 return self._share_done(src, pipeline, step)
             case _:
@@ -46,10 +62,19 @@ class StepBudget:
             self.end = EndRun(4, f"pipeline {pipeline}, local step {step}: the gradient is not finite")
         return []
 
-    def _step_done(self, now_s: float, done: StepDone) -> list[Action]:
-        self._n_missing -= 1
+    def _on_step_done(self, now_s: float, pipeline: int, done: StepDone) -> list[Action]:
+        """Steps come in order; after a restart some come that are counted already."""
+        step, n_steps = done.step, self.n_steps[pipeline]
+        if step > n_steps:
+            reason = f"coordinator: local step {step} of pipeline {pipeline} is done, and {n_steps} are counted"
+            self.end = EndRun(3, f"{reason}; its disk lacks rows of the metrics that were told")
+        return self._step_done(now_s, pipeline, done) if step == n_steps else []
+
+    def _step_done(self, now_s: float, pipeline: int, done: StepDone) -> list[Action]:
+        self.n_steps[pipeline] += 1
         report = self.rows.add(now_s, self.n_rows, done) if self.n_rows < self._config.n_steps else None
         if report:
+            self._n_steps_in[self.n_rows] = tuple(self.n_steps)
             self.n_rows += 1
         reports: list[Action] = [report] if report else []
         return reports if self._n_missing > 0 else [*reports, *self._end_of_steps()]
@@ -65,6 +90,10 @@ class StepBudget:
             return [Send(src, Continue(step + self._n_missing))]
         return self._end_pipeline(pipeline)
 
+    def end_if_enough(self) -> list[Action]:
+        """A coordinator that was started again does not know whom an earlier one has told that there are enough."""
+        return self._end_of_steps() if self._n_missing <= 0 else []
+
     def _end_of_steps(self) -> list[Action]:
         """The run has done enough steps."""
         return [action for pipeline in self._pipelines.whole for action in self._end_pipeline(pipeline)]
@@ -74,3 +103,38 @@ class StepBudget:
             return []
         self._ended.add(pipeline)
         return [Send(self._plan.placement[0][pipeline], EndOfSteps())]
+
+    def ended(self, pipeline: int) -> None:
+        """An earlier coordinator has told a pipeline to begin no further step."""
+        self._ended.add(pipeline)
+
+    # ------------------------------------------------------------------------------------------------------------ rows
+
+    def tell(self, reports: Iterable[StepReport]) -> None:
+        """These rows are to be told, in order, once they are durable."""
+        self._untold += reports
+
+    def untold(self, n_groups: tuple[tuple[int, ...], ...] = ()) -> CountedRows | None:
+        """What has to be durable before the next rows are told; None if there are none."""
+        if not self._untold:
+            return None
+        n_rows = self._untold[-1].step + 1
+        return CountedRows(n_rows, tuple(self._untold), self._n_steps_in[n_rows - 1], n_groups)
+
+    def told(self, rows: CountedRows) -> list[StepReport]:
+        """These rows are durable."""
+        self.n_told, self._last_told = rows.n_rows, rows.new
+        self._n_steps_in = {row: n_steps for row, n_steps in self._n_steps_in.items() if row >= rows.n_rows}
+        while self._untold and self._untold[0].step < rows.n_rows:
+            self._untold.popleft()
+        return list(rows.new)
+
+    def restore(self, rows: CountedRows) -> None:
+        """An earlier coordinator has made these rows durable."""
+        self.n_rows, self.n_steps = rows.n_rows, list(rows.n_steps)
+        self.told(rows)
+
+    def start(self, now_s: float) -> list[Action]:
+        """The last rows were durable, but the process may have ended before it told them."""
+        self.rows.begin(now_s)
+        return list(self._last_told)

@@ -30,6 +30,7 @@ from jaxdt.sim.faults import (
     REORDER,
     RESTART,
     SLOW,
+    STALE,
     Fault,
     draw,
 )
@@ -132,6 +133,8 @@ def draw_case(seed: int, sync: str = "") -> Case:
     )
     run_s = config.train.steps * (step_s + stalls.prob * case.stalls.seconds)
     faults = [*_draw_blips(seed, rng, plan, run_s), *_draw_loss(random.Random(f"loss {seed}"), plan, run_s)]
+    if not any(fault.kind == RESTART for fault in faults):
+        faults += _draw_restarts(random.Random(f"restart {seed}"), plan, run_s)
     return replace(case, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
@@ -220,6 +223,25 @@ def _draw_loss(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
     if rng.random() < 0.3:
         losses.append(_draw_lost_peer(rng, plan, rng.choice((at_s, rng.uniform(0.0, run_s)))))
     return losses
+
+
+def _draw_restarts(rng: random.Random, plan: Plan, run_s: float) -> list[Fault]:
+    """In a quarter of the cases the coordinator dies and is started again, in some of them twice. A peer may be lost
+    meanwhile, and the one that died may go on beside its successor."""
+    if rng.random() >= 0.25:
+        return []
+    faults: list[Fault] = []
+    at_s = rng.uniform(0.0, run_s)
+    for _ in range(rng.choice((1, 1, 2))):
+        kind, seen_s = rng.choice(((CRASH, CRASH_SEEN_S), (POWER_OFF, DEAD_LINK_S)))
+        again_s = at_s + seen_s + rng.choice((rng.uniform(0.1, 3.0), rng.uniform(0.1, 20.0)))
+        faults += [Fault(at_s, kind, COORDINATOR), Fault(again_s, RESTART, COORDINATOR)]
+        if rng.random() < 0.3:
+            faults.append(_draw_lost_peer(rng, plan, rng.uniform(at_s, again_s)))
+        if rng.random() < 0.2:
+            faults.append(Fault(again_s + rng.uniform(0.0, 1.0), STALE, COORDINATOR, rng.uniform(0.0, 10.0)))
+        at_s = again_s + rng.choice((0.05, rng.uniform(0.0, 0.5), rng.uniform(0.0, run_s)))
+    return faults
 
 
 def _draw_lost_peer(rng: random.Random, plan: Plan, at_s: float) -> Fault:

@@ -61,18 +61,19 @@ from jaxdt.protocol.reports import (
     PipelineEndReport,
     PullReport,
     PushReport,
+    RestartedReport,
     StateMeanReport,
     StepReport,
     ViewReport,
 )
-from jaxdt.sim.faults import ENDS, Fault
+from jaxdt.sim.faults import ENDS, LEAVE, Fault
 from jaxdt.sim.fuzz.independent import group_rules
 from jaxdt.sim.fuzz.independent.group_rules import GroupRules, RuleBroken
 from jaxdt.sim.fuzz.independent.log_replay import GroupReplay, LogProblem, Replicas, RunShape, ServerReplay
 from jaxdt.sim.fuzz.independent.residues import Vector
 from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntry, Watcher
 from jaxdt.sim.fuzz.invariants import InvariantBroken
-from jaxdt.sim.sim_peer import Outcome
+from jaxdt.sim.sim_peer import CRASHED, Outcome
 from jaxdt.spec.sizes import group_name, is_pull, is_push
 from jaxdt.spec.work import ADOPT, FORWARD
 
@@ -110,7 +111,6 @@ class Invariants:
         self._rules = GroupRules(shape.config.sync.groups, plan.placement)
         self._faults = any(fault.may_lose for fault in faults)
         self._loses = {peer for fault in faults for peer in fault.may_lose}
-        self._coordinator_ends = any(fault.kind in ENDS and fault.peer == COORDINATOR for fault in faults)
         self._means: dict[tuple[str, int], dict[int, Vector]] = defaultdict(dict)  # group and number -> by peer
         self._members: dict[tuple[str, int], set[int]] = {}
         self._closed: set[tuple[int, Round]] = set()  # (peer, round): it has heard that the round is over
@@ -150,8 +150,9 @@ class Invariants:
         self.now_s = now_s
         self.n_checked += 1
         if isinstance(event, Fault):
-            self._waits_for_ever |= peer != COORDINATOR and event.kind in ENDS and not self._has_view
-            self._has_ended = self._has_ended or (peer == COORDINATOR and event.kind in ENDS and self._has_view)
+            self._waits_for_ever |= peer != COORDINATOR and event.kind in (*ENDS, LEAVE) and not self._has_view
+            has_begun = self._has_view or self._view_pending
+            self._has_ended |= peer == COORDINATOR and event.kind in ENDS and has_begun
             return
         if peer == COORDINATOR:
             try:
@@ -178,8 +179,8 @@ class Invariants:
         if isinstance(event, Received):
             self._on_told(event)
         for action in actions:
-            if isinstance(action, ViewReport):
-                self._on_view(action)
+            if isinstance(action, ViewReport | RestartedReport):
+                self._on_view(action.members)
             if isinstance(action, Persist) and action.name == VIEW:
                 self._view_pending = True
         if event == Persisted(VIEW):
@@ -198,23 +199,23 @@ class Invariants:
                 if found != expected and not self._lost:
                     self.broken(ANSWERED, COORDINATOR, f"{action} has formed, told were {found}")
 
-    def _on_view(self, report: ViewReport) -> None:
+    def _on_view(self, members: Collection[int]) -> None:
         """A view is durable. A pipeline without one of its peers is lost, and leaves at all stages."""
         self._has_view = True
         placement = self._shape.plan.placement
         for row in placement:
             for pipeline, peer in enumerate(row):
-                if peer not in report.members and pipeline not in self._lost:
+                if peer not in members and pipeline not in self._lost:
                     self._lost.add(pipeline)
-                    for replicas in placement:
+                    for replicas in placement if not self._has_ended else ():
                         self._rules.left(replicas[pipeline])
 
     def _on_told(self, event: Received) -> None:
         """What the coordinator hears."""
         match event.body:
-            case WantsGroup(step):
+            case WantsGroup(step) if not self._has_ended:
                 self._rules.wants(self.now_s, event.header.src, step)
-            case Finished():
+            case Finished() if not self._has_ended:
                 self._rules.left(event.header.src)
             case StepDone(step):
                 self._heard.add((event.header.src, step))
@@ -319,15 +320,17 @@ class Invariants:
         if stop is None:
             steps = {peer: tensors.n_steps for peer, tensors in self.tensors.items()}
             self.broken(PROGRESS, COORDINATOR, f"the run is not over, steps {steps}, waiting {self._rules.waiting()}")
+        if stop.code == CRASHED and self._loses.issuperset(self._shape.plan.peers):
+            return  # nobody is left for a coordinator that is started again
         if stop.code:
             self._check_reason(stop)
             return
         self._check_means()
-        rows = [report.step for report in outcome.of(StepReport)]
+        # A coordinator that was started again tells the last rows again. The last row of all is lost with a pipeline.
+        reports = list(dict.fromkeys(outcome.of(StepReport)))
+        rows = [report.step for report in reports]
         n_rows = self._shape.config.train.steps
-        # What was measured of a row that was not full is lost with a coordinator, and with pipelines the last row is.
-        missing = set(range(n_rows)) - set(rows) - ({n_rows - 1} if self._lost else set())
-        if rows != sorted(set(rows)) or not set(rows) <= set(range(n_rows)) or (missing and not self._has_ended):
+        if rows not in ([*range(n_rows)], [*range(n_rows - 1)] if self._lost else []):
             self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}")
         n_steps = self._check_budget(outcome)
         try:
@@ -350,12 +353,12 @@ class Invariants:
         """A run may end without its result for these reasons only."""
         if stop.code == NOT_FINITE and self._n_nonfinite and self._shape.config.train.on_nonfinite == "stop":
             return
-        if not self._loses and not self._coordinator_ends:
+        if not self._loses:
             self.broken(PROGRESS, COORDINATOR, f"the run ends with code {stop.code}: {stop.reason}")
-        may_fail = not self._has_view and not self._coordinator_ends  # without one of its peers a run does not begin
-        if stop.code not in {LOST_A_PEER, FAILED if may_fail else LOST_A_PEER}:
+        # Without one of its peers a run does not begin.
+        if stop.code not in {LOST_A_PEER, LOST_A_PEER if self._has_view else FAILED}:
             self.broken(PROGRESS, COORDINATOR, f"ends with code {stop.code}: {stop.reason}")
-        if self._has_view and not self._coordinator_ends and self._goes_on_without(self._loses):
+        if self._has_view and self._goes_on_without(self._loses):
             self.broken(PROGRESS, COORDINATOR, f"ends though a pipeline is whole: {stop.reason}")
 
     def _goes_on_without(self, peers: Collection[int]) -> bool:
@@ -368,7 +371,9 @@ class Invariants:
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
         """(9); the local steps of each pipeline. Of one that is lost, the most that one of its replicas has done."""
         plan, n_rows = self._shape.plan, self._shape.config.train.steps
-        n_steps = {report.pipeline: report.n_steps for report in outcome.of(PipelineEndReport)}
+        n_steps: dict[int, int] = {}
+        for report in outcome.of(PipelineEndReport):
+            n_steps[report.pipeline] = max(report.n_steps, n_steps.get(report.pipeline, 0))
         if set(n_steps) != set(range(plan.n_pipelines)):
             self.broken(BUDGET, COORDINATOR, f"the run is over with the ends of pipelines {n_steps}")
         for row in plan.placement:

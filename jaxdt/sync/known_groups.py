@@ -1,0 +1,72 @@
+"""What a replica knows of averaging groups, to be told to a coordinator that was started again.
+
+A group's attempts are known until the group is over. Of each name the last group that is over is remembered too: the
+next coordinator goes on counting behind it, and forms none of these again. A part of a sync's machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    Action,
+    Event,
+    GroupFormed,
+    KnownGroup,
+    ResultHeld,
+    Round,
+    Send,
+    WantsGroup,
+)
+
+
+class KnownGroups:
+    """One replica's. It waits for at most one group of which it was not told yet."""
+
+    def __init__(self):
+        self._attempts: dict[Round, KnownGroup] = {}  # of groups that are not over
+        self._over: dict[str, KnownGroup] = {}  # name of a group -> the last of it
+        self._held: dict[Round, ResultHeld] = {}
+        self._wanted: WantsGroup | None = None  # and not answered
+
+    @property
+    def all(self) -> tuple[KnownGroup, ...]:
+        """As a ReplicaState says it."""
+        return (*self._attempts.values(), *self._over.values())
+
+    def said_again(self) -> list[Action | Event]:
+        """What the coordinator was told, and has not answered yet."""
+        wanted = [self._wanted] if self._wanted else []
+        return [Send(COORDINATOR, body) for body in (*self._held.values(), *wanted)]
+
+    def wants(self, wanted: WantsGroup) -> Send:
+        self._wanted = wanted
+        return Send(COORDINATOR, wanted)
+
+    def formed(self, formed: GroupFormed, was_wanted: bool) -> None:
+        """Told of an attempt of a group, which was wanted or is a mean that is kept aside."""
+        round = formed.round
+        if was_wanted and self._is_new(round):
+            self._wanted = None
+        self._attempts.setdefault(round, KnownGroup(round, formed.members, formed.steps, is_over=False))
+
+    def _is_new(self, round: Round) -> bool:
+        """Whether no attempt of a group is known."""
+        last = self._over.get(round.group)
+        is_known = any((other.group, other.step) == (round.group, round.step) for other in self._attempts)
+        return not is_known and (last is None or round.step > last.round.step)
+
+    def held(self, held: ResultHeld, members: Sequence[int]) -> ResultHeld:
+        """The whole result of an attempt is here."""
+        self._held[held.round] = held
+        self._attempts[held.round] = KnownGroup(held.round, tuple(members), held.steps, is_over=False)
+        return held
+
+    def over(self, round: Round) -> None:
+        """A group is over: no attempt of it matters any more but this one, which counted."""
+        attempts = [other for other in self._attempts if (other.group, other.step) == (round.group, round.step)]
+        for other in attempts:
+            known = self._attempts.pop(other)
+            self._held.pop(other, None)
+            if other == round:
+                self._over[round.group] = replace(known, is_over=True)

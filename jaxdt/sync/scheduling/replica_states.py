@@ -1,0 +1,136 @@
+"""What a coordinator that was started again hears from the members before it decides anything, where replicas differ.
+
+It asks each member once, when that says hello. A member answers with the groups that it knows, and says again what the
+coordinator before has not answered. From its answer on it obeys no coordinator of a lower term, so nothing can change
+of which the new one does not know. What a member says before its answer does not count, since it comes again; what it
+says after it waits until all members have answered, or are lost.
+"""
+
+from collections.abc import Collection, Iterable
+
+from jaxdt.protocol.events import (
+    AskReplicaState,
+    KnownGroup,
+    Message,
+    ReplicaState,
+    ResultHeld,
+    Round,
+    WantsGroup,
+)
+from jaxdt.protocol.reports import GroupReport
+from jaxdt.sync.scheduling.open_groups import OpenGroup
+
+Said = tuple[int, Message]  # who, and what
+CAUSE = "restart"  # of a group that an earlier coordinator has formed, when it is reported again
+
+
+class ReplicaStates:
+    """`is_asking`: not all members have answered yet. `said`: by those who have, in order."""
+
+    def __init__(self):
+        self.answers: dict[int, ReplicaState] = {}
+        self.said: list[Said] = []
+        self._awaited: set[int] = set()
+        self._n_left: dict[int, int] = {}  # member -> messages that it still has to say again
+
+    @property
+    def is_asking(self) -> bool:
+        return bool(self._awaited)
+
+    def ask(self, members: Iterable[int]) -> None:
+        self._awaited = set(members)
+
+    def missed(self) -> list[Message]:
+        """What a member is asked that says hello."""
+        return [AskReplicaState()] if self.is_asking else []
+
+    def hear(self, src: int, message: Message) -> None:
+        """A member says something while not all have answered."""
+        if isinstance(message, ReplicaState):
+            self.answers[src] = message
+            self._n_left[src] = message.n_said
+        elif src in self.answers:
+            self.said.append((src, message))
+            self._n_left[src] -= 1
+        if self._n_left.get(src) == 0:
+            self._awaited.discard(src)
+
+    def lose(self, lost: Collection[int]) -> None:
+        """Nobody waits for these members any more, and what they have said does not count."""
+        self._awaited.difference_update(lost)
+        self.answers = {peer: answer for peer, answer in self.answers.items() if peer not in lost}
+        self.said = [(src, message) for src, message in self.said if src not in lost]
+
+    # ----------------------------------------------------------------------------------------- what the answers say
+
+    @property
+    def _known(self) -> list[tuple[int, KnownGroup]]:
+        return [(peer, group) for peer, answer in sorted(self.answers.items()) for group in answer.groups]
+
+    @property
+    def rounds(self) -> set[Round]:
+        """Those that somebody knows."""
+        return {group.round for _, group in self._known}
+
+    @property
+    def last(self) -> dict[str, int]:
+        """Name of a group -> the greatest number with which one was formed, as far as is known."""
+        found: dict[str, int] = {}
+        for round in self.rounds:
+            found[round.group] = max(round.step, found.get(round.group, -1))
+        return found
+
+    @property
+    def over(self) -> dict[Round, KnownGroup]:
+        """Groups that are over for some member: all of their members have held the result."""
+        return {group.round: group for _, group in self._known if group.is_over}
+
+    def open_groups(self) -> list[OpenGroup]:
+        """The groups that are not over for some members. Those that were not told of one, though they are in it, are
+        waited for; those for whom it is over have held its result."""
+        found: list[OpenGroup] = []
+        places = {(group.round.group, group.round.step) for _, group in self._not_over()}
+        for place in sorted(places):
+            known = [(peer, group) for peer, group in self._not_over() if _place(group) == place]
+            attempts = {group.round: group.members for _, group in known}
+            steps = {m: step for _, group in known for m, step in zip(group.members, group.steps, strict=False)}
+            members = {member for of_attempt in attempts.values() for member in of_attempt}
+            waited_for = {member for member in members if not self._is_over_for(member, place, known)}
+            found.append(OpenGroup(max(attempts), attempts, waited_for, None, steps))
+        return found
+
+    def _not_over(self) -> list[tuple[int, KnownGroup]]:
+        return [(peer, group) for peer, group in self._known if not group.is_over]
+
+    def _is_over_for(self, member: int, place: tuple[str, int], known: list[tuple[int, KnownGroup]]) -> bool:
+        """Whether a member has let go of a group: it knows one that is as late, and not this one."""
+        name, number = place
+        answer = self.answers.get(member)
+        if answer is None or any(peer == member for peer, _ in known):
+            return False
+        return any(group.round.group == name and group.round.step >= number for group in answer.groups)
+
+    def take_wanted(self, group: OpenGroup, fragment: int) -> None:
+        """Members of a group that were not told of it yet want no other one."""
+        wanted = {(peer, step) for peer, step in group.steps.items() if peer in group.waited_for}
+        self.said = [
+            (src, message)
+            for src, message in self.said
+            if not (isinstance(message, WantsGroup) and message.fragment == fragment and (src, message.step) in wanted)
+        ]
+
+    def take(self, kind: type[ResultHeld]) -> list[tuple[int, ResultHeld]]:
+        """The results that members hold."""
+        taken = [(src, message) for src, message in self.said if isinstance(message, kind)]
+        self.said = [(src, message) for src, message in self.said if not isinstance(message, kind)]
+        return taken
+
+
+def restored_report(group: OpenGroup, stage: int, fragment: int) -> GroupReport:
+    """The log may not have a group that is open: the host of the coordinator that formed it may have died."""
+    steps = [group.steps[member] for member in group.members]
+    return GroupReport(stage, group.round.step, list(group.members), steps, CAUSE, False, False, fragment)
+
+
+def _place(group: KnownGroup) -> tuple[str, int]:
+    return group.round.group, group.round.step

@@ -1,0 +1,187 @@
+"""A coordinator that dies at any moment and is started again goes on with the groups that are open: what the replicas
+hold at the end is the replay of the log, bit for bit, and no row of the metrics is missing."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import test_server
+from test_group_replay import N_STEPS, assert_equal_bits, make_config, replayed, results_of, simulated, simulation
+from test_group_replay import store_of as store_of_group
+from test_held_out import HeldOutTokens, evaluated
+from test_streaming import STREAMING
+
+from jaxdt.protocol.events import (
+    COORDINATOR,
+    AskReplicaState,
+    Finished,
+    GroupClosed,
+    GroupFormed,
+    MeanEvaluated,
+    Received,
+    ResultHeld,
+    Send,
+    StepDone,
+    WantsGroup,
+)
+from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport, StateMeanReport, StepReport
+from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, STALE, Fault
+from jaxdt.sim.tensors import NoTensors
+from jaxdt.spec import config as run_config
+from jaxdt.spec.sizes import is_mean
+
+pytestmark = pytest.mark.xdist_group("replicas_that_differ")
+
+AWAY_S = 2500.0  # longer than the time after which a silent peer is given up
+WINDOW = make_config("window", 3, microbatches=7, window_s=3.0, connectivity_groups=4)
+ALL = make_config("all", 3, microbatches=7, every_steps=2, outer="nesterov")
+
+
+def says(kind, is_it=lambda body: True):
+    """The coordinator has just sent such a message."""
+    return lambda peer, event, actions: (
+        peer == COORDINATOR
+        and any(isinstance(action, Send) and isinstance(action.body, kind) and is_it(action.body) for action in actions)
+    )
+
+
+def is_told(kind, is_it=lambda body: True):
+    """Somebody has just been told such a thing."""
+    return lambda peer, event, actions: (
+        isinstance(event, Received) and isinstance(event.body, kind) and is_it(event.body)
+    )
+
+
+is_group = lambda body: body.round.group.startswith("stage") and not is_mean(body.round.group)  # noqa: E731
+is_result = lambda body: body.round.group.startswith("state") and body.round.step == N_STEPS  # noqa: E731
+MOMENTS = {
+    "a replica wants a group": (WINDOW, is_told(WantsGroup), 7),
+    "the group is under way to its members": (WINDOW, says(GroupFormed, is_group), 8),
+    "one of its members is told": (WINDOW, is_told(GroupFormed, is_group), 15),
+    "a member holds the result": (ALL, is_told(ResultHeld, is_group), 4),
+    "all members have adopted": (ALL, says(GroupClosed, is_group), 2),
+    "the first of them hears that nobody asks any more": (ALL, is_told(GroupClosed, is_group), 5),
+    "a mean of a fragment is pending": (
+        make_config("all", 3, microbatches=7, layers=4, **STREAMING),
+        is_told(GroupFormed, is_group),
+        5,
+    ),
+    "a step is counted": (WINDOW, is_told(StepDone), 11),
+    "a pipeline has finished": (WINDOW, is_told(Finished), 2),
+    "the result is averaged": (WINDOW, is_told(ResultHeld, is_result), 3),
+    "a mean is under way to be evaluated": (
+        evaluated(make_config("all", 2), 3, checkpoint_every_steps=3),
+        is_told(GroupFormed, lambda formed: is_mean(formed.round.group)),
+        2,
+    ),
+    "a held-out loss is told": (
+        evaluated(make_config("all", 2), 3, checkpoint_every_steps=3),
+        is_told(MeanEvaluated),
+        1,
+    ),
+}
+
+
+def time_of(config, happens, number):
+    """When something happens in the run without faults, for that many times."""
+    times = []
+
+    def observe(now_s, peer, event, actions):
+        if happens(peer, event, actions):
+            times.append(now_s)
+
+    plan = run_config.default_plan(config)
+    tensors = {peer: NoTensors(1, store_of_group(config, peer).n_words) for peer in plan.peers}
+    simulation(config, tensors, observer=observe).run(until_s=1e5)
+    return times[number - 1]
+
+
+def restart(at_s, kind=POWER_OFF):
+    """The coordinator dies, with what is on its way to others, and comes back."""
+    return [Fault(at_s + 1e-6, kind, COORDINATOR), Fault(at_s + AWAY_S, RESTART, COORDINATOR)]
+
+
+def assert_equals_replay(config, outcome, states, lost=()):
+    plan, replay = run_config.default_plan(config), replayed(config, outcome)
+    replay.average_states(results_of(config, outcome))
+    for stage, row in enumerate(plan.placement):
+        for pipeline, peer in enumerate(row):
+            if pipeline not in lost:
+                assert outcome.stopped[peer].code == 0
+                assert_equal_bits(states[peer], replay.states[stage][pipeline])
+    rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
+    assert rows == list(range(len(rows))) and len(rows) in ([N_STEPS, N_STEPS - 1] if lost else [N_STEPS])
+
+
+@pytest.mark.parametrize("kind", [CRASH, POWER_OFF])
+@pytest.mark.parametrize("name", MOMENTS)
+def test_the_run_goes_on_and_equals_the_replay(name, kind, monkeypatch):
+    """With a crash what is on its way arrives."""
+    monkeypatch.setattr("test_group_replay.Tokens", HeldOutTokens)
+    config, happens, number = MOMENTS[name]
+    outcome, states = simulated(config, faults=restart(time_of(config, happens, number), kind))
+    assert len(outcome.of(RestartedReport)) == 1 and not outcome.of(LostReport)
+    assert_equals_replay(config, outcome, states)
+
+
+def test_it_may_die_while_it_asks():
+    """Some members have answered the second coordinator, and say the same again to the third."""
+    faults = restart(time_of(WINDOW, *MOMENTS["one of its members is told"][1:]))
+    asked = []
+
+    def observe(now_s, peer, event, actions):
+        if is_told(AskReplicaState)(peer, event, actions):
+            asked.append(now_s)
+
+    simulated(WINDOW, faults=faults, observer=observe)
+    faults += restart(asked[1])
+    outcome, states = simulated(WINDOW, faults=faults)
+    assert len(outcome.of(RestartedReport)) == 2
+    assert_equals_replay(WINDOW, outcome, states)
+
+
+@pytest.mark.parametrize("name", ["the group is under way to its members", "a member holds the result"])
+def test_a_pipeline_may_be_lost_meanwhile(name):
+    config, happens, number = MOMENTS[name]
+    at_s = time_of(config, happens, number)
+    lost = 2
+    outcome, states = simulated(config, faults=[*restart(at_s), Fault(at_s + 5.0, CRASH, lost)])
+    assert [report.peer for report in outcome.of(LostReport)] == [lost]
+    assert_equals_replay(config, outcome, states, {run_config.default_plan(config).seat(lost)[1]})
+
+
+def test_nobody_obeys_the_one_that_was_taken_for_dead():
+    config, happens, number = MOMENTS["one of its members is told"]
+    at_s = time_of(config, happens, number)
+    stale = Fault(at_s + AWAY_S + 1.0, STALE, COORDINATOR, 3000.0)
+    outcome, states = simulated(config, faults=[*restart(at_s), stale])
+    assert_equals_replay(config, outcome, states)
+
+
+def test_a_checkpoint_says_whose_mean_it_is_also_after_a_restart():
+    """The part of the first stage was written before, that of the second after it."""
+    config = replace(WINDOW, train=replace(WINDOW.train, checkpoint_every_steps=3))
+    at_s = time_of(config, is_told(ResultHeld, lambda held: held.round.group == "state0"), 3)
+    outcome, states = simulated(config, faults=restart(at_s))
+    assert [report.version for report in outcome.of(CheckpointReport)][-1] == N_STEPS
+    assert {mean.version for mean in outcome.of(StateMeanReport)} >= {3, N_STEPS}
+    assert_equals_replay(config, outcome, states)
+
+
+@pytest.mark.parametrize("at_s", [60.0, 160.0])
+def test_servers_go_on_without_a_coordinator_and_with_the_next_one(at_s):
+    config = test_server.make_config(1, 2)
+    plan = run_config.default_plan(config)
+    outcome, states = test_server.trained(config, faults=restart(at_s))
+    replay = test_server.replayed(config, outcome)
+    for stage, row in enumerate(plan.placement):
+        jax.tree.map(np.testing.assert_array_equal, states[min(row)], jax.device_get(replay.state(stage, row)))
+    rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
+    assert rows == list(range(config.train.steps)) and len(outcome.of(RestartedReport)) == 1
+
+
+def test_the_last_row_is_told_again_as_it_was():
+    outcome, _ = simulated(WINDOW, faults=restart(time_of(WINDOW, is_told(StepDone), 11)))
+    told = outcome.of(StepReport)
+    assert len(told) == N_STEPS + 1 and len(set(told)) == N_STEPS
