@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import queue
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from jaxdt.ablation import results, workers
 from jaxdt.ablation.grid import AblationConfig, Case, bytes_per_step, cases, codec_of, kinds, model_of, run_of
 from jaxdt.ablation.predict import step_seconds
 from jaxdt.ablation.progress import GridProgress
-from jaxdt.ablation.report import cost, quality, rows, steps_to, value_at
+from jaxdt.ablation.report import cost, cut_cases, quality, rows, steps_to, value_at
 from jaxdt.ablation.train import chain_of
 from jaxdt.build import RunStart, build_coordinator, build_peer
 from jaxdt.runtime.storage.store import Store
@@ -277,7 +278,9 @@ def test_a_worker_says_that_a_model_compiles_and_an_interruption_what_is_lost(mo
     assert said == [f"{first}: compiles", str(first), str(first), f"{second}: compiles", str(second), str(second)]
     finished = "1 of 39 models finished, the same command goes on with the others"
     assert progress.text == f"{finished}; what is under way, at 2 of 2 steps, starts again"
+    assert progress.state == "1 of 39 models finished, under way, at 2 of 2 steps"
     progress.heard("done", second, {})
+    assert progress.state == "2 of 39 models finished"
     assert progress.text == f"2{finished[1:]}"
 
 
@@ -314,3 +317,19 @@ def test_the_script_trains_measures_and_draws(tmp_path):
     assert (tmp_path / "table.md").read_text().count("| none |") == 2
     assert "for all). Somewhere, at commit x.\n" in (tmp_path / "README.md").read_text()
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_the_committed_page_is_what_its_raw_data_give(tmp_path):
+    committed = ROOT / "configs/ablation"
+    page = (committed / "README.md").read_text()
+    about = page.partition("for all). ")[2].partition("\n\n")[0]
+    for name in ("results.jsonl", "timings.jsonl"):
+        shutil.copy(committed / name, tmp_path)
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(cases(AblationConfig()))
+    n_timings = AblationConfig().measurements * len(cut_cases(AblationConfig()))
+    assert len((tmp_path / "timings.jsonl").read_text().splitlines()) == n_timings
+    command = [sys.executable, str(ROOT / "scripts/ablate.py"), f"--config={ROOT / 'configs/ablation.py'}"]
+    command += [f"--run_dir={tmp_path}", f"--page={about}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "README.md").read_text() == page
