@@ -9,7 +9,7 @@ from pool_mutants import POOL_MUTANTS
 
 from jaxdt.protocol.events import Run
 from jaxdt.protocol.reports import WorkerLostReport
-from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, PAUSE, POWER_OFF, REORDER, RESTART, SLOW
+from jaxdt.sim.faults import CRASH, CUT, DUPLICATE, JOIN, PAUSE, POWER_OFF, REORDER, RESTART, SLOW
 from jaxdt.sim.fuzz.cases import finding, play
 from jaxdt.sim.fuzz.pool.cases import draw_case
 from jaxdt.spec.work import BACKWARD
@@ -25,7 +25,7 @@ def test_invariants_hold_under_all_faults(low):
 def test_the_seeds_draw_all_that_happens_to_workers():
     cases = [draw_case(seed) for seed in range(N_SEEDS)]
     kinds = {fault.kind for case in cases for fault in case.faults if fault.peer in case.plan.workers}
-    assert kinds == {CRASH, POWER_OFF, PAUSE, CUT, SLOW, DUPLICATE, REORDER, RESTART}
+    assert kinds == {CRASH, POWER_OFF, PAUSE, CUT, SLOW, DUPLICATE, REORDER, RESTART, JOIN}
     assert {case.config.sync.delay for case in cases} == {0, 1}
     assert {case.config.sync.codec for case in cases} == {"none", "bf16"}
     assert any(fault.peer in case.plan.peers and fault.may_lose for case in cases for fault in case.faults)
