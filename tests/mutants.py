@@ -7,10 +7,13 @@ reveal each mutant, and among which of the fuzzer's seeds they must.
 To be planted once grants have lease numbers: cancel without order.
 """
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
+
+import pytest
 
 from jaxdt.membership import commit, coordinator_config
 from jaxdt.membership.checkpoint_progress import CheckpointProgress
@@ -51,6 +54,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.message import tensor_key
 from jaxdt.protocol.reports import LateResultReport
+from jaxdt.sim.fuzz.cases import Case, finding
 from jaxdt.sim.fuzz.invariants import (
     APPLICABLE,
     COPIES,
@@ -481,3 +485,18 @@ MUTANTS = {
     "a stop waits for a checkpoint that nobody writes": (unchanged, nobody_else_saves, {PROGRESS}, (247, 309)),
     "a coordinator judges right after its pause": (unchanged, judges_after_a_pause, {LIVING, SPARED}, (78, 89, 113)),
 }
+
+
+def check_found(mutant, draw_case: Callable[[int], Case]) -> None:
+    """Fail unless one of the mutant's seeds reveals it by an invariant that it should break, and passes without it."""
+    mutate, patched, invariants, seeds = mutant
+    others = []
+    for seed in seeds:
+        with patched():
+            line = finding(draw_case(seed), mutate) or ""
+        broken = re.search(r" s: \((\d+)\) ", line)
+        if broken and int(broken[1]) in invariants:
+            assert not finding(draw_case(seed))
+            return
+        others += [line] if line else []
+    pytest.fail(f"not caught among {seeds}: {others}")

@@ -2,9 +2,8 @@
 
 More on demand: python scripts/experiments/fuzz_protocol.py --wiring=pool --seeds=50:10000"""
 
-import re
-
 import pytest
+from mutants import check_found
 from pool_mutants import POOL_MUTANTS
 
 from jaxdt.protocol.events import Run
@@ -49,14 +48,4 @@ def test_workers_compute_and_are_lost():
 
 @pytest.mark.parametrize("name", POOL_MUTANTS)
 def test_the_fuzzer_finds_the_mutant_and_nothing_without_it(name):
-    mutate, patched, invariants, seeds = POOL_MUTANTS[name]
-    others = []
-    for seed in seeds:
-        with patched():
-            line = finding(draw_case(seed), mutate) or ""
-        broken = re.search(r" s: \((\d+)\) ", line)
-        if broken and int(broken[1]) in invariants:
-            assert not finding(draw_case(seed))
-            return
-        others += [line] if line else []
-    pytest.fail(f"not caught among {seeds}: {others}")
+    check_found(POOL_MUTANTS[name], draw_case)
