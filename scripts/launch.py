@@ -4,6 +4,7 @@
         [--emulate=configs/networks/four_cities.json] [--config.train.steps=50]
     python scripts/launch.py --resume --run_dir=runs/x [--config.train.steps=100]
     python scripts/launch.py --config=configs/two_hosts.py --emit=DIR --hosts=10.0.0.1,10.0.0.2
+    python scripts/launch.py --resume --emit=DIR [--config.train.steps=100]
 
 On this machine the coordinator and the peers are children of this process. With --emit nothing is started. Exit codes:
 0 done, 2 bad input, 3 a peer was lost, 130 interrupted.
@@ -12,6 +13,7 @@ On this machine the coordinator and the peers are children of this process. With
 from jaxdt.cli import interrupts
 
 # isort: split
+import os
 import signal
 import time
 from pathlib import Path
@@ -25,14 +27,14 @@ from jaxdt.runtime.fleet import INTERRUPTED
 from jaxdt.runtime.net.address import Address, check_address, format_address, is_loopback
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.run_folders import ADDRESS, COORDINATOR_FLAGS
-from jaxdt.runtime.storage.checkpoint import complete_checkpoints
+from jaxdt.runtime.storage.checkpoint import about_run, check_resumable, complete_checkpoints, newest
 from jaxdt.spec import plan as plans
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan
 
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Delete the files of an earlier run in run_dir.")
-RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir.")
+RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest complete checkpoint of run_dir, or of --emit.")
 EMIT = flags.DEFINE_string("emit", None, "Folder for flag files, plan and credentials; nothing is started.")
 HOSTS = flags.DEFINE_list("hosts", [], "With --emit: the address of each peer's host, in the order of the peers.")
 PORT = flags.DEFINE_integer(
@@ -72,8 +74,6 @@ def main() -> int:
     checked = api.with_codecs(checked, say)
     if EMIT.value:
         check_hosts(checked.plan)
-        if replaced := run_dirs.clear(Path(EMIT.value), OVERWRITE.value):
-            say(replaced)
         emit(Path(EMIT.value), checked)
         return 0
     run_flags.required("run_dir")
@@ -114,8 +114,8 @@ def options_of_flags() -> api.LaunchOptions:
 
 def config_table(config: RunConfig, plan: Plan) -> str:
     """Every field of the config and every flag that is not at its default, with where its value comes from."""
-    run_dir = Path(run_flags.RUN_DIR.value or "")
-    is_of_run = RESUME.value and run_flags.PLAN.value == str(run_dir / "plan.json")
+    folders = resume_flags.folders(run_flags.RUN_DIR.value, EMIT.value)
+    is_of_run = RESUME.value and run_flags.PLAN.value == str(folders.run_dir / "plan.json")
     given = config_sources.Given(
         fields=run_flags.config_dict().to_dict(),
         by_flag=flags.FLAGS["config"].override_values,
@@ -123,7 +123,7 @@ def config_table(config: RunConfig, plan: Plan) -> str:
         plan_source=(config_sources.RESUME if is_of_run else "plan") if run_flags.PLAN.value else None,
     )
     others = [name for names in SUBJECTS.values() for name in names if name not in ("config", "plan", "print_config")]
-    kept = resume_flags.kept(run_dir) if RESUME.value else {}
+    kept = resume_flags.kept(folders.job) if RESUME.value else {}
     rows = config_sources.sourced(config, plan, given) + config_sources.sourced_flags(others, kept)
     return config_sources.table(rows)
 
@@ -150,10 +150,14 @@ def check_hosts(plan: Plan) -> None:
 
 def emit(folder: Path, checked: api.CheckedRun) -> None:
     """Write coordinator.flags and one host_N.flags per peer, with the files that they name, and print the commands and
-    the files that each host needs."""
-    peers, per_peer = sorted(checked.plan.peers), checked.gpus_per_peer
+    the files that each host needs. With --resume they go on from the newest checkpoint of the run in this folder."""
+    peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / run_dirs.EMITTED_RUN_DIR
+    resumed = [f"--resume_from={checkpoint_of(run_dir, checked)}"] if RESUME.value else []
+    if not RESUME.value and (replaced := run_dirs.clear(folder, OVERWRITE.value)):
+        say(replaced)
     run_dirs.write_job(folder, checked.config, checked.plan)
-    shared = [*run_dirs.job_flags(folder), f"--run_dir={folder / run_dirs.EMITTED_RUN_DIR}"]
+    resume_flags.save(folder, checked.options, hosts=",".join(HOSTS.value), port=str(PORT.value))
+    shared = [*run_dirs.job_flags(folder), f"--run_dir={run_dir}", *resumed]
     coordinator = _address(HOSTS.value[0], PORT.value)
     gpus = gpu_flags.flags_of_hosts(dict(zip(peers, HOSTS.value, strict=True)), per_peer) if per_peer else {}
     own_flags = [*_listen_flags(coordinator), run_dirs.coordinator_credential(folder)]
@@ -166,7 +170,7 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
     for offset, (peer, host) in enumerate(zip(peers, HOSTS.value, strict=True), start=1):
         own = _address(host, PORT.value + offset)
         own_flags = [f"--peer={peer}", f"--coordinator={format_address(coordinator)}", *_listen_flags(own)]
-        own_flags.append(run_dirs.new_token(folder, f"host_{peer}", peer))
+        own_flags.append(run_dirs.token_flag(folder, f"host_{peer}", peer))
         _write_flags(folder / f"host_{peer}.flags", [*shared, *own_flags, *gpus.get(peer, [])])
         needed[host] += [f"host_{peer}.flags", f"credentials/host_{peer}.token"]
         print_line(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
@@ -174,6 +178,17 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
         print_line(f"{host} needs of {folder}: {', '.join(names)}")
     operator = f"--coordinator={format_address(coordinator)} --credential={folder}/credentials/operator.pem"
     print_line(f"to end the run early: python scripts/fleet.py stop {operator}")
+
+
+def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:
+    """The newest checkpoint of an emitted run that has ended. Its parts may be on other hosts, where whoever loads one
+    checks it. BadInput if this config cannot continue from it."""
+    os.close(run_dirs.hold(run_dir))
+    folder = newest(run_dir)
+    check_resumable(folder, about_run(checked.config, checked.data.checksum))
+    for line in api.resumption(run_dir, folder, checked):
+        say(line)
+    return folder
 
 
 def _address(host: str, port: int) -> Address:

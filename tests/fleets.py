@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxdt.model.data import write_tokens
-from jaxdt.runtime.run_dir import new_token
+from jaxdt.runtime.run_dir import token_flag
 from jaxdt.runtime.storage.entries import load_entries
 from jaxdt.runtime.storage.parts import step_folder
 
@@ -183,7 +183,7 @@ class Churning(Launched):
         address = (self.run_dir / "coordinator_address").read_text()
         command = [sys.executable, str(ROOT / "scripts/train.py"), f"--join={address}"]
         self.n_newcomers += 1
-        command += [new_token(self.run_dir, f"newcomer_{self.n_newcomers}"), f"--run_dir={self.run_dir}", *flags]
+        command += [token_flag(self.run_dir, f"newcomer_{self.n_newcomers}"), f"--run_dir={self.run_dir}", *flags]
         self.log = self.run_dir.parent / "newcomer.log"
         with self.log.open("w") as log:
             self.newcomer = subprocess.Popen(command, stdout=log, stderr=log)

@@ -202,8 +202,7 @@ def start(checked: CheckedRun, run_dir: str | Path, say: Callable[[str], None], 
         if options.resume:
             folder, problems = _resumable(run_dir, checked)
             flags.append(f"--resume_from={folder}")
-            goes_on = f"--resume: the run goes on from step {int(folder.name)}, checkpoint {folder}"
-            lines = [*problems, *resume_flags.changes(run_dir, config, plan, options), goes_on]
+            lines = [*problems, *resumption(run_dir, folder, checked)]
         for line in lines:
             say(line)
         run_dirs.write_job(run_dir, config, plan)
@@ -233,12 +232,19 @@ def network_flags(options: LaunchOptions) -> list[str]:
 def _resumable(run_dir: Path, checked: CheckedRun) -> tuple[Path, list[str]]:
     """The newest complete checkpoint that is whole, and a line for each newer one that is damaged. BadInput if this
     config cannot continue from it."""
-    n_steps = checked.config.train.steps
     folder, problems = newest_whole(run_dir, about_run(checked.config, checked.data.checksum))
     start = f"--resume: a newer checkpoint is damaged, so the run goes on from step {int(folder.name)}"
-    if int(folder.name) >= n_steps:
-        raise BadInput(f"train.steps: got {n_steps}, expected more than the {int(folder.name)} of {folder}")
     return folder, [f"{start}: {problem}" for problem in problems]
+
+
+def resumption(run_dir: Path, checkpoint: Path, checked: CheckedRun) -> list[str]:
+    """Lines about a run that goes on from a checkpoint of the run in this folder: what it changes, and where it begins.
+    BadInput if it has no steps left."""
+    n_steps, n_done = checked.config.train.steps, int(checkpoint.name)
+    if n_done >= n_steps:
+        raise BadInput(f"train.steps: got {n_steps}, expected more than the {n_done} of {checkpoint}")
+    changes = resume_flags.changes(run_dir, checked.config, checked.plan, checked.options)
+    return [*changes, f"--resume: the run goes on from step {n_done}, checkpoint {checkpoint}"]
 
 
 def _append(log: Path, lines: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT, ONE_THREAD
-from jaxdt.runtime.run_dir import new_token, peer_credential
+from jaxdt.runtime.run_dir import peer_credential, token_flag
 from jaxdt.runtime.run_folders import ADDRESS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -47,7 +47,7 @@ def join(run_dir: Path, log: Path, more_arguments: Sequence[str] = ()) -> subpro
     """Start a newcomer that joins the run in run_dir."""
     arguments = [
         f"--join={(run_dir / ADDRESS).read_text()}",
-        new_token(run_dir, f"newcomer_{secrets.token_hex(4)}"),
+        token_flag(run_dir, f"newcomer_{secrets.token_hex(4)}"),
         f"--run_dir={run_dir}",
         *more_arguments,
     ]

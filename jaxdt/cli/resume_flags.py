@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
+from jaxdt.runtime.run_folders import RunFolders
 from jaxdt.runtime.storage.durable import read_json, write_json
 from jaxdt.spec import plan as plans
 from jaxdt.spec import serialize
@@ -24,6 +25,7 @@ Options = TypeVar("Options", bound="DataclassInstance")
 LAUNCH = "launch.json"
 # Flags of launch.py, beside the config and the plan, that a resumed run keeps, and their types; some of them are paths.
 KEPT = {"emulate": str, "network": str, "emulate_forward_s": float, "stall": str, "pin": int, "gpus_per_peer": str}
+KEPT_OF_HOSTS = ("hosts", "port")  # with --emit
 PATHS = ("emulate", "network")
 NOT_GIVEN = "not given"
 OF_THE_PLAN = ("--config.plan.", "--config.codec", "--config.model.compression")
@@ -35,26 +37,35 @@ def with_flags_of_run(argv: Sequence[str]) -> list[str]:
 
     A --config that is given with --resume is not read."""
     given = _given(argv)
-    run_dir = Path(given.run_dir or "")
-    if not given.resume or not given.run_dir:
+    if not given.resume or not (given.run_dir or given.emit):
         return list(argv)
+    places = folders(given.run_dir, given.emit)
+    run_dir = places.run_dir
     if not (run_dir / "config.py").exists():
         raise BadInput(f"--resume: {run_dir} holds no run, expected the folder of one")
+    if places.job != run_dir and not given.emit:
+        raise BadInput(f"--resume: {run_dir} is of a run on several hosts, expected --emit={places.job}")
     if given.config:
         print(f"--resume: {given.config} is not read, the run goes on with {run_dir / 'config.json'}", flush=True)
     added = [f"--config={run_dir / 'config.py'}"]
     if given.plan is None and not any(word.startswith(OF_THE_PLAN) for word in argv):
         added.append(f"--plan={run_dir / 'plan.json'}")
-    earlier = kept(run_dir)
-    added += [f"--{name}={earlier[name]}" for name in KEPT if name in earlier and getattr(given, name) is None]
+    earlier = kept(places.job)
+    names = [*KEPT, *KEPT_OF_HOSTS]
+    added += [f"--{name}={earlier[name]}" for name in names if name in earlier and getattr(given, name) is None]
     return [argv[0], *added, *_without_config(argv[1:])]
+
+
+def folders(run_dir: str | None, emitted: str | None) -> RunFolders:
+    """The folders of the run that is resumed, from --run_dir or --emit."""
+    return RunFolders.of(Path(emitted or run_dir or ""))
 
 
 def _given(argv: Sequence[str]) -> flags.FlagValues:
     """The flags that matter here, as the command line gives them; the others are checked later."""
     values = flags.FlagValues()
     flags.DEFINE_bool("resume", False, "", flag_values=values)
-    for name in ("run_dir", "config", "plan", *KEPT):
+    for name in ("run_dir", "emit", "config", "plan", *KEPT, *KEPT_OF_HOSTS):
         flags.DEFINE_string(name, None, "", flag_values=values)
     with contextlib.suppress(flags.Error):  # it is refused when all flags are read
         values(argv, known_only=True)
@@ -78,9 +89,10 @@ def completed(run_dir: Path, options: Options) -> Options:
     return replace(options, **{name: KEPT[name](earlier[name]) for name in missing})
 
 
-def save(run_dir: Path, options: object) -> None:
-    """Write launch.json: what a resumed run keeps of the options of this launch, which have the names of flags."""
-    write_json(run_dir / LAUNCH, _as_kept(options))
+def save(folder: Path, options: object, **of_hosts: str) -> None:
+    """Write launch.json: what a resumed run keeps of the options of this launch, which have the names of flags, and of
+    those of KEPT_OF_HOSTS."""
+    write_json(folder / LAUNCH, _as_kept(options) | of_hosts)
 
 
 def _as_kept(options: object) -> dict[str, str]:
@@ -110,7 +122,7 @@ def changes(run_dir: Path, config: RunConfig, plan: Plan, options: object) -> li
     earlier = plans.load(str(run_dir / "plan.json"))
     if plan != earlier:
         lines.append(f"--resume: the plan has {_cut(plan)}, it had {_cut(earlier)}")
-    had, has = kept(run_dir), _as_kept(options)
+    had, has = kept(RunFolders.of(run_dir).job), _as_kept(options)
     for name in KEPT:
         if has.get(name) != had.get(name):
             lines.append(f"--resume: --{name} is {has.get(name, NOT_GIVEN)}, it was {had.get(name, NOT_GIVEN)}")

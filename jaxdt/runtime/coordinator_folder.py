@@ -24,7 +24,7 @@ from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
 
-RUN, START = "run", "start"  # beside the names under which the machine's state is made durable
+RUN, START, ENDED = "run", "start", "ended"  # beside the names under which the machine's state is made durable
 LOCK = "lock"
 
 
@@ -80,7 +80,7 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
     last_term = serialize.read(int, durable.get(TERM) or 0, TERM)
     revoked = load_operator_state({OPERATOR: durable.get(OPERATOR)}).revoked
     is_first = durable.get(RUN) != job.run
-    if is_first and job.resume is None:
+    if is_first and (job.resume is None or _has_run(job, durable)):
         check_no_steps(job.run_dir)
     checkpoint = job.start if is_first else serialize.read(Checkpoint, durable.get(START), START)
     start = RunStart(job.run, checkpoint, job.data.checksum, last_term, revoked)
@@ -88,6 +88,11 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
         return Beginning(start, None)
     disk = {name: durable.get(name) for name in (TERM, VIEW, STEPS, ROWS, CHECKPOINT, OPERATOR)}
     return Beginning(start, load_durable_state(disk))
+
+
+def _has_run(job: RunJob, durable: FileStore) -> bool:
+    """Whether this run has ended, from the checkpoint that the job resumes from: its flag file was started again."""
+    return durable.get(ENDED) == job.run and durable.get(START) == serialize.write(job.start)
 
 
 def check_no_steps(run_dir: Path) -> None:
@@ -110,4 +115,5 @@ def begin_run(job: RunJob, durable: FileStore, beginning: Beginning) -> None:
 
 def end_run(durable: FileStore) -> None:
     """Make durable that the run has ended: another coordinator has nothing to continue."""
+    durable.put(ENDED, durable.get(RUN))
     durable.put(RUN, "")

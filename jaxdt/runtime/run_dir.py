@@ -76,10 +76,11 @@ def peer_credential(folder: Path, peer: int) -> str:
     return f"--credential={authority.peer_file(folder / CREDENTIALS, peer)}"
 
 
-def new_token(folder: Path, name: str, peer: int | None = None) -> str:
-    """The flag with a new token, for this peer or for a newcomer."""
+def token_flag(folder: Path, name: str, peer: int | None = None) -> str:
+    """The flag with the token of this name, for this peer or for a newcomer. It is made where it is missing."""
     path = folder / CREDENTIALS / f"{name}.token"
-    authority.create_token(folder / CREDENTIALS, path, peer)
+    if not path.exists():
+        authority.create_token(folder / CREDENTIALS, path, peer)
     return f"--token={path}"
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from jaxdt.runtime.run_folders import ADDRESS
+from jaxdt.runtime.run_folders import ADDRESS, RunFolders
 from jaxdt.runtime.storage.checkpoint import complete_checkpoints
 
 
@@ -24,6 +24,10 @@ def how_to_go_on(run_dir: Path) -> str:
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
         return f"{run_dir} holds no complete checkpoint to go on from"
+    job = RunFolders.of(run_dir).job
+    if job != run_dir:
+        resume = f"python scripts/launch.py --resume --emit={job}{steps}"
+        return f"to go on: {resume}, and start each process again with its flag file as that prints"
     return f"to go on: start each process again with its flag file and --resume_from={checkpoints[-1]}{steps}"
 
 

@@ -225,7 +225,7 @@ class Fleet:
     def newcomer(self) -> Host:
         """The host of a newcomer, with a token and an empty folder."""
         name = f"newcomer_{len(self.retired) + len(self.hosts)}"
-        token = run_dirs.new_token(self.folder / "job", name)
+        token = run_dirs.token_flag(self.folder / "job", name)
         words = ["train.py", f"--join={self.address}", token, f"--emulate_forward_s={FORWARD_S}"]
         self.hosts.append(Host(name, words, self.folder / name, self.logs))
         return self.hosts[-1]

@@ -1,16 +1,22 @@
 """The scripts that operate a run take either folder of an emitted run."""
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
 from forks import run_scripts
 
+from jaxdt.cli import run_inputs
+from jaxdt.protocol.events import Checkpoint
 from jaxdt.runtime.identity import authority
 from jaxdt.runtime.identity.issuer import ISSUED
+from jaxdt.runtime.run_dir import shared, write_config_and_plan
+from jaxdt.runtime.storage.checkpoint import about_run, mark_complete
 from jaxdt.runtime.storage.durable import FileStore
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+RESUMED = "--resume_from=two/run_dir/checkpoints/00000060"
 COMMANDS = (
     ("tools/credential.py", "list"),
     ("tools/credential.py", "token", "--out={name}.token"),
@@ -52,6 +58,39 @@ def test_either_folder_of_an_emitted_run_names_the_run(job):
         assert status[0] == 2 and f"{address}: nobody listens there" in status[2]
     assert names == [[0, "two/new_1.token\n", ""], [0, "two/new_2.token\n", ""]], "a new file each time"
     assert {"new_1.token", "new_2.token"} <= {path.name for path in job.iterdir()}
+
+
+def launched(cwd, *words):
+    return run_scripts([(str(SCRIPTS / "launch.py"), *words)], "from jaxdt.api import launch", cwd)[0]
+
+
+def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpoint(tmp_path):
+    config = SCRIPTS.parent / "configs/two_hosts.py"
+    told = launched(tmp_path, f"--config={config}", "--emit=two", "--hosts=10.0.0.1,10.0.0.2", "--port=7800")
+    assert told[0] == 0, told
+    two, run_dir = tmp_path / "two", tmp_path / "two/run_dir"
+    tokens = {path: path.read_bytes() for path in two.glob("credentials/*")}
+    flags = (two / "host_1.flags").read_text().splitlines()
+    made, plan, data = run_inputs.config_and_plan(json.loads((two / "config.json").read_text()), None, "")
+    write_config_and_plan(run_dir, made, plan)  # as the coordinator does
+    (run_dir / "checkpoints/00000060").mkdir(parents=True)
+    mark_complete(run_dir, Checkpoint(60, 1), about_run(made, data.checksum))
+    refused = launched(tmp_path, "--resume", "--emit=two")
+    assert refused[0] == 2 and "train.steps: got 60, expected more than the 60 of two/run_dir/check" in refused[2]
+    assert "expected --emit=two" in launched(tmp_path, "--resume", "--run_dir=two")[2]
+    assert (two / "host_1.flags").read_text().splitlines() == flags, "bad input overwrites nothing"
+
+    code, out, err = launched(tmp_path, "--resume", "--emit=two", "--config.train.steps=90")
+    assert code == 0, err
+    first = ["--resume: train.steps is 90, it was 60", "--resume: the run goes on from step 60, checkpoint "]
+    assert out.splitlines()[0] == first[0] and out.splitlines()[1].startswith(first[1])
+    assert out.splitlines()[2:] == told[1].splitlines(), "the same commands on the same hosts"
+    again = (two / "host_1.flags").read_text().splitlines()
+    assert set(again) - set(flags) == {next(f for f in again if f.startswith("--run=")), RESUMED}
+    assert json.loads((two / "config.json").read_text())["train"]["steps"] == 90
+    assert {path: path.read_bytes() for path in two.glob("credentials/*")} == tokens
+    with shared(run_dir):
+        assert "is in use: a run goes on there" in launched(tmp_path, "--resume", "--emit=two")[2]
 
 
 def test_a_folder_in_which_no_coordinator_has_run_is_refused_and_stays_as_it_was(job):

@@ -77,6 +77,17 @@ def test_a_run_that_has_ended_has_nothing_to_go_on_from(tmp_path):
     assert load_beginning(job(tmp_path), store).durable_state is None
 
 
+def test_a_resumed_run_that_has_ended_is_not_done_again_by_its_own_flags(tmp_path):
+    store = begun(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("{}\n" * 9)
+    end_run(store)
+    with pytest.raises(BadInput, match="holds 9 steps of a run that has ended"):
+        load_beginning(job(tmp_path), store)
+    later = load_beginning(job(tmp_path, checkpoint=Checkpoint(9, 1)), store)
+    assert later.durable_state is None and later.start.checkpoint.version == 9
+    assert load_beginning(job(tmp_path, run="run 3"), store).start.checkpoint.version == 6
+
+
 def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):
     """The same command line once more begins a run from the beginning, and would empty the metrics."""
     store = begun(tmp_path)
@@ -88,7 +99,7 @@ def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):
     (tmp_path / "summary.json").write_text('{"reason": "stopped by an operator"}')
     with pytest.raises(BadInput, match="has ended: stopped by an operator; .* holds no complete checkpoint"):
         load_beginning(job(tmp_path, checkpoint=Checkpoint()), store)
-    assert load_beginning(job(tmp_path), store).durable_state is None, "a resumed run"
+    assert load_beginning(job(tmp_path, run="run 3"), store).durable_state is None, "a resumed run"
 
 
 def _lock(folder, sender):

@@ -24,7 +24,7 @@ from jaxdt.runtime.loop import PROCESS, Loop
 from jaxdt.runtime.net.address import parse_address
 from jaxdt.runtime.net.options import TransportCallbacks, TransportSettings
 from jaxdt.runtime.net.transport import Transport
-from jaxdt.runtime.run_dir import job_flags, new_token, peer_credential
+from jaxdt.runtime.run_dir import job_flags, peer_credential, token_flag
 from jaxdt.runtime.storage.checkpointer import Checkpointer
 from jaxdt.spec import config as configs
 from jaxdt.spec import plan as plans
@@ -72,7 +72,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     plan.write_text(json.dumps(plans.to_json(UNEQUAL)))
     fleet = churning(*ENDLESS, *SWARM, slow_links, f"--plan={plan}")
     fleet.wait_for_step(1)
-    address, token = (fleet.run_dir / "coordinator_address").read_text(), new_token(fleet.run_dir, "newcomer")
+    address, token = (fleet.run_dir / "coordinator_address").read_text(), token_flag(fleet.run_dir, "newcomer")
     elsewhere = f"--run_dir={tmp_path / 'newcomer'}"
     join = (f"--join={address}", elsewhere)
     authority.create_run(tmp_path / "other" / "credentials")
@@ -80,7 +80,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     (tmp_path / "other_version.py").write_text(OTHER_VERSION)
     flags = [*job_flags(fleet.run_dir), peer_credential(fleet.run_dir, 1), f"--coordinator={address}", elsewhere]
     commands = {
-        "--token: coordinator 127.0.0.1:": [TRAIN, *join, new_token(tmp_path / "other", "newcomer")],
+        "--token: coordinator 127.0.0.1:": [TRAIN, *join, token_flag(tmp_path / "other", "newcomer")],
         "--data: ": [TRAIN, *join, token, f"--data={tokens.path}"],
         "--join: coordinator 127.0.0.1:": [str(tmp_path / "other_version.py"), *join, token],
         "peer 1: coordinator: run: a process that asks to be a peer is of run '": [
@@ -92,7 +92,7 @@ def test_who_does_not_belong_is_refused_on_both_sides_and_harms_nobody(churning,
     for expected, (code, _, said) in zip(commands, results, strict=True):
         assert code == 2 and said.splitlines()[-1].startswith(expected), (expected, code, said)
     assert "protocol version: got " in results[2][2] and "expected 9" in results[2][2]
-    other = Path(new_token(fleet.run_dir, "other").removeprefix("--token="))
+    other = Path(token_flag(fleet.run_dir, "other").removeprefix("--token="))
     stop = come_with_another_shape(address, other, tmp_path / "newcomer")
     assert stop.code == 2 and "asks for words 0..1000 of a state that has" in stop.reason, stop
     fleet.wait_for_step(len(fleet.losses()) + 2)  # steps wait for a joining peer, so it has been put out by then

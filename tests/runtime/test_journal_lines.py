@@ -32,14 +32,15 @@ def test_the_last_peer_of_a_stage_that_wants_to_leave_hears_what_a_second_interr
 def test_a_run_that_waits_says_for_whom_who_was_refused_and_what_to_start(tmp_path):
     (tmp_path / "coordinator.flags").touch()
     run_dir = tmp_path / "run_dir"
-    line = still_waiting(StillWaitingReport([1, 2], [1], [], "an expired credential", 10.2), run_dir)
+    line = still_waiting(StillWaitingReport([1, 2], [1], [], "an expired credential", 10.2), run_dir, PLAN)
     assert line == (
         "the run has waited 10 s for peers 1 and 2 to get ready; peer 1 is not connected; refused meanwhile: an "
         f"expired credential; to start: python scripts/train.py --flagfile={tmp_path}/host_1.flags"
     )
-    line = still_waiting(StillWaitingReport([], [], [1], "", 30.0), run_dir)
+    line = still_waiting(StillWaitingReport([], [], [1], "", 30.0), run_dir, PLAN)
+    hosts = [f"python scripts/train.py --flagfile={tmp_path}/host_{peer}.flags" for peer in PLAN.placement[1]]
     assert line == (
-        "the run has waited 30 s; stage 1 has no peer; to start a newcomer: python scripts/train.py "
-        f"--join=$(cat {tmp_path / 'coordinator_address'}) "
+        f"the run has waited 30 s; stage 1 has no peer; to start: {', '.join(hosts)}; to start a newcomer: "
+        f"python scripts/train.py --join=$(cat {tmp_path / 'coordinator_address'}) "
         f"--token=$(python scripts/tools/credential.py token --run_dir={run_dir}) --run_dir={run_dir}"
     )

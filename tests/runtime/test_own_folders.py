@@ -11,7 +11,7 @@ import time
 import pytest
 from fleets import ROOT, write_config
 
-from jaxdt.runtime.run_dir import new_token
+from jaxdt.runtime.run_dir import token_flag
 from jaxdt.runtime.storage.durable import read_json
 
 N_STEPS = 30
@@ -51,7 +51,7 @@ class OwnFolders:
         self.start(f"peer{peer}", "train.py", f"--flagfile={self.tmp_path / f'job/host_{peer}.flags'}", self.emulate)
 
     def join(self) -> None:
-        token = new_token(self.tmp_path / "job", "newcomer")
+        token = token_flag(self.tmp_path / "job", "newcomer")
         self.start("newcomer", "train.py", f"--join={self.coordinator}", token)
 
     def log(self, name: str) -> str:

@@ -98,11 +98,23 @@ def check_hello(hello: HandshakeHello, run: str, peer_id: int) -> None:
         raise HandshakeRefused(str(error)) from None
     is_outsider = peer_id == COORDINATOR and hello.src >= TEMPORARY_IDS and hello.run == ""
     if hello.run != run and not is_outsider:
-        raise HandshakeRefused(f"run: {name_of(hello.src)} is of run {hello.run!r:.120}, {name_of(peer_id)} of {run!r}")
+        told = f"{name_of(hello.src)} is of run {hello.run!r:.120}, {name_of(peer_id)} of {run!r}"
+        raise HandshakeRefused(f"run: {told}{_what_differs(hello.run, run)}")
     if hello.dst != peer_id:
         raise HandshakeRefused(f"peer: {name_of(hello.src)} wants {name_of(hello.dst)}, this is {name_of(peer_id)}")
     if hello.channel not in CHANNELS:
         raise HandshakeRefused(f"channel: got {hello.channel!r:.40}, expected one of {', '.join(CHANNELS)}")
+
+
+def _what_differs(theirs: str, own: str) -> str:
+    """What to do about two names of runs, RUN, config DIGEST, plan DIGEST, tokens DIGEST; '' for other names."""
+    other, here = theirs.split(", "), own.split(", ")
+    if not len(other) == len(here) == 4:
+        return ""
+    if other[0] != here[0]:
+        return ": files of two launches; each host needs those of the last one"
+    parts = ", ".join(mine.split()[0] for others, mine in zip(other, here, strict=True) if others != mine)
+    return f": they differ in {parts}; give each process the same files and the same --config flags"
 
 
 def check_incarnation(hello: HandshakeHello, known: int) -> None:

@@ -50,6 +50,7 @@ from jaxdt.runtime.run_job import RunJob
 from jaxdt.runtime.storage.durable import FileStore, write_durably
 from jaxdt.spec.config import ADVISE
 from jaxdt.spec.network import Network
+from jaxdt.spec.plan import Plan
 
 WARM_UP_STEPS = 2
 PREDICTION_S = 30.0  # how long a run that is over waits for its prediction
@@ -130,7 +131,7 @@ class Journal:
             case VacantReport():
                 self._vacant(report)
             case StillWaitingReport():
-                self._display.print(still_waiting(report, self._job.run_dir))
+                self._display.print(still_waiting(report, self._job.run_dir, self._job.plan))
             case RollbackReport():
                 self._rollback(report)
             case CheckpointReport():
@@ -304,10 +305,12 @@ class Journal:
         return measured_s, n_tokens / measured_s if measured_s else None
 
 
-def still_waiting(report: StillWaitingReport, run_dir: Path) -> str:
-    """For whom the run waits, who was refused meanwhile, and what to start."""
+def still_waiting(report: StillWaitingReport, run_dir: Path, plan: Plan) -> str:
+    """For whom the run waits, who was refused meanwhile, and what to start. Peers of a lost stage that the plan has may
+    come back with their own flag files."""
     folders = RunFolders.of(run_dir)
     is_emitted = (folders.job / COORDINATOR_FLAGS).exists()
+    planned = [peer for stage in report.stages for peer in sorted(plan.placement[stage])]
     parts = [f"the run has waited {report.waited_s:.0f} s"]
     if report.missing:
         parts[0] += f" for {names(report.missing)} to get ready"
@@ -317,8 +320,8 @@ def still_waiting(report: StillWaitingReport, run_dir: Path) -> str:
         parts.append(f"stage {stage} has no peer")
     if report.refusal:
         parts.append(f"refused meanwhile: {report.refusal}")
-    if report.absent and is_emitted:
-        commands = [f"python scripts/train.py --flagfile={folders.job}/host_{peer}.flags" for peer in report.absent]
+    if (to_start := [*report.absent, *planned]) and is_emitted:
+        commands = [f"python scripts/train.py --flagfile={folders.job}/host_{peer}.flags" for peer in to_start]
         parts.append(f"to start: {', '.join(commands)}")
     if report.stages:
         token = f"--token=$(python scripts/tools/credential.py token --run_dir={run_dir})"

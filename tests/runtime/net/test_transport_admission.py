@@ -2,6 +2,7 @@ import contextlib
 import errno
 import queue
 import random
+import re
 import socket
 import threading
 import time
@@ -43,6 +44,21 @@ def test_another_run_is_refused_on_both_sides(start, cred):
     a.transport.send(1, {})
     assert "peer 0 is of run 'mine', peer 1 of 'yours'" in a.link(1, "refused")
     assert "peer 0 is of run 'mine', peer 1 of 'yours'" in b.link(None, "refused")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [
+        ("run a, config 1, plan 2, tokens 3", ": files of two launches; each host needs those of the last one"),
+        ("run b, config 1, plan 9, tokens 3", ": they differ in plan; give each process the same files"),
+        ("run b, config 9, plan 9, tokens 3", ": they differ in config, plan; give each process the same files"),
+        ("strange", "of 'run b, config 1, plan 2, tokens 3'"),
+    ],
+)
+def test_a_refused_process_hears_in_what_it_differs(theirs, says):
+    hello = HandshakeHello(theirs, 0, 1, "control", True, 1)
+    with pytest.raises(handshake.HandshakeRefused, match=re.escape(says)):
+        handshake.check_hello(hello, "run b, config 1, plan 2, tokens 3", 1)
 
 
 def test_another_peer_at_the_address_is_refused_on_both_sides(start):
