@@ -79,7 +79,7 @@ def test_the_last_line_of_a_peer_names_it_once():
         (SteppedDownReport("coordinator: terminated"), "coordinator: terminated"),
         (
             DroppedReport(-1, message="Ended", view=1, coordinator_term=1),
-            "drops a message from the coordinator: Ended of view 1",
+            "ignores a late message from the coordinator: Ended of view 1, which is over",
         ),
     ],
 )

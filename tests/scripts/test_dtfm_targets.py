@@ -6,7 +6,7 @@ from zlib import crc32
 
 import pytest
 from experiments.reproduce import dtfm, dtfm_gain
-from experiments.reproduce.dtfm_parts.cost import Costs
+from experiments.reproduce.dtfm_parts.cost import Costs, seeds_sentence
 from experiments.reproduce.dtfm_parts.systems import (
     CASES,
     FOLDER,
@@ -59,7 +59,9 @@ def test_the_depth_section_counts_its_own_table(results):
 
 
 def test_the_page_has_all_sections_and_no_number_of_its_own(results):
-    text = dtfm.text_of("command", COSTS, results, (0.01, 12.0))
+    assumed = dtfm.assumptions(0.01, 12.0, seeds_sentence([[1, 2, 1, 1]] * 7))
+    assert "finds one cost in 14 and one plan in 7 of 14 pairs" in " ".join(assumed)
+    text = dtfm.text_of("command", COSTS, results, assumed)
     assert "DeepSpeed | 3.6x | not modelled" in text and "1.7-2.3x" in text
     assert "43.5 to 49.5" in text and "1.5000 to 2.5000" in text
     assert "the line is off by 1.0% at most" in text

@@ -47,11 +47,14 @@ class Tokens:
         return ((np.cumsum(jumps + 1, axis=1)) % 64).astype(np.int32)
 
 
+STREAMING = DILOCO | dict(every_steps=6, fragments=2, lag_steps=2, mix_frac=0.25)
+
+
 def make_config(groups=None):
     sync = {"kind": "groups", "groups": groups} if groups else {}
     return run_config.parse(
         dict(
-            model=MODEL,
+            model=MODEL | {"n_layers": 4 if groups and "fragments" in groups else 2},
             plan=dict(stages=2, pipelines=2, microbatches=4),
             train=dict(steps=N_STEPS, seed=3, microbatch_size=2),
             optim=dict(lr=3e-3, eps=1e-6, weight_decay=0.1, clip_norm=0.5, warmup_steps=5),
@@ -80,7 +83,7 @@ def trainer(config, file=None, groups=None):
     return LocalSteps(config, groups, WholeModel(config, plan), Samples(config, plan, Tokens()), file)
 
 
-@pytest.mark.parametrize("groups", [None, DILOCO, DILOCO | {"outer": "none", "every_steps": 2}], ids=str)
+@pytest.mark.parametrize("groups", [None, DILOCO, DILOCO | {"outer": "none", "every_steps": 2}, STREAMING], ids=str)
 def test_losses_are_those_of_the_machines(groups):
     config = make_config(groups)
     progress = trainer(config, groups=config.sync.groups if groups else None).run(N_STEPS)
@@ -90,7 +93,8 @@ def test_losses_are_those_of_the_machines(groups):
 def test_a_training_that_was_stopped_goes_on(tmp_path):
     config = make_config()
     config = replace(config, train=replace(config.train, eval_every_steps=2))
-    groups, file = run_config.GroupsConfig(every_steps=3, outer="nesterov"), StateFile(tmp_path / "x.npz", "x")
+    groups = run_config.GroupsConfig(every_steps=3, outer="nesterov", lag_steps=2)  # stopped with a mean under way
+    file = StateFile(tmp_path / "x.npz", "x")
     whole = trainer(config, groups=groups).run(6)
     trainer(config, file, groups).run(4)
     progress = trainer(config, file, groups).run(6)

@@ -135,7 +135,8 @@ def _line_of_peer(report: Report) -> str | None:
             return f"{what}: the result of peer {peer} came second and is not used"
         case DroppedReport(src, run, message, view):
             sender = "the coordinator" if src == COORDINATOR else f"peer {src}"
-            return f"drops a message from {sender}: {f'{message} of view {view}' if message else f'of run {run}'}"
+            late = f"{message} of view {view}, which is over" if message else f"it is of run {run}"
+            return f"ignores a late message from {sender}: {late}"
         case WorkerJoinedReport(_, worker, version):
             return f"lets worker {worker} compute for it, with the parameters of {version} steps"
         case WorkerLostReport(_, worker, reason, n_redone):

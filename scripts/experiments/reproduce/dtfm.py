@@ -102,7 +102,8 @@ def system_of(plans: Plans, key: Key) -> System:
 
 def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
-    results.fill(map(dtfm_cost.job, CASES))
+    results.fill([make(case) for case in CASES for make in (dtfm_cost.job, dtfm_cost.seeds_job)])
+    seeds = dtfm_cost.seeds_sentence([results.get(dtfm_cost.seeds_job(case)) for case in CASES])
     found = {case: dtfm_cost.decoded(results.get(dtfm_cost.job(case))) for case in CASES}
     plans = {case: placements for case, (placements, _) in found.items()}
     checked = [Key(WORLD, 24, plan, option) for plan in PLANS for option in (THEIRS, OURS)]
@@ -114,11 +115,11 @@ def run(out: Path, origin: str, results: Results) -> str:
     off = max(abs(steps.found[key].step_s(CHECKED) / step_s[key, CHECKED] - 1) for key in checked)
     most_gb = max(memory_gb(system_of(plans, Key(WORLD, 40, plan, OURS))) for plan in PLANS)
     draw(out / "dtfm.png", steps)
-    return text_of(origin, {case: costs for case, (_, costs) in found.items()}, steps, (off, most_gb))
+    return text_of(origin, {case: costs for case, (_, costs) in found.items()}, steps, assumptions(off, most_gb, seeds))
 
 
-def text_of(origin: str, costs: dict[str, Costs], steps: Steps, checks: tuple[float, float]) -> str:
-    """The page. `checks`: the largest relative error of the line, and the most gigabytes that a device holds."""
+def text_of(origin: str, costs: dict[str, Costs], steps: Steps, assumed: Sequence[str]) -> str:
+    """The page. `assumed`: what `assumptions` returns."""
     split = table(SPLIT_HEAD, split_rows(steps)) + "\n" + bullets(split_sentences(steps))
     sections = [
         ("COMM-COST of Eq. 1-4, seconds (grade A: exact)", cost_table(costs)),
@@ -129,7 +130,7 @@ def text_of(origin: str, costs: dict[str, Costs], steps: Steps, checks: tuple[fl
         ("PFLOPS", "![PFLOPS of five systems](dtfm.png)\n\n" + table(PFLOPS_HEAD, pflops_rows(steps))),
         ("Case 5 at other efficiencies, 24 layers, batch 1024, seconds", table(EFFICIENCY_HEAD, efficiency(steps))),
         ("Where ours differs, and why", bullets((*WHY, *trends(steps)))),
-        ("Assumptions", bullets(assumptions(*checks))),
+        ("Assumptions", bullets(assumed)),
         ("Not modelled", bullets(NOT_MODELLED)),
     ]
     return page("DT-FM Figure 3: GPT3-1.3B on 64 V100, five networks", origin, sections)
@@ -368,7 +369,9 @@ NOT_MODELLED = (
 )
 
 
-def assumptions(off: float, most_gb: float) -> list[str]:
+def assumptions(off: float, most_gb: float, seeds: str) -> list[str]:
+    """`off`: the largest relative error of the line; `most_gb`: the most gigabytes that a device holds; `seeds`: what
+    those of the planner change."""
     return [
         f"V100: {FLOPS / 1e12:g} TFLOP/s peak, of which {EFFICIENCY:g} is reached (25 to 45 % is plausible for fp16; "
         "case 5 is shown over that range). No constant was tuned to the paper's figures.",
@@ -384,6 +387,6 @@ def assumptions(off: float, most_gb: float) -> list[str]:
         f"Steps of {SHORT} and {LONG} samples are simulated, others lie on the line through them: at {CHECKED} samples "
         f"in case 5 the line is off by {off:.1%} at most. Slices of {SLICE_BYTES >> 20} MiB (the runtime's default is "
         "4) keep the number of messages low.",
-        f"Seeds {SEEDS[0]} to {SEEDS[-1]} of the random placements, whose mean is shown, and of DT-FM's search; the "
-        "planner has seed 0. Random and DT-FM's search have one shape, 8 x 8; ours and the rows have two.",
+        f"Seeds {SEEDS[0]} to {SEEDS[-1]} of the random placements, whose mean is shown, and of DT-FM's "
+        f"search. {seeds} Random and DT-FM's search have one shape, 8 x 8; ours and the rows have two.",
     ]

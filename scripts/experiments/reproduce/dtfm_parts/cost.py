@@ -10,7 +10,8 @@ from experiments.reproduce.dtfm_parts.systems import Placement, label_of, networ
 from experiments.reproduce.page import table
 from experiments.reproduce.results import Job
 
-from planner.model.problem import placement_s, problem_of
+from planner.model.problem import Problem, placement_s, problem_of
+from planner.model.result import Solution
 from planner.search import layouts
 from planner.search.incumbent import Budget, Incumbent
 from planner.search.solve import solve
@@ -21,6 +22,7 @@ C_DP_BYTES, C_PP_BYTES = 6.5e8, 471_249_222.755  # the published scheduler's siz
 PLANNER, EVALUATIONS = "types", 60_000_000  # which limit the work of CP-SAT
 CANDIDATES = 5_000  # where the published search stops
 SEEDS = (0, 1, 2)
+PLANNER_SEEDS = range(10)  # the steps are of the plans of seed 0
 KNOWN = {  # by the published code's cost function on its networks: the block layout, the optimum, its search's end
     "1 data centre": ("3.4398", "3.4398", "3.440"),
     "2 spot": ("49.5039", "31.6342", "43.5 to 49.5"),
@@ -74,14 +76,45 @@ def decoded(values: Sequence[float]) -> tuple[dict[str, Placement], Costs]:
     return placements, costs
 
 
+def seeds_job(case: str) -> Job:
+    """The planner's plans of a case with PLANNER_SEEDS. Its values: for each of SHAPES how many different costs they
+    have, to six digits, and how many different placements."""
+    inputs = f"plans {label_of(case)} {PLANNER} evaluations={EVALUATIONS} seeds={PLANNER_SEEDS}"
+    return Job(inputs, EVALUATIONS, partial(_numbers_of_plans, case))
+
+
+def _numbers_of_plans(case: str) -> list[float]:
+    numbers = []
+    for shape in SHAPES:
+        plans = [_planned(_problem(case, shape), seed) for seed in PLANNER_SEEDS]
+        numbers += [len({f"{plan.cost_s:.6g}" for plan in plans}), len({plan.placement.tobytes() for plan in plans})]
+    return numbers
+
+
+def seeds_sentence(values: Sequence[Sequence[float]]) -> str:
+    """What the seeds of the planner change, by the values of seeds_job for all cases."""
+    costs, placements = [n for v in values for n in v[::2]], [n for v in values for n in v[1::2]]
+    return (
+        f"The planner has seed 0. With seeds {PLANNER_SEEDS[0]} to {PLANNER_SEEDS[-1]} it finds one cost in "
+        f"{costs.count(1)} and one plan in {placements.count(1)} of {len(costs)} pairs of case and shape."
+    )
+
+
+def _problem(case: str, shape: tuple[int, int]) -> Problem:
+    n_stages, n_pipelines = shape
+    return problem_of(network_of(case), *shape, C_DP_BYTES * STAGES / n_stages, C_PP_BYTES * PIPELINES / n_pipelines)
+
+
+def _planned(problem: Problem, seed: int) -> Solution:
+    return solve(problem, Incumbent(Budget(None, EVALUATIONS)), PLANNER, seed)
+
+
 def _placements_and_costs(case: str) -> list[float]:
     network = network_of(case)
     arrays = {}
     for shape in reversed(SHAPES):
-        n_stages, n_pipelines = shape
-        sizes = C_DP_BYTES * STAGES / n_stages, C_PP_BYTES * PIPELINES / n_pipelines
-        problem = problem_of(network, *shape, *sizes)
-        solution = solve(problem, Incumbent(Budget(None, EVALUATIONS)), PLANNER, 0)
+        problem = _problem(case, shape)
+        solution = _planned(problem, 0)
         arrays[f"rows {shape_name(shape)}"] = layouts.rows(problem)
         arrays[f"block {shape_name(shape)}"] = layouts.block(problem)
         arrays[f"planner {shape_name(shape)}"] = solution.placement

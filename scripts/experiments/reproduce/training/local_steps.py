@@ -1,5 +1,6 @@
-"""Pipelines that do H local steps and then average, or take DiLoCo's outer step; with H = 1 and no outer optimizer, a
-plain update by the gradient of all samples: a reference in plain jax, and the losses of scripts/reproduce.py diloco.
+"""Pipelines that do H local steps and then average, or take DiLoCo's outer step, of all parameters or of a fragment
+after the other (Douillard et al. 2025, Alg. 2); without groups a plain update by the gradient of all samples. A
+reference in plain jax, and the losses of scripts/reproduce.py diloco.
 
 A run writes its state to a file now and then, and goes on from it when it is started again."""
 
@@ -18,10 +19,20 @@ from jaxdt.spec.errors import BadInput
 SAVE_EVERY_STEPS = 50
 
 
+@dataclass(frozen=True)
+class FragmentMean:
+    """The mean of a fragment, to be taken after `n_steps`. `mean_n` is of all parameters."""
+
+    n_steps: int
+    fragment: int
+    mean_n: np.ndarray
+
+
 @dataclass
 class Progress:
     """A run so far. `params`, `states`: of each replica; all-reduce has one. `anchor`, `momentum`: of the outer
-    optimizer. `losses`: the training loss of each step, a mean over replicas; `held_out`: (steps, loss)."""
+    optimizer. `losses`: the training loss of each step, a mean over replicas; `held_out`: (steps, loss). `due`: the
+    mean under way, if one is."""
 
     params: list[np.ndarray]
     states: list[Any]
@@ -29,6 +40,7 @@ class Progress:
     momentum: np.ndarray
     losses: list[float] = field(default_factory=list[float])
     held_out: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    due: FragmentMean | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,7 @@ class LocalSteps:
         file: StateFile | None = None,
     ):
         self._config, self._groups, self._model, self._samples, self._file = config, groups, model, samples, file
+        self._fragments = model.fragments(groups.fragments) if groups else []
         n_pipelines = config.plan.pipelines
         self._shares = [(p,) for p in range(n_pipelines)] if groups else [tuple(range(n_pipelines))]
         params_n, state = model.init(config.train.seed)
@@ -82,30 +95,48 @@ class LocalSteps:
             )
             losses.append(loss)
         progress.losses.append(float(np.mean(losses)))
-        if self._groups and (step + 1) % self._groups.every_steps == 0:
-            self._average(self._groups)
+        if self._groups:
+            self._freeze(self._groups, step + 1)
+            self._adopt(self._groups, step + 1)
 
-    def _average(self, groups: GroupsConfig) -> None:
-        """All replicas go on from their mean, or from the outer optimizer's step by their mean change."""
-        progress = self.progress
-        mean_n = np.mean(progress.params, axis=0, dtype=np.float32)
+    def _freeze(self, groups: GroupsConfig, n_steps: int) -> None:
+        """The replicas' mean, if a fragment is due."""
+        fragment = groups.fragment_due(n_steps)
+        if fragment is not None:
+            mean_n = np.mean(self.progress.params, axis=0, dtype=np.float32)
+            self.progress.due = FragmentMean(n_steps + groups.lag_steps, fragment, mean_n)
+
+    def _adopt(self, groups: GroupsConfig, n_steps: int) -> None:
+        """All replicas go on from the mean that is due, or from the outer optimizer's step by their mean change, with
+        a share of their own parameters."""
+        progress, due = self.progress, self.progress.due
+        if due is None or due.n_steps != n_steps:
+            return
+        is_due_n, outcome_n, own_frac = self._fragments[due.fragment], due.mean_n, np.float32(groups.mix_frac)
         if groups.outer != "none":
-            change_n = progress.anchor - mean_n
-            progress.momentum = np.float32(groups.outer_momentum) * progress.momentum + change_n
-            direction_n = progress.momentum
+            change_n = progress.anchor - due.mean_n
+            momentum_n = np.float32(groups.outer_momentum) * progress.momentum + change_n
+            direction_n = momentum_n
             if groups.outer == "nesterov":
-                direction_n = change_n + np.float32(groups.outer_momentum) * progress.momentum
-            mean_n = progress.anchor - np.float32(groups.outer_lr) * direction_n
-        progress.anchor = mean_n
-        progress.params = [mean_n] * len(progress.params)
+                direction_n = change_n + np.float32(groups.outer_momentum) * momentum_n
+            outcome_n = progress.anchor - np.float32(groups.outer_lr) * direction_n
+            progress.momentum = np.where(is_due_n, momentum_n, progress.momentum)
+        progress.anchor = np.where(is_due_n, outcome_n, progress.anchor)
+        progress.params = [
+            np.where(is_due_n, own_frac * own_n + (1 - own_frac) * outcome_n, own_n) for own_n in progress.params
+        ]
+        progress.due = None
 
     # ------------------------------------------------------------------------------------------------------------ file
 
     def _save(self, file: StateFile) -> None:
         progress, path = self.progress, file.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = {"of": file.of, "losses": progress.losses, "held_out": progress.held_out}
+        head: dict[str, Any] = {"of": file.of, "losses": progress.losses, "held_out": progress.held_out}
         leaves = jax.tree.leaves((progress.params, progress.states, progress.anchor, progress.momentum))
+        if progress.due:
+            head["due"] = (progress.due.n_steps, progress.due.fragment)
+            leaves.append(progress.due.mean_n)
         part = path.with_suffix(".part.npz")
         np.savez(part, np.frombuffer(json.dumps(head).encode(), np.uint8), *leaves)
         part.replace(path)
@@ -117,6 +148,8 @@ class LocalSteps:
         head = json.loads(blob.tobytes())
         if head["of"] != file.of:
             raise BadInput(f"{file.path}: is the state of {head['of']}, expected that of {file.of}")
+        if "due" in head:
+            progress.due = FragmentMean(*head["due"], leaves.pop())
         structure = jax.tree.structure((progress.params, progress.states, progress.anchor, progress.momentum))
         trees = jax.tree.unflatten(structure, leaves)
         progress.params, progress.states, progress.anchor, progress.momentum = trees

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from jaxdt.model.averaging import fragment_entries
 from jaxdt.model.data import TokenFile
 from jaxdt.model.gpt import apply_stage, init_stage
 from jaxdt.model.optim import optimizer
@@ -54,6 +55,20 @@ class WholeModel:
             self.stages.append(slice(begin, end))
         self.n_numbers = end
         self._jitted_step, self._jitted_loss = jax.jit(self._step), jax.jit(self._loss)
+
+    def fragments(self, n_fragments: int) -> list[np.ndarray]:
+        """Which numbers of the vector each fragment of the stages has (sync.groups.fragments): bool [n] each."""
+        names_of = [fragment_entries(self._model, lo, hi, n_fragments) for lo, hi in self._plan.stages]
+        masks = []
+        for fragment in range(n_fragments):
+            sizes, marks = [int(np.prod(shape)) for _, shape in self._leaves], []
+            for structure, names in zip(self._structures, names_of, strict=True):
+                tree = jax.tree.unflatten(structure, sizes[: structure.num_leaves])
+                sizes = sizes[structure.num_leaves :]
+                for name in sorted(tree):
+                    marks += [np.full(size, name in names[fragment]) for size in jax.tree.leaves(tree[name])]
+            masks.append(np.concatenate(marks))
+        return masks
 
     def init(self, seed: int) -> tuple[Vector, Any]:
         """(the vector, the optimizer's state) of a seed: the same parameters with which a run begins."""
