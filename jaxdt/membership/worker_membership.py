@@ -4,6 +4,10 @@ The worker says that it is here, as often as members send heartbeats, and the se
 and the version of the parameters. When a version begins the server says so without being asked. A worker that the
 server has lost gets another admission: what it has done under the old one counts no more, and it begins anew. Nobody
 waits for a worker, so it may end at any moment; it waits for a silent server, and ends when that lasts too long.
+
+One process at a time is a worker. While the connection of one stands, the server refuses those of another that says it
+is the same worker. That other one waits, since it may have been started in place of a process whose connection is not
+known to be broken yet, and ends when it is refused for too long.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
@@ -28,16 +32,18 @@ from jaxdt.protocol.events import (
     Paused,
     Ready,
     Received,
+    Refused,
     Send,
     Started,
     Stop,
     WakeAt,
     Woke,
 )
-from jaxdt.protocol.reports import ReadyReport
+from jaxdt.protocol.reports import ReadyReport, RefusedReport
 
 NO_VIEW = 0
-LOST = 3  # exit code: the server is gone
+BAD_INPUT, LOST = 2, 3  # exit codes: the server refuses this process; the server is gone
+REFUSED_S = 30.0  # for so long at most a process is refused; a connection that is broken is seen long before
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class WorkerIdentity:
 class WorkerMembership:
     """See the module text. `header` stands on this worker's messages."""
 
-    READS = frozenset({Started, Woke, Ready, Enlisted, Ended, LinkChanged, Interrupted, Leave, Paused})
+    READS = frozenset({Started, Woke, Ready, Enlisted, Ended, LinkChanged, Refused, Interrupted, Leave, Paused})
 
     def __init__(self, identity: WorkerIdentity):
         self.identity = identity
@@ -66,6 +72,7 @@ class WorkerMembership:
         self._is_ready = False
         self._heard_s = 0.0
         self._admitted: Admitted | None = None
+        self._refused: tuple[float, str] | None = None  # since when the server refuses connections, and why
 
     def admit(self, header: Header, body: Message) -> str:
         """ACCEPT or DROP: a worker hears its server only. An answer to Enlist may be of a later generation."""
@@ -78,6 +85,8 @@ class WorkerMembership:
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
+            case Received(_, Enlisted() | Ended() as body) if body.process not in (None, self._process):
+                return []  # said to another process of this worker
             case Received(header, Enlisted() as body):
                 self._heard_s = now_s
                 return self._enlisted(header.generation, body)
@@ -92,8 +101,12 @@ class WorkerMembership:
                 return self._heartbeat(now_s)
             case Paused():
                 self._heard_s = now_s  # what the server said meanwhile is still on its way through the sockets
-            case LinkChanged(peer, True) if peer == self.identity.server and self._is_ready:
-                return [self._enlist()]
+            case LinkChanged(peer, True) if peer == self.identity.server:
+                self._refused = None
+                return [self._enlist()] if self._is_ready else []
+            case Refused(peer, reason) if peer == self.identity.server:
+                self._refused = (now_s, reason)
+                return [RefusedReport(reason)]
             case Interrupted(code, reason):
                 return [Stop(code, reason)]
             case Leave():
@@ -106,6 +119,9 @@ class WorkerMembership:
     def _heartbeat(self, now_s: float) -> list[Action | Event]:
         identity = self.identity
         silent_s = now_s - self._heard_s
+        if self._refused and not self._admitted and now_s - self._refused[0] > REFUSED_S:
+            refusal = f"server {identity.server} has refused it for {REFUSED_S:.0f} s: {self._refused[1]}"
+            return [Stop(BAD_INPUT, f"worker {identity.peer}: {refusal}")]
         # A server answers only once the run has begun.
         patience_s = identity.outage_s if self._admitted else max(identity.outage_s, FIRST_CONTACT_S)
         if silent_s > patience_s:

@@ -695,11 +695,13 @@ class Enlist:
 class Enlisted:
     """Server -> pool worker, the answer to Enlist, and again with each version: the parameters have seen `version`
     updates, and samples are drawn for `n_reseeds`. The admission grows each time that the server lets the worker in;
-    what the worker has done under another one, and not contributed, is void."""
+    what the worker has done under another one, and not contributed, is void. `process`: the one that is let in, since
+    an answer to the worker's earlier process may come late; None from a server of protocol 3.2."""
 
     admission: int
     version: int
     n_reseeds: int = 0
+    process: int | None = None
 
 
 @frozen_dataclass
@@ -875,10 +877,12 @@ class CannotReach:
 
 @frozen_dataclass
 class Ended:
-    """Coordinator -> all: the run is over, with this exit code and one line for people."""
+    """Coordinator -> all: the run is over, with this exit code and one line for people. Server -> pool worker: the
+    same, or the server does not let this `process` in; None: whichever hears it."""
 
     code: int
     reason: str
+    process: int | None = None
 
 
 Message = (

@@ -1,6 +1,6 @@
 """Pools under faults of all kinds: many seeds, all invariants at every event, and planted mistakes that must be found.
 
-More on demand: python scripts/experiments/fuzz_protocol.py --wiring=pool --seeds=50:10000"""
+More on demand: python scripts/experiments/fuzz_protocol.py --wiring=pool --seeds=75:10000"""
 
 import pytest
 from mutants import check_found
@@ -13,7 +13,7 @@ from jaxdt.sim.fuzz.cases import finding, play
 from jaxdt.sim.fuzz.pool.cases import draw_case
 from jaxdt.spec.work import BACKWARD
 
-N_SEEDS = 50
+N_SEEDS = 75
 
 
 @pytest.mark.parametrize("low", range(0, N_SEEDS, 25))

@@ -31,7 +31,7 @@ all.
 import heapq
 import itertools
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -97,26 +97,14 @@ from jaxdt.wiring.pool.norm_check import NormCheck
 from jaxdt.wiring.pool.server_counts import CountedServer
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
 from jaxdt.wiring.pool.worker import PoolWorker
+from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
 from jaxdt.wiring.service_time import ServiceTime
 
 NEVER = math.inf
 CONTRIBUTION = "contribution"  # in LeaseTimes
-REFUSED_MAX = 3  # contributions of a worker that were refused, before it is put out
-ADMISSIONS = 1_000_000  # of workers, for each admission of their server
 BAD_INPUT, PUT_OUT = 2, 3  # exit codes
-
-
-@dataclass
-class _Worker:
-    """A worker that is let in. `versions`: of the parameters, which it holds; `n_tasks`: leases that it wants at a
-    time."""
-
-    process: int
-    admission: int
-    versions: frozenset[int] = frozenset()
-    n_tasks: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,10 +194,8 @@ class PoolServer:
         self._begun: set[int] = set()  # steps that this version opens, and that have begun
         self._steps: dict[int, _Step] = {}  # under way and done here, the oldest first
         self._lease_numbers = itertools.count(1)
-        self._workers: dict[int, _Worker] = {}
-        self._waiting: dict[int, int] = {}  # worker -> process, of those who have asked too early
-        self._n_admissions = 0
-        self._n_refused: Counter[int] = Counter()
+        self._roster = WorkerRoster()
+        self._workers = self._roster.admitted
         self._n_rounds = 0
         self._early: list[Key] = []  # of steps that have not begun here
         self._own: Lease | None = None  # the own task that runs
@@ -255,7 +241,7 @@ class PoolServer:
                 self._wakes_s = NEVER
                 return self._expire(now_s) + self._go_on(now_s)
             case LinkChanged(peer, False) if self._version >= self._shape.n_steps:
-                self._workers.pop(peer, None)  # it has heard that all is done
+                self._roster.remove(peer)  # it has heard that all is done
                 return []
             case LinkChanged(peer, False, reason) if peer in self._workers:
                 return self._lose(peer, reason, readmit=False) + self._go_on(now_s)
@@ -297,7 +283,7 @@ class PoolServer:
     def _from_worker(
         self, now_s: float, event: Received, src: int, body: WantsTasks | TaskDone | TaskOutput
     ) -> list[Action | Event]:
-        worker = self._admitted(src, body.admission)
+        worker = self._roster.of_admission(src, body.admission)
         if worker is None:
             return []
         if isinstance(body, WantsTasks):
@@ -307,7 +293,7 @@ class PoolServer:
         step = self._steps.get(number)
         return self._on_result(now_s, step, src, body, event.tensor) if step else []
 
-    def _holds(self, worker: _Worker, wants: WantsTasks) -> None:
+    def _holds(self, worker: AdmittedWorker, wants: WantsTasks) -> None:
         """A worker with the next version keeps the one before, where updates are delayed. What it said earlier may come
         later."""
         newest = max(worker.versions, default=-1)
@@ -527,7 +513,7 @@ class PoolServer:
         lease = self._own
         assert lease is not None  # the Work was its, or a step of it
         if work.kind != lease.kind:
-            return [self._start(lease.kind, step, m)]
+            return [*self._fallback_of(step.number).recovery.made(work), self._start(lease.kind, step, m)]
         self._own = None
         step.table.finish(lease.number)
         if lease.kind == FORWARD:
@@ -555,8 +541,9 @@ class PoolServer:
     def _pass_on(self, step: _Step, lease: Lease) -> list[Action | Event]:
         """The output of a task is here: it goes to the neighbour stage, if that waits for it."""
         m, number, stage = lease.microbatch, step.number, self._stage
-        made = self._fallback_of(number).recovery.made(Work(stage, lease.kind, m, self._peer, number))
-        actions: list[Action | Event] = [*made]
+        actions: list[Action | Event] = []
+        if lease.client == self._peer or not lease.is_redo:  # a worker that does it again sends nothing to be kept
+            actions += self._fallback_of(number).recovery.made(Work(stage, lease.kind, m, self._peer, number))
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
         if lease.kind == FORWARD:
             key = Key("act", number, stage + 1, m)
@@ -668,32 +655,24 @@ class PoolServer:
         """A gradient that cannot be right may be the worker's fault or the run's. This server computes it again, and so
         decides."""
         step.table.distrust(peer)
-        self._n_refused[peer] += 1
-        is_put_out = self._n_refused[peer] >= REFUSED_MAX
-        actions = self._lose(peer, problem, readmit=not is_put_out)
-        ended = Ended(
-            PUT_OUT, f"worker {peer}: {REFUSED_MAX} of its contributions were refused, the last one: {problem}"
-        )
-        return [*actions, Send(peer, ended)] if is_put_out else actions
+        process = self._workers[peer].process
+        put_out = self._roster.refuse(peer, problem)
+        actions = self._lose(peer, problem, readmit=not put_out)
+        return [*actions, Send(peer, Ended(PUT_OUT, put_out, process))] if put_out else actions
 
     # ------------------------------------------------------------------------------------------------------- workers
 
-    def _admitted(self, peer: int, admission: int) -> _Worker | None:
-        """A worker that speaks under its present admission."""
-        worker = self._workers.get(peer)
-        return worker if worker and worker.admission == admission else None
-
     def _enlist(self, peer: int, process: int, fingerprint: str) -> list[Action | Event]:
         if fingerprint != self._place.fingerprint:
-            return [Send(peer, Ended(BAD_INPUT, f"worker {peer}: runs {fingerprint}, not {self._place.fingerprint}"))]
-        if self._n_refused[peer] >= REFUSED_MAX:
-            return []
+            reason = f"worker {peer}: runs {fingerprint}, not {self._place.fingerprint}"
+            return [Send(peer, Ended(BAD_INPUT, reason, process))]
+        if put_out := self._roster.hear(peer, process):
+            return [Send(peer, Ended(PUT_OUT, put_out, process))]
         actions: list[Action | Event] = []
-        worker = self._workers.get(peer)
-        if worker and worker.process != process:
+        if self._roster.is_another(peer, process):
             actions += self._lose(peer, "it was started again", readmit=False)
         if self._view is None or self._version < 0:
-            self._waiting[peer] = process
+            self._roster.wait(peer, process)
             return actions
         if peer not in self._workers:
             actions += self._join(peer, process)
@@ -705,25 +684,24 @@ class PoolServer:
 
     def _admit(self, peer: int, process: int) -> None:
         assert self._view is not None
-        self._n_admissions += 1
-        own = self._view.by_peer[self._peer].admission
-        self._workers[peer] = _Worker(process, own * ADMISSIONS + self._n_admissions)
+        self._roster.admit(peer, process, self._view.by_peer[self._peer].admission)
 
     def _welcome(self, peer: int) -> Send:
         assert self._view is not None
-        return Send(peer, Enlisted(self._workers[peer].admission, self._version, self._view.n_reseeds))
+        worker = self._workers[peer]
+        return Send(peer, Enlisted(worker.admission, self._version, self._view.n_reseeds, worker.process))
 
     def _tell_workers(self) -> list[Action | Event]:
         """A version is here. Those who have asked before there was one are let in."""
         if self._view is None:
             return []
-        waiting, self._waiting = self._waiting, {}
-        joins = [action for peer, process in sorted(waiting.items()) for action in self._join(peer, process)]
+        joins = [action for peer, process in self._roster.take_waiting() for action in self._join(peer, process)]
         return [*joins, *(self._welcome(peer) for peer in sorted(self._workers))]
 
     def _lose(self, peer: int, reason: str, readmit: bool) -> list[Action | Event]:
         """What the worker has done and not contributed is void. One that may still be there begins anew."""
-        worker = self._workers.pop(peer)
+        worker = self._workers[peer]
+        self._roster.remove(peer)
         actions: list[Action | Event] = []
         n_redone = 0
         for step in self._steps.values():

@@ -25,7 +25,7 @@ from jaxdt.spec.config import NetConfig, WiringConfig, default_plan
 from jaxdt.spec.network import Link
 from jaxdt.spec.work import BACKWARD
 from jaxdt.wiring.pool.norm_check import FACTOR, NormCheck
-from jaxdt.wiring.pool.server import REFUSED_MAX
+from jaxdt.wiring.pool.worker_roster import REFUSED_MAX
 
 pytestmark = pytest.mark.xdist_group("stage_functions")
 

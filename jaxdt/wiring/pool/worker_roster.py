@@ -1,0 +1,93 @@
+"""The workers that a server has let in, each under an admission, and which of their processes count.
+
+A worker keeps its id when it is started again, and messages of its earlier process may come late. So the newest process
+of an id counts: when the server hears of another one, the one before is put out and is never let in again. All that a
+worker says besides stands under an admission, a number that grows and never repeats, so what an earlier process has
+computed or contributed changes nothing. A process is put out, too, after REFUSED_MAX contributions that cannot be
+right; the worker may be started again.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+REFUSED_MAX = 3  # contributions of a process that were refused, before it is put out
+ADMISSIONS = 1_000_000  # of workers, for each admission of their server
+N_PROCESSES = 8  # of an id, that are remembered
+
+
+@dataclass
+class AdmittedWorker:
+    """A worker that is let in. `versions`: of the parameters, which it holds; `n_tasks`: leases that it wants at a
+    time."""
+
+    process: int
+    admission: int
+    versions: frozenset[int] = frozenset()
+    n_tasks: int = 0
+
+
+@dataclass
+class _Processes:
+    """Of one id: those that were heard, the newest last. `refused`: why contributions of the newest were refused."""
+
+    heard: deque[int] = field(default_factory=lambda: deque(maxlen=N_PROCESSES))
+    refused: list[str] = field(default_factory=list)
+
+
+class WorkerRoster:
+    """Of one server."""
+
+    def __init__(self):
+        self.admitted: dict[int, AdmittedWorker] = {}
+        self._waiting: dict[int, int] = {}  # worker -> process, of those who have asked before there was a version
+        self._processes: dict[int, _Processes] = {}
+        self._n_admissions = 0
+
+    def hear(self, peer: int, process: int) -> str:
+        """A process says that it is the worker `peer`. Why it is put out; '' if it is not."""
+        processes = self._processes.setdefault(peer, _Processes())
+        if process not in processes.heard:
+            processes.heard.append(process)
+            processes.refused.clear()
+        if process != processes.heard[-1]:
+            return f"worker {peer}: another process of worker {peer} computes for this server"
+        return self._put_out(peer, processes)
+
+    def is_another(self, peer: int, process: int) -> bool:
+        """Whether another process of the worker is let in."""
+        return peer in self.admitted and self.admitted[peer].process != process
+
+    def wait(self, peer: int, process: int) -> None:
+        """There is no version yet that the worker could compute with."""
+        self._waiting[peer] = process
+
+    def take_waiting(self) -> list[tuple[int, int]]:
+        """Those who have waited, and their processes; they wait no more."""
+        waiting, self._waiting = self._waiting, {}
+        return sorted(waiting.items())
+
+    def admit(self, peer: int, process: int, own_admission: int) -> None:
+        """The worker is let in, under a new admission. `own_admission`: of the server."""
+        self._n_admissions += 1
+        self.admitted[peer] = AdmittedWorker(process, own_admission * ADMISSIONS + self._n_admissions)
+
+    def remove(self, peer: int) -> None:
+        """The worker is let in no more."""
+        self.admitted.pop(peer, None)
+
+    def of_admission(self, peer: int, admission: int) -> AdmittedWorker | None:
+        """A worker that speaks under its present admission."""
+        worker = self.admitted.get(peer)
+        return worker if worker and worker.admission == admission else None
+
+    def refuse(self, peer: int, problem: str) -> str:
+        """A contribution of the worker's newest process cannot be right. Why that is put out; '' if it is not."""
+        processes = self._processes[peer]
+        processes.refused.append(problem)
+        return self._put_out(peer, processes)
+
+    @staticmethod
+    def _put_out(peer: int, processes: _Processes) -> str:
+        if len(processes.refused) < REFUSED_MAX:
+            return ""
+        return f"worker {peer}: {REFUSED_MAX} of its contributions were refused, the last one: {processes.refused[-1]}"

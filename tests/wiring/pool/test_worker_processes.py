@@ -1,0 +1,223 @@
+"""A server and the processes of its workers: one process counts for each worker, and what it did for a server that a
+view comes to is no longer kept than it is there."""
+
+import pytest
+
+from jaxdt.membership.worker_membership import REFUSED_S, WorkerIdentity, WorkerMembership
+from jaxdt.protocol.events import (
+    Boundary,
+    Discard,
+    Ended,
+    Enlist,
+    Enlisted,
+    Header,
+    Inventory,
+    Key,
+    LinkChanged,
+    Member,
+    Ran,
+    Ready,
+    Received,
+    Refused,
+    Send,
+    Started,
+    Stop,
+    TaskDone,
+    TaskLease,
+    TaskOutput,
+    Updated,
+    View,
+    ViewChanged,
+    WantsTasks,
+    Woke,
+)
+from jaxdt.protocol.reports import WorkerLostReport
+from jaxdt.spec import config as run_config
+from jaxdt.spec.config import default_plan
+from jaxdt.spec.peer_setup import PeerSetup
+from jaxdt.spec.work import FORWARD, Work
+from jaxdt.wiring.pool.server import ENTRY
+from jaxdt.wiring.pool.worker_roster import N_PROCESSES, REFUSED_MAX, WorkerRoster
+
+SERVER, NEIGHBOUR, WORKER, OTHER = 0, 1, 2, 3
+N_MICROBATCHES = 4
+MEMBERS = (Member(SERVER, 0, 1), Member(NEIGHBOUR, 1, 1))
+
+
+def server(retain_bytes=1 << 20):
+    """The first stage's server of two stages, whose first step has begun."""
+    model = dict(preset="debug", n_layers=2, d_model=8, n_heads=2, seq_len=4, vocab_size=16)
+    plan = dict(stages=2, microbatches=N_MICROBATCHES, workers=2)
+    wiring = dict(kind="pool", retain_bytes=retain_bytes)
+    config = run_config.parse(dict(model=model, plan=plan, wiring=wiring))
+    made = ENTRY.build(PeerSetup(config, default_plan(config), SERVER, 0, "f"), 1)[0]
+    made.handle(0.0, ViewChanged(View(1, 1, 0, MEMBERS, (1, 1), 0)))
+    made.handle(0.0, Updated(0, 0))
+    return made
+
+
+def told(machine, now_s, src, body):
+    return machine.handle(now_s, Received(Header("r", 0, 0, src), body))
+
+
+def bodies(actions, kind, dst=None):
+    """Messages of a kind among actions."""
+    sends = [action for action in actions if isinstance(action, Send) and dst in (None, action.dst)]
+    return [send.body for send in sends if isinstance(send.body, kind)]
+
+
+def enlisted(machine, now_s, worker=WORKER, process=7):
+    return bodies(told(machine, now_s, worker, Enlist(process, "f")), Enlisted)[0]
+
+
+# ------------------------------------------------------------------------------------------- one process of a worker
+
+
+def test_an_answer_names_the_process_that_is_let_in():
+    machine = server()
+    first, second = enlisted(machine, 1.0), enlisted(machine, 2.0, process=8)
+    assert (first.process, second.process) == (7, 8) and second.admission > first.admission
+
+
+def test_what_an_earlier_process_says_late_changes_nothing():
+    machine = server()
+    enlisted(machine, 1.0, process=7)
+    admission = enlisted(machine, 2.0, process=8).admission
+    late = told(machine, 2.1, WORKER, Enlist(7, "f"))
+    [ended] = bodies(late, Ended)
+    assert ended.process == 7 and ended.reason == "worker 2: another process of worker 2 computes for this server"
+    assert not [action for action in late if isinstance(action, WorkerLostReport)]
+    assert enlisted(machine, 2.2, process=8).admission == admission
+
+
+def test_a_worker_that_is_away_for_a_while_comes_back_and_one_that_was_replaced_does_not():
+    machine = server()
+    first = enlisted(machine, 1.0, process=7)
+    machine.handle(2.0, LinkChanged(WORKER, False, "cut"))
+    assert enlisted(machine, 3.0, process=7).admission > first.admission
+    machine.handle(4.0, LinkChanged(WORKER, False, "cut"))
+    enlisted(machine, 5.0, process=8)
+    assert bodies(told(machine, 6.0, WORKER, Enlist(7, "f")), Ended)
+
+
+def worker(process):
+    machine = WorkerMembership(WorkerIdentity("r", "f", WORKER, SERVER, 10, 1.0, 100.0))
+    machine.handle(0.0, Started(process=process))
+    machine.handle(0.0, Ready({}, 1))
+    return machine
+
+
+def test_of_two_living_processes_of_a_worker_one_is_put_out_and_the_other_computes_on():
+    """Both hear all that the server says to the worker, and the server hears both, over and over."""
+    machine, twins, stops, lost = server(), {7: worker(7), 8: worker(8)}, {}, []
+    for now_s in range(1, 20):
+        for process in sorted(twins.keys() - stops.keys()):
+            for enlist in bodies(twins[process].handle(now_s, Woke("heartbeat")), Enlist):
+                answers = told(machine, now_s, WORKER, enlist)
+                lost += [action for action in answers if isinstance(action, WorkerLostReport)]
+                for body in bodies(answers, (Enlisted, Ended), WORKER):
+                    for other in sorted(twins.keys() - stops.keys()):
+                        stopped = [a for a in told(twins[other], now_s, SERVER, body) if isinstance(a, Stop)]
+                        stops |= dict.fromkeys([other] if stopped else [], stopped)
+    assert stops == {7: [Stop(3, "worker 2: another process of worker 2 computes for this server")]}
+    assert len(lost) == 1
+
+
+def test_a_worker_hears_only_what_is_said_to_its_process():
+    machine = worker(8)
+    assert told(machine, 1.0, SERVER, Enlisted(1, 0, 0, 7)) == []
+    assert told(machine, 1.0, SERVER, Ended(3, "worker 2: late", 7)) == []
+    assert told(machine, 1.0, SERVER, Enlisted(2, 0, 0, 8)) != []
+    assert told(machine, 1.0, SERVER, Ended(130, "interrupted")) == [Stop(130, "interrupted")]
+
+
+def test_a_process_that_the_server_refuses_says_so_and_ends():
+    """The transport refuses the connections of a second process while the first one's stand."""
+    machine = worker(8)
+    reason = "peer 2: another process has taken its place"
+    [said] = machine.handle(1.0, Refused(SERVER, reason))
+    assert said.reason == reason
+    assert not [a for a in machine.handle(1.0 + REFUSED_S, Woke("heartbeat")) if isinstance(a, Stop)]
+    [stop] = machine.handle(1.1 + REFUSED_S, Woke("heartbeat"))
+    assert stop == Stop(2, f"worker 2: server 0 has refused it for 30 s: {reason}")
+
+
+def test_a_process_whose_connection_is_accepted_in_the_end_goes_on():
+    machine = worker(8)
+    machine.handle(1.0, Refused(SERVER, "peer 2: another process has taken its place"))
+    assert bodies(machine.handle(7.0, LinkChanged(SERVER, True)), Enlist)
+    assert not [a for a in machine.handle(8.0 + REFUSED_S, Woke("heartbeat")) if isinstance(a, Stop)]
+
+
+def test_a_process_that_was_put_out_stays_out_and_the_next_one_begins_anew():
+    roster = WorkerRoster()
+    assert roster.hear(WORKER, 7) == ""
+    assert [roster.refuse(WORKER, "its gradient is not finite") for _ in range(REFUSED_MAX - 1)] == [""] * 2
+    line = "worker 2: 3 of its contributions were refused, the last one: has norm 9"
+    assert roster.refuse(WORKER, "has norm 9") == line == roster.hear(WORKER, 7)
+    assert roster.hear(WORKER, 8) == "" and roster.refuse(WORKER, "has norm 9") == ""
+
+
+def test_what_is_remembered_of_a_worker_is_bounded():
+    roster = WorkerRoster()
+    for process in range(10 * N_PROCESSES):
+        assert roster.hear(WORKER, process) == ""
+    assert roster.hear(WORKER, 10 * N_PROCESSES - 2) != ""
+    assert len(roster._processes[WORKER].heard) == N_PROCESSES
+
+
+# --------------------------------------------------------------------------------------------- what a server has kept
+
+
+class Pool:
+    """A server with workers, and what it lets go. The server's own computation goes on all the while."""
+
+    def __init__(self, retain_bytes):
+        self.machine = server(retain_bytes)
+        self.admissions = {}
+        self.leases = {WORKER: [], OTHER: []}
+        self.discarded = set()
+
+    def note(self, actions):
+        self.discarded |= {action.key for action in actions if isinstance(action, Discard)}
+        for peer, leases in self.leases.items():
+            leases += bodies(actions, TaskLease, peer)
+        return actions
+
+    def join(self, peer):
+        self.admissions[peer] = enlisted(self.machine, 1.0, peer, 7).admission
+        self.note(told(self.machine, 1.0, peer, WantsTasks(self.admissions[peer], 0, N_MICROBATCHES)))
+
+    def do(self, peer):
+        """The worker does all that it has been leased; those tasks."""
+        done, self.leases[peer] = self.leases[peer], []
+        for lease in done:
+            result = TaskDone(lease.admission, lease.step, lease.number, 1)
+            if lease.kind == "F":
+                output = Key("act", lease.step, 1, lease.microbatch)
+                result = TaskOutput(output, lease.admission, lease.number, 1)
+            self.note(told(self.machine, 2.0, peer, result))
+        return done
+
+
+@pytest.mark.parametrize("n_kept", [1, N_MICROBATCHES])
+def test_what_a_worker_does_again_is_not_kept_once_it_was_let_go(n_kept):
+    """Its output comes to the server the first time alone. So a server that let it go for others lacks it still, and
+    must not promise it to those who do the rest of a step after a view."""
+    one_bytes = server()._wiring._shape.sent_bytes[0][0]
+    pool = Pool(n_kept * one_bytes)
+    pool.join(WORKER)
+    forwards = [lease.microbatch for lease in pool.do(WORKER)]
+    for m in forwards:
+        pool.note(told(pool.machine, 3.0, NEIGHBOUR, Boundary(Key("grad", 0, 1, m))))
+    pool.do(WORKER)
+    assert len(forwards) >= 2 and len(pool.discarded) // 2 == max(0, len(forwards) - n_kept)
+    pool.join(OTHER)
+    pool.note(pool.machine.handle(4.0, LinkChanged(WORKER, False, "crashed")))
+    again = pool.do(OTHER)
+    assert [lease.microbatch for lease in again if lease.is_redo]
+    pool.machine.handle(5.0, ViewChanged(View(2, 1, 0, MEMBERS, (1, 1), 0)))
+    own = Ran(Work(0, FORWARD, 0, SERVER, 0), 0.0, 5.0, {})  # the server's own computation ends
+    [inventory] = bodies(pool.machine.handle(6.0, own), Inventory, NEIGHBOUR)
+    let_go = {key.microbatch for key in pool.discarded}
+    assert not let_go & set(inventory.kept) and len(inventory.kept) == min(n_kept, len(forwards))
