@@ -1110,8 +1110,9 @@ class Refused:
 
 @frozen_dataclass
 class Ready:
-    """The peer's own stage is compiled and timed, seconds per kind of Work and per MESSAGE; its state has so many
-    4-byte words. `device`: on what it computes, for people."""
+    """The peer's own stage is compiled and timed: seconds per kind of Work and per MESSAGE, and where a device is
+    emulated also per kind + ON_A_CORE (jaxdt.spec.work). Its state has so many 4-byte words. `device`: on what it
+    computes, for people."""
 
     seconds: dict[str, float]
     n_words: int = 0

@@ -28,6 +28,7 @@ from jaxdt.runtime.transport_setup import OwnAddress, start_transport
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import sync_groups
+from jaxdt.spec.work import ON_A_CORE
 
 
 @dataclass(frozen=True)
@@ -173,4 +174,5 @@ def _prepare(job: RunJob, options: PeerOptions, served: ServedStage, loop: Loop)
         measured_s = time_stage(store, timed, probe)
     work_s_min = job.work_s_min(stage)
     seconds = {kind: max(s, work_s_min.get(kind, 0.0)) for kind, s in measured_s.items()}
+    seconds |= {kind + ON_A_CORE: s for kind, s in measured_s.items() if s < seconds[kind]}
     return Ready(seconds, store.n_words, computes_on(options.n_devices))

@@ -93,7 +93,7 @@ from jaxdt.sim.link_table import LinkTable
 from jaxdt.sim.sim_peer import CRASHED, Environment, Outcome, ProcessFactory, Recorder, SimPeer
 from jaxdt.sim.stale_coordinator import StaleCoordinator
 from jaxdt.sim.tensors import Perturbed
-from jaxdt.spec.work import MESSAGE, TIMED_AS, Work
+from jaxdt.spec.work import MESSAGE, ON_A_CORE, TIMED_AS, Work
 
 Observer = Callable[[float, int, Event | Fault, list[Action]], None]
 ActionHandler = Callable[[int, Any], None]
@@ -464,16 +464,29 @@ class Simulation:
     def _run(self, peer: int, run: Run) -> None:
         sim_peer, work, now_s = self._peers[peer], run.work, self.outcome.now_s
         values = sim_peer.tensors.run(work, run.scale, run.rounds)
-        seconds = sim_peer.seconds[TIMED_AS.get(work.kind, work.kind)]
+        timed = TIMED_AS.get(work.kind, work.kind)
+        seconds = sim_peer.seconds[timed]
+        on_a_core_s = sim_peer.seconds.get(timed + ON_A_CORE, seconds)
         if self._active_faults:
-            seconds *= self._active_faults.slow_factor(peer)
+            factor = self._active_faults.slow_factor(peer)
+            seconds, on_a_core_s = factor * seconds, factor * on_a_core_s
         self._running.setdefault(peer, []).append(work)
         stall_s = sim_peer.stalls.before_s(work) if sim_peer.stalls else 0.0
-        arguments = (now_s + stall_s, peer, seconds, self._finish_work, (sim_peer, peer, work, now_s, values))
+        finished, args = self._finish_work, (sim_peer, peer, work, now_s, values)
+        if on_a_core_s < seconds:
+            finished, args = self._sleep_until, (now_s + stall_s + seconds, finished, args)
+        arguments = (now_s + stall_s, peer, on_a_core_s, finished, args)
         if stall_s:  # the peer sleeps, and needs no core
             self._queue.at(now_s + stall_s, self._hosts[sim_peer.host].start, arguments)
         else:
             self._hosts[sim_peer.host].start(*arguments)
+
+    def _sleep_until(self, until_s: float, finished: Callable[..., None], args: tuple) -> None:
+        """A device that is emulated has computed, and sleeps for the rest of the Work."""
+        if self.outcome.now_s < until_s:
+            self._queue.at(until_s, finished, args)
+        else:
+            finished(*args)
 
     def _finish_work(self, sim_peer: SimPeer, peer: int, work: Work, start_s: float, values: dict[str, float]) -> None:
         seconds = self.outcome.now_s - start_s

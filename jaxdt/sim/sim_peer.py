@@ -19,9 +19,10 @@ CRASHED = 137  # the exit code of a process that was killed
 @frozen_dataclass
 class SimPeer:
     """A simulated peer on its host. Peers with an equal `disk` see one another's parts of checkpoints. `seconds`: per
-    kind of Work on one core. It may also hold MESSAGE, the seconds of handling one message; if any peer of a simulation
-    has that, each peer handles messages beside its Work. `stalls` holds some of its Work up. One that
-    `is_outside` is no member of the run, and the coordinator knows nothing of it."""
+    kind of Work on one core; a kind + ON_A_CORE is what a core computes of it, if the rest is slept. It may also hold
+    MESSAGE, the seconds of handling one message; if any peer of a simulation has that, each peer handles messages
+    beside its Work. `stalls` holds some of its Work up. One that `is_outside` is no member of the run, and the
+    coordinator knows nothing of it."""
 
     machine: DrivenMachine
     tensors: Tensors

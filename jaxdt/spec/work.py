@@ -13,6 +13,7 @@ TIMED_AS = {REGENERATE: BACKWARD, NORM: GATHER, LOCAL_STEP: UPDATE, LAY_OUT: GAT
 TIMED_AS[CONTRIBUTE] = GATHER
 REPLACES_STATE = frozenset((UPDATE, LOCAL_STEP, ADOPT))
 MESSAGE = "message"  # handling a message, at either end: no Work, but listed in a peer's seconds too
+ON_A_CORE = "_on_a_core"  # behind a kind: the part of its seconds that a core computes, where a device is emulated
 _WORK = re.compile(r"(?:(\d+):)?(\d+)([FBREGUNLPAC])(\d+)?(?:@p(\d+))?")
 
 
