@@ -548,6 +548,27 @@ class UsageReport(Report):
     cpu_s: float
 
 
+@dataclass(frozen=True)
+class WorkerBeginsReport(Report):
+    """A pool's worker begins its first Work for this server, of `stage`."""
+
+    kind: ClassVar[str] = "worker_begins"
+    server: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class WorkerProgressReport(Report):
+    """A pool's worker has the parameters of `version`. Since it came it has handed in the gradients of `n_handed_in`
+    microbatches, of `n_of_stage` that all of its stage have computed in those steps."""
+
+    kind: ClassVar[str] = "worker_progress"
+    version: int
+    stage: int
+    n_handed_in: int
+    n_of_stage: int
+
+
 # -------------------------------------------------------------------------------------------------- from either
 
 
@@ -589,13 +610,15 @@ class WorkerJoinedReport(Report):
 
 @dataclass(frozen=True)
 class WorkerLostReport(Report):
-    """What a pool's worker has not contributed counts no more: `n_redone` microbatches are computed again."""
+    """What a pool's worker has not contributed counts no more: `n_redone` microbatches are computed again. With
+    `begins_anew` the worker stays, under another admission."""
 
     kind: ClassVar[str] = "worker_lost"
     stage: int
     worker: int
     reason: str
     n_redone: int
+    begins_anew: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from jaxdt.protocol.reports import (
     UnreachedReport,
     UsageReport,
     WaitingReport,
+    WorkerBeginsReport,
+    WorkerLostReport,
+    WorkerProgressReport,
 )
 from jaxdt.runtime.reporting import peer_log
 from jaxdt.runtime.reporting.report_lines import line_of
@@ -42,6 +45,23 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
         "peer 3: 12:00:00 is ready on cpu: 1 x cpu; waits until the run takes it in",
         "peer 3: 12:00:00 step 1 of 200 is applied here",
         "peer 3: 12:00:00 step 4 of 200 is applied here",
+    ]
+
+
+def test_a_worker_says_when_it_begins_and_then_now_and_then_how_much_it_has_done(monkeypatch, capsys):
+    now_s = [100.0]
+    monkeypatch.setattr(peer_log.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(peer_log.time, "strftime", lambda _: "12:00:00")
+    log = peer_log.PeerLog(4, ("host", 7700), n_steps=200)
+    log.report(WorkerProgressReport(6, 1, 0, 0))
+    log.report(WorkerBeginsReport(0, 1))
+    for step in range(1, 5):
+        log.report(WorkerProgressReport(6 + step, 1, 3 * step, 8 * step))
+        now_s[0] += 0.4 * peer_log.STEP_EVERY_S
+    assert capsys.readouterr().out.splitlines() == [
+        "peer 4: 12:00:00 computes for peer 0, stage 1",
+        "peer 4: 12:00:00 step 7 of 200 is done; has handed in 3 of 8 microbatches of stage 1 (38%) since it came",
+        "peer 4: 12:00:00 step 10 of 200 is done; has handed in 12 of 32 microbatches of stage 1 (38%) since it came",
     ]
 
 
@@ -77,6 +97,11 @@ def test_the_last_line_of_a_peer_names_it_once():
             "has the state of step 142 from peer 0: 3.2 MB in 0.17 s",
         ),
         (SteppedDownReport("coordinator: terminated"), "coordinator: terminated"),
+        (WorkerLostReport(0, 4, "hung up", 3), "worker 4 is lost (hung up); 3 microbatches are computed again"),
+        (
+            WorkerLostReport(0, 4, "a backward came too late", 3, begins_anew=True),
+            "worker 4 begins anew (a backward came too late); 3 microbatches are computed again",
+        ),
         (
             DroppedReport(-1, message="Ended", view=1, coordinator_term=1),
             "ignores a late message from the coordinator: Ended of view 1, which is over",
@@ -95,6 +120,7 @@ OTHERWISE |= {
     "heartbeat",
     "operator",
     "usage",
+    "worker_progress",
     "unreached",
     "group",
     "state_mean",

@@ -3,7 +3,7 @@
 import time
 
 from jaxdt.protocol.events import Report
-from jaxdt.protocol.reports import PullReport, PushReport, UnreachedReport, UsageReport
+from jaxdt.protocol.reports import PullReport, PushReport, UnreachedReport, UsageReport, WorkerProgressReport
 from jaxdt.runtime.net.address import Address, format_address
 from jaxdt.runtime.reporting.console import print_line
 from jaxdt.runtime.reporting.report_lines import line_of
@@ -24,16 +24,23 @@ class PeerLog:
     def report(self, report: Report) -> None:
         match report:
             case UsageReport(step):
-                if time.monotonic() - self._step_s >= STEP_EVERY_S:
-                    self._step_s = time.monotonic()
-                    self._print(f"step {step + 1} of {self._n_steps} is applied here")
+                self._now_and_then(f"step {step + 1} of {self._n_steps} is applied here")
+            case WorkerProgressReport(version, stage, n_handed_in, n_of_stage) if n_of_stage:
+                share = f"{n_handed_in} of {n_of_stage} microbatches of stage {stage} ({n_handed_in / n_of_stage:.0%})"
+                self._now_and_then(f"step {version} of {self._n_steps} is done; has handed in {share} since it came")
             case UnreachedReport(left_s):
                 where = format_address(self._coordinator)
                 self._print(f"waiting for the coordinator at {where}, for another {left_s:.0f} s at most")
-            case PushReport() | PullReport():
-                pass  # there are many for each step; the trace has them
+            case PushReport() | PullReport() | WorkerProgressReport():
+                pass  # there are many, or one without numbers; the trace has them
             case _:
                 self._print(line_of(report))
+
+    def _now_and_then(self, line: str) -> None:
+        """There is such a line for each step."""
+        if time.monotonic() - self._step_s >= STEP_EVERY_S:
+            self._step_s = time.monotonic()
+            self._print(line)
 
     def _print(self, line: str) -> None:
         print_line(of_peer(self._peer, f"{time.strftime('%H:%M:%S')} {line}"))

@@ -35,6 +35,7 @@ from jaxdt.protocol.reports import (
     StillReadyReport,
     UnequalBitsReport,
     WaitingReport,
+    WorkerBeginsReport,
     WorkerJoinedReport,
     WorkerLostReport,
     WorkerPlacedReport,
@@ -139,8 +140,11 @@ def _line_of_peer(report: Report) -> str | None:
             return f"ignores a late message from {sender}: {late}"
         case WorkerJoinedReport(_, worker, version):
             return f"lets worker {worker} compute for it, with the parameters of {version} steps"
-        case WorkerLostReport(_, worker, reason, n_redone):
-            return f"worker {worker} is lost ({reason}); computes {n_redone} microbatches again"
+        case WorkerBeginsReport(server, stage):
+            return f"computes for peer {server}, stage {stage}"
+        case WorkerLostReport(_, worker, reason, n_redone, begins_anew):
+            what = "begins anew" if begins_anew else "is lost"
+            return f"worker {worker} {what} ({reason}); {n_redone} microbatches are computed again"
         case WriteFailedReport(reason):
             return f"could not be written, and the run goes on without it: {reason}"
         case RefusedReport(reason):

@@ -104,6 +104,10 @@ from jaxdt.wiring.service_time import ServiceTime
 
 NEVER = math.inf
 CONTRIBUTION = "contribution"  # in LeaseTimes
+NOT_CHECKED = (
+    "its contribution is not counted: the check of norms needs a gradient of this server's own first, so this server "
+    "computes these microbatches itself; nothing has to be done"
+)
 BAD_INPUT, PUT_OUT = 2, 3  # exit codes
 
 
@@ -633,7 +637,7 @@ class PoolServer:
         if not self._norms.is_possible:
             step.is_measured, step.lacks_measure = False, True
             step.table.distrust(peer)
-            return self._lose(peer, "there is no gradient of this server's own to compare it with", readmit=True)
+            return self._lose(peer, NOT_CHECKED, readmit=True)
         if problem := self._norms.problem(len(items), received.sq_norm):
             return self._refuse(step, peer, problem)
         step.table.commit(peer, items)
@@ -657,7 +661,7 @@ class PoolServer:
         step.table.distrust(peer)
         process = self._workers[peer].process
         put_out = self._roster.refuse(peer, problem)
-        actions = self._lose(peer, problem, readmit=not put_out)
+        actions = self._lose(peer, f"its contribution is refused: {problem}", readmit=not put_out)
         return [*actions, Send(peer, Ended(PUT_OUT, put_out, process))] if put_out else actions
 
     # ------------------------------------------------------------------------------------------------------- workers
@@ -708,7 +712,7 @@ class PoolServer:
             n_redone += len(step.table.void(peer))
             if asked := step.asked.pop(peer, None):
                 actions += [*_forget(asked.rounds), ContributionVoid(asked.rounds)]
-        actions.append(WorkerLostReport(self._stage, peer, reason, n_redone))
+        actions.append(WorkerLostReport(self._stage, peer, reason, n_redone, begins_anew=readmit))
         if readmit:
             self._admit(peer, worker.process)
             actions.append(self._welcome(peer))

@@ -29,6 +29,7 @@ from jaxdt.protocol.events import (
     Updated,
     WantsTasks,
 )
+from jaxdt.protocol.reports import WorkerBeginsReport, WorkerProgressReport
 from jaxdt.spec.delay import Delay
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, Work
 from jaxdt.wiring.base import StepShape
@@ -53,6 +54,9 @@ class PoolWorker:
         self._slot = ComputeSlot()
         self._admitted: Admitted | None = None
         self._gathering: tuple[Round, ...] = ()  # the contribution that is being laid out
+        self._has_begun = False
+        self._first_version = self._version = -1  # since this worker came, or the run went back
+        self._n_handed_in = 0  # microbatches, since then
         self._forget()
 
     def _forget(self) -> None:
@@ -98,7 +102,8 @@ class PoolWorker:
                 self._admitted = event
                 self._forget_steps_before(version)
             case Updated(_, version) if self._admitted:
-                return [Send(self._server, WantsTasks(self._admitted.admission, version, N_TASKS))]
+                wants = Send(self._server, WantsTasks(self._admitted.admission, version, N_TASKS))
+                return [wants, self._progress(version)]
         return []
 
     @property
@@ -107,6 +112,13 @@ class PoolWorker:
 
     def cancel_run(self) -> None:
         self._slot.free()
+
+    def _progress(self, version: int) -> Action:
+        if self._first_version < 0 or version < self._version:
+            self._first_version, self._n_handed_in = version, 0
+        self._version = version
+        n_of_stage = self._shape.n_microbatches * (version - self._first_version)
+        return WorkerProgressReport(version, self._stage, self._n_handed_in, n_of_stage)
 
     def _is_admitted(self, admission: int) -> bool:
         return self._admitted is not None and self._admitted.admission == admission
@@ -132,7 +144,9 @@ class PoolWorker:
         lease = min(ready, key=lambda lease: (lease.step, lease.kind == FORWARD, lease.number))
         del self._leases[lease.step, lease.kind, lease.microbatch]
         self._running = lease
-        return [self._start(FORWARD if lease.with_forward else lease.kind, lease)]
+        begins = [] if self._has_begun else [WorkerBeginsReport(self._server, self._stage)]
+        self._has_begun = True
+        return [*begins, self._start(FORWARD if lease.with_forward else lease.kind, lease)]
 
     def _start(self, kind: str, lease: TaskLease) -> Action:
         """A Work takes its inputs away."""
@@ -180,4 +194,5 @@ class PoolWorker:
             return [Forget(round) for round in rounds]
         self._wanted.remove(rounds)
         counted = self._counted.pop(rounds[0].step, {})
+        self._n_handed_in += len(counted)
         return [ContributionGathered(rounds, tuple(sorted(counted.items())))]
