@@ -11,6 +11,7 @@ from mutants import Mutant, of_coordinator, of_peers, unchanged
 
 from jaxdt.protocol.events import (
     COORDINATOR,
+    EvaluateMean,
     GroupClosed,
     GroupFormed,
     LinkChanged,
@@ -34,17 +35,21 @@ from jaxdt.sim.fuzz.independent.invariants import (
     WINDOW,
 )
 from jaxdt.sim.fuzz.independent.tensors import ResidueTensors
-from jaxdt.spec.work import ADOPT
-from jaxdt.sync.exchange import Exchange
-from jaxdt.sync.local_steps import LocalSteps
+from jaxdt.spec.work import ADOPT, BACKWARD
+from jaxdt.sync.exchange import FLOAT_BYTES, Exchange
+from jaxdt.sync.groups import GroupOptions, Groups
+from jaxdt.sync.held_out import HeldOutLosses
+from jaxdt.sync.local_steps import LocalSteps, PipelinePlace
 from jaxdt.sync.matching.sync_graph import Sliding
 from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.matching.window import MatchWindow
+from jaxdt.sync.pending_means import PendingMean
 from jaxdt.sync.scheduling import open_groups
 from jaxdt.sync.scheduling.open_groups import OpenGroups
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 from jaxdt.sync.server import ParameterServer
+from jaxdt.wiring.independent import IndependentWiring
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
 
@@ -144,6 +149,15 @@ class LosesPushes(Mutant):
         return [replace(a, rounds=()) if is_push(a) and a.work.step == 2 else a for a in actions]
 
 
+class ForgetsTheStash(ResidueTensors):
+    """A backward computes with the newest parameters."""
+
+    def run(self, work, scale, rounds=()):
+        if work.kind == BACKWARD:
+            self._stash[work.step] = self.state.params
+        return super().run(work, scale, rounds)
+
+
 class FreesSlicesByStep(ResidueTensors):
     """What belongs to rounds of lower numbers goes with a local step."""
 
@@ -153,10 +167,13 @@ class FreesSlicesByStep(ResidueTensors):
             self.forget(round)
 
 
-def frees_slices_by_step(peer, machine, tensors):
-    if tensors is not None:
-        tensors.__class__ = FreesSlicesByStep
-    return machine
+def of_tensors(kind):
+    def mutate(peer, machine, tensors):
+        if tensors is not None:
+            tensors.__class__ = kind
+        return machine
+
+    return mutate
 
 
 # ----------------------------------------------------------------------------------------------------------- patches
@@ -278,6 +295,61 @@ def norms_of_one_stage() -> AbstractContextManager:
     )
 
 
+def means_come_early() -> AbstractContextManager:
+    """With a lag a mean is adopted one local step before it is due."""
+    is_due = PendingMean.is_due
+    return mock.patch.object(PendingMean, "is_due", lambda mean, version: is_due(mean, version + (mean._lag_steps > 0)))
+
+
+@contextmanager
+def due_fragments(change):
+    """What `change` makes of the fragment that is due."""
+    due = GroupOptions.fragment_due
+
+    def changed(options, n_steps):
+        fragment = due(options, n_steps)
+        return fragment if fragment is None else change(fragment)
+
+    with mock.patch.object(GroupOptions, "fragment_due", changed):
+        yield
+
+
+@contextmanager
+def forwards_run_less_ahead():
+    """A stage forwards one step less ahead than its stash has places for."""
+    make = IndependentWiring.__init__
+
+    def init(wiring, *args):
+        make(wiring, *args)
+        wiring._n_ahead = max(0, wiring._n_ahead - 1)
+
+    with mock.patch.object(IndependentWiring, "__init__", init):
+        yield
+
+
+def members_count_the_same() -> AbstractContextManager:
+    """The sum of weighted contributions is divided by their number."""
+    return mock.patch.object(Groups, "_factor", lambda groups, exchange: 1.0 / len(exchange.contributors))
+
+
+def rounded_numbers_take_four_bytes() -> AbstractContextManager:
+    return mock.patch.object(Exchange, "n_bytes", lambda exchange, bounds: FLOAT_BYTES * (bounds[1] - bounds[0]))
+
+
+def held_out_losses_are_those_of_a_sum() -> AbstractContextManager:
+    return mock.patch.object(HeldOutLosses, "_evaluate", lambda losses, stage: EvaluateMean(losses._whole[stage][0], 1))
+
+
+def snapshots_do_not_wait_for_groups() -> AbstractContextManager:
+    """A replica takes part in the mean for a checkpoint though it waits for a group, whose mean comes first."""
+    return mock.patch.object(Groups, "_is_between_steps", property(lambda groups: not groups._steps.is_stepping))
+
+
+def norms_are_waited_for() -> AbstractContextManager:
+    """A stage that is clipped by its own norm is clipped by that of its pipeline."""
+    return mock.patch.object(PipelinePlace, "waits_for_norms", property(lambda place: place.clip_norm > 0))
+
+
 # name: (mutation, patch, invariants that may reveal it, or exceptions of a machine, seeds among which they must)
 MUTANTS = {
     "no token": (unchanged, no_token, {TOKEN}, range(16, 40)),
@@ -294,7 +366,7 @@ MUTANTS = {
         {ONE_MEAN, HELD, REPLAYED},
         range(10, 60),
     ),
-    "slices are freed by step": (frees_slices_by_step, nullcontext, {HELD}, range(60)),
+    "slices are freed by step": (of_tensors(FreesSlicesByStep), nullcontext, {HELD}, range(60)),
     "the weight is forgotten": (of_peers(ForgetsTheWeight), nullcontext, {REPLAYED}, range(60)),
     "one who asks again gets another group": (of_peers(AsksTwice), nullcontext, {ANSWERED, "ValueError"}, (137, 206)),
     "another attempt has the same name": (unchanged, attempts_have_one_name, {HELD, PROGRESS}, (133, 200)),
@@ -314,4 +386,19 @@ MUTANTS = {
     "a step counts twice": (unchanged, one_step_counts_twice, {BUDGET}, range(60)),
     "after a restart the first answer decides": (unchanged, one_answer_is_enough, {PROGRESS, REPLAYED}, range(2, 40)),
     "a gradient is clipped by its stage alone": (unchanged, norms_of_one_stage, {HELD}, range(60)),
+    "a gradient is clipped by its pipeline": (unchanged, norms_are_waited_for, {HELD, PROGRESS}, range(60)),
+    "a mean is adopted a step early": (unchanged, means_come_early, {REPLAYED}, range(60)),
+    "a fragment is averaged in place of another": (
+        unchanged,
+        lambda: due_fragments(lambda f: 0),
+        {ANSWERED},
+        range(60),
+    ),
+    "a fragment is left out": (unchanged, lambda: due_fragments(lambda f: f or None), {ANSWERED}, range(60)),
+    "a backward computes with the newest parameters": (of_tensors(ForgetsTheStash), nullcontext, {REPLAYED}, range(60)),
+    "forwards run less far ahead": (unchanged, forwards_run_less_ahead, {HELD}, range(60)),
+    "weights are forgotten": (unchanged, members_count_the_same, {REPLAYED}, range(60)),
+    "a codec saves nothing": (unchanged, rounded_numbers_take_four_bytes, {HELD}, range(60)),
+    "a held-out loss is that of a sum": (unchanged, held_out_losses_are_those_of_a_sum, {REPLAYED}, range(60)),
+    "a checkpoint does not wait for a group": (unchanged, snapshots_do_not_wait_for_groups, {REPLAYED}, range(60)),
 }

@@ -31,6 +31,14 @@ def test_the_seeds_draw_all_kinds():
     assert {one.outer for one in groups} == {"none", "sgd", "nesterov"}
     assert {one.connectivity_window for one in windows} == {"sliding", "tumbling"}
     assert min(one.every_steps for one in groups) < max(one.every_steps for one in groups)
+    assert {case.plan.schedule for case in drawn} >= {"1f1b", "gpipe", "stash"}
+    assert {case.config.sync.codec for case in drawn} == {"none", "bf16"}
+    assert {case.config.train.eval_every_steps for case in drawn} >= {0, 1, 2, 3}
+    assert {one.fragments for one in groups} == {1, 2, 3} and {one.lag_steps for one in groups} >= {0, 1, 2}
+    assert {one.mix_frac for one in groups} == {0.0, 0.25, 0.5}
+    assert {one.weights for one in groups} == {"equal", "samples"}
+    assert {one.clip for one in groups} == {"pipeline", "stage"}
+    assert {one.average_moments for one in groups} == {False, True}
     servers = [case.config.sync.server for case in drawn if case.config.sync.kind == "server"]
     assert {one.staleness for one in servers} >= {0, 1, 2} and {one.wave for one in servers} >= {1, 2, 3}
     assert {case.plan.n_stages for case in drawn} == {1, 2, 3, 4}

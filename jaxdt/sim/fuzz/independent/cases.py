@@ -35,7 +35,6 @@ from jaxdt.sim.faults import (
     draw,
 )
 from jaxdt.sim.fuzz.cases import finding_of, work_seconds
-from jaxdt.sim.fuzz.independent import residues
 from jaxdt.sim.fuzz.independent.invariants import Invariants, limit_s
 from jaxdt.sim.fuzz.independent.log_replay import RunShape
 from jaxdt.sim.fuzz.independent.tensors import ReplicaLayout, ResidueTensors
@@ -45,7 +44,7 @@ from jaxdt.spec import config as configs
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.network import Link
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import group_name, sync_groups
+from jaxdt.spec.sizes import exchanged_elements, group_name, sync_groups
 
 BLIP_S = 1.5  # a peer that does nothing for so long is not lost, also if a link stands still just then
 DETECTION_S = 30.0  # longest time until a fault is noticed
@@ -100,7 +99,8 @@ class Case:
         settings = sync.groups if sync.kind == "groups" else sync.server
         return (
             f"seed {self.seed}: {self.plan.shape}, shares {self.plan.shares}, {train.steps} steps, "
-            f"checkpoint every {train.checkpoint_every_steps}, clip {self.config.optim.clip_norm}, "
+            f"{self.plan.schedule}, checkpoint every {train.checkpoint_every_steps}, held-out loss every "
+            f"{train.eval_every_steps}, clip {self.config.optim.clip_norm}, codec {sync.codec}, "
             f"{train.on_nonfinite} at {self.shape.nonfinite}, slices of {sync.slice_bytes} bytes, {self.stalls}, "
             f"persist {self.persist_s} s, {settings}"
         )
@@ -114,7 +114,9 @@ def draw_case(seed: int, sync: str = "") -> Case:
     latencies_s = rng.choice(((0.001, 0.01), (0.001, 0.01), (0.01, 0.2), (0.1, 0.4)))
     n_stages, n_pipelines, n_microbatches = rng.randint(1, 4), rng.randint(1, 5), rng.randint(1, 3)
     step_s = 3 * work_s * (n_microbatches + n_stages - 1) + 4 * latencies_s[1]
-    config = _draw_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
+    raw = _draw_config(rng, sync, step_s, (n_stages, n_pipelines, n_microbatches))
+    _draw_options(random.Random(f"options {seed}"), raw)
+    config = configs.parse(raw)
     plan = configs.default_plan(config)
     seconds = {peer: work_seconds(work_s * rng.uniform(0.5, 2.0)) for peer in plan.peers}
     ends = [COORDINATOR, *plan.peers]
@@ -138,8 +140,8 @@ def draw_case(seed: int, sync: str = "") -> Case:
     return replace(case, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
-def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int, int, int]) -> RunConfig:
-    """Of so many stages, pipelines, and microbatches of each pipeline, or one more of some."""
+def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int, int, int]) -> dict[str, Any]:
+    """The fields of a config. Of so many stages, pipelines, and microbatches of each pipeline, or one more of some."""
     n_stages, n_pipelines, n_microbatches = sizes
     n_more = rng.randrange(n_pipelines)
     draw_settings = {"groups": _draw_groups, "server": _draw_server}[sync]
@@ -147,27 +149,70 @@ def _draw_config(rng: random.Random, sync: str, step_s: float, sizes: tuple[int,
     has_servers = sync == "server"
     model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, d_ff=8, seq_len=4, vocab_size=16, tied_head=False)
     checkpoint_every = 0 if has_servers else rng.choice((0, 0, 1, 2, 3))
-    return configs.parse(
-        dict(
-            model=model,
-            plan=dict(
-                stages=n_stages,
-                pipelines=n_pipelines,
-                microbatches=n_pipelines * n_microbatches + n_more,
-                servers=int(has_servers),
-                schedule=rng.choice(("1f1b", "1f1b", "gpipe")),
-            ),
-            train=dict(
-                steps=rng.randint(3, 8),
-                checkpoint_every_steps=checkpoint_every,
-                on_nonfinite=rng.choice(("stop", "skip", "skip")),
-            ),
-            optim=dict(clip_norm=rng.choice((0.0, 1.0, 1.0))),
-            wiring=dict(kind="independent", on_stage_lost="stop"),
-            sync=dict(kind=sync, slice_bytes=rng.choice((SMALL_SLICE, LARGE_SLICE)), **{sync: settings}),
-            net=dict(heartbeat_s=0.5, deadline_floor_s=4.0),
-        )
+    return dict(
+        model=model,
+        plan=dict(
+            stages=n_stages,
+            pipelines=n_pipelines,
+            microbatches=n_pipelines * n_microbatches + n_more,
+            servers=int(has_servers),
+            schedule=rng.choice(("1f1b", "1f1b", "gpipe")),
+        ),
+        train=dict(
+            steps=rng.randint(3, 8),
+            checkpoint_every_steps=checkpoint_every,
+            on_nonfinite=rng.choice(("stop", "skip", "skip")),
+        ),
+        optim=dict(clip_norm=rng.choice((0.0, 1.0, 1.0))),
+        wiring=dict(kind="independent", on_stage_lost="stop"),
+        sync=dict(kind=sync, slice_bytes=rng.choice((SMALL_SLICE, LARGE_SLICE)), **{sync: settings}),
+        net=dict(heartbeat_s=0.5, deadline_floor_s=4.0),
     )
+
+
+def _draw_options(rng: random.Random, raw: dict[str, Any]) -> None:
+    """In half of the cases what is exchanged is rounded, and groups have options that only some systems use."""
+    if rng.random() < 0.5:
+        return
+    sync, train, groups = raw["sync"], raw["train"], raw["sync"].get("groups")
+    sync["codec"] = rng.choice(("none", "bf16"))
+    if groups is None:
+        return
+    train["eval_every_steps"] = rng.choice((0, 1, 2, 3))
+    train["eval_microbatches"] = rng.choice((1, 3))
+    groups["weights"] = rng.choice(("equal", "samples"))
+    groups["clip"] = rng.choice(("pipeline", "stage"))
+    groups["average_moments"] = rng.random() < 0.3
+    draw_more = rng.choice((_keep, _draw_stash, _draw_stash, _draw_streaming, _draw_streaming))
+    draw_more(rng, raw)
+
+
+def _keep(rng: random.Random, raw: dict[str, Any]) -> None:
+    """No more options."""
+
+
+def _draw_stash(rng: random.Random, raw: dict[str, Any]) -> None:
+    """Pipelines that are never flushed."""
+    raw["plan"] |= dict(schedule="stash", microbatches=raw["plan"]["pipelines"])
+    raw["sync"]["groups"]["clip"] = "stage"
+
+
+def _draw_streaming(rng: random.Random, raw: dict[str, Any]) -> None:
+    """All replicas average fragments, with lags, and keep a share of their own. Each stage has a block for each
+    fragment."""
+    raw["model"]["n_layers"] = 12
+    drawn = raw["sync"]["groups"]
+    n_fragments, distance = rng.choice((1, 2, 3)), rng.choice((1, 2, 3))
+    raw["sync"]["groups"] = dict(
+        match="all",
+        outer=rng.choice(("none", "none", "sgd", "nesterov")),
+        fragments=n_fragments,
+        every_steps=n_fragments * distance + rng.randrange(n_fragments),
+        lag_steps=rng.choice((0, distance - 1, distance - 1)),
+        mix_frac=rng.choice((0.0, 0.25, 0.5)),
+        **{name: drawn[name] for name in ("weights", "clip", "average_moments")},
+    )
+    raw["train"]["steps"] += n_fragments * distance
 
 
 def _draw_groups(rng: random.Random, step_s: float, n_pipelines: int) -> dict[str, Any]:
@@ -314,15 +359,20 @@ class _Processes:
 
     def _layout(self, peer: int) -> ReplicaLayout:
         config, plan = self._case.config, self._case.plan
-        stage, _ = plan.seat(peer)
+        stage, pipeline = plan.seat(peer)
+        lo, hi = plan.stages[stage]
         sizes = {group.name: group.n_elements for group in sync_groups(config, plan)}
         groups = config.sync.groups
         return ReplicaLayout(
             stage=stage,
             n_stages=plan.n_stages,
             n_elements=sizes[group_name(stage)],
+            fragment_elements=tuple(exchanged_elements(config, lo, hi, f) for f in range(groups.fragments)),
             n_steps=config.train.steps,
-            outer=groups.outer if residues.has_outer(groups) else "",
+            groups=groups,
+            codec=config.sync.codec,
+            weight=groups.weight(plan.shares[pipeline]),
+            n_ahead=plan.n_ahead(stage),
         )
 
     def make_coordinator(self, disk: Mapping[str, Any] | None) -> DrivenMachine:

@@ -4,7 +4,8 @@ In brackets: what it stands for among the properties of SDPipe's scheduler (Miao
 [1] one group for every ready signal, [2] members, [3] connectivity, [4] the token, [5] no deadlock, [6] windows, [7]
 known systems as special cases, [8] means are preserved, [9] departures, [10] determinism, [11] the variance of moments.
 
-  (1) every replica that wants a group gets exactly one, and all who are in a group are told so [1]
+  (1) every replica that wants a group gets exactly one, and all who are in a group are told so [1]; it wants one after
+      the local steps that the config says, for the fragment that is due then
   (2) members of a group are replicas of the stage that have not gone, and wait; the groups of a stage are numbered one
       by one, and the steps of a replica grow [2, 7: the sizes that a rule allows]
   (3) all members that adopt a group's mean adopt the same number, once, and so do those of a mean of states [8]
@@ -17,9 +18,11 @@ known systems as special cases, [8] means are preserved, [9] departures, [10] de
       a gradient is not finite and the config says stop
   (9) the pipelines have done as many local steps as the run has, and no pipeline begins one after it has heard that
       these are enough; every replica of a pipeline has done as many as the report of its end says
-  (10) the numbers of all replicas, after each local step and each mean, are those of a replay of the run's log
-  (11) tensors are there when they are used; a gradient is scaled by the mean over its samples, clipped by the norm over
-      its pipeline; what belongs to a round that is closed is let go
+  (10) the numbers of all replicas, after each local step and each mean, are those of a replay of the run's log, and so
+      are the means for checkpoints and the held-out losses
+  (11) tensors are there when they are used, and the parameters of a forward are those of its step; a gradient is scaled
+      by the mean over its samples, clipped by the norm over its pipeline or stage; a slice of a vector has as many
+      bytes on its way as the codec says; what belongs to a round that is closed is let go
 
 [9]: replicas that are done leave their stages while others go on. [10] is a test that plays a case twice, and [11] is
 arithmetic, tested where that is.
@@ -45,11 +48,14 @@ from jaxdt.protocol.events import (
     Paused,
     Persist,
     Persisted,
+    Post,
     Ran,
     Received,
+    Reduced,
     Round,
     Run,
     Send,
+    Shard,
     StepDone,
     Stop,
     View,
@@ -58,6 +64,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import (
     GroupReport,
+    HeldOutMeanReport,
     PipelineEndReport,
     PullReport,
     PushReport,
@@ -74,7 +81,8 @@ from jaxdt.sim.fuzz.independent.residues import Vector
 from jaxdt.sim.fuzz.independent.tensors import PUSHED, ResidueTensors, TrailEntry, Watcher
 from jaxdt.sim.fuzz.invariants import InvariantBroken
 from jaxdt.sim.sim_peer import CRASHED, Outcome
-from jaxdt.spec.sizes import group_name, is_pull, is_push
+from jaxdt.spec.codec import EXCHANGED_BYTES, NONE
+from jaxdt.spec.sizes import fragment_name, is_mean, is_pull, is_push, state_name
 from jaxdt.spec.work import ADOPT, FORWARD
 
 ANSWERED, MEMBERS, ONE_MEAN, CONNECTED, TOKEN, WINDOW, STALENESS, PROGRESS, BUDGET, REPLAYED, HELD = range(1, 12)
@@ -108,16 +116,21 @@ class Invariants:
         self.now_s = 0.0
         self.n_checked = 0
         self._shape = shape
-        self._rules = GroupRules(shape.config.sync.groups, plan.placement)
+        groups = shape.config.sync.groups
+        self._rules = [GroupRules(groups, plan.placement) for _ in range(groups.fragments)]  # of each fragment
         self._faults = any(fault.may_lose for fault in faults)
         self._loses = {peer for fault in faults for peer in fault.may_lose}
         self._means: dict[tuple[str, int], dict[int, Vector]] = defaultdict(dict)  # group and number -> by peer
         self._members: dict[tuple[str, int], set[int]] = {}
+        self._wanted: dict[int, dict[int, int]] = defaultdict(dict)  # replica -> local steps -> fragment
+        self._n_ahead = plan.n_ahead(0)
+        self._exact = {state_name(stage) for stage in range(plan.n_stages)}  # groups that no codec rounds
         self._closed: set[tuple[int, Round]] = set()  # (peer, round): it has heard that the round is over
         self._adopting: dict[int, deque[tuple[Round, ...]]] = defaultdict(deque)  # Work that is asked for, not yet done
         self._has_view = False
         self._waits_for_ever = False  # a peer was lost before the first view, which needs all
         self._has_ended = False  # the first coordinator
+        self._terms: dict[int, int] = defaultdict(int)  # peer -> the highest term of which it has heard
         self._lost: set[int] = set()  # pipelines that have lost a peer
         self._view_pending = False  # a view is being made durable
         self._begun: dict[int, int] = {}  # peer of the first stage -> local steps that it has begun
@@ -173,9 +186,11 @@ class Invariants:
         groups, from what its members tell it. The replay of the log, the means and the budget are checked all the
         same."""
         if isinstance(event, Paused):
-            self._rules.paused(self.now_s)
+            for rules in self._rules:
+                rules.paused(self.now_s)
         if not self._has_ended:
-            self._rules.advance(self.now_s, not self._view_pending)
+            for rules in self._rules:
+                rules.advance(self.now_s, not self._view_pending)
         if isinstance(event, Received):
             self._on_told(event)
         for action in actions:
@@ -193,9 +208,9 @@ class Invariants:
                 self._members.setdefault((round.group, round.step), set()).update(members)
         for action in actions:
             if isinstance(action, GroupReport) and not self._has_ended:
-                self._rules.formed(self.now_s, action)
+                self._rules[action.fragment].formed(self.now_s, action)
                 expected = dict.fromkeys(action.members, tuple(action.members))
-                found = told[group_name(action.stage), action.k]
+                found = told[fragment_name(action.stage, action.fragment, len(self._rules)), action.k]
                 if found != expected and not self._lost:
                     self.broken(ANSWERED, COORDINATOR, f"{action} has formed, told were {found}")
 
@@ -208,21 +223,35 @@ class Invariants:
                 if peer not in members and pipeline not in self._lost:
                     self._lost.add(pipeline)
                     for replicas in placement if not self._has_ended else ():
-                        self._rules.left(replicas[pipeline])
+                        self._left(replicas[pipeline])
+
+    def _left(self, peer: int) -> None:
+        for rules in self._rules:
+            rules.left(peer)
 
     def _on_told(self, event: Received) -> None:
         """What the coordinator hears."""
         match event.body:
-            case WantsGroup(step) if not self._has_ended:
-                self._rules.wants(self.now_s, event.header.src, step)
+            case WantsGroup(step, fragment):
+                self._wanted[event.header.src][step] = fragment
+            case _:
+                pass
+        match event.body:
+            case WantsGroup(step, fragment) if not self._has_ended:
+                self._rules[fragment].wants(self.now_s, event.header.src, step)
             case Finished() if not self._has_ended:
-                self._rules.left(event.header.src)
+                self._left(event.header.src)
             case StepDone(step):
                 self._heard.add((event.header.src, step))
 
     # ----------------------------------------------------------------------------------------------------------- peers
 
     def _on_heard(self, peer: int, event: Received) -> None:
+        """What a peer hears, but for what a coordinator says that has a successor by now."""
+        term = event.header.coordinator_term
+        self._terms[peer] = max(term, self._terms[peer])
+        if event.header.src == COORDINATOR and term < self._terms[peer]:
+            return
         match event.body:
             case GroupClosed(round):
                 self._closed.add((peer, round))
@@ -237,15 +266,35 @@ class Invariants:
                     clocks.finished[event.header.src] = step
 
     def _on_begun(self, peer: int, actions: list[Action]) -> None:
-        """The first stage begins the steps of its pipeline. Means are adopted in the order of their Runs."""
+        """The first stage begins the steps of its pipeline; with "stash" some forwards of further steps belong to the
+        one under way. Means are adopted in the order of their Runs."""
         for action in actions:
+            self._check_bytes(peer, action)
             if isinstance(action, Run) and action.work.kind == ADOPT:
                 self._adopting[peer].append(action.rounds)
             if isinstance(action, Run) and action.work.kind == FORWARD and action.work.stage == 0:
                 step = action.work.step or 0
-                if step >= self._enough.get(peer, math.inf):
+                if step >= self._enough.get(peer, math.inf) + self._n_ahead:
                     self.broken(BUDGET, peer, f"begins local step {step} after it has heard that there are enough")
                 self._begun[peer] = max(step + 1, self._begun.get(peer, 0))
+
+    def _check_bytes(self, peer: int, action: Action) -> None:
+        """Slices go as their codec says: those of averaging groups and pushes may be rounded."""
+        sent = (
+            action.letters
+            if isinstance(action, Post)
+            else [(0, action.body, action.n_bytes)]
+            if isinstance(action, Send)
+            else []
+        )
+        for _, body, n_bytes in sent:
+            if isinstance(body, Shard | Reduced):
+                key = body.key
+                is_exact = key.round.group in self._exact or is_mean(key.round.group) or is_pull(key.round.group)
+                codec = NONE if is_exact else self._shape.config.sync.codec
+                expected = EXCHANGED_BYTES[codec] * (key.hi - key.lo)
+                if n_bytes != expected:
+                    self.broken(HELD, peer, f"sends {key} as {n_bytes} bytes, expected {expected}")
 
     def _is_nonfinite(self, peer: int, step: int) -> bool:
         found = self._shape.is_nonfinite(*self._shape.plan.seat(peer), step)
@@ -256,11 +305,11 @@ class Invariants:
         """The factor that a gradient should have. All norms that it depends on have to be known by now."""
         stage, pipeline = self._shape.plan.seat(peer)
         norms = [self.tensors[row[pipeline]].norms.get(step) for row in self._shape.plan.placement]
-        if self._shape.config.optim.clip_norm and None in norms:
+        if self._shape.config.optim.clip_norm and not self._shape.clips_alone and None in norms:
             self.broken(HELD, peer, f"clips step {step} before the norms of its pipeline are known: {norms}")
         return self._shape.scales(pipeline, step, [norm or 0.0 for norm in norms])[stage]
 
-    def _adopts(self, peer: int, round: Round, vector: Vector, state: Vector) -> None:
+    def _adopts(self, peer: int, round: Round, vector: Vector) -> None:
         if is_push(round.group):
             self._added(peer, round)
             return
@@ -275,7 +324,6 @@ class Invariants:
         staying = {member: mean for member, mean in known.items() if self._stays(member)}
         if len(set(staying.values())) > 1 and not self._faults:
             self.broken(ONE_MEAN, peer, f"adopts another mean of {round} than others: {staying}")
-        del state
 
     def _averages(self, peer: int) -> bool:
         """Whether a replica stays, and is not the only one of its stage that does."""
@@ -319,20 +367,17 @@ class Invariants:
             return
         if stop is None:
             steps = {peer: tensors.n_steps for peer, tensors in self.tensors.items()}
-            self.broken(PROGRESS, COORDINATOR, f"the run is not over, steps {steps}, waiting {self._rules.waiting()}")
+            waiting = [rules.waiting() for rules in self._rules]
+            self.broken(PROGRESS, COORDINATOR, f"the run is not over, steps {steps}, waiting {waiting}")
         if stop.code == CRASHED and self._loses.issuperset(self._shape.plan.peers):
             return  # nobody is left for a coordinator that is started again
         if stop.code:
             self._check_reason(stop)
             return
         self._check_means()
-        # A coordinator that was started again tells the last rows again. The last row of all is lost with a pipeline.
-        reports = list(dict.fromkeys(outcome.of(StepReport)))
-        rows = [report.step for report in reports]
-        n_rows = self._shape.config.train.steps
-        if rows not in ([*range(n_rows)], [*range(n_rows - 1)] if self._lost else []):
-            self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}")
         n_steps = self._check_budget(outcome)
+        self._check_rows(outcome, n_steps)
+        self._check_wanted(n_steps)
         try:
             self._check_replay(outcome, n_steps)
         except LogProblem as problem:
@@ -341,6 +386,20 @@ class Invariants:
             is_adopting = any(round in rounds for rounds in self._adopting[peer])  # the run may end in the middle of it
             if self._stays(peer) and round in self.tensors[peer].rounds and not is_adopting:
                 self.broken(HELD, peer, f"still holds tensors of {round}, which is closed")
+
+    def _check_rows(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
+        """All rows, in order. A coordinator that was started again tells the last ones again. The last row of all is
+        lost with a pipeline. If a pipeline is lost after the coordinator has died, its steps in rows that were not
+        durable are known to nobody; the others may have ended by then, so rows may be missing as far as they need
+        these steps."""
+        rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
+        n_rows = self._shape.config.train.steps
+        n_fewest = n_rows - 1 if self._lost else n_rows
+        if self._lost and self._has_ended:
+            n_left = sum(n for pipeline, n in n_steps.items() if pipeline not in self._lost)
+            n_fewest = min(n_fewest, n_left // len(n_steps))
+        if rows != [*range(len(rows))] or not n_fewest <= len(rows) <= n_rows:
+            self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
 
     def _check_means(self) -> None:
         """(3) among those who have stayed. Who is lost may have adopted what nobody else has heard of."""
@@ -390,6 +449,20 @@ class Invariants:
             self.broken(BUDGET, COORDINATOR, problem)
         return n_steps
 
+    def _check_wanted(self, n_steps: Mapping[int, int]) -> None:
+        """Every replica that stays has wanted a group whenever one was due: fragment f after every_steps * (i + f / F)
+        local steps, for all i, rounded down."""
+        groups, plan = self._shape.config.sync.groups, self._shape.plan
+        offsets = {math.floor(groups.every_steps * f / groups.fragments): f for f in range(groups.fragments)}
+        averages = not self._clocks and groups.match != "none"
+        for row in plan.placement if averages else ():
+            for pipeline, peer in enumerate(row):
+                steps = range(1, n_steps[pipeline] + 1)
+                places = {step: step % groups.every_steps for step in steps}
+                due = {step: offsets[place] for step, place in places.items() if place in offsets}
+                if self._stays(peer) and self._wanted[peer] != due:
+                    self.broken(ANSWERED, peer, f"has wanted groups {self._wanted[peer]}, due were {due}")
+
     def _check_replay(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
         if self._clocks:
             logs = [
@@ -404,7 +477,8 @@ class Invariants:
                 )
             self._check_trails(replay.replicas)
             return
-        replay = GroupReplay(self._shape, outcome.of(GroupReport), outcome.of(StateMeanReport))
+        means = outcome.of(StateMeanReport), outcome.of(HeldOutMeanReport)
+        replay = GroupReplay(self._shape, outcome.of(GroupReport), *means)
         replay.run(n_steps)
         self._check_trails(replay.replicas)
         for (version, stage), mean in replay.means.items():
@@ -412,6 +486,22 @@ class Invariants:
                 if (found := self.tensors[peer].means.get(version)) != mean:
                     self.broken(REPLAYED, peer, f"has {found} for version {version}, the replay {mean}")
         self._check_checkpoints(set(replay.means))
+        self._check_held_out(outcome.of(StepReport), replay.held_out_losses())
+
+    def _check_held_out(self, rows: Sequence[StepReport], losses: Mapping[int, float]) -> None:
+        """A row has the held-out loss that belongs to it, or none. Where nobody was lost the last row has one, and so
+        does the first that should."""
+        train = self._shape.config.train
+        every, n_rows = train.eval_every_steps, train.steps
+        due = {version for version in range(1, n_rows + 1) if every and (version % every == 0 or version == n_rows)}
+        found = {row.step + 1: row.eval_loss for row in rows if row.eval_loss is not None}
+        for version, loss in found.items():
+            if version not in due or loss != losses.get(version):
+                expected = losses.get(version) if version in due else None
+                self.broken(REPLAYED, COORDINATOR, f"row {version - 1} has held-out loss {loss}, expected {expected}")
+        expected = {min(due), n_rows} if due and not self._faults else set[int]()
+        if not expected <= found.keys():
+            self.broken(REPLAYED, COORDINATOR, f"rows have held-out losses {found}, expected {sorted(expected)}")
 
     def _check_checkpoints(self, found: set[tuple[int, int]]) -> None:
         """Every checkpoint that the config asks for has a mean of states at each stage. The run may end while that

@@ -1,24 +1,24 @@
 """A run of independent pipelines again, from what it has reported: the numbers that its replicas should hold.
 
-Nothing of the machines is used. A pipeline does a local step as soon as nothing that the log has for its replicas is
-left to be done before; a group averages as soon as all its members have done the steps that the log names. The outcome
-does not depend on the order, so any order does.
+Nothing of the machines is used. A replica does its next local step once all that the log has for it before is done,
+and the gradient of that step is there; a group averages as soon as all its members have laid out what they had after
+the steps that the log names. The outcome does not depend on the order, so any order does.
 """
 
-import functools
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxdt.protocol.reports import GroupReport, PullReport, PushReport, StateMeanReport
+from jaxdt.protocol.reports import GroupReport, HeldOutMeanReport, PullReport, PushReport, StateMeanReport
 from jaxdt.sim.fuzz.independent import residues
-from jaxdt.sim.fuzz.independent.residues import Vector
+from jaxdt.sim.fuzz.independent.residues import State, Vector
 from jaxdt.sim.fuzz.independent.tensors import ADOPTED, PUSHED, STEPPED, TrailEntry
-from jaxdt.spec.config import RunConfig
+from jaxdt.spec.config import STAGE, RunConfig
 from jaxdt.spec.plan import Plan
 
 Place = tuple[int, int]  # a stage and a pipeline
+Moment = tuple[int, int, int]  # a stage, a pipeline, and local steps that its replica has done
 
 
 class LogProblem(Exception):
@@ -34,63 +34,103 @@ class RunShape:
     plan: Plan
     nonfinite: tuple[int, int, int] | None = None
 
+    @property
+    def clips_alone(self) -> bool:
+        """Whether each stage is clipped by its own norm."""
+        return self.config.sync.groups.clip == STAGE
+
     def scales(self, pipeline: int, step: int, norms: Sequence[float]) -> list[float]:
         """The factor on the summed gradient of a local step at each stage, if `norms` are the squared norms of all
-        stages: the mean over samples, clipped by the norm over the pipeline. 0 for one that is not finite."""
+        stages: the mean over samples, clipped by the norm over the pipeline or the stage. 0 for one that is not
+        finite."""
+        clip_norm = self.config.optim.clip_norm
+        clips_by = norms if self.clips_alone or not clip_norm else [sum(norms)] * len(norms)
+        return [self._scale(pipeline, sq_norm) for sq_norm in clips_by]
+
+    def _scale(self, pipeline: int, sq_norm: float) -> float:
         n_samples, clip_norm = self.plan.shares[pipeline], self.config.optim.clip_norm
-        if not clip_norm:
-            return [1 / n_samples if math.isfinite(norm) else 0.0 for norm in norms]
-        norm = math.sqrt(sum(norms)) / n_samples
+        norm = math.sqrt(sq_norm) / n_samples
         if not math.isfinite(norm):
-            return [0.0] * len(norms)
-        return [min(1.0, clip_norm / norm) / n_samples if norm else 1 / n_samples] * len(norms)
+            return 0.0
+        return min(1.0, clip_norm / norm) / n_samples if clip_norm and norm else 1 / n_samples
 
     def is_nonfinite(self, stage: int, pipeline: int, step: int) -> bool:
         return (stage, pipeline, step) == self.nonfinite
 
 
 class Replicas:
-    """The replicas of a plan. `states[stage, pipeline]`; `trails`: what has happened to each; `n_steps[pipeline]`."""
+    """The replicas of a plan. `states[stage, pipeline]`; `trails`: what has happened to each; `n_steps`: local steps
+    that each has done."""
 
     def __init__(self, shape: RunShape):
-        plan, has_outer = shape.plan, residues.has_outer(shape.config.sync.groups)
+        plan, groups = shape.plan, shape.config.sync.groups
         self.shape = shape
-        places = [(stage, pipeline) for stage in range(plan.n_stages) for pipeline in range(plan.n_pipelines)]
-        self.states: dict[Place, Vector] = {place: residues.fresh_state(place[0], has_outer) for place in places}
-        self.trails: dict[Place, list[TrailEntry]] = {place: [] for place in places}
-        self.n_steps = [0] * plan.n_pipelines
+        self.places = [(stage, pipeline) for stage in range(plan.n_stages) for pipeline in range(plan.n_pipelines)]
+        self.states: dict[Place, State] = {place: residues.fresh_state(place[0], groups) for place in self.places}
+        self.trails: dict[Place, list[TrailEntry]] = {place: [] for place in self.places}
+        self.n_steps = dict.fromkeys(self.places, 0)
+        self._params: dict[Moment, Vector] = {}  # with which the forwards of a step compute
+        self._gradients: dict[tuple[int, int], list[tuple[int, float]]] = {}  # pipeline, step -> of each stage
 
-    def step(self, pipeline: int) -> None:
-        """One local step of a whole pipeline: all its microbatches forth and back, with unchanged parameters."""
-        step, stages = self.n_steps[pipeline], range(self.shape.plan.n_stages)
-        accumulated = [0] * len(stages)
-        for microbatch in self.shape.plan.microbatches(pipeline):
+    def step(self, place: Place) -> bool:
+        """The next local step of a replica for which nothing is left to be done before; False if the gradient is not
+        there yet."""
+        (stage, pipeline), step = place, self.n_steps[place]
+        self._params.setdefault((*place, step), self.states[place].params)
+        gradient = self._gradients.get((pipeline, step)) or self._gradient(pipeline, step)
+        if not gradient:
+            return False
+        self._gradients[pipeline, step] = gradient
+        accumulated, scale = gradient[stage]
+        if scale:
+            self.states[place] = residues.local_step(self.states[place], accumulated)
+        self.n_steps[place] = step + 1
+        self.note(place, STEPPED)
+        return True
+
+    def _gradient(self, pipeline: int, step: int) -> list[tuple[int, float]]:
+        """Of a local step: at each stage the sum over all microbatches, and the factor on it. [] if a stage does not
+        have the parameters yet with which its forwards compute."""
+        plan = self.shape.plan
+        moments = [(stage, pipeline, max(0, step - plan.n_ahead(stage))) for stage in range(plan.n_stages)]
+        if any(moment not in self._params for moment in moments):
+            return []
+        params = [self._params[moment] for moment in moments]
+        accumulated = [0] * plan.n_stages
+        for microbatch in plan.microbatches(pipeline):
             kept: list[int] = []
             x = residues.tokens(step, microbatch)
-            for stage in stages[:-1]:
-                x = residues.forward(self.states[stage, pipeline][0], x)
+            for of_stage in params[:-1]:
+                x = residues.forward(of_stage, x)
                 kept.append(x)
-            g, contribution = residues.backward(self.states[stages[-1], pipeline][0], x, 0)
+            g, contribution = residues.backward(params[-1], x, 0)
             accumulated[-1] += contribution
-            for stage in reversed(stages[:-1]):
-                g, contribution = residues.backward(self.states[stage, pipeline][0], kept[stage], g)
+            for stage in reversed(range(plan.n_stages - 1)):
+                g, contribution = residues.backward(params[stage], kept[stage], g)
                 accumulated[stage] += contribution
         sums = [number % residues.PRIME for number in accumulated]
-        is_nan = [self.shape.is_nonfinite(stage, pipeline, step) for stage in stages]
+        is_nan = [self.shape.is_nonfinite(stage, pipeline, step) for stage in range(plan.n_stages)]
         norms = [math.nan if nan else residues.sq_norm(a) for nan, a in zip(is_nan, sums, strict=True)]
-        for stage, scale in enumerate(self.shape.scales(pipeline, step, norms)):
-            if scale:
-                self.states[stage, pipeline] = residues.local_step(self.states[stage, pipeline], sums[stage])
-            self._note((stage, pipeline), STEPPED, step + 1)
-        self.n_steps[pipeline] = step + 1
+        return list(zip(sums, self.shape.scales(pipeline, step, norms), strict=True))
 
-    def set_state(self, place: Place, state: Vector) -> None:
+    def set_state(self, place: Place, state: State) -> None:
         """The state of a replica after a group, or after a pull."""
         self.states[place] = state
-        self._note(place, ADOPTED, self.n_steps[place[1]])
+        self.note(place, ADOPTED)
 
-    def _note(self, place: Place, what: str, step: int) -> None:
-        self.trails[place].append(TrailEntry(what, step, self.states[place][0]))
+    def note(self, place: Place, what: str) -> None:
+        self.trails[place].append(TrailEntry(what, self.n_steps[place], self.states[place]))
+
+    def held_out_loss(self, params: Sequence[Vector]) -> float:
+        """The mean over all held-out microbatches, with these parameters of the stages."""
+        n = self.shape.config.train.eval_microbatches
+        losses: list[float] = []
+        for microbatch in range(n):
+            x = residues.held_out_tokens(microbatch)
+            for of_stage in params[:-1]:
+                x = residues.forward(of_stage, x)
+            losses.append(residues.held_out_loss(params[-1], x))
+        return sum(losses) / n
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,114 +156,142 @@ def counted(groups: Sequence[GroupReport]) -> list[Averaged]:
 
 
 class GroupReplay:
-    """Averaging groups. `means[version, stage]`: the means of states."""
+    """Averaging groups. `means[version, stage]`: the means of states; `held_out[version, stage]`: those of parameters,
+    for held-out losses."""
 
-    def __init__(self, shape: RunShape, groups: Sequence[GroupReport], state_means: Sequence[StateMeanReport]):
+    def __init__(
+        self,
+        shape: RunShape,
+        groups: Sequence[GroupReport],
+        means: Sequence[StateMeanReport],
+        held_out: Sequence[HeldOutMeanReport],
+    ):
         self.replicas = Replicas(shape)
-        self.means: dict[tuple[int, int], Vector] = {}
-        self._outer = shape.config.sync.groups.outer
+        self.means: dict[tuple[int, int], State] = {}
+        self.held_out: dict[tuple[int, int], Vector] = {}
+        self._settings = shape.config.sync.groups
+        self._codec = shape.config.sync.codec
+        self._plan = shape.plan
+        self._n_rows = shape.config.train.steps
         self._pipeline_of = {peer: shape.plan.seat(peer)[1] for peer in shape.plan.peers}
-        self._todo: dict[Place, deque[Averaged]] = defaultdict(deque)  # of a replica, in the order of its steps
-        for group in counted(groups):
-            for place in self._places(group.report):
-                self._todo[place].append(group)
-        for (stage, pipeline), queue in list(self._todo.items()):
-            in_order = sorted(queue, key=functools.partial(self._step_of, pipeline))
-            self._todo[stage, pipeline] = deque(in_order)
-        self._state_means: dict[Place, list[StateMeanReport]] = defaultdict(list)
-        self._laid_out: dict[tuple[int, int], dict[int, Vector]] = defaultdict(dict)  # version, stage -> by peer
-        last = {(mean.stage, mean.version): mean for mean in state_means}
-        for mean in last.values():
-            for peer in mean.members:
-                self._state_means[mean.stage, self._pipeline_of[peer]].append(mean)
-        self._last_version = shape.config.train.steps
+        self._todo = [group for group in counted(groups) if len(group.report.members) > 1 or self._has_outer]
+        self._laid_out: dict[Moment, Vector] = {}
+        self._due: dict[Moment, Averaged | tuple[int, Vector]] = {}  # a group, and later its fragment and the mean
+        for group in self._todo:
+            adopting = [peer in group.adopting for peer in group.report.members]
+            for (stage, pipeline, step), adopts in zip(self._moments(group.report), adopting, strict=True):
+                if adopts:
+                    self._due[stage, pipeline, step + self._settings.lag_steps] = group
+        self._fragments = {
+            moment: group.report.fragment for group in self._todo for moment in self._moments(group.report)
+        }
+        self._state_means = {(mean.stage, mean.version): mean for mean in means}
+        self._held_out_means = {(mean.stage, mean.version): mean for mean in held_out}
+        self._states: dict[Moment, State | None] = {
+            moment: None
+            for mean in (*self._state_means.values(), *self._held_out_means.values())
+            for moment in self._moments(mean)
+        }
 
     def run(self, n_steps: Mapping[int, int]) -> None:
         """Do n_steps[pipeline] local steps. LogProblem for a log that cannot be done."""
         is_changed = True
         while is_changed:
-            is_changed = any([self._average(queue[0]) for queue in self._todo.values() if queue])
-            for pipeline, wanted in n_steps.items():
-                self._lay_states_out(pipeline)
-                if self.replicas.n_steps[pipeline] < wanted and not self._waits(pipeline):
-                    self.replicas.step(pipeline)
-                    is_changed = True
-        left = [queue[0].report for queue in self._todo.values() if queue]
-        if left or any(self.replicas.n_steps[pipeline] < n for pipeline, n in n_steps.items()):
+            is_changed = any([self._average(group) for group in list(self._todo)])
+            for place in self.replicas.places:
+                is_changed |= self._visit(place, n_steps[place[1]])
+        left = [group.report for group in self._todo]
+        if left or any(self.replicas.n_steps[place] < n_steps[place[1]] for place in self.replicas.places):
             raise LogProblem(f"after {self.replicas.n_steps} local steps of {dict(n_steps)} {left[:1]} is left")
         self._average_states()
 
-    def _places(self, group: GroupReport) -> list[Place]:
-        return [(group.stage, self._pipeline_of[peer]) for peer in group.members]
-
-    def _waits(self, pipeline: int) -> bool:
-        """Whether a replica of the pipeline has to average before the next step."""
-        step = self.replicas.n_steps[pipeline]
-        firsts = [queue[0] for (_, p), queue in self._todo.items() if p == pipeline and queue]
-        return any(self._step_of(pipeline, group) <= step for group in firsts)
-
-    def _step_of(self, pipeline: int, group: Averaged) -> int:
-        named = zip(group.report.members, group.report.steps, strict=True)
-        return next(step for member, step in named if self._pipeline_of[member] == pipeline)
-
-    def _average(self, averaged: Averaged) -> bool:
-        """The mean of a group, if all its members are ready for it; whether they were."""
-        group, replicas = averaged.report, self.replicas
-        places = self._places(group)
-        at_step = [replicas.n_steps[p] == step for (_, p), step in zip(places, group.steps, strict=True)]
-        if not all(at_step) or any(self._todo[place][0] is not averaged for place in places):
-            return False
-        for place in places:
-            self._todo[place].popleft()
-        if len(places) == 1 and not self._has_outer:
-            return True  # nothing changes
-        laid_out = [residues.exchanged(replicas.states[place]) for place in places]
-        mean = residues.scaled(residues.total(laid_out), 1 / len(places))
-        for peer, place in zip(group.members, places, strict=True):
-            if peer in averaged.adopting:
-                replicas.set_state(place, residues.averaged(replicas.states[place], mean, self._outer))
-        return True
-
     @property
     def _has_outer(self) -> bool:
-        return residues.has_outer(self.replicas.shape.config.sync.groups)
+        return residues.has_outer(self._settings)
 
-    def _lay_states_out(self, pipeline: int) -> None:
-        """What the replicas of a pipeline contribute to means of states, if they are now where the log says."""
-        if self._waits(pipeline):
-            return
-        for stage in range(self.replicas.shape.plan.n_stages):
-            for mean in self._state_means[stage, pipeline]:
-                for peer, step in zip(mean.members, mean.steps, strict=True):
-                    if self._pipeline_of[peer] == pipeline and step == self.replicas.n_steps[pipeline]:
-                        self._laid_out[mean.version, stage][peer] = self.replicas.states[stage, pipeline]
+    def _moments(self, report: GroupReport | StateMeanReport | HeldOutMeanReport) -> list[Moment]:
+        named = zip(report.members, report.steps, strict=True)
+        return [(report.stage, self._pipeline_of[peer], step) for peer, step in named]
+
+    def _visit(self, place: Place, n_steps: int) -> bool:
+        """What a replica does where it is: it lays out, adopts a mean that is due, and does its next step. Whether it
+        did any of that."""
+        moment = (*place, self.replicas.n_steps[place])
+        state = self.replicas.states[place]
+        is_new = moment in self._fragments and moment not in self._laid_out
+        if is_new:
+            weight = self._settings.weight(self._plan.shares[place[1]])
+            vector = residues.exchanged(self._settings, state, self._fragments[moment], weight)
+            self._laid_out[moment] = residues.as_sent(self._codec, vector)
+        due = self._due.get(moment)
+        if isinstance(due, Averaged):
+            return is_new
+        if due:
+            fragment, mean = due
+            del self._due[moment]
+            self.replicas.set_state(place, residues.averaged(self._settings, state, fragment, mean))
+        if moment in self._states:
+            self._states[moment] = self.replicas.states[place]
+        return (moment[2] < n_steps and self.replicas.step(place)) or is_new or bool(due)
+
+    def _average(self, averaged: Averaged) -> bool:
+        """The mean of a group, once all its members have laid out; whether they had."""
+        group = averaged.report
+        moments = self._moments(group)
+        if any(moment not in self._laid_out for moment in moments):
+            return False
+        self._todo.remove(averaged)
+        weight = sum(self._settings.weight(self._plan.shares[pipeline]) for _, pipeline, _ in moments)
+        sum_of_parts = residues.as_sent(self._codec, residues.total([self._laid_out[moment] for moment in moments]))
+        mean = residues.scaled(sum_of_parts, 1 / weight)
+        for stage, pipeline, step in moments:
+            due = (stage, pipeline, step + self._settings.lag_steps)
+            if self._due.get(due) is averaged:
+                self._due[due] = (group.fragment, mean)
+        return True
 
     def _average_states(self) -> None:
-        for mean in {id(mean): mean for means in self._state_means.values() for mean in means}.values():
-            laid_out = self._laid_out[mean.version, mean.stage]
-            if set(laid_out) != set(mean.members):
-                raise LogProblem(f"{mean} names steps after which no replica was between two steps")
-            vectors = [laid_out[peer] for peer in mean.members]
-            self.means[mean.version, mean.stage] = residues.scaled(residues.total(vectors), 1 / len(vectors))
-        for (version, stage), state in self.means.items():
-            if version == self._last_version and len(self._laid_out[version, stage]) > 1:
-                for peer in self._laid_out[version, stage]:
-                    self.replicas.set_state((stage, self._pipeline_of[peer]), state)
+        for (stage, version), report in self._state_means.items():
+            states = self._states_of(report)
+            flat = residues.scaled(residues.total([state.flat() for state in states]), 1 / len(states))
+            self.means[version, stage] = states[0].unflat(flat)
+            if version == self._n_rows and len(states) > 1:
+                for peer in report.members:
+                    self.replicas.set_state((stage, self._pipeline_of[peer]), self.means[version, stage])
+        for (stage, version), report in self._held_out_means.items():
+            params = [state.params for state in self._states_of(report)]
+            self.held_out[version, stage] = residues.scaled(residues.total(params), 1 / len(params))
+
+    def _states_of(self, report: StateMeanReport | HeldOutMeanReport) -> list[State]:
+        states = [self._states[moment] for moment in self._moments(report)]
+        found = [state for state in states if state]
+        if len(found) < len(states):
+            raise LogProblem(f"{report} names steps after which no replica was between two steps")
+        return found
+
+    def held_out_losses(self) -> dict[int, float]:
+        """By version, where all stages have a mean."""
+        stages = range(self._plan.n_stages)
+        versions = {version for version, _ in self.held_out}
+        whole = [version for version in versions if all((version, stage) in self.held_out for stage in stages)]
+        return {v: self.replicas.held_out_loss([self.held_out[v, stage] for stage in stages]) for v in whole}
 
 
 class ServerReplay:
-    """Pushes and pulls. `logs[stage]`: what its server has reported, in its order. `servers[stage]`: its parameters;
-    `server_trails` likewise."""
+    """Pushes and pulls. `logs[stage]`: what its server has reported, in its order. `servers[stage]`: its state, of
+    which the parameters count; `server_trails` likewise."""
 
     def __init__(self, shape: RunShape, logs: Sequence[Sequence[PushReport | PullReport]]):
         self.replicas = Replicas(shape)
-        self.servers = [residues.fresh_state(stage, False)[:1] for stage in range(shape.plan.n_stages)]
+        groups = shape.config.sync.groups
+        self.servers = [residues.fresh_state(stage, groups) for stage in range(shape.plan.n_stages)]
         self.server_trails: list[list[TrailEntry]] = [[] for _ in logs]
         self._plan = shape.plan
         self._wave = shape.config.sync.server.wave
+        self._codec = shape.config.sync.codec
         self._logs = [deque(log) for log in logs]
         self._bases: dict[Place, Vector] = {}
-        self._pushes: dict[tuple[int, int, int], Vector] = {}  # stage, pipeline, step -> not added yet
+        self._pushes: dict[Moment, Vector] = {}  # not added yet
         self._pulled: dict[Place, int] = {}  # after which local step
 
     def run(self, n_steps: Mapping[int, int]) -> None:
@@ -231,44 +299,43 @@ class ServerReplay:
         is_changed = True
         while is_changed:
             is_changed = any([self._act(stage) for stage in range(len(self._logs))])
-            for pipeline, wanted in n_steps.items():
-                if self.replicas.n_steps[pipeline] < wanted and self._may_step(pipeline):
-                    self._step(pipeline)
-                    is_changed = True
+            for place in self.replicas.places:
+                is_changed |= self.replicas.n_steps[place] < n_steps[place[1]] and self._step(place)
         left = [log[0] for log in self._logs if log]
-        if left or any(self.replicas.n_steps[pipeline] < n for pipeline, n in n_steps.items()):
+        if left or any(self.replicas.n_steps[place] < n_steps[place[1]] for place in self.replicas.places):
             raise LogProblem(f"after {self.replicas.n_steps} local steps of {dict(n_steps)} {left[:1]} is left")
 
-    def _may_step(self, pipeline: int) -> bool:
-        step = self.replicas.n_steps[pipeline]
-        stages = range(self._plan.n_stages)
-        return step % self._wave > 0 or all(self._pulled.get((stage, pipeline)) == step for stage in stages)
-
-    def _step(self, pipeline: int) -> None:
-        self.replicas.step(pipeline)
-        for stage in range(self._plan.n_stages):
-            params = self.replicas.states[stage, pipeline][:1]
-            change = residues.difference(params, self._bases[stage, pipeline])
-            self._pushes[stage, pipeline, self.replicas.n_steps[pipeline]] = change
-            self._bases[stage, pipeline] = params
+    def _step(self, place: Place) -> bool:
+        """The next local step of a replica, and what it pushes; whether it could be done."""
+        n_steps = self.replicas.n_steps[place]
+        is_settled = n_steps % self._wave > 0 or self._pulled.get(place) == n_steps
+        if not is_settled or not self.replicas.step(place):
+            return False
+        params = self.replicas.states[place].params
+        change = residues.difference(params, self._bases[place])
+        self._pushes[*place, n_steps + 1] = residues.as_sent(self._codec, change)
+        self._bases[place] = params
+        return True
 
     def _act(self, stage: int) -> bool:
         """The next push or pull of a server, if it can be done; whether it could."""
         if not self._logs[stage]:
             return False
         report = self._logs[stage][0]
-        pipeline = self._plan.seat(report.worker)[1]
-        place = (stage, pipeline)
+        place = (stage, self._plan.seat(report.worker)[1])
+        moment = (*place, report.step)
+        server = self.servers[stage]
         if isinstance(report, PushReport):
-            if (*place, report.step) not in self._pushes:
+            if moment not in self._pushes:
                 return False
-            self.servers[stage] = residues.total((self.servers[stage], self._pushes.pop((*place, report.step))))
-            self.server_trails[stage].append(TrailEntry(PUSHED, report.step, self.servers[stage][0]))
+            params = residues.total((server.params, self._pushes.pop(moment)))
+            self.servers[stage] = server._replace(params=params)
+            self.server_trails[stage].append(TrailEntry(PUSHED, report.step, self.servers[stage]))
         else:
-            if self.replicas.n_steps[pipeline] != report.step:
+            if self.replicas.n_steps[place] != report.step:
                 return False
             self._pulled[place] = report.step
-            self._bases[place] = self.servers[stage]
-            self.replicas.set_state(place, (*self.servers[stage], *self.replicas.states[place][1:]))
+            self._bases[place] = server.params
+            self.replicas.set_state(place, self.replicas.states[place]._replace(params=server.params))
         self._logs[stage].popleft()
         return True

@@ -1,23 +1,45 @@
-"""One number modulo a prime for what a replica holds: each contribution to it changes it, and means stay exact.
+"""Numbers modulo a prime for what a replica holds: each contribution to them changes them, and means stay exact.
 
-A local step adds a number that depends on the microbatches of the step and on all parameters with which its forwards
-and backwards have computed. Laying out, sums and means are linear, and a mean multiplies by the inverse of a count. So
-a contribution that is wrong, missing, or there twice changes the number for good: two histories that differ end alike
-with a probability of about 2^-61.
+A local step adds numbers that depend on the microbatches of the step and on all parameters with which its forwards and
+backwards have computed. Laying out, sums and means are linear, and a mean multiplies by the inverse of a count. So a
+contribution that is wrong, missing, or there twice changes the numbers for good: two histories that differ end alike
+with a probability of about 2^-61. A replica has one number of each kind for each fragment of its parameters. Rounding
+to what a codec sends is not linear, so a number that is rounded elsewhere, or not at all, is another one.
 """
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
+from jaxdt.spec.codec import NONE
 from jaxdt.spec.config import GroupsConfig
 
 PRIME = (1 << 61) - 1
+ROUNDED_TO = 1 << 20  # multiples of this are what a codec sends
 COUNT_MAX = 1000  # of contributions to a mean
-FRESH, ACTIVATION, GRADIENT, CONTRIBUTION, MOMENT, NORM = range(1, 7)  # what a number is mixed for
+FRESH, ACTIVATION, GRADIENT, CONTRIBUTION, MOMENT, NORM, HELD_OUT, LOSS = range(1, 9)  # what a number is mixed for
 OUTER_LR, OUTER_MOMENTUM = 3, 5  # whole numbers do as well as those of a config
-N_PLAIN = 2  # numbers of a state without an outer optimizer
 
 Vector = tuple[int, ...]
+
+
+class State(NamedTuple):
+    """What a replica holds: parameters and moments, and with an outer optimizer its anchor and momentum (else ()), each
+    with one number for each fragment."""
+
+    params: Vector
+    moments: Vector
+    anchor: Vector
+    momentum: Vector
+
+    def flat(self) -> Vector:
+        """As it is laid out for a mean of states."""
+        return (*self.params, *self.moments, *self.anchor, *self.momentum)
+
+    def unflat(self, vector: Vector) -> "State":
+        """A state of the same sizes from such a vector."""
+        numbers = iter(vector)
+        return State(*(tuple(next(numbers) for _ in part) for part in self))
 
 
 def mixed(*numbers: int) -> int:
@@ -26,7 +48,7 @@ def mixed(*numbers: int) -> int:
 
 
 def scaled(vector: Vector, scale: float) -> Vector:
-    """The vector times a factor that is one over a small whole number, exactly."""
+    """The vector times a factor that is a fraction of small whole numbers, exactly."""
     fraction = Fraction(scale).limit_denominator(COUNT_MAX)
     factor = fraction.numerator * pow(fraction.denominator, -1, PRIME)
     return tuple(number * factor % PRIME for number in vector)
@@ -40,28 +62,42 @@ def difference(left: Vector, right: Vector) -> Vector:
     return tuple((a - b) % PRIME for a, b in zip(left, right, strict=True))
 
 
+def as_sent(codec: str, vector: Vector) -> Vector:
+    """The vector as it goes over a link, rounded once to the numbers of the codec."""
+    return vector if codec == NONE else tuple(number - number % ROUNDED_TO for number in vector)
+
+
 # ------------------------------------------------------------------------------------------------- Work, and its state
 
 
-def fresh_state(stage: int, has_outer: bool) -> Vector:
-    """Parameters and moments, and with an outer optimizer its anchor and momentum."""
-    params = mixed(FRESH, stage)
-    return (params, 0, params, 0) if has_outer else (params, 0)
+def fresh_state(stage: int, groups: GroupsConfig) -> State:
+    params = tuple(mixed(FRESH, stage, fragment) for fragment in range(groups.fragments))
+    zeros = (0,) * len(params)
+    return State(params, zeros, params, zeros) if has_outer(groups) else State(params, zeros, (), ())
 
 
 def tokens(step: int, microbatch: int) -> int:
     return mixed(step, microbatch)
 
 
-def forward(params: int, x: int) -> int:
+def held_out_tokens(microbatch: int) -> int:
+    return mixed(HELD_OUT, microbatch)
+
+
+def forward(params: Vector, x: int) -> int:
     """The activation that goes on to the next stage. It also stands for what is kept for the backward."""
-    return mixed(ACTIVATION, params, x)
+    return mixed(ACTIVATION, *params, x)
 
 
-def backward(params: int, x: int, gy: int) -> tuple[int, int]:
+def backward(params: Vector, x: int, gy: int) -> tuple[int, int]:
     """(the gradient for the stage before, the contribution to the accumulator). At the last stage `x` is the input and
     `gy` 0, elsewhere `x` is what the forward kept."""
-    return mixed(GRADIENT, params, x, gy), mixed(CONTRIBUTION, params, x, gy)
+    return mixed(GRADIENT, *params, x, gy), mixed(CONTRIBUTION, *params, x, gy)
+
+
+def held_out_loss(params: Vector, x: int) -> float:
+    """Of the last stage: a whole number, so that sums of losses are exact."""
+    return float(mixed(LOSS, *params, x) % 9973)
 
 
 def sq_norm(accumulated: int) -> float:
@@ -69,27 +105,47 @@ def sq_norm(accumulated: int) -> float:
     return float(mixed(NORM, accumulated) % 97)
 
 
-def local_step(state: Vector, accumulated: int) -> Vector:
+def local_step(state: State, accumulated: int) -> State:
     """After an update by the own gradient. Anchor and momentum stay."""
-    params, moments, *outer = state
-    return ((params + accumulated) % PRIME, (moments + mixed(MOMENT, accumulated)) % PRIME, *outer)
+    params = tuple((p + mixed(fragment, accumulated)) % PRIME for fragment, p in enumerate(state.params))
+    moments = tuple((m + mixed(MOMENT, fragment, accumulated)) % PRIME for fragment, m in enumerate(state.moments))
+    return state._replace(params=params, moments=moments)
 
 
-def exchanged(state: Vector) -> Vector:
-    """What a replica lays out for a group: its parameters, or with an outer optimizer what they have changed since the
-    last average."""
-    params, _, *outer = state
-    return ((outer[0] - params) % PRIME,) if outer else (params,)
+def exchanged(groups: GroupsConfig, state: State, fragment: int, weight: int) -> Vector:
+    """What a replica lays out for a group, times its weight: the parameters of a fragment, or with an outer optimizer
+    what they have changed since the last average, and the moments, if they are averaged."""
+    params, moments = state.params[fragment], state.moments[fragment]
+    number = state.anchor[fragment] - params if state.anchor else params
+    vector = (number % PRIME, *([moments] if groups.average_moments else []))
+    return tuple(number * weight % PRIME for number in vector)
 
 
-def averaged(state: Vector, mean: Vector, outer: str) -> Vector:
-    """The state after a group's mean. `outer`: the outer optimizer of the config."""
-    if len(state) == N_PLAIN:
-        return (mean[0], state[1])
-    _, moments, anchor, momentum = state
-    momentum = (OUTER_MOMENTUM * momentum + mean[0]) % PRIME
-    anchor = (anchor - OUTER_LR * OUTER_DIRECTIONS[outer](momentum, mean[0])) % PRIME
-    return (anchor, moments, anchor, momentum)
+def averaged(groups: GroupsConfig, state: State, fragment: int, mean: Vector) -> State:
+    """The state after a group's mean of a fragment."""
+    outcome, *moments = mean
+    if state.anchor:
+        momentum = (OUTER_MOMENTUM * state.momentum[fragment] + outcome) % PRIME
+        direction = OUTER_DIRECTIONS[groups.outer](momentum, outcome)
+        outcome = (state.anchor[fragment] - OUTER_LR * direction) % PRIME
+        state = state._replace(
+            anchor=_with(state.anchor, fragment, outcome), momentum=_with(state.momentum, fragment, momentum)
+        )
+    params = _mix(groups.mix_frac, state.params[fragment], outcome)
+    state = state._replace(params=_with(state.params, fragment, params))
+    for moment in moments:
+        own = state.moments[fragment]
+        state = state._replace(moments=_with(state.moments, fragment, _mix(groups.mix_frac, own, moment)))
+    return state
+
+
+def _mix(mix_frac: float, own: int, outcome: int) -> int:
+    """The share that a replica keeps of its own number, and the rest of the outcome of an average."""
+    return total((scaled((own,), mix_frac), scaled((outcome,), 1 - mix_frac)))[0]
+
+
+def _with(vector: Vector, fragment: int, number: int) -> Vector:
+    return (*vector[:fragment], number, *vector[fragment + 1 :])
 
 
 OUTER_DIRECTIONS: dict[str, Callable[[int, int], int]] = {

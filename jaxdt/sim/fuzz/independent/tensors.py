@@ -11,82 +11,89 @@ from typing import Any, NoReturn
 from jaxdt.protocol.events import Boundary, Install, Key, Message, Restore, Round, SliceKey
 from jaxdt.protocol.message import tensor_key
 from jaxdt.sim.fuzz.independent import residues
-from jaxdt.sim.fuzz.independent.residues import Vector
-from jaxdt.spec.sizes import is_pull, is_push, state_name
-from jaxdt.spec.work import ADOPT, BACKWARD, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
+from jaxdt.sim.fuzz.independent.residues import State, Vector
+from jaxdt.spec.codec import NONE
+from jaxdt.spec.config import GroupsConfig
+from jaxdt.spec.sizes import fragment_of_name, is_mean, is_pull, is_push, state_name
+from jaxdt.spec.work import ADOPT, BACKWARD, EVALUATE, FORWARD, LAY_OUT, LOCAL_STEP, NORM, Work
 
 N_WORDS = 600  # of a state: several slices where those are small
 STEPPED, ADOPTED, PUSHED = "step", "adopt", "push"  # what a trail has
+HELD_OUT = "eval"  # the kind of the keys of its boundary tensors
 
 
 @dataclass(frozen=True)
 class ReplicaLayout:
-    """What the tensors of a peer have to know of its run. `n_elements`: numbers of its parameters; `n_steps`: after
-    them a mean of states is the run's result; `outer`: the outer optimizer."""
+    """What the tensors of a peer have to know of its run. `n_elements`: numbers of its parameters, and
+    `fragment_elements` of what it exchanges of each fragment; `n_steps`: after them a mean of states is the run's
+    result; `weight`: of the replica in its groups; `n_ahead`: steps whose forwards run before a step's backward."""
 
     stage: int
     n_stages: int
     n_elements: int
+    fragment_elements: tuple[int, ...]
     n_steps: int
-    outer: str
+    groups: GroupsConfig
+    codec: str
+    weight: int
+    n_ahead: int
 
 
 @dataclass(frozen=True)
 class TrailEntry:
-    """`what` has happened to the parameters of a replica after `step` local steps of its own, or, for a push that a
-    server adds, of the worker."""
+    """`what` has happened to a replica after `step` local steps of its own, or, for a push that a server adds, of the
+    worker; and its state since."""
 
     what: str
     step: int
-    params: int
+    state: State
 
 
 @dataclass(frozen=True)
 class Watcher:
     """Told of what matters beyond one peer. `broken(peer, problem)` raises. `scale(peer, step)`: the factor that the
-    gradient of a step should have. `adopts(peer, round, vector, state)`: a whole result, times its scale, and the state
-    after it. `serves(peer, round)`: a server lays its parameters out. `is_nonfinite(peer, step)`: of its gradient."""
+    gradient of a step should have. `adopts(peer, round, vector)`: a whole result, times its scale. `serves(peer,
+    round)`: a server lays its parameters out. `is_nonfinite(peer, step)`: of its gradient."""
 
     broken: Callable[[int, str], NoReturn]
     scale: Callable[[int, int], float]
-    adopts: Callable[[int, Round, Vector, Vector], None]
+    adopts: Callable[[int, Round, Vector], None]
     serves: Callable[[int, Round], None]
     is_nonfinite: Callable[[int, int], bool]
 
 
 class ResidueTensors:
-    """`state`: parameters, moments, and with an outer optimizer its anchor and momentum. `n_steps`: local steps done.
-    `means`: by version, the mean of states that was kept aside. `norms`: by step, of the own gradient."""
+    """`n_steps`: local steps done. `means`: by version, the mean of states that was kept aside. `norms`: by step, of
+    the own gradient."""
 
     def __init__(self, peer: int, layout: ReplicaLayout, watcher: Watcher):
         self.peer = peer
         self.layout = layout
         self.n_words = N_WORDS
         self.n_steps = 0
-        self.state = residues.fresh_state(layout.stage, bool(layout.outer))
+        self.state = residues.fresh_state(layout.stage, layout.groups)
         self.trail: list[TrailEntry] = []
-        self.means: dict[int, Vector] = {}
+        self.means: dict[int, State] = {}
         self.norms: dict[int, float] = {}
         self._watcher = watcher
         self._base: Vector | None = None  # the parameters that the server has of this worker
         self._accumulators: dict[int, int] = {}
         self._boundaries: dict[Key, int] = {}
         self._residuals: dict[Key, int] = {}
+        self._stash: dict[int, Vector] = {}  # step -> the parameters of its forward, until its backward
+        self._frozen: tuple[int, Vector] | None = None  # the local steps after which a vector was kept, and that
         self._own: dict[Round, Vector] = {}
         self._slices: dict[SliceKey, Vector] = {}
         self._forgotten: set[Round] = set()
         self._work: Mapping[str, Callable[[Work, float, tuple[Round, ...]], dict[str, float]]] = {
             FORWARD: self._forward,
             BACKWARD: self._backward,
+            EVALUATE: self._evaluate,
             NORM: self._norm,
             LOCAL_STEP: self._local_step,
             LAY_OUT: self._lay_out,
             ADOPT: self._adopt,
         }
-
-    @property
-    def params(self) -> Vector:
-        return self.state[:1]
 
     @property
     def rounds(self) -> set[Round]:
@@ -112,12 +119,21 @@ class ResidueTensors:
         return self.layout.stage == self.layout.n_stages - 1
 
     def _forward(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
-        step = self._checked_step(work)
+        step = self._forwarded_step(work)
+        self._stash[step] = self.state.params
         if not self._is_last:
-            y = residues.forward(self.state[0], self._input(work))
+            y = residues.forward(self.state.params, self._input(work))
             self._residuals[_key("act", work)] = self._boundaries[_key("act", work, 1)] = y
-        del scale, rounds, step
+        del scale, rounds
         return {}
+
+    def _forwarded_step(self, work: Work) -> int:
+        """The step of a forward. It computes with the parameters after as many local steps, less those that run ahead
+        of a backward."""
+        step, n_ahead = work.step, self.layout.n_ahead
+        if step is None or self.n_steps != max(0, step - n_ahead):
+            self.broken(f"{work} is run after {self.n_steps} local steps, forwards run {n_ahead} ahead")
+        return step
 
     def _backward(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
         step = self._checked_step(work)
@@ -125,23 +141,37 @@ class ResidueTensors:
             x, gy = self._input(work), 0
         else:
             x, gy = self._take(self._residuals, _key("act", work)), self._take(self._boundaries, _key("grad", work, 1))
-        gx, contribution = residues.backward(self.state[0], x, gy)
+        gx, contribution = residues.backward(self._stash[step], x, gy)
         self._boundaries[_key("grad", work)] = gx
         self._accumulators[step] = (self._accumulators.get(step, 0) + contribution) % residues.PRIME
         del scale, rounds
         return {"n_samples": 1, "loss_sum": 1.0} if self._is_last else {"n_samples": 1}
 
     def _checked_step(self, work: Work) -> int:
-        """The step of Work that computes with the present parameters, and so has to be of the step under way."""
+        """The step of Work that has to be of the step under way."""
         if work.step != self.n_steps:
             self.broken(f"{work} is run after {self.n_steps} local steps")
         return self.n_steps
 
-    def _input(self, work: Work) -> int:
-        assert work.microbatch is not None  # as in all forwards and backwards
+    def _evaluate(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+        """A held-out microbatch, with the mean that is the sum of a round times `scale`."""
+        (round,) = rounds
+        if not is_mean(round.group) or work.step != round.step:
+            self.broken(f"{work} computes with {round}, which is no mean for a held-out loss of these rows")
+        params = residues.scaled(self._result(round), scale)
+        x = self._input(work, HELD_OUT)
+        if self._is_last:
+            return {"n_samples": 1, "loss_sum": residues.held_out_loss(params, x)}
+        self._boundaries[_key(HELD_OUT, work, 1)] = residues.forward(params, x)
+        return {}
+
+    def _input(self, work: Work, kind: str = "act") -> int:
+        assert work.microbatch is not None and work.step is not None  # as in all forwards and backwards
         if self.layout.stage == 0:
-            return residues.tokens(self.n_steps, work.microbatch)
-        return self._take(self._boundaries, _key("act", work))
+            is_held_out = kind == HELD_OUT
+            m = work.microbatch
+            return residues.held_out_tokens(m) if is_held_out else residues.tokens(work.step, m)
+        return self._take(self._boundaries, _key(kind, work))
 
     def _take(self, held: dict[Key, int], key: Key) -> int:
         if key not in held:
@@ -163,30 +193,49 @@ class ResidueTensors:
         if scale:
             self.state = residues.local_step(self.state, self._accumulators[step])
         self.n_steps += 1
-        self.trail.append(TrailEntry(STEPPED, self.n_steps, self.state[0]))
+        self.trail.append(TrailEntry(STEPPED, self.n_steps, self.state))
         del rounds
         return {}
 
     # --------------------------------------------------------------------------------------------- rounds of averaging
 
     def _lay_out(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
+        """For rounds, or, without one, for the group of the fragment that is due now."""
+        if not rounds:
+            self._freeze(self._checked_step(work))
         for round in rounds:
             if round in self._forgotten:
                 self.broken(f"lays out {round}, which it has forgotten")
-            self._own[round] = self._vector_of(round)
-        del work, scale
+            self._own[round] = residues.as_sent(self._codec_of(round), self._vector_of(round))
+        del scale
         return {}
+
+    def _freeze(self, step: int) -> None:
+        fragment = self.layout.groups.fragment_due(step)
+        if fragment is None:
+            self.broken(f"keeps a vector after {step} local steps, when no fragment is due")
+        self._frozen = (step, self._exchanged(fragment))
+
+    def _exchanged(self, fragment: int) -> Vector:
+        return residues.exchanged(self.layout.groups, self.state, fragment, self.layout.weight)
+
+    def _codec_of(self, round: Round) -> str:
+        """What is adopted of averaging groups and pushes is rounded; parameters and states are not."""
+        is_exact = is_pull(round.group) or is_mean(round.group) or self.is_state(round)
+        return NONE if is_exact else self.layout.codec
 
     def _vector_of(self, round: Round) -> Vector:
         if is_push(round.group):
             if self._base is None:
                 self.broken(f"pushes in {round} before its first pull")
-            base, self._base = self._base, self.params
-            return residues.difference(self.params, base)
+            base, self._base = self._base, self.state.params
+            return residues.difference(self.state.params, base)
         if is_pull(round.group):
             self._watcher.serves(self.peer, round)
-            return self.params
-        return self.state if self.is_state(round) else residues.exchanged(self.state)
+            return self.state.params
+        if is_mean(round.group):
+            return self.state.params
+        return self.state.flat() if self.is_state(round) else self._exchanged(fragment_of_name(round.group))
 
     def is_state(self, round: Round) -> bool:
         """Whether a round averages the whole state."""
@@ -194,28 +243,28 @@ class ResidueTensors:
 
     def _adopt(self, work: Work, scale: float, rounds: tuple[Round, ...]) -> dict[str, float]:
         for round in rounds:
-            self._adopt_round(round, residues.scaled(self._result(round), scale))
+            vector = residues.scaled(self._result(round), scale)
+            self._adopt_round(round, vector)
+            self._watcher.adopts(self.peer, round, vector)
         del work
         return {}
 
     def _adopt_round(self, round: Round, vector: Vector) -> None:
-        what, step = ADOPTED, self.n_steps
+        what, step, state = ADOPTED, self.n_steps, self.state
         if is_push(round.group):
             what, step = PUSHED, round.step
-            self.state = (residues.total((self.params, vector))[0], *self.state[1:])
+            self.state = state._replace(params=residues.total((state.params, vector)))
         elif is_pull(round.group):
             self._base = vector
-            self.state = (*vector, *self.state[1:])
+            self.state = state._replace(params=vector)
         elif self.is_state(round):
-            self.means[round.step] = vector
+            mean = self.means[round.step] = state.unflat(vector)
             if round.step < self.layout.n_steps:
-                self._watcher.adopts(self.peer, round, vector, self.state)
                 return
-            self.state = vector
+            self.state = mean
         else:
-            self.state = residues.averaged(self.state, vector, self.layout.outer)
-        self.trail.append(TrailEntry(what, step, self.state[0]))
-        self._watcher.adopts(self.peer, round, vector, self.state)
+            self.state = residues.averaged(self.layout.groups, state, fragment_of_name(round.group), vector)
+        self.trail.append(TrailEntry(what, step, self.state))
 
     def _result(self, round: Round) -> Vector:
         """The whole sum, whose slices all have to be here and of the same vectors."""
@@ -228,7 +277,10 @@ class ResidueTensors:
         return next(iter(slices.values()))
 
     def _size(self, round: Round) -> int:
-        return self.n_words if self.is_state(round) else self.layout.n_elements
+        if self.is_state(round):
+            return self.n_words
+        is_whole = is_push(round.group) or is_pull(round.group) or is_mean(round.group)
+        return self.layout.n_elements if is_whole else self.layout.fragment_elements[fragment_of_name(round.group)]
 
     # ------------------------------------------------------------------------------------------------------- tensors
 
@@ -253,11 +305,15 @@ class ResidueTensors:
         del src
 
     def offer(self, round: Round, step: int) -> None:
-        self.broken(f"offers a vector of step {step} to {round}, and has kept none")
+        if self._frozen is None or self._frozen[0] != step:
+            self.broken(f"offers a vector of step {step} to {round}, and has kept {self._frozen}")
+        if round in self._forgotten:
+            self.broken(f"offers a vector to {round}, which it has forgotten")
+        self._own[round] = residues.as_sent(self._codec_of(round), self._frozen[1])
 
     def sum(self, key: SliceKey, members: tuple[int, ...]) -> tuple[int, float]:
         parts = [self._own_part(key) if member == self.peer else self._part(key, member) for member in members]
-        self._slices[key] = residues.total(parts)
+        self._slices[key] = residues.as_sent(self._codec_of(key.round), residues.total(parts))
         return residues.mixed(*self._slices[key]) & 0xFFFFFFFF, 1.0
 
     def _own_part(self, key: SliceKey) -> Vector:
@@ -283,8 +339,9 @@ class ResidueTensors:
     def free(self, step: int, rounds: tuple[Round, ...]) -> None:
         for freed in [other for other in self._accumulators if other <= step]:
             del self._accumulators[freed]
+        self._stash.pop(step, None)
         for held in (self._residuals, self._boundaries):
-            for key in [key for key in held if key.step <= step]:
+            for key in [key for key in held if key.step <= step and key.kind != HELD_OUT]:
                 del held[key]
         for round in rounds:
             self.forget(round)
@@ -301,7 +358,7 @@ class ResidueTensors:
         self.broken(f"takes over a state: {install}")
 
     def digest(self) -> tuple[int, float, tuple[float, ...]]:
-        return residues.mixed(*self.state) & 0xFFFFFFFF, 1.0, (0.0,)
+        return residues.mixed(*self.state.flat()) & 0xFFFFFFFF, 1.0, (0.0,)
 
 
 def _key(kind: str, work: Work, offset: int = 0) -> Key:
