@@ -63,7 +63,7 @@ class Agreement(Protocol):
 
     READS: frozenset[type]  # messages of members that are for the agreement
     HEARS_ACROSS_VIEWS: bool  # also what a member said in an earlier view; else members say it again in the next one
-    TAKES_NEWCOMERS: bool  # whether a candidate may become a member in mid-run
+    NO_NEWCOMERS: str  # why no candidate becomes a member in mid-run, in one line; '' where one may
     n_committed: int
 
     def start(self, now_s: float) -> list[Action]:

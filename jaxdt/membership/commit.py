@@ -35,7 +35,7 @@ class TwoPhaseCommit:
 
     READS = frozenset({Prepared})
     HEARS_ACROSS_VIEWS: bool = False
-    TAKES_NEWCOMERS: bool = True
+    NO_NEWCOMERS: str = ""
 
     def __init__(self, config: CoordinatorConfig):
         self.n_committed = config.start_version

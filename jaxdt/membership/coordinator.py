@@ -426,7 +426,10 @@ class Coordinator:
         return join.peer is not None and (join.peer in self.roster.stage_of or not join.is_new)
 
     def _on_join(self, now_s: float, src: int, join: Join) -> list[Action]:
-        """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run."""
+        """A newcomer asks under a temporary id; it gets a peer id, a stage, and what it has to run. Where it could only
+        wait for the end it is refused."""
+        if reason := self._agreement.NO_NEWCOMERS:
+            return [RefusedReport(f"a newcomer: {reason}"), self._send(src, Ended(2, reason))]
         peer, stage = self.roster.newcomer(now_s, src, join.peer)
         self._claims.grant(now_s, peer)
         answer = self.config.answer(peer, stage, self.n_committed)
@@ -529,7 +532,7 @@ class Coordinator:
             if is_member and src not in self.roster.joining:
                 return []
             self.roster.ready(src, profiled.state)
-            report = CandidateReport(src, profiled.device, not self._agreement.TAKES_NEWCOMERS)
+            report = CandidateReport(src, profiled.device, bool(self._agreement.NO_NEWCOMERS))
             return [*([] if is_member else [report]), *self._change_view()]
         if profiled.version != self.n_committed:
             reason = f"has version {profiled.version}, expected {self.n_committed}"
@@ -712,7 +715,7 @@ class Coordinator:
 
     def _admit_in_mid_step(self) -> None:
         """Candidates need not wait for the end of the step, in a run where they can take a place."""
-        if self._agreement.TAKES_NEWCOMERS:
+        if not self._agreement.NO_NEWCOMERS:
             self.roster.admit_in_mid_step()
 
     @property

@@ -43,7 +43,7 @@ from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
 from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
-from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates, restored_report
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
@@ -53,7 +53,7 @@ class GroupScheduler:
 
     READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished, ReplicaState}
     HEARS_ACROSS_VIEWS: bool = True
-    TAKES_NEWCOMERS: bool = False
+    NO_NEWCOMERS: str = NO_NEWCOMERS
 
     def __init__(self, config: CoordinatorConfig, run: RunConfig, plan: Plan):
         self.n_committed = config.start_version

@@ -20,7 +20,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import PipelineEndReport, StepReport
 from jaxdt.spec.plan import Plan
-from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
@@ -32,7 +32,7 @@ class ServerAgreement:
 
     READS = StepBudget.READS | {Finished, ReplicaState}
     HEARS_ACROSS_VIEWS: bool = True
-    TAKES_NEWCOMERS: bool = False
+    NO_NEWCOMERS: str = NO_NEWCOMERS
 
     def __init__(self, config: CoordinatorConfig, plan: Plan):
         self.n_committed = config.start_version

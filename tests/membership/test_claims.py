@@ -3,6 +3,8 @@
 import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, lose, of, reports, sent
 
+from jaxdt.build import RunStart, build_coordinator
+from jaxdt.membership.coordinator import TERM
 from jaxdt.membership.liveness.claims import GRANTED_S, SAID_S, Claimant
 from jaxdt.protocol.deadline import FIRST_CONTACT_S, RECONNECT_S
 from jaxdt.protocol.events import (
@@ -27,6 +29,8 @@ from jaxdt.protocol.events import (
     Woke,
 )
 from jaxdt.protocol.reports import UnreachedReport
+from jaxdt.sim.fuzz.independent.cases import draw_case
+from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS
 
 ASKS = TEMPORARY_IDS + 7
 BEAT_S = TERMS.heartbeat_s
@@ -159,3 +163,16 @@ def test_a_claim_waits_while_the_coordinator_is_reached():
     machine, _ = claimant()
     machine.handle(1.0, LinkChanged(COORDINATOR, True))
     assert machine.handle(120.0, Woke("claim")) == [WakeAt(240.0, "claim")]
+
+
+@pytest.mark.parametrize("sync", ["groups", "server"])
+def test_where_replicas_may_differ_a_newcomer_is_refused_in_one_line(sync):
+    case = draw_case(3, sync)
+    coordinator = build_coordinator(case.config, case.plan, RunStart("r"))
+    coordinator.handle(0.0, Started())
+    coordinator.handle(0.0, Persisted(TERM))
+    for join in (Join(), Join(None, "h9:1", is_new=True), Join(99, "h9:1", is_new=True)):
+        actions = coordinator.handle(1.0, Received(Header("", 0, 0, ASKS), join))
+        assert sent(actions, Ended) == {ASKS: Ended(2, NO_NEWCOMERS)} and not sent(actions, Welcome)
+        assert reports(actions, "refused") == [{"reason": f"a newcomer: {NO_NEWCOMERS}"}]
+    assert not coordinator.roster.coming

@@ -11,6 +11,10 @@ from jaxdt.protocol.reports import PipelineEndReport
 from jaxdt.spec.plan import Plan
 
 LAST = "its pipeline was the last one that was whole"
+NO_NEWCOMERS = (
+    "a run whose replicas may differ takes no newcomers: a replica's parameters are nobody else's, and there is no way "
+    "yet for a new pipeline to take those of another one over"
+)
 
 
 class Pipelines:
