@@ -1,14 +1,15 @@
 """Kill, pause and start workers of a pool every few seconds, and compare the training with that of one process.
 
     python scripts/experiments/kill_workers.py --config=configs/pool.py --run_dir=runs/kill_workers \\
-        [--steps=30] [--every_s=3] [--tries=1] [--seed=0]
+        [--steps=30] [--every_s=3] [--tries=1] [--seed=0] [--server]
 
 Each try starts a run of real processes whose forwards take at least 0.15 s, and as soon as a step is committed disturbs
 one worker after the other, drawn from the seed among those that are ready to compute: SIGKILL, after which a process
 with the same id or a new worker comes; or SIGSTOP for some seconds, which may be longer than its leases. The servers
-live. The run has to end with code 0 in its first view. Every loss must be that of one process, within 1e-5 (relative),
-and the parameters after the last step within 1e-4 (norm of the difference over the norm). Prints a line a try and one
-JSON object with what was wrong.
+live; with --server one of them is killed after half of the steps, so each stage needs two (--config.plan.pipelines=2).
+The run has to end with code 0 in its first view, or in its second one without that server. Every loss must be that of
+one process, within 1e-5 (relative), and the parameters after the last step within 1e-4 (norm of the difference over the
+norm). Prints a line a try and one JSON object with what was wrong.
 """
 
 import itertools
@@ -35,6 +36,7 @@ from jaxdt.runtime.storage.parts import step_folder
 STEPS = flags.DEFINE_integer("steps", 30, "Steps of each run.", 1)
 EVERY_S = flags.DEFINE_float("every_s", 3.0, "Mean seconds between two disturbances.", 0.1)
 TRIES = flags.DEFINE_integer("tries", 1, "Runs.", 1)
+SERVER = flags.DEFINE_bool("server", False, "Kill a server, too.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the victims and the moments.")
 
 FORWARD_S = 0.15
@@ -53,6 +55,7 @@ class Disturbed:
     launcher: subprocess.Popen
     rng: random.Random
     workers: dict[str, tuple[int, Path]] = field(default_factory=dict)
+    servers: dict[str, int] = field(default_factory=dict)  # those that may be killed
     started: list[subprocess.Popen] = field(default_factory=list)
     paused: dict[int, float] = field(default_factory=dict)  # process -> when it goes on
     coming: list[tuple[float, str]] = field(default_factory=list)  # when which worker comes, '' for a new one
@@ -66,6 +69,10 @@ class Disturbed:
             if now_s >= next_s:
                 self.disturb(now_s)
                 next_s = now_s + self.rng.expovariate(1 / EVERY_S.value)
+            if self.servers and len(local_run.losses(self.run_dir)) >= STEPS.value // 2:
+                os.kill(self.servers[self.rng.choice(sorted(self.servers))], signal.SIGKILL)
+                self.done["servers killed"] += 1
+                self.servers = {}
             self.resume(now_s)
             for at_s, worker in [due for due in self.coming if due[0] <= now_s]:
                 self.coming.remove((at_s, worker))
@@ -139,6 +146,9 @@ def attempt(run_dir: Path, words: list[str], rng: random.Random) -> tuple[int, C
             time.sleep(0.05)
         logs = run_dir / "logs"
         run.workers = {w: (pid, logs / f"peer_{w}.log") for w, pid in local_run.workers(launcher.pid).items()}
+        if SERVER.value:
+            others = {"coordinator", *(f"peer {worker}" for worker in run.workers)}
+            run.servers = {name: pid for name, pid in local_run.children(launcher.pid).items() if name not in others}
         run.go_on()
         return launcher.wait(timeout=TIMEOUT_S), run.done
     finally:
@@ -165,8 +175,9 @@ def reports(run_dir: Path, kind: str) -> Iterator[Mapping[str, Any]]:
 def problem(run_dir: Path, differences: Mapping[str, float]) -> str:
     """What is wrong with a run that has ended, '' if nothing is."""
     views = {report["view"] for report in reports(run_dir, "view")}
-    if views != {1}:
-        return f"it had views {sorted(views)}, expected 1 alone: nothing but workers was disturbed"
+    expected = {1, 2} if SERVER.value else {1}
+    if views != expected:
+        return f"it had views {sorted(views)}, expected {sorted(expected)}: workers are in none"
     for what, most in (("losses", LOSS_TOLERANCE), ("parameters", PARAMETER_TOLERANCE)):
         if not differences[what] <= most:
             return f"{what}: relative difference {differences[what]:.1e}, expected at most {most:.0e}"

@@ -38,6 +38,7 @@ from jaxdt.protocol.reports import (
 )
 from jaxdt.runtime.compute_environment import ONE_THREAD
 from jaxdt.runtime.storage.checkpoint import complete_record, newest
+from jaxdt.runtime.storage.durable import kept_lines
 from jaxdt.runtime.storage.entries import join_entries, load_entries, split_entries
 from jaxdt.runtime.storage.store import stage_functions
 from jaxdt.spec import config as configs
@@ -59,7 +60,7 @@ def main() -> int:
     run_dir = Path(run_flags.RUN_DIR.value)
     try:
         config = configs.parse(json.loads((run_dir / "config.json").read_text()))
-        lines = (run_dir / "trace" / "coordinator.jsonl").read_text().splitlines()
+        lines = kept_lines(run_dir / "trace" / "coordinator.jsonl")
     except (OSError, ValueError) as error:
         raise BadInput(f"run_dir: {run_dir} holds no run ({error})") from None
     if config.sync.kind not in REPLAYS:
@@ -135,7 +136,7 @@ def server_log(place: ReplayPlace, server: int) -> list[ServerAct]:
     """What a server did, in its order."""
     path = place.run_dir / "trace" / f"peer_{server}.jsonl"
     try:
-        lines = path.read_text().splitlines()
+        lines = kept_lines(path)
     except OSError as error:
         raise BadInput(f"run_dir: the log of server {server} is missing ({error})") from None
     return [
@@ -152,7 +153,10 @@ def begin(replay: GroupReplay, rows: list[dict[str, Any]]) -> None:
     first = rows[0]["step"] if rows else 0
     if not START.value:
         if first:
-            raise BadInput(f"--start: got no checkpoint, and the run was resumed from one of {first} steps")
+            raise BadInput(
+                f"--start: got no checkpoint, and the log begins after {first} steps: the run was resumed there, or it "
+                "is so long that the beginning of its log is gone"
+            )
         return
     folder = Path(START.value)
     version = complete_record(folder).checkpoint.version

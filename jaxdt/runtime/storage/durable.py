@@ -171,6 +171,12 @@ def older_part(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
+def kept_lines(path: Path) -> list[str]:
+    """The lines of a trace that are still there: those of its older part, then its own. OSError if there is no file."""
+    parts = [part for part in (older_part(path), path) if part.exists()] or [path]
+    return [line for part in parts for line in part.read_text().splitlines()]
+
+
 def cut_log(path: Path) -> None:
     """Begin a full log anew, and keep what it held as its older part, unless the disk is full. Another process may hold
     the log open, if it appends; the lines that it writes meanwhile are lost."""
