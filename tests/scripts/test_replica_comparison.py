@@ -52,3 +52,10 @@ def test_bytes_between_replicas_are_those_of_links_inside_a_stage(tmp_path):
 def test_every_system_has_a_config(system):
     config, *_ = compare_replicas.SYSTEMS[system]
     assert (compare_replicas.ROOT / config.removeprefix("--config=")).is_file()
+
+
+def test_the_committed_page_is_made_of_the_committed_runs():
+    folder = compare_replicas.ROOT / "configs/replicas"
+    about, runs = page.read(folder)
+    assert (folder / "README.md").read_text() == page.text(about, runs)
+    assert {run.name for run in runs} >= {("even", system, seed) for system in compare_replicas.SYSTEMS for seed in range(6)}
