@@ -8,7 +8,6 @@ from pathlib import Path
 
 RAW = "runs.jsonl"
 ALONE = "none"  # the system whose replicas never exchange anything before the end
-EQUAL = "allreduce"
 HIDDEN = "streaming_diloco"  # the one that does not wait for its exchanges
 
 
@@ -62,7 +61,7 @@ def table(runs: Sequence[Run]) -> str:
     by_system = grouped(runs)
     alone = by_system.get(ALONE, {})
     lines = [
-        "| system | seeds | s a step, median (least to most) | over `none` | MB a step between replicas | loss |",
+        "| system | seeds | s a step, median (least to most) | over `none` | MB between replicas | loss |",
         "|---|---|---|---|---|---|",
     ]
     for system, own in by_system.items():
@@ -70,22 +69,11 @@ def table(runs: Sequence[Run]) -> str:
         paired = ratios(own, alone)
         lines.append(
             f"| {system} | {len(own)} | {statistics.median(step_s):.3f} ({min(step_s):.3f} to {max(step_s):.3f}) | "
-            f"{f'{statistics.median(paired):.3f}' if paired else '-'} | {step_megabytes(own, alone)} | "
+            f"{f'{statistics.median(paired):.3f}' if paired else '-'} | "
+            f"{statistics.median(run.replica_bytes for run in own.values()) / 1e6:.0f} | "
             f"{spread([run.held_out for run in own.values()])} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def step_megabytes(runs: Mapping[int, Run], alone: Mapping[int, Run]) -> str:
-    """What replicas send one another in a step, in the median, without the mean of the state at the end. That mean is
-    all that the runs `alone` send; with equal replicas there is none."""
-    at_end = {seed: 0 for seed in runs} if EQUAL in {run.system for run in runs.values()} else bytes_of(alone)
-    during = [(n_bytes - at_end[seed]) / runs[seed].steps for seed, n_bytes in bytes_of(runs).items() if seed in at_end]
-    return f"{statistics.median(during) / 1e6:.3f}" if during else "-"
-
-
-def bytes_of(runs: Mapping[int, Run]) -> dict[int, int]:
-    return {seed: run.replica_bytes for seed, run in runs.items()}
 
 
 def hidden(runs: Sequence[Run]) -> list[str]:
@@ -130,14 +118,15 @@ backwards 60, so that the machine's cores are not what is measured. The first sy
 {about} Raw data: [`runs.jsonl`](runs.jsonl), from which this page is written.
 
 A step is 8 microbatches, 4 of each pipeline. `none` never averages before the end; it says what a pipeline takes alone.
-"Over `none`" is the median of the ratios seed by seed. The bytes are those between replicas of a stage, without the
-mean of the whole state at the end, which all but `allreduce` make once, and which is all that `none` sends. The loss is
-the held-out loss of the result, nats per byte, mean +- standard deviation over seeds.
+"Over `none`" is the median of the ratios seed by seed. The bytes are those between replicas of a stage in the whole
+run, but for what a peer had sent in its last second. They contain the mean of the whole state at the end, which all but
+`allreduce` make once, and which is all that `none` sends: three numbers a parameter, with an outer optimizer five. The
+loss is the held-out loss of the result, nats per byte, mean +- standard deviation over seeds.
 """
 
 FOOT = """## How to read it
 
-It is a small model and a short run: 0.3 million parameters a stage, so an exchange of gradients is short, and an
+It is a small model and a short run: 0.4 million parameters a stage, so an exchange of gradients is short, and an
 average every 20 steps happens five times. On a larger model the links count for more, and what is between two averages
 is less of the run. Two pipelines cannot show what groups of a few among many are for
 ([SDPipe](../reproduce/sdpipe/README.md)).
