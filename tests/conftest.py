@@ -8,6 +8,11 @@ import importlib.metadata
 import os
 
 import pytest
+from hypothesis import settings
+
+# The same examples in each run, and no limit in seconds: on a busy machine a test is slow, not wrong.
+settings.register_profile("deterministic", derandomize=True, deadline=None)
+settings.load_profile("deterministic")
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"

@@ -11,7 +11,7 @@ from jaxdt.codec.int8 import SMALLEST_ABSMAX
 from jaxdt.codec.int8_dynamic import DYNAMIC_VALUES
 from jaxdt.spec.codec import parse, wire_bytes
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60)
+SIXTY = settings(max_examples=60)
 LINEAR, DYNAMIC = parse("int8:16"), parse("int8-dynamic:16")
 WIDEST_GAP = float(np.max(np.diff(DYNAMIC_VALUES)))
 # Two blocks of 16 and a partial one; one shape, so that each codec is compiled once.
@@ -40,14 +40,14 @@ def codes(spec, x):
 # -------------------------------------------------------------------------------------------------------- properties
 
 
-@DETERMINISTIC
+@SIXTY
 @given(TENSORS)
 def test_linear_error_is_at_most_half_a_step(x):
     bound = np.maximum(absmax_of_each(x, 16) / 254, SMALLEST_ABSMAX)
     assert np.all(np.abs(there_and_back(LINEAR, x) - x) <= bound * (1 + 1e-4))
 
 
-@DETERMINISTIC
+@SIXTY
 @given(TENSORS)
 def test_dynamic_error_is_at_most_half_the_widest_gap(x):
     """One gap counts whole: below -0.993 there is no value, so -absmax itself is off by 0.007."""
@@ -56,13 +56,13 @@ def test_dynamic_error_is_at_most_half_the_widest_gap(x):
     assert np.all(np.abs(there_and_back(DYNAMIC, x) - x) <= bound * (1 + 1e-5))
 
 
-@DETERMINISTIC
+@SIXTY
 @given(TENSORS)
 def test_linear_codes_survive_decoding(x):
     np.testing.assert_array_equal(codes(LINEAR, there_and_back(LINEAR, x)), codes(LINEAR, x))
 
 
-@DETERMINISTIC
+@SIXTY
 @given(TENSORS)
 def test_linear_map_is_symmetric_and_dynamic_is_not(x):
     np.testing.assert_array_equal(there_and_back(LINEAR, -x), -there_and_back(LINEAR, x))
@@ -72,7 +72,7 @@ def test_linear_map_is_symmetric_and_dynamic_is_not(x):
 
 
 @pytest.mark.parametrize("spec", [LINEAR, DYNAMIC], ids=str)
-@DETERMINISTIC
+@SIXTY
 @given(x=TENSORS, y=TENSORS, seed=st.integers(0, 99))
 def test_blocks_are_independent_and_order_inside_one_does_not_matter(spec, x, y, seed):
     z = np.concatenate([x[:16], y[16:]])

@@ -147,7 +147,7 @@ def test_a_pair_has_no_residual_around_it():
 numbers = st.integers(-3, 3)  # few values, so that there are ties
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), ratio=st.sampled_from([2, 4]))
 def test_only_the_first_winner_of_a_window_gets_a_gradient(data, ratio):
     x = np.array(data.draw(st.lists(numbers, min_size=2 * 8, max_size=2 * 8)), np.float32).reshape(1, 2, 8)
@@ -162,7 +162,7 @@ def test_only_the_first_winner_of_a_window_gets_a_gradient(data, ratio):
     np.testing.assert_array_equal(pullback(g)[0], wanted)
 
 
-@settings(derandomize=True, max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(["bottleneck", "maxout"]),
     ratio=st.sampled_from([2, 4]),

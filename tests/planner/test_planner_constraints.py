@@ -21,7 +21,7 @@ from planner.model.generate import generate
 from planner.search import constrained
 from planner.search.base import SOLVERS, solver_entry
 
-quick = settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
+quick = settings(max_examples=25, phases=[Phase.generate])
 BYTES = planner.ByteSizes(65e7, 47e7)
 SHAPES = [(2, 2), (2, 3), (3, 2), (1, 4), (4, 1)]
 

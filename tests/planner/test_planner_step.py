@@ -34,7 +34,7 @@ from planner.step_time.workload import StepWorkload
 
 MODEL = gpt_config("small", tied_head=True)
 FLOPS = {"": 1e11, "fast": 1e11, "slow": 5e9}
-quick = settings(max_examples=8, deadline=None, derandomize=True)
+quick = settings(max_examples=8)
 
 
 def step_workload(network, n_microbatches=16, model=MODEL, remat="recompute", **options):

@@ -1,10 +1,8 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.protocol.ledger import Ledger, cover_problem
-
-DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 
 def test_a_ledger_counts_items_and_samples_per_step():
@@ -45,7 +43,6 @@ def test_cover_of_three_microbatches(sets, stages, problem):
     assert cover_problem(sets, stages, 3) == problem
 
 
-@DETERMINISTIC
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
 def test_only_an_exact_cover_is_good(holder_of, data):
     """Microbatch m sits with member holder_of[m]; then one item is taken away or put in somewhere else as well."""

@@ -24,8 +24,6 @@ from jaxdt.protocol.events import (
 from jaxdt.protocol.message import MESSAGES, Header, from_plain, tensor_key, to_plain
 from jaxdt.spec.errors import BadInput
 
-DETERMINISTIC = settings(derandomize=True, deadline=None)
-
 HEADER = Header("run", 0, 3, 7)
 SLICE = SliceKey(Round(4, "stage1", 1), 0, 100, 2)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -88,7 +86,7 @@ def test_what_a_newer_minor_version_adds_is_left_out():
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-@settings(DETERMINISTIC, max_examples=20)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_every_message_survives_the_wire(kind, data):
     header, body = data.draw(values_of(Header)), data.draw(values_of(MESSAGES[kind]))
@@ -155,13 +153,11 @@ def test_a_nested_error_names_the_way_to_it():
     assert str(caught.value) == "message.Reduced.cover[1][0][0][1]: got '0', expected int"
 
 
-@DETERMINISTIC
 @given(PLAIN_DATA)
 def test_nothing_but_bad_input_comes_of_junk(data):
     check_junk(data)
 
 
-@DETERMINISTIC
 @given(st.sampled_from(sorted(MESSAGES)), st.data())
 def test_nothing_but_bad_input_comes_of_junk_in_a_good_frame(kind, data):
     names = [field.name for field in dataclasses.fields(MESSAGES[kind])]

@@ -1,12 +1,10 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.protocol.schedule import dry_run, gpipe, grid, needs, one_f_one_b, parse, stage_order, text
 from jaxdt.spec.plan import Plan
 from jaxdt.spec.work import BACKWARD, FORWARD, Work
-
-DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 GPIPE = {
     0: "0F0 0F1 0F2 0B0 0B1 0B2",
@@ -60,7 +58,6 @@ def test_a_deeper_order_fills_more_before_the_first_backward():
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 9), st.sampled_from(["gpipe", "1f1b"]))
 
 
-@DETERMINISTIC
 @given(SHAPES, st.data())
 def test_every_order_reads_back_runs_and_stays_within_its_depth(shape, data):
     n_stages, n_microbatches, schedule = shape

@@ -1,10 +1,8 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.spec.work import BACKWARD, EVALUATE, FORWARD, GATHER, UPDATE, Work, parse_work
-
-DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 COUNT = st.none() | st.integers(0, 10**6)
 
@@ -25,7 +23,6 @@ def test_text_form(work, text):
     assert parse_work(text) == work
 
 
-@DETERMINISTIC
 @given(st.builds(Work, st.integers(0, 99), st.sampled_from("FBEGU"), COUNT, COUNT, COUNT))
 def test_parse_reads_what_str_printed(work):
     assert parse_work(str(work)) == work

@@ -26,7 +26,6 @@ from jaxdt.spec.work import ON_A_CORE
 
 START = RunStart("r")
 
-DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 F_S, B_S = 1.0, 2.0
 
@@ -209,7 +208,6 @@ def test_control_messages_take_the_latency_only():
     )
 
 
-@DETERMINISTIC
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 10), st.integers(0, 1)), min_size=1, max_size=8))
 def test_a_link_never_idles_while_something_waits(offers):
     """The last byte leaves when the Lindley recursion says, whatever overtakes what."""
@@ -312,7 +310,7 @@ SCHEDULE = st.sampled_from(["gpipe", "1f1b"])
 MILLISECONDS = st.lists(st.integers(0, 3000), min_size=25, max_size=25)
 
 
-@settings(DETERMINISTIC, max_examples=25)
+@settings(max_examples=25)
 @given(SPEEDS, MILLISECONDS, st.integers(0, 3), st.integers(0, 24), st.sampled_from([1, 2, 4]), SCHEDULE)
 def test_a_faster_device_or_link_never_makes_a_step_slower(speeds, latency_ms, device, pair, stages, schedule):
     """Each stage follows its order whatever arrives first, so times are maxima and sums of values that may only shrink.

@@ -2,13 +2,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.spec.errors import BadInput
 from jaxdt.spec.plan import Plan, PlanRoles, check_stages, even_shares, load, parse, ranges, to_json
-
-DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 # 3 stages of 5 layers, 2 pipelines.
 PLAN = Plan(5, ((0, 2), (2, 3), (3, 5)), ((0, 3), (1, 4), (2, 5)), (3, 2))
@@ -73,13 +71,11 @@ def test_even_shares_and_ranges():
     assert ranges((3, 2, 3)) == ((0, 3), (3, 5), (5, 8))
 
 
-@DETERMINISTIC
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8).map(tuple))
 def test_ranges_of_any_sizes_cover_all_layers(sizes):
     check_stages(ranges(sizes), sum(sizes))
 
 
-@DETERMINISTIC
 @given(st.integers(1, 50), st.integers(1, 9))
 def test_even_shares_differ_by_one_at_most(total, parts):
     shares = even_shares(total, parts)

@@ -3,13 +3,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
-
-DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class Outer:
 WHOLE = Outer(Inner(1, "a"), ((1, 0.5), (2, 1.5)), {"F": 1.0}, 7, True, (3, "b"), {"k": [1]})
 
 
-@DETERMINISTIC
 @given(
     st.builds(
         Outer,

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.membership.commit import TwoPhaseCommit
@@ -51,8 +51,6 @@ from jaxdt.spec.work import Work
 from jaxdt.sync.allreduce import AllReduce
 from jaxdt.sync.exchange import update_scale
 from jaxdt.sync.rounds import Rounds
-
-DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 STEP = 0
 
@@ -162,7 +160,6 @@ def record(wire, *groups, verdict="apply", sq_norm=16.0, n_samples=4):
 # ----------------------------------------------------------------------------------------------------------- exchange
 
 
-@DETERMINISTIC
 @given(
     st.integers(1, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), min_size=1, max_size=6))),
     st.integers(1, 9),
@@ -392,7 +389,6 @@ def tied_wire():
     return wire
 
 
-@DETERMINISTIC
 @given(st.randoms(use_true_random=False))
 def test_a_tied_table_is_summed_over_both_ends(dice):
     wire = tied_wire()

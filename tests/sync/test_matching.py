@@ -46,7 +46,7 @@ def members(matched):
 # ------------------------------------------------------------------------------------------------------ random traces
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SETUPS, EVENTS)
 def test_every_trace_keeps_the_rules(setup, trace):
     first = Play(setup, EnforcementToken()).run(trace)

@@ -76,7 +76,6 @@ def test_idle_time_that_all_stages_share_changes_nothing():
 # --------------------------------------------------------------------------------------------------- numbers of peers
 
 
-@settings(deadline=None)
 @given(COUNTS, st.integers(1, 4))
 def test_numbers_of_peers_even_out_in_time_and_then_nothing_moves(counts, n_moves):
     periods = balance(counts)
@@ -90,7 +89,6 @@ def test_numbers_of_peers_even_out_in_time_and_then_nothing_moves(counts, n_move
     assert rebalanced(counts, n_moves) == counts
 
 
-@settings(deadline=None)
 @given(COUNTS)
 def test_enough_moves_a_period_do_it_in_one(counts):
     many = rebalanced(counts, 1000)
@@ -215,7 +213,7 @@ def test_a_trace_with_too_few_nodes_is_refused():
         replay([(0.0, 15)], 10.0, 1, Rules(4, 0.0, RANDOM), 0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.integers(0, 100))
 def test_nobody_does_better_than_the_optimum(nodes, seed):
     trace = [(100.0 * k, n) for k, n in enumerate([20, *nodes])]

@@ -28,6 +28,8 @@ RULES: dict[str, GroupsConfig | None] = {
     "DiLoCo, H = 10": replace(OUTER, every_steps=10),
     H_50: replace(OUTER, every_steps=50),
     H_200: replace(OUTER, every_steps=200),
+    "DiLoCo, H = 50, outer momentum 0.5": replace(OUTER, every_steps=50, outer_momentum=0.5),
+    "local SGD, H = 50": GroupsConfig(match="all", every_steps=50),
     "streaming, H = 50": replace(OUTER, every_steps=50, fragments=2, lag_steps=2, mix_frac=0.5),
 }
 SEEDS = (0, 1, 2)

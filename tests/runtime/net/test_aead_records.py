@@ -4,7 +4,7 @@ import io
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdt.runtime.net import aead_records
@@ -42,7 +42,6 @@ def read(end, data, n_bytes=100):
         end.n_asked = source.tell()
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=8), st.integers(1, 60), st.booleans())
 def test_records_are_read_in_pieces_of_any_size(chunks, n_bytes, dialer_sends):
     ends = two_ends()
@@ -57,7 +56,6 @@ def test_records_are_read_in_pieces_of_any_size(chunks, n_bytes, dialer_sends):
     assert plaintext == b"".join(chunks)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=8), st.integers(1, 60))
 def test_records_come_in_pieces_of_any_size(chunks, n_bytes):
     sender, receiver = two_ends()

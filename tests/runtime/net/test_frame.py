@@ -80,7 +80,7 @@ class Receiver:
             self.messages.append(self._open.pop(chunk.sequence)[:2])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(heads, st.lists(leaf_entries, max_size=3)), max_size=3), st.integers(1, 200))
 def test_messages_come_back_however_the_bytes_are_cut(content, piece_bytes):
     sent = [(head, random_leaves(entries, seed)) for seed, (head, entries) in enumerate(content)]
@@ -92,7 +92,7 @@ def test_messages_come_back_however_the_bytes_are_cut(content, piece_bytes):
         assert all(a.__array_interface__["data"][0] % 64 == 0 for a in leaves if a.size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(heads, st.lists(leaf_entries, max_size=3), st.data())
 def test_a_truncated_message_is_neither_delivered_nor_an_error(head, entries, data):
     raw = encode(1, head, random_leaves(entries, 0))
@@ -100,7 +100,7 @@ def test_a_truncated_message_is_neither_delivered_nor_an_error(head, entries, da
     assert Receiver().feed(raw[:cut]).messages == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_flipped_bit_outside_the_payload_never_delivers(data):
     raw = bytearray(encode(1, {"a": 1}, [np.arange(4, dtype=np.float32)]))
@@ -114,7 +114,7 @@ def test_a_flipped_bit_outside_the_payload_never_delivers(data):
     assert receiver.messages == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=200), st.booleans())
 def test_garbage_is_a_frame_error_or_a_wait(raw, with_magic):
     try:
@@ -123,7 +123,7 @@ def test_garbage_is_a_frame_error_or_a_wait(raw, with_magic):
         assert "\n" not in str(error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=60), st.binary(max_size=60), st.integers(0, 100))
 def test_garbage_under_a_good_checksum_is_a_frame_error(head, table, total):
     raw = message_frame(head, table, payload_bytes=total, total_bytes=total)

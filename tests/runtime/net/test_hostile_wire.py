@@ -106,7 +106,7 @@ slices = st.builds(SliceKey, st.builds(Round, numbers, st.sampled_from(["stage0"
 keys = st.builds(Key, st.sampled_from(["act", "grad", "eval", ""]), numbers, numbers, numbers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(slices | keys, st.booleans())
 def test_only_what_is_held_here_is_received(store, key, is_sum):
     """Whatever key and table the sender chooses, the buffer is no larger than this peer's own sizes allow."""

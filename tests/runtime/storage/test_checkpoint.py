@@ -287,7 +287,7 @@ def flipped(content, bit):
     ),
     place=st.floats(0, 1, exclude_max=True),
 )
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_of_a_durable_value_is_named_or_changes_nothing(tmp_path, value, place):
     path = tmp_path / "value.json"
     write_json(path, value)
