@@ -3,7 +3,8 @@
     python scripts/fleet.py status|pause|resume|checkpoint|stop --run_dir=runs/x
     python scripts/fleet.py drain|evict PEER --run_dir=runs/x
 
-status      prints steps, view, checkpoint and members, and what a replan of them would gain (wiring.replan)
+status      prints steps, view, checkpoint, members and a pool's workers, and what a replan of the members would gain
+            (wiring.replan)
 pause       holds the run before the next step is committed, until resume
 checkpoint  makes a checkpoint after the next step
 stop        makes one and ends the run, which `launch.py --resume` continues
@@ -52,6 +53,11 @@ def table(status: dict) -> str:
     ]
     for member in sorted(status["members"], key=lambda member: (member["stage"], member["peer"])):
         lines.append(f"{member['peer']:>8} {member['stage']:>6}  {member['state']:<9} {member['address']}")
+    if status.get("workers"):  # a coordinator of protocol 3.2 says nothing of them
+        lines.append(f"{'worker':>8} {'stage':>6}  server  microbatches  last heard")
+    for worker in status.get("workers", ()):
+        place = f"{worker['worker']:>8} {worker['stage']:>6} {worker['server']:>7}"
+        lines.append(f"{place} {worker['n_counted']:>13}  {worker['silent_s']:.1f} s ago")
     for name, meaning in OUTSIDERS.items():
         if status[name]:
             lines.append(f"{meaning}: {', '.join(map(str, status[name]))}")

@@ -81,6 +81,8 @@ from jaxdt.protocol.events import (
     WakeAt,
     Welcome,
     Woke,
+    WorkerGone,
+    WorkerHere,
 )
 from jaxdt.protocol.reports import (
     CandidateReport,
@@ -107,6 +109,8 @@ from jaxdt.protocol.reports import (
     SteppedDownReport,
     ViewReport,
     WaitingReport,
+    WorkerGoneReport,
+    WorkerHereReport,
     WorkerPlacedReport,
 )
 from jaxdt.spec import serialize
@@ -353,11 +357,17 @@ class Coordinator:
     def _from_leased_peer(self, now_s: float, header: Header, body: Message) -> list[Action]:
         src = header.src
         match body:
-            case Heartbeat(count, status, bytes_to):
+            case Heartbeat(count, status, bytes_to, bytes_from, workers):
                 self._leases.heartbeat(now_s, src, status)
                 if self._worker_places and WORKERS in status:
-                    self._worker_places.counted(src, int(status[WORKERS]))
-                return [self._send(src, HeartbeatAck(count, now_s)), HeartbeatReport(src, status, bytes_to)]
+                    self._worker_places.counted(now_s, src, int(status[WORKERS]), workers)
+                report = HeartbeatReport(src, status, bytes_to, bytes_from or None)
+                return [self._send(src, HeartbeatAck(count, now_s)), report]
+            case WorkerHere(worker) if self._worker_places:
+                return [WorkerHereReport(worker, src, self._worker_places.here(worker))]
+            case WorkerGone(worker, reason, n_redone) if self._worker_places:
+                self._worker_places.gone(worker)
+                return [WorkerGoneReport(worker, src, reason, n_redone)]
             case Profiled(process=process) if process == self.roster.processes.get(src):
                 return self._on_profiled(src, body)
             case Load():
@@ -369,7 +379,7 @@ class Coordinator:
                 return [report, *self._on_overdue(now_s, src, body)]
             case Done():
                 self._checkpoints.done(src)
-                return [DoneReport(src, body.bytes_to, body.totals), *self._end_if_over()]
+                return [DoneReport(src, body.bytes_to, body.totals, body.bytes_from or None), *self._end_if_over()]
             case Leaving() if self.view is None or src not in self.roster.members:
                 return self._left_early(src)
             case Leaving() if problem := self._agreement.cannot_lose(src, self.roster.present):
@@ -553,6 +563,8 @@ class Coordinator:
         if reason:
             return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
         before = self._operations.state
+        if self._worker_places:
+            self._operations.workers = self._worker_places.rows(now_s, self.roster.servers)
         text = self._operations.accept(request, self.roster, progress)
         if request.command in ("checkpoint", "stop"):
             self._promise_checkpoint()

@@ -197,7 +197,8 @@ class Membership:
         self._running: Work | None = None
         self._work_watch = WorkWatch(identity.deadline_floor_s, identity.heartbeat_s)
         self._fetching: dict[str, float] = {}  # for the heartbeats of a newcomer
-        self._server_counts: dict[str, float] = {}  # for those of a pool's server
+        self._server_counts = ServerCounts({})  # for those of a pool's server
+        self._known_workers: set[str] = set()
         self._n_heartbeats = 0
         self._sent_s: dict[int, float] = {}  # number of a heartbeat -> when it was sent
         self._coordinator = Deadline(identity.deadline_floor_s)
@@ -272,8 +273,9 @@ class Membership:
                 return self._on_link(now_s, peer, up)
             case Fetching(here_bytes, asked_bytes, of_bytes):
                 self._fetching = dict(zip(FETCHED, (here_bytes, asked_bytes, of_bytes), strict=True))
-            case ServerCounts(values):
-                self._server_counts = values
+            case ServerCounts(_, workers):
+                self._server_counts = event
+                self._known_workers |= {str(status.worker) for status in workers}
             case Installed(version):
                 self._version = version
             case Holds(state):
@@ -374,9 +376,14 @@ class Membership:
         self._sent_s[self._n_heartbeats] = now_s
         self._sent_s.pop(self._n_heartbeats - KEPT_HEARTBEATS, None)
         is_counted = self._n_heartbeats % COUNTED_HEARTBEATS == 1
-        bytes_to = self._status.bytes_to if is_counted else None
-        heartbeat = Heartbeat(self._n_heartbeats, self._status.values | self._server_counts | self._fetching, bytes_to)
+        bytes_to, bytes_from = (self._status.bytes_to, self._bytes_from_workers()) if is_counted else (None, {})
+        status = self._status.values | self._server_counts.values | self._fetching
+        heartbeat = Heartbeat(self._n_heartbeats, status, bytes_to, bytes_from, self._server_counts.workers)
         return [Send(COORDINATOR, heartbeat), WakeAt(now_s + self.identity.heartbeat_s, "heartbeat")]
+
+    def _bytes_from_workers(self) -> dict[str, int]:
+        """Members report themselves what they send; a pool's workers do not speak with the coordinator."""
+        return {peer: n for peer, n in self._status.bytes_from.items() if peer in self._known_workers}
 
     def _acknowledged(self, now_s: float, count: int, coordinator_s: float) -> None:
         """The coordinator has answered a heartbeat. The answer with the shortest round trip tells its clock's offset
@@ -615,5 +622,5 @@ class Membership:
         return self._done() if is_last and self.view else []
 
     def _done(self) -> list[Action | Event]:
-        totals = self._status.values | self._server_counts | {"clock_offset_s": self._clock_offset_s}
-        return [self._confirmed(Done(self._version, totals, self._status.bytes_to))]
+        totals = self._status.values | self._server_counts.values | {"clock_offset_s": self._clock_offset_s}
+        return [self._confirmed(Done(self._version, totals, self._status.bytes_to, self._bytes_from_workers()))]

@@ -6,7 +6,7 @@ on a record, and peers go as they do by themselves or by a failure.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,12 +31,14 @@ class Progress:
 
 class Operations:
     """`state` is what has to be durable. `stops_at`: the run ends when the checkpoint of this version is complete; None
-    as long as nobody has asked for it, or its step is not committed. `advice`: what the planner has said last."""
+    as long as nobody has asked for it, or its step is not committed. `advice`: what the planner has said last;
+    `workers`: a pool's, as rows of the status."""
 
     def __init__(self, state: OperatorState):
         self.state = state
         self.stops_at: int | None = None
         self.advice: ReplanReport | None = None
+        self.workers: Sequence[Mapping[str, Any]] = ()
         self._stop: tuple[int, str] | None = None  # exit code of a run that is to stop, and who has asked for it
         self._wants_checkpoint = False
         self._evicted: dict[int, int] = {}  # peer -> its process that an operator has put out
@@ -158,6 +160,7 @@ class Operations:
             "paused": self.state.paused,
             "stopping": self._stop is not None,
             "members": members,
+            "workers": list(self.workers),
             "candidates": sorted(roster.candidates),
             "coming": sorted(roster.coming),
             "revoked": sorted(self.state.revoked),

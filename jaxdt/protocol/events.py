@@ -300,13 +300,26 @@ class Reassign:
 
 
 @frozen_dataclass
+class WorkerStatus:
+    """What a pool's server knows of one of its workers: for how many microbatches its gradient was counted, and for how
+    long the server has heard nothing of it."""
+
+    worker: int
+    n_counted: int
+    silent_s: float
+
+
+@frozen_dataclass
 class Heartbeat:
     """Peer -> coordinator, on the control channel. `status` is for people, but for FETCHED. `bytes_to`: payload sent to
-    each peer since the link was made; None in most heartbeats."""
+    each peer since the link was made; None in most heartbeats. Of a pool's server: its `workers`, and payload received
+    from each worker that it ever had (`bytes_from`), since nobody else counts that."""
 
     count: int
     status: dict[str, float]
     bytes_to: dict[str, int] | None = None
+    bytes_from: dict[str, int] = field(default_factory=dict[str, int])
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 @frozen_dataclass
@@ -705,6 +718,23 @@ class Enlisted:
 
 
 @frozen_dataclass
+class WorkerHere:
+    """Server -> coordinator, for people: a pool worker is let in."""
+
+    worker: int
+
+
+@frozen_dataclass
+class WorkerGone:
+    """Server -> coordinator, for people: a pool worker is lost or put out, and `n_redone` microbatches, which it had
+    done and not contributed, are computed again."""
+
+    worker: int
+    reason: str
+    n_redone: int
+
+
+@frozen_dataclass
 class WantsTasks:
     """Pool worker -> server: it holds the parameters of `version`, and wants `n_tasks` leases at a time."""
 
@@ -822,11 +852,12 @@ class CheckpointComplete:
 
 @frozen_dataclass
 class Done:
-    """Member -> coordinator: all steps are applied; totals for the summary."""
+    """Member -> coordinator: all steps are applied; totals for the summary. `bytes_from`: as in Heartbeat."""
 
     version: int
     totals: dict[str, float]
     bytes_to: dict[str, int]
+    bytes_from: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @frozen_dataclass
@@ -930,6 +961,8 @@ Message = (
     | ReplicaState
     | Enlist
     | Enlisted
+    | WorkerHere
+    | WorkerGone
     | WantsTasks
     | TaskLease
     | TaskDone
@@ -1122,11 +1155,12 @@ class Ready:
 @frozen_dataclass
 class Status:
     """The driver's own counters (bytes, busy seconds), for the next heartbeat and for the totals of Done; and the Work
-    that runs on the device at this moment."""
+    that runs on the device at this moment. `bytes_to`, `bytes_from`: payload sent to and received from each peer."""
 
     values: dict[str, float]
     bytes_to: dict[str, int] = field(default_factory=dict[str, int])
     running: Work | None = None
+    bytes_from: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @frozen_dataclass
@@ -1228,6 +1262,7 @@ class ServerCounts:
     """wiring of a pool's server -> membership, for the heartbeats: what its workers do for it."""
 
     values: dict[str, float]
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 @frozen_dataclass

@@ -199,12 +199,14 @@ class RollbackReport(Report):
 
 @dataclass(frozen=True)
 class DoneReport(Report):
-    """A member has applied all steps. `bytes_to`: payload sent to each peer; `totals`: its counters."""
+    """A member has applied all steps. `bytes_to`: payload sent to each peer; `totals`: its counters; `bytes_from`:
+    payload that a pool's server received from each worker."""
 
     kind: ClassVar[str] = "done"
     peer: int
     bytes_to: Mapping[str, int]
     totals: Mapping[str, float] = field(metadata=_MERGED)
+    bytes_from: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -444,12 +446,14 @@ class PausedReport(Report):
 
 @dataclass(frozen=True)
 class HeartbeatReport(Report):
-    """A peer's heartbeat; `status`: its counters; `bytes_to`: payload sent to each peer, None in most heartbeats."""
+    """A peer's heartbeat; `status`: its counters; `bytes_to`: payload sent to each peer, None in most heartbeats;
+    `bytes_from`: payload that a pool's server received from each worker."""
 
     kind: ClassVar[str] = "heartbeat"
     peer: int
     status: Mapping[str, float] = field(metadata=_MERGED)
     bytes_to: Mapping[str, int] | None = None
+    bytes_from: Mapping[str, int] | None = None
 
 
 # ------------------------------------------------------------------------------------------------- from a peer
@@ -596,6 +600,28 @@ class WorkerPlacedReport(Report):
     worker: int
     stage: int
     server: int
+
+
+@dataclass(frozen=True)
+class WorkerHereReport(Report):
+    """The coordinator hears that a server has let a pool's worker in; `is_back`: after the worker was lost."""
+
+    kind: ClassVar[str] = "worker_here"
+    worker: int
+    server: int
+    is_back: bool
+
+
+@dataclass(frozen=True)
+class WorkerGoneReport(Report):
+    """The coordinator hears that a server has lost a pool's worker, or has put it out; `n_redone` microbatches are
+    computed again."""
+
+    kind: ClassVar[str] = "worker_gone"
+    worker: int
+    server: int
+    reason: str
+    n_redone: int
 
 
 @dataclass(frozen=True)

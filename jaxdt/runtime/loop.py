@@ -478,11 +478,13 @@ class Loop:
 
     def _status(self) -> Status:
         stats = self.transport.stats()
-        bytes_to = {str(peer): stat.get("bytes_out", 0) for peer, stat in stats.items() if peer >= 0}
+        peers = {str(peer): stat for peer, stat in stats.items() if peer >= 0}
+        bytes_to = {peer: stat.get("bytes_out", 0) for peer, stat in peers.items()}
+        bytes_from = {peer: stat.get("bytes_in", 0) for peer, stat in peers.items()}
         values = {
             "step": float(self._last_step),
             "busy_s": self._busy_s,
             "bytes_out": float(sum(stat.get("bytes_out", 0) for stat in stats.values())),
             "bytes_in": float(sum(stat.get("bytes_in", 0) for stat in stats.values())),
         }
-        return Status(values, bytes_to, self.running)
+        return Status(values, bytes_to, self.running, bytes_from)

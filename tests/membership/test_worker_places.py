@@ -1,8 +1,31 @@
 """For which server each of a pool's workers computes."""
 
+import json
+
+import fleet
+
 from jaxdt.build import RunStart, build_coordinator
 from jaxdt.membership.worker_places import WorkerPlaces
-from jaxdt.protocol.events import TEMPORARY_IDS, Ended, Header, Hello, Join, Persisted, Received, Send, Started, Welcome
+from jaxdt.protocol.events import (
+    OPERATOR_IDS,
+    TEMPORARY_IDS,
+    Ended,
+    Header,
+    Heartbeat,
+    Hello,
+    Join,
+    OperatorRequest,
+    Persisted,
+    Received,
+    Send,
+    Started,
+    Welcome,
+    WorkerGone,
+    WorkerHere,
+    WorkerStatus,
+)
+from jaxdt.protocol.reports import Report
+from jaxdt.runtime.reporting.report_lines import line_of
 from jaxdt.spec.config import PlanConfig, RunConfig, WiringConfig, default_plan
 from jaxdt.spec.model import GPTConfig
 
@@ -21,15 +44,64 @@ def test_any_other_worker_gets_the_server_with_the_fewest_and_keeps_its_stage():
     places = WorkerPlaces(PLANNED)
     assert places.place(7, (set(), set())) == (0, None)
     for server, n_workers in ((0, 2), (2, 3), (1, 1), (3, 1)):
-        places.counted(server, n_workers)
+        places.counted(0.0, server, n_workers, ())
     assert places.place(7, ({0, 2}, {1, 3})) == (1, 1)
     assert places.place(8, ({0, 2}, {1, 3})) == (1, 3)  # the one before is on its way to server 1
     assert places.place(7, ({0, 2}, {3})) == (1, 3)
     assert places.place(7, ({0, 2}, set())) == (1, None)
 
 
-def answer_of(kind: str, *, peer: int | None, hello: bool = True):
-    """What a coordinator of a run with 2 servers and 2 workers says to a worker."""
+def test_a_second_process_of_a_worker_gets_the_server_that_has_the_first():
+    places = WorkerPlaces(PLANNED)
+    assert places.place(7, ({0, 2}, set())) == (0, 0)
+    places.counted(1.0, 0, 3, (WorkerStatus(7, 0, 0.1),))
+    assert places.place(7, ({0, 2}, set())) == (0, 0)  # though server 2 has none
+    assert places.place(7, ({2}, set())) == (0, 2)  # server 0 is gone
+    places.counted(2.0, 0, 3, ())
+    assert places.place(7, ({0, 2}, set())) == (0, 2)
+
+
+def test_an_operator_sees_the_workers_of_servers_that_are_here():
+    places = WorkerPlaces(PLANNED)
+    places.counted(1.0, 0, 2, (WorkerStatus(4, 30, 0.5), WorkerStatus(9, 0, 0.0)))
+    places.counted(1.5, 1, 1, (WorkerStatus(5, 12, 7.25),))
+    rows = places.rows(2.0, ({0}, {1, 3}))
+    assert rows == [
+        {"worker": 4, "stage": 0, "server": 0, "n_counted": 30, "silent_s": 1.5},
+        {"worker": 9, "stage": 0, "server": 0, "n_counted": 0, "silent_s": 1.0},
+        {"worker": 5, "stage": 1, "server": 1, "n_counted": 12, "silent_s": 7.8},
+    ]
+    assert [row["worker"] for row in places.rows(2.0, ({0}, set()))] == [4, 9]
+
+
+def test_the_coordinator_says_who_is_gone_and_who_is_back_and_status_lists_who_is_here():
+    coordinator, plan = coordinator_of("pool")
+    for server in plan.peers:
+        hello = Hello(server, server, coordinator.config.fingerprint, address=f"h{server}:1")
+        coordinator.handle(0.0, Received(Header("r", 0, 0, server), hello))
+    reported = []
+    for body in (WorkerHere(3), WorkerGone(3, "hung up", 2), WorkerHere(3)):
+        actions = coordinator.handle(1.0, Received(Header("r", 0, 0, 1), body))
+        reported += [line_of(action) for action in actions if isinstance(action, Report)]
+    assert reported == [
+        "worker 3: computes for peer 1",
+        "worker 3: is lost to peer 1 (hung up); 2 microbatches that it had not handed in are computed again, its other "
+        "tasks go to others",
+        "worker 3: is back, and computes for peer 1",
+    ]
+    beat = Heartbeat(1, {"workers": 1.0}, None, {}, (WorkerStatus(3, 8, 0.5),))
+    coordinator.handle(2.0, Received(Header("r", 0, 0, 1), beat))
+    asked = Received(Header("", 0, 0, OPERATOR_IDS), OperatorRequest("status"))
+    [answer] = [action.body for action in coordinator.handle(3.0, asked) if isinstance(action, Send)]
+    lines = fleet.table(json.loads(answer.text)).splitlines()
+    assert lines[-2:] == [
+        "  worker  stage  server  microbatches  last heard",
+        "       3      1       1             8  1.5 s ago",
+    ]
+
+
+def coordinator_of(kind: str):
+    """A coordinator of a run with 2 servers and 2 workers, and the run's plan."""
     model = GPTConfig(vocab_size=16, n_layers=2, d_model=8, n_heads=2, d_ff=16, seq_len=8)
     plan_config = PlanConfig(stages=2, pipelines=1, microbatches=2, workers=1 if kind == "pool" else 0)
     config = RunConfig(model=model, plan=plan_config, wiring=WiringConfig(kind))
@@ -37,6 +109,12 @@ def answer_of(kind: str, *, peer: int | None, hello: bool = True):
     coordinator = build_coordinator(config, plan, RunStart("r"))
     coordinator.handle(0.0, Started())
     coordinator.handle(0.0, Persisted("coordinator_term"))
+    return coordinator, plan
+
+
+def answer_of(kind: str, *, peer: int | None, hello: bool = True):
+    """What a coordinator of a run with 2 servers and 2 workers says to a worker."""
+    coordinator, plan = coordinator_of(kind)
     if hello:
         fingerprint = coordinator.config.fingerprint
         for server in plan.peers:

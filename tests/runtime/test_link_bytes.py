@@ -23,6 +23,15 @@ def test_a_count_that_grows_is_counted_once():
     assert links.totals() == {"0->1": 9}
 
 
+def test_a_server_counts_for_its_workers_who_do_not_speak_with_the_coordinator():
+    links = LinkBytes()
+    links.counted(0, {"1": 5, "4": 70}, {"4": 30})
+    links.counted(0, {"1": 6, "4": 90}, {"4": 50})
+    links.counted(0, {"1": 7}, {"4": 50})  # worker 4 was lost, and what it had sent stays known
+    links.counted(0, {"1": 8, "4": 2}, {"4": 55})  # it came back
+    assert links.totals() == {"0->1": 8, "0->4": 92, "4->0": 55}
+
+
 def test_links_that_the_plan_does_not_name_have_the_codec_of_their_boundary():
     plan = Plan(2, ((0, 1), (1, 2)), ((0, 2), (1, 3)), (1, 1), codec=("int8",))
     codecs = LinkCodecs(plan)

@@ -151,7 +151,7 @@ class Journal:
                 self._display.print(f"replan: {report.text}")
             case HeartbeatReport():
                 if report.bytes_to is not None:
-                    self._links.counted(report.peer, report.bytes_to)
+                    self._links.counted(report.peer, report.bytes_to, report.bytes_from)
                 self._pool.counted(report.peer, report.status)
                 self._display.heartbeat(report)
             case OperatorReport(command, answer):
@@ -211,7 +211,7 @@ class Journal:
 
     def _done(self, report: DoneReport) -> None:
         """A peer has ended, and reports what it sent."""
-        self._links.counted(report.peer, report.bytes_to)
+        self._links.counted(report.peer, report.bytes_to, report.bytes_from)
         self._pool.counted(report.peer, report.totals)
         self._clock_offset_s[str(report.peer)] = report.totals["clock_offset_s"]
 

@@ -10,16 +10,18 @@ class LinkBytes:
 
     def __init__(self):
         self._ended: Counter[str] = Counter()  # "src->dst" -> bytes
-        self._latest: dict[int, Mapping[str, int]] = {}  # of each peer, since its links were made
+        self._latest: dict[int, Mapping[str, int]] = {}  # what each peer has counted last, by "src->dst"
 
-    def counted(self, peer: int, bytes_to: Mapping[str, int]) -> None:
-        """A peer has sent so many bytes to each of these peers since it has a link to it."""
-        for dst, n_bytes in self._latest.get(peer, {}).items():
-            if bytes_to.get(dst, 0) < n_bytes:
-                self._ended[f"{peer}->{dst}"] += n_bytes
-        self._latest[peer] = dict(bytes_to)
+    def counted(self, peer: int, bytes_to: Mapping[str, int], bytes_from: Mapping[str, int] | None = None) -> None:
+        """A peer has sent so many bytes to each of these peers since it has a link to it, and has received so many from
+        each of those that do not count themselves."""
+        links = {f"{peer}->{dst}": n for dst, n in bytes_to.items()}
+        links |= {f"{src}->{peer}": n for src, n in (bytes_from or {}).items()}
+        for link, n_bytes in self._latest.get(peer, {}).items():
+            if links.get(link, 0) < n_bytes:
+                self._ended[link] += n_bytes
+        self._latest[peer] = links
 
     def totals(self) -> dict[str, int]:
         """Bytes of each link, by "src->dst"."""
-        latest = {f"{peer}->{dst}": n for peer, bytes_to in self._latest.items() for dst, n in bytes_to.items()}
-        return dict(self._ended + Counter(latest))
+        return dict(sum(map(Counter, self._latest.values()), Counter(self._ended)))

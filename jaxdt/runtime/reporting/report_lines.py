@@ -36,6 +36,8 @@ from jaxdt.protocol.reports import (
     UnequalBitsReport,
     WaitingReport,
     WorkerBeginsReport,
+    WorkerGoneReport,
+    WorkerHereReport,
     WorkerJoinedReport,
     WorkerLostReport,
     WorkerPlacedReport,
@@ -65,7 +67,12 @@ def _line_of_members(report: Report) -> str | None:
         case WaitingReport(missing):
             return f"waiting for {names(missing)} to get ready"
         case WorkerPlacedReport(worker, stage, server):
-            return f"worker {worker}: computes for peer {server} (stage {stage})"
+            return f"worker {worker}: comes to compute for peer {server} (stage {stage}), and gets ready"
+        case WorkerHereReport(worker, server, is_back):
+            return f"worker {worker}: {'is back, and ' if is_back else ''}computes for peer {server}"
+        case WorkerGoneReport(worker, server, reason, n_redone):
+            again = f"{n_redone} microbatches that it had not handed in are computed again"
+            return f"worker {worker}: is lost to peer {server} ({reason}); {again}, its other tasks go to others"
         case MoveReport(peer, stage, to_stage):
             return f"peer {peer}: moves from stage {stage} to stage {to_stage}, which needs it more"
         case ReturnedReport(peer):

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxdt.protocol.events import (
     BULK,
+    COORDINATOR,
     Accumulated,
     Action,
     Boundary,
@@ -78,6 +79,9 @@ from jaxdt.protocol.events import (
     WakeAt,
     WantsTasks,
     Woke,
+    WorkerGone,
+    WorkerHere,
+    WorkerStatus,
     WorkOverdue,
 )
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
@@ -142,6 +146,7 @@ class _Step:
 class _Contribution:
     """What a worker has contributed to a step, as (microbatch, lease), until it is added."""
 
+    worker: int
     step: _Step
     rounds: tuple[Round, ...]
     items: tuple[tuple[int, int], ...]
@@ -226,7 +231,7 @@ class PoolServer:
                 self._slot.free()
                 return self._computed(self._steps[work.step], work, values) + self._go_on(now_s)
             case Received(header, Enlist(process, fingerprint)):
-                return self._enlist(header.src, process, fingerprint)
+                return self._enlist(now_s, header.src, process, fingerprint)
             case Received(_, Ended() as ended):
                 return [Send(peer, ended) for peer in sorted(self._workers)]
             case Received(header, WantsTasks() | TaskDone() | TaskOutput() as body) if self._view:
@@ -269,6 +274,9 @@ class PoolServer:
     @property
     def n_workers(self) -> int:
         return len(self._workers)
+
+    def worker_statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
+        return self._roster.statuses(now_s)
 
     @property
     def n_leases(self) -> int:
@@ -642,7 +650,7 @@ class PoolServer:
             return self._refuse(step, peer, problem)
         step.table.commit(peer, items)
         del step.asked[peer]
-        self._adding.append(_Contribution(step, rounds, items))
+        self._adding.append(_Contribution(peer, step, rounds, items))
         return []
 
     def _contributed(self) -> list[Action | Event]:
@@ -652,6 +660,7 @@ class PoolServer:
         if not self._adding:
             return []  # it was of a generation that was rolled back
         added = self._adding.popleft()
+        self._roster.count(added.worker, len(added.items))
         counted = [action for m, _ in added.items for action in self._count(added.step, m)]
         return [*_forget(added.rounds), *counted]
 
@@ -666,11 +675,11 @@ class PoolServer:
 
     # ------------------------------------------------------------------------------------------------------- workers
 
-    def _enlist(self, peer: int, process: int, fingerprint: str) -> list[Action | Event]:
+    def _enlist(self, now_s: float, peer: int, process: int, fingerprint: str) -> list[Action | Event]:
         if fingerprint != self._place.fingerprint:
             reason = f"worker {peer}: runs {fingerprint}, not {self._place.fingerprint}"
             return [Send(peer, Ended(BAD_INPUT, reason, process))]
-        if put_out := self._roster.hear(peer, process):
+        if put_out := self._roster.hear(now_s, peer, process):
             return [Send(peer, Ended(PUT_OUT, put_out, process))]
         actions: list[Action | Event] = []
         if self._roster.is_another(peer, process):
@@ -684,7 +693,7 @@ class PoolServer:
 
     def _join(self, peer: int, process: int) -> list[Action | Event]:
         self._admit(peer, process)
-        return [WorkerJoinedReport(self._stage, peer, self._version)]
+        return [WorkerJoinedReport(self._stage, peer, self._version), Send(COORDINATOR, WorkerHere(peer))]
 
     def _admit(self, peer: int, process: int) -> None:
         assert self._view is not None
@@ -717,6 +726,7 @@ class PoolServer:
             self._admit(peer, worker.process)
             actions.append(self._welcome(peer))
         else:
+            actions.append(Send(COORDINATOR, WorkerGone(peer, reason, n_redone)))
             self._times.forget(peer)
         return actions
 

@@ -15,6 +15,7 @@ from jaxdt.protocol.events import (
     Shard,
     Status,
     Updated,
+    WorkerStatus,
 )
 from jaxdt.protocol.reports import WorkerLostReport
 from jaxdt.spec.sizes import is_contribution
@@ -30,6 +31,8 @@ class ServedWiring(Wiring, Protocol):
 
     @property
     def n_leases(self) -> int: ...
+
+    def worker_statuses(self, now_s: float) -> tuple[WorkerStatus, ...]: ...
 
 
 class CountedServer:
@@ -59,7 +62,7 @@ class CountedServer:
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case Status():
-                return [ServerCounts(self._values())]
+                return [ServerCounts(self._values(), self._wiring.worker_statuses(now_s))]
             case Received(_, Shard(key)):
                 if is_contribution(key.round.group):
                     self._counts["contribution_bytes"] += self._number_bytes * (key.hi - key.lo)
@@ -75,8 +78,8 @@ class CountedServer:
                 case Accumulated():
                     self._counts["microbatches"] += 1
                     self._counts["by_workers"] += is_of_worker
-                case WorkerLostReport(n_redone=n_redone):
-                    self._counts["lost"] += 1
+                case WorkerLostReport(n_redone=n_redone, begins_anew=begins_anew):
+                    self._counts["lost"] += not begins_anew
                     self._counts["redone"] += n_redone
                 case ContributionBegins(_, rounds):
                     self._computed_s.setdefault(rounds[0].step, now_s)

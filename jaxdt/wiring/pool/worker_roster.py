@@ -10,6 +10,8 @@ right; the worker may be started again.
 from collections import deque
 from dataclasses import dataclass, field
 
+from jaxdt.protocol.events import WorkerStatus
+
 REFUSED_MAX = 3  # contributions of a process that were refused, before it is put out
 ADMISSIONS = 1_000_000  # of workers, for each admission of their server
 N_PROCESSES = 8  # of an id, that are remembered
@@ -28,10 +30,13 @@ class AdmittedWorker:
 
 @dataclass
 class _Processes:
-    """Of one id: those that were heard, the newest last. `refused`: why contributions of the newest were refused."""
+    """Of one id: those that were heard, the newest last. `refused`: why contributions of the newest were refused;
+    `heard_s`: when the worker was heard last; `n_counted`: microbatches whose gradient it has contributed."""
 
     heard: deque[int] = field(default_factory=lambda: deque(maxlen=N_PROCESSES))
     refused: list[str] = field(default_factory=list)
+    heard_s: float = 0.0
+    n_counted: int = 0
 
 
 class WorkerRoster:
@@ -43,7 +48,7 @@ class WorkerRoster:
         self._processes: dict[int, _Processes] = {}
         self._n_admissions = 0
 
-    def hear(self, peer: int, process: int) -> str:
+    def hear(self, now_s: float, peer: int, process: int) -> str:
         """A process says that it is the worker `peer`. Why it is put out; '' if it is not."""
         processes = self._processes.setdefault(peer, _Processes())
         if process not in processes.heard:
@@ -51,6 +56,7 @@ class WorkerRoster:
             processes.refused.clear()
         if process != processes.heard[-1]:
             return f"worker {peer}: another process of worker {peer} computes for this server"
+        processes.heard_s = now_s
         return self._put_out(peer, processes)
 
     def is_another(self, peer: int, process: int) -> bool:
@@ -85,6 +91,15 @@ class WorkerRoster:
         processes = self._processes[peer]
         processes.refused.append(problem)
         return self._put_out(peer, processes)
+
+    def count(self, peer: int, n_microbatches: int) -> None:
+        """The gradient of so many microbatches, which the worker has contributed, is added."""
+        self._processes[peer].n_counted += n_microbatches
+
+    def statuses(self, now_s: float) -> tuple[WorkerStatus, ...]:
+        """Of those that are let in."""
+        known = ((peer, self._processes[peer]) for peer in sorted(self.admitted))
+        return tuple(WorkerStatus(peer, one.n_counted, now_s - one.heard_s) for peer, one in known)
 
     @staticmethod
     def _put_out(peer: int, processes: _Processes) -> str:

@@ -13,6 +13,7 @@ from jaxdt.protocol.events import (
     SliceKey,
     Status,
     Updated,
+    WorkerStatus,
 )
 from jaxdt.protocol.ledger import NO_LOSSES
 from jaxdt.protocol.reports import WorkerLostReport
@@ -29,6 +30,10 @@ class Scripted:
 
     READS = frozenset({Ran, Updated})
     n_workers, n_leases = 2, 3
+    statuses = (WorkerStatus(5, 2, 0.5),)
+
+    def worker_statuses(self, now_s):
+        return self.statuses
 
     def __init__(self, *answers):
         self._answers = list(answers)
@@ -50,7 +55,7 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
         [],
         [counted(0), ContributionBegins(5, (ROUND,))],
         [counted(1), counted(2), Drained(0)],
-        [WorkerLostReport(0, 6, "late", 4)],
+        [WorkerLostReport(0, 6, "crashed", 3), WorkerLostReport(0, 5, "late", 1, begins_anew=True)],
         [],
     )
     server = CountedServer(wiring, 4)
@@ -65,7 +70,8 @@ def test_what_workers_did_and_for_how_long_the_server_aggregated():
     (counts,) = server.handle(9.0, Status({}))
     assert counts == ServerCounts(
         {"workers": 2, "leases": 3, "microbatches": 3, "by_workers": 2, "redone": 4, "lost": 1}
-        | {"contribution_bytes": 400, "aggregation_s": 2.0, "steps_s": 8.0}
+        | {"contribution_bytes": 400, "aggregation_s": 2.0, "steps_s": 8.0},
+        Scripted.statuses,
     )
     summary = PoolSummary()
     assert summary.fields is None and summary_lines(None) == []
