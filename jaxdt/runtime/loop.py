@@ -68,6 +68,7 @@ from jaxdt.protocol.events import (
     WakeAt,
     Woke,
     WriteCheckpoint,
+    WroteCheckpoint,
 )
 from jaxdt.protocol.message import tensor_key, to_plain
 from jaxdt.protocol.reports import HeartbeatReport, UsageReport, WriteFailedReport
@@ -81,7 +82,7 @@ from jaxdt.runtime.storage.durable import FileStore, refusal
 from jaxdt.runtime.storage.words import WORD, check_slice
 from jaxdt.sim.tensors import Tensors
 from jaxdt.spec.errors import BadInput, ThreadDied
-from jaxdt.spec.work import LOCAL_STEP, UPDATE, Work
+from jaxdt.spec.work import LOCAL_STEP, REPLACES_STATE, UPDATE, Work
 
 PROCESS = secrets.randbelow(1 << 31)  # tells this process from others of the same peer
 CONGESTED_S = 0.002
@@ -133,6 +134,11 @@ class CheckpointWriter(Protocol):
     def wait(self) -> None:
         """Wait until the state that `save` was last called with may change."""
         ...
+
+
+def may_be_last(event: Event) -> bool:
+    """Whether a member may have done its part of the run with this event: what it then says has its last counters."""
+    return isinstance(event, WroteCheckpoint) or (isinstance(event, Ran) and event.work.kind in REPLACES_STATE)
 
 
 class Loop:
@@ -330,6 +336,8 @@ class Loop:
             self._perform(event)
         else:
             self._record(event)
+            if self._tensors and may_be_last(event):
+                self._handle(self._status())
             self._handle(event)
 
     def _notice_pause(self, wait_s: float) -> None:

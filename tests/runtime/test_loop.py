@@ -13,12 +13,14 @@ from jaxdt.protocol.events import (
     Leave,
     Meet,
     Member,
+    Ran,
     Received,
     Run,
     State,
     StateKey,
     Stop,
     View,
+    WroteCheckpoint,
 )
 from jaxdt.protocol.trace import Trace
 from jaxdt.runtime.loop import FLUSH_S, Loop
@@ -108,6 +110,27 @@ def test_a_damaged_slice_of_state_is_its_senders_fault():
     loop = Loop(0, None, Trace(lambda line: None, 0), lambda report: None)
     with pytest.raises(BadInput, match="checksum [0-9]+, expected 3, which came with it"):
         loop.on_message(1, Received(Header("r", 0, 1, 1), State(StateKey(4, 0, 2))), [np.array([1, 2, 3], np.int32)])
+
+
+@pytest.mark.parametrize(
+    "event", [WroteCheckpoint(3), Ran(Work(1, "U", step=2), 0.0, 0.1, {})], ids=str
+)
+def test_the_counters_are_new_when_a_member_may_have_ended(event):
+    class Heard:
+        events = []
+
+        def handle(self, now_s, event):
+            self.events.append(event)
+            return []
+
+    loop = Loop(1, Heard(), Trace(lambda line: None, 0), lambda report: None)
+    loop.tensors, loop.transport = Kept(), Nowhere()
+    loop.transport.stats = lambda: {0: {"bytes_out": 70}}
+    loop.post(event)
+    loop.post(Stop(0, "enough"))
+    loop.run("127.0.0.1:2")
+    status, then = Heard.events[-2:]
+    assert status.bytes_to == {"0": 70} and then == event
 
 
 def test_a_peer_that_leaves_before_it_is_let_in_tells_the_coordinator():
