@@ -112,9 +112,7 @@ def test_a_damaged_slice_of_state_is_its_senders_fault():
         loop.on_message(1, Received(Header("r", 0, 1, 1), State(StateKey(4, 0, 2))), [np.array([1, 2, 3], np.int32)])
 
 
-@pytest.mark.parametrize(
-    "event", [WroteCheckpoint(3), Ran(Work(1, "U", step=2), 0.0, 0.1, {})], ids=str
-)
+@pytest.mark.parametrize("event", [WroteCheckpoint(3), Ran(Work(1, "U", step=2), 0.0, 0.1, {})], ids=str)
 def test_the_counters_are_new_when_a_member_may_have_ended(event):
     class Heard:
         events = []
