@@ -88,7 +88,7 @@ class GroupScheduler:
     # --------------------------------------------------------------------------------------------------- what it hears
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
-        if not self._pipelines.has(src):
+        if not self._pipelines.has(src) and not isinstance(message, StepDone):
             return []
         if self._states.is_asking:
             self._states.hear(src, message)
@@ -106,8 +106,7 @@ class GroupScheduler:
             case MeanEvaluated():
                 return [*self._without_rows(self._held_out.hear(message)), *self._next_mean()]
             case StepDone(step):
-                self._pipelines.did([src], [step + 1])
-                return self._count(now_s, src, message)
+                return [*self._pipelines.did([src], [step + 1]), *self._count(now_s, src, message)]
             case _:
                 return self._count(now_s, src, message) if type(message) in StepBudget.READS else []
 

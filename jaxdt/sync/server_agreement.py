@@ -46,7 +46,7 @@ class ServerAgreement:
     # --------------------------------------------------------------------------------------------------- what it hears
 
     def hear(self, now_s: float, src: int, message: Message, admissions: Mapping[int, int]) -> list[Action]:
-        if not self._pipelines.has(src):
+        if not self._pipelines.has(src) and not isinstance(message, StepDone):
             return []
         if self._states.is_asking:
             self._states.hear(src, message)
@@ -55,9 +55,11 @@ class ServerAgreement:
             stage, pipeline = self._plan.seat(src)
             self._finished |= {pipeline} if stage == 0 else set()
             return [PipelineEndReport(pipeline, message.n_steps)] if stage == 0 else []
+        actions: list[Action] = []
         if isinstance(message, StepDone):
-            self._pipelines.did([src], [message.step + 1])
-        actions = self._budget.hear(now_s, src, message) if type(message) in StepBudget.READS else []
+            actions += self._pipelines.did([src], [message.step + 1])
+        if type(message) in StepBudget.READS:
+            actions += self._budget.hear(now_s, src, message)
         self._budget.tell(action for action in actions if isinstance(action, StepReport))
         self.n_committed = self._budget.n_rows
         return [action for action in actions if not isinstance(action, StepReport)]

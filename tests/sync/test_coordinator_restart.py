@@ -27,6 +27,7 @@ from jaxdt.protocol.events import (
 )
 from jaxdt.protocol.reports import CheckpointReport, LostReport, RestartedReport, StateMeanReport, StepReport
 from jaxdt.sim.faults import CRASH, POWER_OFF, RESTART, STALE, Fault
+from jaxdt.sim.fuzz.independent.cases import draw_case, play
 from jaxdt.sim.tensors import NoTensors
 from jaxdt.spec import config as run_config
 from jaxdt.spec.sizes import is_mean
@@ -185,3 +186,23 @@ def test_the_last_row_is_told_again_as_it_was():
     outcome, _ = simulated(WINDOW, faults=restart(time_of(WINDOW, is_told(StepDone), 11)))
     told = outcome.of(StepReport)
     assert len(told) == N_STEPS + 1 and len(set(told)) == N_STEPS
+
+
+@pytest.mark.parametrize("seed, sync", [(228, "groups"), (32, "server")])
+def test_steps_that_a_lost_pipeline_has_done_count_if_its_last_stage_is_there_to_say_so(seed, sync):
+    """All pipelines have ended when the coordinator dies, and with it the rows that were not durable; then a peer of
+    the first stage is lost. Its pipeline cannot do steps any more, and nobody else will."""
+    case = replace(draw_case(seed, sync), faults=())
+    ends_s = []
+
+    def observe(now_s, peer, event, actions):
+        if peer == COORDINATOR and isinstance(event, Received) and isinstance(event.body, Finished):
+            ends_s.append(now_s)
+
+    play(case, observer=observe)
+    at_s = max(ends_s) + 0.01
+    lost = Fault(at_s + 0.05, CRASH, case.plan.placement[0][0])
+    faults = (Fault(at_s, POWER_OFF, COORDINATOR), lost, Fault(at_s + 8.0, RESTART, COORDINATOR))
+    outcome, _ = play(replace(case, faults=faults))
+    rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
+    assert outcome.of(LostReport) and rows == list(range(case.config.train.steps))

@@ -15,6 +15,7 @@ from jaxdt.protocol.events import (
     ReplicaState,
     ResultHeld,
     Round,
+    StepDone,
     WantsGroup,
 )
 from jaxdt.protocol.reports import GroupReport
@@ -56,10 +57,11 @@ class ReplicaStates:
             self._awaited.discard(src)
 
     def lose(self, lost: Collection[int]) -> None:
-        """Nobody waits for these members any more, and what they have said does not count."""
+        """Nobody waits for these members any more, and of what they have said only the steps that they have done
+        count."""
         self._awaited.difference_update(lost)
         self.answers = {peer: answer for peer, answer in self.answers.items() if peer not in lost}
-        self.said = [(src, message) for src, message in self.said if src not in lost]
+        self.said = [(src, said) for src, said in self.said if src not in lost or isinstance(said, StepDone)]
 
     # ----------------------------------------------------------------------------------------- what the answers say
 

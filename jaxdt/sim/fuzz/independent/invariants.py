@@ -132,6 +132,7 @@ class Invariants:
         self._has_ended = False  # the first coordinator
         self._terms: dict[int, int] = defaultdict(int)  # peer -> the highest term of which it has heard
         self._lost: set[int] = set()  # pipelines that have lost a peer
+        self._lost_before: set[int] = set()  # those that were lost when the last coordinator died
         self._view_pending = False  # a view is being made durable
         self._begun: dict[int, int] = {}  # peer of the first stage -> local steps that it has begun
         self._enough: dict[int, int] = {}  # the same, when it has heard that it shall begin no more
@@ -165,7 +166,9 @@ class Invariants:
         if isinstance(event, Fault):
             self._waits_for_ever |= peer != COORDINATOR and event.kind in (*ENDS, LEAVE) and not self._has_view
             has_begun = self._has_view or self._view_pending
-            self._has_ended |= peer == COORDINATOR and event.kind in ENDS and has_begun
+            if peer == COORDINATOR and event.kind in ENDS and has_begun:
+                self._has_ended = True
+                self._lost_before = set(self._lost)
             return
         if peer == COORDINATOR:
             try:
@@ -389,14 +392,16 @@ class Invariants:
 
     def _check_rows(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
         """All rows, in order. A coordinator that was started again tells the last ones again. The last row of all is
-        lost with a pipeline. If a pipeline is lost after the coordinator has died, its steps in rows that were not
-        durable are known to nobody; the others may have ended by then, so rows may be missing as far as they need
-        these steps."""
+        lost with a pipeline. If a coordinator dies, the steps that were in no durable row are forgotten of a pipeline
+        that is lost already, or whose last stage is lost too; the others may have ended by then, so rows may be missing
+        as far as they need these steps."""
         rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
         n_rows = self._shape.config.train.steps
         n_fewest = n_rows - 1 if self._lost else n_rows
         if self._lost and self._has_ended:
-            n_left = sum(n for pipeline, n in n_steps.items() if pipeline not in self._lost)
+            last_stage = self._shape.plan.placement[-1]
+            unknown = {p for p, peer in enumerate(last_stage) if peer in self._loses} | self._lost_before
+            n_left = sum(n for pipeline, n in n_steps.items() if pipeline not in unknown)
             n_fewest = min(n_fewest, n_left // len(n_steps))
         if rows != [*range(len(rows))] or not n_fewest <= len(rows) <= n_rows:
             self.broken(BUDGET, COORDINATOR, f"the run is over with rows {rows}, expected {n_fewest} to {n_rows}")
