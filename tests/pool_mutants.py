@@ -16,6 +16,7 @@ from jaxdt.sim.fuzz.invariants import COVER, PROGRESS
 from jaxdt.sim.fuzz.pool.invariants import BOUNDED, LEASED_TWICE
 from jaxdt.sim.fuzz.pool.reissue_only import ReissueOnly
 from jaxdt.spec.sizes import is_contribution
+from jaxdt.wiring.pool.contributions import Contributions
 from jaxdt.wiring.pool.server import PoolServer
 from jaxdt.wiring.pool.task_table import TaskTable
 
@@ -83,7 +84,7 @@ def patched(owner, name, value):
 
 INIT, LOOK_AT, LOSE = (
     TaskTable.__init__,
-    PoolServer._look_at,
+    Contributions.look_at,
     PoolServer._lose,
 )
 
@@ -100,7 +101,10 @@ def forgives(self, peer, reason, readmit):
 
 @contextmanager
 def late_and_not_compared():
-    with mock.patch.object(PoolServer, "_look_at", looks_at_nothing), mock.patch.object(PoolServer, "_lose", forgives):
+    with (
+        mock.patch.object(Contributions, "look_at", looks_at_nothing),
+        mock.patch.object(PoolServer, "_lose", forgives),
+    ):
         yield
 
 

@@ -24,7 +24,7 @@ COMPUTING = (FORWARD, BACKWARD, REGENERATE, EVALUATE)  # kinds of Work that a wi
 WIRINGS: dict[str, str] = {
     "fixed": "jaxdt.wiring.fixed",
     "independent": "jaxdt.wiring.independent",
-    "pool": "jaxdt.wiring.pool.server",
+    "pool": "jaxdt.wiring.pool.entry",
     "swarm": "jaxdt.wiring.swarm",
 }
 

@@ -2,7 +2,8 @@
 may vanish at any moment (hybrid parameter servers, Sec. 3.1-3.3).
 
 even_transfer.py (which microbatches go from which peer of a stage to which of the next), task_table.py (a server's
-tasks of one step, as data), worker_roster.py (which workers, and which of their processes, a server has let in).
+tasks of one step, as data), worker_roster.py (which workers, and which of their processes, a server has let in),
+contributions.py (their gradients: asked for, checked and added), server.py (who does what), worker.py, entry.py.
 
 Imports what jaxdt.wiring may import.
 """

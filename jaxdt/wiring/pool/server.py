@@ -9,7 +9,7 @@ on to the owner at the neighbour stage. So no server asks another one for anythi
     gradient of m        -> TaskLease and the gradient to the worker that did the forward, or this server's own backward
     TaskOutput(backward) -> the input's gradient goes to the owner at the stage before
     all are done         -> ContributionWanted to every worker that has done something; what it sends is compared with
-                            the norm of the own gradient (N, norm_check.py) and added here (C)
+                            the norm of the own gradient (N, norm_check.py) and added here (C; contributions.py)
     all are added        -> Drained: from here on the servers agree as replicas do
 
 A worker that vanishes, is late with a backward, or contributes something else than it has done, is void: its leases and
@@ -33,7 +33,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from jaxdt.protocol.events import (
     BULK,
@@ -42,10 +42,8 @@ from jaxdt.protocol.events import (
     Action,
     Boundary,
     Committed,
-    ContributionBegins,
     ContributionReceived,
     ContributionVoid,
-    ContributionWanted,
     Drained,
     Ended,
     Enlist,
@@ -53,8 +51,6 @@ from jaxdt.protocol.events import (
     Evaluated,
     Event,
     Evicted,
-    Fetch,
-    Forget,
     Grant,
     Inventory,
     Key,
@@ -65,9 +61,7 @@ from jaxdt.protocol.events import (
     Received,
     Reroute,
     Resend,
-    Round,
     Send,
-    Shard,
     StepBlocked,
     StoreTensor,
     TaskDone,
@@ -85,71 +79,21 @@ from jaxdt.protocol.events import (
     WorkOverdue,
 )
 from jaxdt.protocol.reports import WorkerJoinedReport, WorkerLostReport
-from jaxdt.spec.codec import EXCHANGED_BYTES
-from jaxdt.spec.config import RunConfig
 from jaxdt.spec.delay import Delay
-from jaxdt.spec.peer_setup import PeerSetup
-from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import contribution_name, sync_groups
 from jaxdt.spec.work import BACKWARD, CONTRIBUTE, EVALUATE, FORWARD, NORM, Work
-from jaxdt.wiring.base import COMPUTING, PeerLoad, StepShape, WiringEntry, WorkerRole, step_shape
+from jaxdt.wiring.base import COMPUTING, StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
-from jaxdt.wiring.measured_routes import MeasuredRoutes
-from jaxdt.wiring.pool.even_transfer import part, part_of, server_of
+from jaxdt.wiring.pool.contributions import Contributions, forget
+from jaxdt.wiring.pool.even_transfer import part, part_of
 from jaxdt.wiring.pool.lease_times import LeaseTimes
-from jaxdt.wiring.pool.norm_check import NormCheck
-from jaxdt.wiring.pool.server_counts import CountedServer
+from jaxdt.wiring.pool.step_under_way import StepUnderWay
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
-from jaxdt.wiring.pool.worker import PoolWorker
 from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
-from jaxdt.wiring.service_time import ServiceTime
 
 NEVER = math.inf
-CONTRIBUTION = "contribution"  # in LeaseTimes
-NOT_CHECKED = (
-    "its contribution is not counted: the check of norms needs a gradient of this server's own first, so this server "
-    "computes these microbatches itself; nothing has to be done"
-)
 BAD_INPUT, PUT_OUT = 2, 3  # exit codes
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A worker was asked for its contribution to a step, in these rounds, and has until `until_s`."""
-
-    rounds: tuple[Round, ...]
-    asked_s: float
-    until_s: float
-
-
-@dataclass
-class _Step:
-    """A step under way. `losses`: microbatch -> samples and loss of its last backward; `held_out`: held-out
-    microbatches whose input is here, `n_held_out` those still to be measured; `asked`: by worker; `unchecked`:
-    contributions that wait until the own gradient is measured, and `is_measured` once that was done or cannot be."""
-
-    number: int
-    table: TaskTable
-    n_held_out: int
-    held_out: deque[int]
-    losses: dict[int, tuple[int, float | None]] = field(default_factory=dict)
-    asked: dict[int, _Asked] = field(default_factory=dict)
-    unchecked: list[ContributionReceived] = field(default_factory=list)
-    is_measured: bool = False
-    lacks_measure: bool = False  # a contribution was given up because there was nothing to compare it with
-    is_drained: bool = False
-
-
-@dataclass(frozen=True)
-class _Contribution:
-    """What a worker has contributed to a step, as (microbatch, lease), until it is added."""
-
-    worker: int
-    step: _Step
-    rounds: tuple[Round, ...]
-    items: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -197,21 +141,17 @@ class PoolServer:
         self._fallbacks = tuple(fallbacks)
         self._slot = slot
         self._times = times
+        self._contributions = Contributions(shape.peer, shape.stage, place.groups, times)
         self._view: View | None = None
         self._strict_from: float = NEVER  # the first step of the view that is done here
         self._version = -1  # of the parameters that are here
         self._begun: set[int] = set()  # steps that this version opens, and that have begun
-        self._steps: dict[int, _Step] = {}  # under way and done here, the oldest first
+        self._steps: dict[int, StepUnderWay] = {}  # under way and done here, the oldest first
         self._lease_numbers = itertools.count(1)
         self._roster = WorkerRoster()
         self._workers = self._roster.admitted
-        self._n_rounds = 0
         self._early: list[Key] = []  # of steps that have not begun here
         self._own: Lease | None = None  # the own task that runs
-        self._adding: deque[_Contribution] = deque()  # in order
-        self._is_adding = False  # the first of them, now
-        self._norms = NormCheck()
-        self._n_measured = 0  # microbatches of the own gradient whose norm is being measured
         self._wakes_s = NEVER
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -223,7 +163,7 @@ class PoolServer:
                 return self._contributed() + self._go_on(now_s)
             case Ran(work, values=values) if work.kind == NORM:
                 self._slot.free()
-                return self._measured(now_s, work, values.get("sq_norm", 0.0)) + self._go_on(now_s)
+                return self._measured(work, values.get("sq_norm", 0.0)) + self._go_on(now_s)
             case Ran(work, values=values) if work.kind in COMPUTING:
                 assert work.step is not None  # as in all Work of a wiring
                 if work.step not in self._steps:
@@ -341,9 +281,7 @@ class PoolServer:
         if self._steps or forgets_workers:
             for peer in list(self._workers):
                 actions += self._lose(peer, "a new view", readmit=not forgets_workers)
-        n_kept = 1 if self._is_adding and not forgets_workers else 0
-        while len(self._adding) > n_kept:
-            actions += _forget(self._adding.pop().rounds)
+        actions += self._contributions.drop(keeps_what_is_being_added=not forgets_workers)
         if forgets_workers:
             self._version = -1
             self._begun.clear()
@@ -388,7 +326,7 @@ class PoolServer:
         table = TaskTable(own, self._peer, self._is_last, self._lease_numbers)
         held_out = range(self._shape.n_held_out(number))
         own_held_out = [m for m in held_out if self._owner(number, self._stage, EVALUATE, m) == self._peer]
-        step = _Step(number, table, len(own_held_out), deque(own_held_out if self._is_first else ()))
+        step = StepUnderWay(number, table, len(own_held_out), deque(own_held_out if self._is_first else ()))
         self._steps[number] = step
         for m in own if self._is_first else ():
             table.input_arrived(m)
@@ -438,19 +376,12 @@ class PoolServer:
             actions.append(WakeAt(until_s, "pool"))
         return actions
 
-    def _begin_own(self, now_s: float, steps: list[_Step]) -> list[Action | Event]:
+    def _begin_own(self, now_s: float, steps: list[StepUnderWay]) -> list[Action | Event]:
         """The next Work of this server: what workers have sent, then held-out microbatches, then a task."""
         if self._slot.is_busy:
             return []
-        for step in steps:
-            if (step.unchecked or step.lacks_measure) and not step.is_measured and step.table.n_committed:
-                self._n_measured = step.table.n_committed
-                return [self._slot.start(Work(self._stage, NORM, None, self._peer, step.number))]
-        if self._adding and not self._is_adding:
-            first = self._adding[0]
-            self._is_adding = True
-            work = Work(self._stage, CONTRIBUTE, None, self._peer, first.step.number)
-            return [self._slot.start(work, first.rounds)]
+        if of_workers := self._contributions.next_work(steps):
+            return [self._slot.start(*of_workers)]
         for step in steps:
             if step.held_out:
                 return [self._start(EVALUATE, step, step.held_out.popleft())]
@@ -460,10 +391,10 @@ class PoolServer:
                 return [self._start(FORWARD if self._own.with_forward else self._own.kind, step, task[1])]
         return []
 
-    def _start(self, kind: str, step: _Step, m: int) -> Action:
+    def _start(self, kind: str, step: StepUnderWay, m: int) -> Action:
         return self._slot.start(Work(self._stage, kind, m, self._peer, step.number))
 
-    def _grant(self, now_s: float, step: _Step) -> list[Action | Event]:
+    def _grant(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
         """Lease what workers can do now. A backward goes at once to the worker that did the forward; other tasks to
         the workers with the fewest, as long as they want more."""
         table, version = step.table, self._place.delay.version_of(step.number)
@@ -488,7 +419,7 @@ class PoolServer:
     def _n_leases(self, peer: int) -> int:
         return sum(len(step.table.leases_of(peer)) for step in self._steps.values())
 
-    def _lease(self, now_s: float, step: _Step, task: tuple[str, int], peer: int) -> list[Action | Event]:
+    def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> list[Action | Event]:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
         and the gradient for a backward. The last stage has no gradient, and the first one has tokens for input."""
         (kind, m), table, number = task, step.table, step.number
@@ -515,7 +446,7 @@ class PoolServer:
 
     # ------------------------------------------------------------------------------------------------------- results
 
-    def _computed(self, step: _Step, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _computed(self, step: StepUnderWay, work: Work, values: dict[str, float]) -> list[Action | Event]:
         """This server has done a Work of its own."""
         m = work.microbatch
         assert m is not None  # as in all Work of a wiring
@@ -534,7 +465,7 @@ class PoolServer:
         step.table.commit(self._peer, step.table.contribution(self._peer))
         return [*self._pass_on(step, lease), *self._count(step, m)]
 
-    def _evaluated(self, step: _Step, m: int, n_samples: int, loss_sum: float | None) -> list[Action | Event]:
+    def _evaluated(self, step: StepUnderWay, m: int, n_samples: int, loss_sum: float | None) -> list[Action | Event]:
         step.n_held_out -= 1
         if not self._is_last:
             key = Key("eval", step.number, self._stage + 1, m)
@@ -544,13 +475,13 @@ class PoolServer:
         self._fallback_of(step.number).recovery.count(EVALUATE, m)
         return [Evaluated(step.number, n_samples, loss_sum)]
 
-    def _count(self, step: _Step, m: int) -> list[Action | Event]:
+    def _count(self, step: StepUnderWay, m: int) -> list[Action | Event]:
         """A microbatch's gradient is in this server's accumulator."""
         n_samples, loss_sum = step.losses[m]
         self._fallback_of(step.number).recovery.count(BACKWARD, m)
         return [Accumulated(step.number, self._stage, m, n_samples, loss_sum)]
 
-    def _pass_on(self, step: _Step, lease: Lease) -> list[Action | Event]:
+    def _pass_on(self, step: StepUnderWay, lease: Lease) -> list[Action | Event]:
         """The output of a task is here: it goes to the neighbour stage, if that waits for it."""
         m, number, stage = lease.microbatch, step.number, self._stage
         actions: list[Action | Event] = []
@@ -566,7 +497,7 @@ class PoolServer:
         return actions
 
     def _on_result(
-        self, now_s: float, step: _Step, src: int, body: TaskDone | TaskOutput, tensor: object
+        self, now_s: float, step: StepUnderWay, src: int, body: TaskDone | TaskOutput, tensor: object
     ) -> list[Action | Event]:
         """A worker says that it has done a task. One that was late with a backward has counted what another client may
         count too, so it is void."""
@@ -588,83 +519,53 @@ class PoolServer:
 
     # ------------------------------------------------------------------------------------------------- contributions
 
-    def _end_step(self, now_s: float, step: _Step) -> list[Action | Event]:
+    def _end_step(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
         """All is computed: ask for the contributions. All is here: the step is over at this server."""
         table = step.table
         if not table.is_done or step.n_held_out or step.is_drained:
             return []
         if table.is_committed:
-            if any(contribution.step is step for contribution in self._adding):
+            if self._contributions.are_waiting(step):
                 return []
             step.is_drained = True
             return [Drained(step.number)]
         missing = [peer for peer in table.contributors if peer not in step.asked]
-        return [action for peer in missing for action in self._ask_for_contribution(now_s, step, peer)]
-
-    def _ask_for_contribution(self, now_s: float, step: _Step, peer: int) -> list[Action | Event]:
-        self._n_rounds += 1
-        admission = self._workers[peer].admission
-        names = [contribution_name(group, peer) for group in self._place.groups]
-        rounds = tuple(Round(step.number, name, admission, self._n_rounds) for name in names)
-        step.asked[peer] = _Asked(rounds, now_s, now_s + self._times.timeout_s(peer, CONTRIBUTION))
-        return [ContributionBegins(peer, rounds), Send(peer, ContributionWanted(admission, rounds))]
+        admissions = {peer: self._workers[peer].admission for peer in missing}
+        return [action for peer in missing for action in self._contributions.ask(now_s, step, peer, admissions[peer])]
 
     def _on_contribution(self, now_s: float, received: ContributionReceived) -> list[Action | Event]:
         """All of a contribution is here. It is looked at once the own gradient of the step is measured."""
-        peer, rounds = received.worker, received.rounds
-        step = self._steps.get(rounds[0].step)
-        asked = step.asked.get(peer) if step else None
-        if not step or not asked or asked.rounds != rounds:
-            return _forget(rounds)
-        self._times.took(peer, CONTRIBUTION, now_s - asked.asked_s)
-        step.asked[peer] = replace(asked, until_s=NEVER)
-        step.is_measured |= not step.table.n_committed  # nothing of its own to measure
-        if not step.is_measured:
-            step.unchecked.append(received)
-            return []
-        return self._look_at(step, received)
+        step = self._steps.get(received.rounds[0].step)
+        if not step or not self._contributions.arrived(now_s, step, received):
+            return forget(received.rounds)
+        return self._look_at(step, received) if step.is_measured else []
 
-    def _measured(self, now_s: float, work: Work, sq_norm: float) -> list[Action | Event]:
+    def _measured(self, work: Work, sq_norm: float) -> list[Action | Event]:
         """The own gradient of a step is measured."""
         step = self._steps.get(work.step or 0)
-        self._norms.measured(self._n_measured, sq_norm)
-        if step is None:
-            return []
-        step.is_measured = True
-        waited, step.unchecked = step.unchecked, []
-        present = [received for received in waited if received.worker in step.asked]
-        return [action for received in present for action in self._look_at(step, received)]
+        waited = self._contributions.measured(step, sq_norm)
+        return [action for received in waited for action in self._look_at(step, received)] if step else []
 
-    def _look_at(self, step: _Step, received: ContributionReceived) -> list[Action | Event]:
-        """A contribution is added if it holds exactly what the worker has done, and its norm may be right."""
-        peer, rounds, items = received.worker, received.rounds, received.items
-        if rounds != step.asked[peer].rounds:
-            return []  # of an earlier admission, and forgotten
-        if items != step.table.contribution(peer) or not items:
-            return self._lose(peer, "its contribution is not what it has done", readmit=True)
-        if not self._norms.is_possible:
-            step.is_measured, step.lacks_measure = False, True
-            step.table.distrust(peer)
-            return self._lose(peer, NOT_CHECKED, readmit=True)
-        if problem := self._norms.problem(len(items), received.sq_norm):
-            return self._refuse(step, peer, problem)
-        step.table.commit(peer, items)
-        del step.asked[peer]
-        self._adding.append(_Contribution(peer, step, rounds, items))
-        return []
+    def _look_at(self, step: StepUnderWay, received: ContributionReceived) -> list[Action | Event]:
+        """A contribution is added, or a worker is void whose contribution may not be."""
+        rejection = self._contributions.look_at(step, received)
+        if rejection is None:
+            return []
+        if rejection.is_suspicious:
+            return self._refuse(step, received.worker, rejection.reason)
+        return self._lose(received.worker, rejection.reason, readmit=True)
 
     def _contributed(self) -> list[Action | Event]:
         """The oldest contribution that waited is in this server's accumulator. If a view came meanwhile, others wait to
         hear what is in it."""
-        self._is_adding = False
-        if not self._adding:
+        added = self._contributions.added()
+        if added is None:
             return []  # it was of a generation that was rolled back
-        added = self._adding.popleft()
         self._roster.count(added.worker, len(added.items))
         counted = [action for m, _ in added.items for action in self._count(added.step, m)]
-        return [*_forget(added.rounds), *counted]
+        return [*forget(added.rounds), *counted]
 
-    def _refuse(self, step: _Step, peer: int, problem: str) -> list[Action | Event]:
+    def _refuse(self, step: StepUnderWay, peer: int, problem: str) -> list[Action | Event]:
         """A gradient that cannot be right may be the worker's fault or the run's. This server computes it again, and so
         decides."""
         step.table.distrust(peer)
@@ -720,7 +621,7 @@ class PoolServer:
         for step in self._steps.values():
             n_redone += len(step.table.void(peer))
             if asked := step.asked.pop(peer, None):
-                actions += [*_forget(asked.rounds), ContributionVoid(asked.rounds)]
+                actions += [*forget(asked.rounds), ContributionVoid(asked.rounds)]
         actions.append(WorkerLostReport(self._stage, peer, reason, n_redone, begins_anew=readmit))
         if readmit:
             self._admit(peer, worker.process)
@@ -731,10 +632,6 @@ class PoolServer:
         return actions
 
 
-def _forget(rounds: tuple[Round, ...]) -> list[Action | Event]:
-    return [Forget(round) for round in rounds]
-
-
 def _step_of(body: Message) -> int | None:
     """The step that a message between servers is about; None for one that the fallbacks do not read."""
     if isinstance(body, Committed):
@@ -742,66 +639,3 @@ def _step_of(body: Message) -> int | None:
     if isinstance(body, Boundary | Resend):
         return body.key.step
     return body.step if isinstance(body, Grant | Inventory | Progress | Reroute) else None
-
-
-# ------------------------------------------------------------------------------------------------------ table entry
-
-
-def _build(setup: PeerSetup, n_under_way: int) -> list[CountedServer]:
-    """One wiring, for all steps that are under way."""
-    config, plan, shape = setup.config, setup.plan, step_shape(setup)
-    slot, service_time = ComputeSlot(), ServiceTime()
-    fallbacks = [_fallback(setup, shape, slot, service_time) for _ in range(n_under_way)]
-    groups = [group.name for group in sync_groups(config, plan) if setup.stage in group.stages]
-    place = PoolPlace(shape, plan.depth(setup.stage), groups, setup.fingerprint, config.delay)
-    server = PoolServer(place, fallbacks, slot, LeaseTimes(config.net.deadline_floor_s))
-    return [CountedServer(server, EXCHANGED_BYTES[config.sync.codec])]
-
-
-def _fallback(setup: PeerSetup, shape: StepShape, slot: ComputeSlot, service_time: ServiceTime) -> Fallback:
-    config, plan = setup.config, setup.plan
-    n_routers = min(config.wiring.routers, len(plan.peers))
-    seed = f"{config.train.seed} {setup.peer}"
-    routes = MeasuredRoutes(plan.n_stages, n_routers, plan.depth(0) * n_routers, plan.n_microbatches, seed)
-    recovery = Recovery(shape)
-    return Fallback(RoutedWiring(shape, routes, recovery, slot, service_time), recovery)
-
-
-def _build_worker(setup: PeerSetup, server: int) -> PoolWorker:
-    return PoolWorker(step_shape(setup), server, setup.config.delay)
-
-
-def _check(config: RunConfig, plan: Plan) -> str:
-    if plan.schedule != "1f1b":
-        return f"plan.schedule: got {plan.schedule}, expected 1f1b with wiring {config.wiring.kind}"
-    if not config.wiring.retain_bytes:
-        return (
-            f"wiring.retain_bytes: got 0, expected more with wiring {config.wiring.kind}: a server sends the tensors "
-            "of a microbatch again when a worker is lost"
-        )
-    for stage, row in enumerate(plan.roles.servers):
-        if set(row) != set(plan.placement[stage]):
-            return (
-                f"plan.roles.servers[{stage}]: got {list(row)}, expected {list(plan.placement[stage])} with wiring "
-                f"{config.wiring.kind}, whose servers are the peers of the placement"
-            )
-    return ""
-
-
-def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
-    """All of a server's microbatches have their tensors there."""
-    share = -(-plan.n_microbatches // plan.n_replicas[stage])
-    return PeerLoad(min(share, plan.depth(stage)), share)
-
-
-ENTRY = WiringEntry(
-    _build,
-    _check,
-    _peer_load,
-    follows_plan=False,
-    may_change_stages=False,
-    plan_roles=frozenset({"servers", "front", "back", "workers"}),
-    workers=WorkerRole(
-        _build_worker, server_of, messages=frozenset({Enlist, WantsTasks, TaskDone, TaskOutput, Fetch, Shard})
-    ),
-)

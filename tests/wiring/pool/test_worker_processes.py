@@ -36,7 +36,7 @@ from jaxdt.spec import config as run_config
 from jaxdt.spec.config import default_plan
 from jaxdt.spec.peer_setup import PeerSetup
 from jaxdt.spec.work import FORWARD, Work
-from jaxdt.wiring.pool.server import ENTRY
+from jaxdt.wiring.pool.entry import ENTRY
 from jaxdt.wiring.pool.worker_roster import N_PROCESSES, REFUSED_MAX, WorkerRoster
 
 SERVER, NEIGHBOUR, WORKER, OTHER = 0, 1, 2, 3

@@ -1,0 +1,35 @@
+"""What a server knows of one step that is under way: its tasks, its held-out microbatches, and the contributions of its
+workers as far as they have come."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from jaxdt.protocol.events import ContributionReceived, Round
+from jaxdt.wiring.pool.task_table import TaskTable
+
+
+@dataclass(frozen=True)
+class AskedContribution:
+    """A worker was asked for its contribution to a step, in these rounds, and has until `until_s`."""
+
+    rounds: tuple[Round, ...]
+    asked_s: float
+    until_s: float
+
+
+@dataclass
+class StepUnderWay:
+    """A step under way. `losses`: microbatch -> samples and loss of its last backward; `held_out`: held-out
+    microbatches whose input is here, `n_held_out` those still to be measured; `asked`: by worker; `unchecked`:
+    contributions that wait until the own gradient is measured, and `is_measured` once that was done or cannot be."""
+
+    number: int
+    table: TaskTable
+    n_held_out: int
+    held_out: deque[int]
+    losses: dict[int, tuple[int, float | None]] = field(default_factory=dict)
+    asked: dict[int, AskedContribution] = field(default_factory=dict)
+    unchecked: list[ContributionReceived] = field(default_factory=list)
+    is_measured: bool = False
+    lacks_measure: bool = False  # a contribution was given up because there was nothing to compare it with
+    is_drained: bool = False
