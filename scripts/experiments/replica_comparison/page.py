@@ -110,13 +110,14 @@ def spread(values: Sequence[float]) -> str:
 HEAD = """# Replicas that are equal, and replicas that may differ
 
     python scripts/experiments/compare_replicas.py --run_dir=runs/replicas --page=configs/replicas --about=TEXT
-    python scripts/experiments/compare_replicas.py --run_dir=runs/replicas --page=configs/replicas --about=TEXT --stalls \\
-        --systems=allreduce,local_sgd,sdpipe,none --seeds=0,1,2
+    python scripts/experiments/compare_replicas.py --run_dir=runs/replicas --page=configs/replicas --about=TEXT \\
+        --stalls --systems=allreduce,local_sgd,sdpipe,none --seeds=0,1,2
 
 The model of `configs/quickstart.py`, 2 stages x 2 pipelines, {steps} steps with the same tokens, over the emulated
 links of `configs/networks/four_cities.json`, as real processes of one machine. Forwards take at least 30 ms and
 backwards 60, so that the machine's cores are not what is measured. The first system is another one from seed to seed.
-With --stalls each peer pauses for a second in a tenth of its steps. {about} Raw data: [`runs.jsonl`](runs.jsonl), from which this page is written.
+With --stalls each peer pauses for a second in a tenth of its steps. {about}
+Raw data: [`runs.jsonl`](runs.jsonl), from which this page is written.
 
 A step is 8 microbatches, 4 of each pipeline. `none` never averages before the end; it says what a pipeline takes alone.
 "Over `none`" is the median of the ratios seed by seed. The bytes are those between replicas of a stage in the whole
