@@ -3,7 +3,7 @@
 import pytest
 from experiments.reproduce.hybrid_ps_parts import fluid
 from experiments.reproduce.hybrid_ps_parts.chains import Chain, Static, chain_s, chains_s
-from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, Fleet, Losses, Site, may_fail
+from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, Fleet, Losses, Site
 from experiments.reproduce.hybrid_ps_parts.shares import shares
 from experiments.reproduce.hybrid_ps_parts.simulated import FIXED, POOL, SWARM, System, batch_s, run_batch
 from experiments.reproduce.results import Results
@@ -59,13 +59,13 @@ def test_shares_by_largest_remainders():
 
 
 def test_machines_that_may_fail_are_in_pipelines_of_their_own_or_in_the_same():
-    failing = may_fail(FLEET, 2)
+    failing = FLEET.may_fail(2)
     n_hit = [
         sum(bool(set(row) & set(failing)) for row in static.rows(FLEET)) for static in (Static(), Static(True, True))
     ]
     assert failing == [2, 5]
     assert n_hit == [2, 1]
-    assert len(set(may_fail(FLEET, 4))) == 4
+    assert len(set(FLEET.may_fail(4))) == 4
 
 
 def test_losses_happen_with_their_probability():

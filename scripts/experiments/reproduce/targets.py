@@ -25,12 +25,14 @@ TARGETS = (
     "churn",
     "hybrid_ps_table1",
     "hybrid_ps",
+    "hybrid_ps_figures",
     "hybrid_ps_planner",
 )
 MODULES = {  # those in a folder below
     "swarm_tables34": "tables.swarm_tables34",
     "hybrid_ps_table1": "tables.hybrid_ps_table1",
     "hybrid_ps": "hybrid_ps_parts.target",
+    "hybrid_ps_figures": "hybrid_ps_parts.figures",
     "hybrid_ps_planner": "hybrid_ps_parts.planner",
     "sdpipe_loss": "sdpipe_parts.losses",
 }

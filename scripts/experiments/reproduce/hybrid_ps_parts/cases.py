@@ -6,7 +6,7 @@ from functools import partial
 
 from experiments.reproduce.hybrid_ps_parts import fluid
 from experiments.reproduce.hybrid_ps_parts.chains import Static
-from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, SLOWDOWN, Fleet, Losses, Site
+from experiments.reproduce.hybrid_ps_parts.fleets import ALONE, SLOWDOWN, Fleet, Losses, Machines, Site
 from experiments.reproduce.hybrid_ps_parts.simulated import DEPTH, FIXED, POOL, SWARM, System, batch_s
 from experiments.reproduce.page import table
 from experiments.reproduce.results import Job, Results, described
@@ -51,7 +51,7 @@ NAMES = {
     EQUAL: "static chains, equal shares",
     BY_POWER: "static chains, shares by power",
     TOGETHER: "static chains by power, those who may fail in the same ones",
-    FIXED_OURS: "static by power, survivors redo lost tasks (simulator)",
+    FIXED_OURS: "fixed wiring by power, pipelines borrow machines",
 }
 COMPARED = (HYBRID_OURS, SWARM_OURS, EQUAL, BY_POWER)
 
@@ -76,6 +76,9 @@ def fleet_of(model: str, case: int, seed: int) -> Fleet:
     )
 
 
+Run = tuple[System | Static, Machines, Losses | None]
+
+
 @dataclass(frozen=True)
 class Batch:
     """A batch of a system. n_failing: machines that may fail, in Case 4."""
@@ -94,15 +97,17 @@ class Batch:
         return fleet_of(self.model, self.case, seed), losses
 
 
-def time_s(system: System | Static, fleet: Fleet, losses: Losses | None, results: Results) -> float:
+def time_s(system: System | Static, machines: Machines, losses: Losses | None, results: Results) -> float:
     """Seconds of a batch, by the simulator or by the bare model of chains."""
     if isinstance(system, System):
-        return batch_s(system, fleet, losses, results)
-    return results.get(chains_job(system, fleet, losses))[0]
+        return batch_s(system, machines, losses, results)
+    return results.get(chains_job(system, machines, losses))[0]
 
 
-def chains_job(system: Static, fleet: Fleet, losses: Losses | None) -> Job:
+def chains_job(system: Static, machines: Machines, losses: Losses | None) -> Job:
     """A batch of static chains, by the bare model."""
+    assert isinstance(machines, Fleet)  # the bare model has no others
+    fleet = machines
     inputs = " ".join(map(described, filter(None, (system, fleet, losses))))
     lost = losses.of(fleet) if losses else {}
     return Job(inputs, 2 * fleet.n_stages * fleet.n_microbatches, partial(_chains, system, fleet, lost))
@@ -192,7 +197,7 @@ def against_rows(results: Results) -> list[list]:
     return rows
 
 
-def jobs_of(batches: Sequence[Batch]) -> list[tuple[System | Static, Fleet, Losses | None]]:
+def runs_of(batches: Sequence[Batch]) -> list[Run]:
     return [(batch.system, *batch.drawn(seed)) for batch in batches for seed in SEEDS]
 
 

@@ -7,6 +7,7 @@ is that of the pair, as in the paper's Eq. 1, so the links of a machine do not s
 
 import random
 from dataclasses import dataclass
+from typing import Protocol
 
 from jaxdt.spec.network import Link
 
@@ -16,6 +17,37 @@ SLOWDOWN = 1.55  # of the paper's simulated RTX 2080 against a V100
 BACKWARD_SHARE = 0.75  # of a microbatch's compute: recomputation and backward, 3 of 4 forwards' worth
 INSIDE = Link(1e-4, 16.0)  # 2 GB/s is printed, the latency is not
 ALONE = "standalone"
+
+
+class Machines(Protocol):
+    """What a batch needs of its machines, which have numbers. n_microbatches: tasks of a batch."""
+
+    @property
+    def n_stages(self) -> int: ...
+
+    @property
+    def n_microbatches(self) -> int: ...
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes of a task's activation, or of its gradient."""
+        ...
+
+    def stage(self, stage: int) -> list[int]:
+        """The machines of a stage, those first that come first into question as servers."""
+        ...
+
+    def stage_s(self, device: int) -> float:
+        """Seconds of a task in its stage: forward, recomputation and backward."""
+        ...
+
+    def link(self, src: int, dst: int) -> Link:
+        """The link of an ordered pair of machines."""
+        ...
+
+    def may_fail(self, n: int) -> list[int]:
+        """The n machines that are declared unreliable."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -77,13 +109,12 @@ class Fleet:
         dice = random.Random(f"link {self.seed} {src} {dst}")
         return Link(dice.uniform(*latency_ms) / 1e3, dice.uniform(*gbps))
 
-
-def may_fail(fleet: Fleet, n: int) -> list[int]:
-    """The n machines that are declared unreliable: standalone ones, of the stages in turn, and as far as possible none
-    in the place of its stage that another one has in its own. So each is in a pipeline of its own."""
-    rows = [[d for d in fleet.stage(stage) if fleet.devices[d].name == ALONE] for stage in range(fleet.n_stages)]
-    width, depth = len(rows[0]), len(rows)
-    return [rows[(i % width + i // width) % depth][i % width] for i in range(n)]
+    def may_fail(self, n: int) -> list[int]:
+        """Standalone machines, of the stages in turn, and as far as possible none in the place of its stage that
+        another one has in its own. So each is in a pipeline of its own."""
+        rows = [[d for d in self.stage(stage) if self.devices[d].name == ALONE] for stage in range(self.n_stages)]
+        width, depth = len(rows[0]), len(rows)
+        return [rows[(i % width + i // width) % depth][i % width] for i in range(n)]
 
 
 @dataclass(frozen=True)
@@ -95,10 +126,10 @@ class Losses:
     prob: float
     seed: int
 
-    def of(self, fleet: Fleet) -> dict[int, float]:
+    def of(self, machines: Machines) -> dict[int, float]:
         """Machine -> when it is lost, as a share of the batch without losses."""
         lost = {}
-        for device in may_fail(fleet, self.n):
+        for device in machines.may_fail(self.n):
             dice = random.Random(f"loss {self.seed} {device}")
             moment, chance = dice.random(), dice.random()
             if chance < self.prob:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Fleet, Losses
+from experiments.reproduce.hybrid_ps_parts.fleets import BACKWARD_SHARE, Losses, Machines
 from experiments.reproduce.hybrid_ps_parts.shares import shares
 from experiments.reproduce.results import Job, Results, described
 
@@ -43,81 +43,83 @@ class System:
     depth: int = DEPTH
 
 
-def batch_s(system: System, fleet: Fleet, losses: Losses | None, results: Results) -> float:
+def batch_s(system: System, machines: Machines, losses: Losses | None, results: Results) -> float:
     """Seconds of a batch, in which machines may be lost."""
-    if losses and losses.of(fleet):
-        return results.get(lossy_job(system, fleet, losses, results))[1]
-    return results.get(clean_job(system, fleet))[1]
+    if losses and losses.of(machines):
+        return results.get(lossy_job(system, machines, losses, results))[1]
+    return results.get(clean_job(system, machines))[1]
 
 
-def clean_job(system: System, fleet: Fleet) -> Job:
+def clean_job(system: System, machines: Machines) -> Job:
     """A batch without losses: when it begins in the simulation, and its seconds."""
-    return _job(system, fleet, f"{described(system)} {described(fleet)}", {})
+    return _job(system, machines, f"{described(system)} {described(machines)}", {})
 
 
-def lossy_job(system: System, fleet: Fleet, losses: Losses, results: Results) -> Job:
+def lossy_job(system: System, machines: Machines, losses: Losses, results: Results) -> Job:
     """The same with losses, at shares of its seconds without."""
-    begin_s, clean_s = results.get(clean_job(system, fleet))
-    at_s = {device: begin_s + share * clean_s for device, share in losses.of(fleet).items()}
-    return _job(system, fleet, f"{described(system)} {described(fleet)} {described(losses)}", at_s)
+    begin_s, clean_s = results.get(clean_job(system, machines))
+    at_s = {device: begin_s + share * clean_s for device, share in losses.of(machines).items()}
+    return _job(system, machines, f"{described(system)} {described(machines)} {described(losses)}", at_s)
 
 
-def _job(system: System, fleet: Fleet, inputs: str, lost_s: Mapping[int, float]) -> Job:
-    n_works = 2 * fleet.n_stages * fleet.n_microbatches * (WARM_UP_STEPS + 1)
-    return Job(inputs, n_works, partial(run_batch, system, fleet, lost_s))
+def _job(system: System, machines: Machines, inputs: str, lost_s: Mapping[int, float]) -> Job:
+    n_works = 2 * machines.n_stages * machines.n_microbatches * (WARM_UP_STEPS + 1)
+    return Job(inputs, n_works, partial(run_batch, system, machines, lost_s))
 
 
-def run_batch(system: System, fleet: Fleet, lost_s: Mapping[int, float]) -> list[float]:
+def run_batch(system: System, machines: Machines, lost_s: Mapping[int, float]) -> list[float]:
     """When the measured batch begins, and its seconds. lost_s: machine -> the moment of its end."""
-    config, plan = config_of(system, fleet), plan_of(system, fleet)
+    config, plan = config_of(system, machines), plan_of(system, machines)
     faults = [Fault(at_s, CRASH, device) for device, at_s in lost_s.items()]
-    outcome = simulate(config, plan, conditions_of(fleet, plan), faults=faults)
+    outcome = simulate(config, plan, conditions_of(machines, plan), faults=faults)
     begin_s, end_s = [at_s for at_s, _, report in outcome.reports if isinstance(report, StepReport)]
     return [begin_s, end_s - begin_s]
 
 
-def config_of(system: System, fleet: Fleet) -> RunConfig:
+def config_of(system: System, machines: Machines) -> RunConfig:
     return RunConfig(
-        GPTConfig(fleet.n_stages, WIDTH, 1, WIDTH, 1, 1),
-        PlanConfig(fleet.n_stages, microbatches=fleet.n_microbatches),
-        train=TrainConfig(steps=WARM_UP_STEPS + 1, microbatch_size=round(fleet.boundary_bytes / (WIDTH * FLOAT_BYTES))),
+        GPTConfig(machines.n_stages, WIDTH, 1, WIDTH, 1, 1),
+        PlanConfig(machines.n_stages, microbatches=machines.n_microbatches),
+        train=TrainConfig(
+            steps=WARM_UP_STEPS + 1, microbatch_size=round(machines.boundary_bytes / (WIDTH * FLOAT_BYTES))
+        ),
         wiring=WiringConfig(system.wiring, retain_bytes=KEEP_ALL if system.keeps or system.wiring == POOL else 0),
         net=RARE,
         dtype="float32",
     )
 
 
-def plan_of(system: System, fleet: Fleet) -> Plan:
-    rows = [fleet.stage(stage) for stage in range(fleet.n_stages)]
+def plan_of(system: System, machines: Machines) -> Plan:
+    rows = [machines.stage(stage) for stage in range(machines.n_stages)]
     n = system.n_servers if system.wiring == POOL else len(rows[0])
     workers = tuple(tuple(row[n:]) for row in rows) if system.wiring == POOL else ()
     weights = [1.0] * n
     if system.by_power:
-        weights = [1 / max(fleet.stage_s(row[p]) for row in rows) for p in range(n)]
+        weights = [1 / max(machines.stage_s(row[p]) for row in rows) for p in range(n)]
     return Plan(
-        n_layers=fleet.n_stages,
-        stages=tuple((stage, stage + 1) for stage in range(fleet.n_stages)),
+        n_layers=machines.n_stages,
+        stages=tuple((stage, stage + 1) for stage in range(machines.n_stages)),
         placement=tuple(tuple(row[:n]) for row in rows),
-        shares=shares(fleet.n_microbatches, weights),
-        in_flight=(*[system.depth] * (fleet.n_stages - 1), 1),
-        codec=("none",) * (fleet.n_stages - 1),
+        shares=shares(machines.n_microbatches, weights),
+        in_flight=(*[system.depth] * (machines.n_stages - 1), 1),
+        codec=("none",) * (machines.n_stages - 1),
         roles=PlanRoles(workers=workers),
     )
 
 
-def conditions_of(fleet: Fleet, plan: Plan) -> Conditions:
+def conditions_of(machines: Machines, plan: Plan) -> Conditions:
     peers = plan.peers + plan.workers
     hosts = {peer: str(peer) for peer in peers}
     return Conditions(
-        seconds={peer: _seconds(fleet, plan, peer) for peer in peers},
-        link=lambda src, dst: Link() if COORDINATOR in (src, dst) else fleet.link(src, dst),
+        seconds={peer: _seconds(machines, plan, peer) for peer in peers},
+        link=lambda src, dst: Link() if COORDINATOR in (src, dst) else machines.link(src, dst),
         host_of=hosts,
         cores=dict.fromkeys(hosts.values(), 1),
     )
 
 
-def _seconds(fleet: Fleet, plan: Plan, peer: int) -> dict[str, float]:
-    stage_s = fleet.stage_s(peer)
+def _seconds(machines: Machines, plan: Plan, peer: int) -> dict[str, float]:
+    stage_s = machines.stage_s(peer)
     is_last = plan.seat(peer)[0] == plan.n_stages - 1  # its backward contains its forward
     forward_s = 0.0 if is_last else (1 - BACKWARD_SHARE) * stage_s
     zero = dict.fromkeys("EGURNC", 0.0)
