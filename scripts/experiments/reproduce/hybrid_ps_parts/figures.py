@@ -268,8 +268,8 @@ def assumptions() -> list[str]:
         "fail. A machine that is lost at one rate is lost at every higher one, at the same share of a batch.",
         "Figure 4: kinds of machines are not printed: half are V100, half RTX 2080, and half of the latter may fail. "
         "All links are drawn, 50 to 150 ms and 100 to 300 Mb/s; the probability of a loss goes from 50 to 90 % over "
-        f"the networks. {len(SEEDS)} networks; the paper has 30, and 24 machines too. A batch has {BATCH} sequences at every "
-        "size; the text says 512 tokens.",
+        f"the networks. {len(SEEDS)} networks; the paper has 30, and 24 machines too. A batch has {BATCH} sequences at "
+        "every size; the text says 512 tokens.",
         "Figure 5: links, memory and rates are those of the page `hybrid_ps_planner`, fp32, without a limit of memory; "
         f"each of the {N_UNRELIABLE} unreliable machines is lost with probability {DISCONNECT_PROB:g}. The fastest "
         "server of a stage serves; its other servers compute as workers.",
