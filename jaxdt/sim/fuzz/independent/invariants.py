@@ -40,6 +40,7 @@ from jaxdt.membership.coordinator import VIEW
 from jaxdt.protocol.events import (
     COORDINATOR,
     Action,
+    Ended,
     EndOfSteps,
     Event,
     Finished,
@@ -130,6 +131,7 @@ class Invariants:
         self._has_view = False
         self._waits_for_ever = False  # a peer was lost before the first view, which needs all
         self._has_ended = False  # the first coordinator
+        self._has_stopped = False  # the last coordinator, since the run is over
         self._terms: dict[int, int] = defaultdict(int)  # peer -> the highest term of which it has heard
         self._lost: set[int] = set()  # pipelines that have lost a peer
         self._lost_before: set[int] = set()  # those that were lost when the last coordinator died
@@ -188,6 +190,7 @@ class Invariants:
         """Which groups form is not followed after the first coordinator: its successor begins with an empty history of
         groups, from what its members tell it. The replay of the log, the means and the budget are checked all the
         same."""
+        self._has_stopped |= any(isinstance(action, Stop) for action in actions)
         if isinstance(event, Paused):
             for rules in self._rules:
                 rules.paused(self.now_s)
@@ -258,6 +261,10 @@ class Invariants:
         match event.body:
             case GroupClosed(round):
                 self._closed.add((peer, round))
+            case Ended() if not self._has_stopped:
+                # A person has ended a coordinator that has a successor, before this peer has heard of that one.
+                self._faults = True
+                self._loses.add(peer)
             case EndOfSteps():
                 self._enough.setdefault(peer, self._begun.get(peer, 0))
             case View() as view if peer in self._clocks:
