@@ -16,6 +16,7 @@ from jaxdt.cli import interrupts
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -149,8 +150,9 @@ def check_hosts(plan: Plan) -> None:
 
 
 def emit(folder: Path, checked: api.CheckedRun) -> None:
-    """Write coordinator.flags and one host_N.flags per peer, with the files that they name, and print the commands and
-    the files that each host needs. With --resume they go on from the newest checkpoint of the run in this folder."""
+    """Write coordinator.flags, one host_N.flags per peer and one worker_N.flags per worker of a pool, with the files
+    that they name, and print the commands and the files that each host needs. With --resume they go on from the newest
+    checkpoint of the run in this folder."""
     peers, per_peer, run_dir = sorted(checked.plan.peers), checked.gpus_per_peer, folder / run_dirs.EMITTED_RUN_DIR
     resumed = [f"--resume_from={checkpoint_of(run_dir, checked)}"] if RESUME.value else []
     if not RESUME.value and (replaced := run_dirs.clear(folder, OVERWRITE.value)):
@@ -176,8 +178,20 @@ def emit(folder: Path, checked: api.CheckedRun) -> None:
         print_line(f"on {host}: python scripts/train.py --flagfile={folder}/host_{peer}.flags")
     for host, names in needed.items():
         print_line(f"{host} needs of {folder}: {', '.join(names)}")
+    if checked.plan.workers:
+        _emit_workers(folder, run_dir, checked.plan.workers, format_address(coordinator))
     operator = f"--coordinator={format_address(coordinator)} --credential={folder}/credentials/operator.pem"
     print_line(f"to end the run early: python scripts/fleet.py stop {operator}")
+
+
+def _emit_workers(folder: Path, run_dir: Path, workers: Sequence[int], coordinator: str) -> None:
+    """A pool's workers may run on any hosts, and ask the coordinator for the job of the run."""
+    for worker in workers:
+        own_flags = [f"--peer={worker}", f"--join={coordinator}", "--as=worker", f"--run_dir={run_dir}"]
+        own_flags.append(run_dirs.token_flag(folder, f"worker_{worker}", worker))
+        _write_flags(folder / f"worker_{worker}.flags", own_flags)
+        print_line(f"on any host: python scripts/train.py --flagfile={folder}/worker_{worker}.flags")
+    print_line(f"the host of worker N needs of {folder}: worker_N.flags, credentials/worker_N.token")
 
 
 def checkpoint_of(run_dir: Path, checked: api.CheckedRun) -> Path:

@@ -10,6 +10,8 @@ from forks import run_scripts
 from jaxdt.cli import run_inputs
 from jaxdt.protocol.events import Checkpoint
 from jaxdt.runtime.identity import authority
+from jaxdt.runtime.identity import credential as credentials
+from jaxdt.runtime.identity.certificate import TOKEN, Holder
 from jaxdt.runtime.identity.issuer import ISSUED
 from jaxdt.runtime.run_dir import shared, write_config_and_plan
 from jaxdt.runtime.storage.checkpoint import about_run, mark_complete
@@ -91,6 +93,26 @@ def test_the_files_of_an_emitted_run_are_written_again_to_go_on_from_its_checkpo
     assert {path: path.read_bytes() for path in two.glob("credentials/*")} == tokens
     with shared(run_dir):
         assert "is in use: a run goes on there" in launched(tmp_path, "--resume", "--emit=two")[2]
+
+
+def test_each_worker_of_a_pool_has_a_flag_file_with_a_token_of_its_own(tmp_path):
+    config = SCRIPTS.parent / "configs/pool.py"
+    code, out, err = launched(tmp_path, f"--config={config}", "--emit=two", "--hosts=10.0.0.1,10.0.0.2", "--port=7800")
+    assert code == 0, err
+    two = tmp_path / "two"
+    assert {path.stem for path in two.glob("worker_*.flags")} == {f"worker_{worker}" for worker in (2, 3, 4, 5)}
+    for worker in (2, 3, 4, 5):
+        token = f"two/credentials/worker_{worker}.token"
+        assert (two / f"worker_{worker}.flags").read_text().splitlines() == [
+            f"--peer={worker}",
+            "--join=10.0.0.1:7800",
+            "--as=worker",
+            "--run_dir=two/run_dir",
+            f"--token={token}",
+        ]
+        assert credentials.load(tmp_path / token).holder == Holder(TOKEN, worker)
+        assert f"on any host: python scripts/train.py --flagfile=two/worker_{worker}.flags" in out.splitlines()
+    assert "the host of worker N needs of two: worker_N.flags, credentials/worker_N.token" in out.splitlines()
 
 
 def test_a_folder_in_which_no_coordinator_has_run_is_refused_and_stays_as_it_was(job):
