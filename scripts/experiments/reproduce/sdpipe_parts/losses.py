@@ -45,7 +45,7 @@ MODEL = dict(preset="debug", n_layers=4, d_model=32, n_heads=2, d_ff=128, seq_le
 OPTIM = OptimConfig("adamw", lr=6e-3, b2=0.99, weight_decay=0.1, clip_norm=1.0, warmup_steps=20)
 SAMPLES_A_STEP = 8  # of a pipeline
 SYSTEMS = (ALL, PAIRS, SDPIPE, SDPIPE_4N, FIRST_COME, PREDUCE, HETPIPE, NONE)
-SERVER_LR_PARTS = (N_PIPELINES, 4, 2, 1)  # HetPipe's lr is the others' over one of these
+SERVER_LR_PARTS = (64, 32, 16, N_PIPELINES, 4)  # HetPipe's lr is the others' over one of these
 MANY_GROUPS = (2, 5, 10, 4 * N_PIPELINES, ENDLESS)
 SECOND_MOMENTS = ("own", "corrected", "legacy")
 
