@@ -32,7 +32,7 @@ RULES: dict[str, GroupsConfig | None] = {
     "local SGD, H = 50": GroupsConfig(match="all", every_steps=50),
     "streaming, H = 50": replace(OUTER, every_steps=50, fragments=2, lag_steps=2, mix_frac=0.5),
 }
-SEEDS = (0, 1, 2)
+SEEDS: dict[str, tuple[int, ...]] = {rule: (0, 1, 2) for rule in RULES}
 GAP_MAX = 0.05  # nats per byte at H = 50
 EVALUATED = range(200, N_STEPS + 1, 200)  # as the config says
 FLOAT_BYTES = 4
@@ -96,8 +96,8 @@ def values_of(training: Training) -> list[float]:
 
 def run(out: Path, origin: str, results: Results) -> str:
     """The text of the page. The picture is written to `out`."""
-    results.fill(Training(rule, seed).job() for rule in RULES for seed in SEEDS)
-    curves = {rule: curves_of(rule, results) for rule in RULES}
+    results.fill(Training(rule, seed).job() for seed in range(3) for rule in RULES if seed in SEEDS[rule])
+    curves = {rule: curves_of(rule, results) for rule in RULES if SEEDS[rule]}
     draw(out / "diloco.png", curves)
     sections = [
         ("Targets", targets(curves)),
@@ -107,36 +107,39 @@ def run(out: Path, origin: str, results: Results) -> str:
     return page("DiLoCo on a small GPT: what local steps cost in loss and save in bytes (grade C)", origin, sections)
 
 
-def curves_of(rule: str, results: Results) -> list[list[float]]:
-    """Held-out losses after EVALUATED steps, for each seed."""
-    return [results.get(Training(rule, seed).job())[: len(EVALUATED)] for seed in SEEDS]
+Curves = dict[str, dict[int, list[float]]]  # held-out losses after EVALUATED steps, by rule and seed
 
 
-def gaps(rule: str, curves: dict[str, list[list[float]]]) -> list[float]:
-    """Held-out loss at the end less that of all-reduce, seed by seed."""
-    return [one[-1] - other[-1] for one, other in zip(curves[rule], curves[ALL_REDUCE], strict=True)]
+def curves_of(rule: str, results: Results) -> dict[int, list[float]]:
+    return {seed: results.get(Training(rule, seed).job())[: len(EVALUATED)] for seed in SEEDS[rule]}
 
 
-def targets(curves: dict[str, list[list[float]]]) -> str:
+def gaps(rule: str, curves: Curves) -> list[float]:
+    """Held-out loss at the end less that of all-reduce, for the seeds that both have."""
+    other = curves[ALL_REDUCE]
+    return [curve[-1] - other[seed][-1] for seed, curve in curves[rule].items() if seed in other]
+
+
+def targets(curves: Curves) -> str:
     rows = []
-    for rule in (H_50, H_200):
+    for rule in (rule for rule in curves if rule != ALL_REDUCE):
         found = gaps(rule, curves)
-        target, met = ("as found", "-") if rule == H_200 else (f"at most {GAP_MAX:g}", "yes")
-        if rule == H_50 and statistics.fmean(found) > GAP_MAX:
-            met = "NO"
+        target, met = ("as found", "-")
+        if rule == H_50:
+            target, met = f"at most {GAP_MAX:g}", "yes" if statistics.fmean(found) <= GAP_MAX else "NO"
         rows.append([f"{rule}: loss after {N_STEPS:,} steps less all-reduce's", target, spread(found), met])
     return table(["what", "target", "ours", "met"], rows)
 
 
-def losses(curves: dict[str, list[list[float]]]) -> str:
+def losses(curves: Curves) -> str:
     shown = [n for n, steps in enumerate(EVALUATED) if steps in (200, 600, 1000, 2000)]
     rows = []
     for rule, runs in curves.items():
-        cells = [f"{statistics.fmean(run[n] for run in runs):.3f}" for n in shown]
+        cells = [f"{statistics.fmean(run[n] for run in runs.values()):.3f}" for n in shown]
         cells += [spread(gaps(rule, curves)), f"{exchanged_bytes(rule, N_STEPS) / 1e6:.1f}"]
-        rows.append([rule, *cells])
+        rows.append([rule, len(runs), *cells])
     steps = [f"{EVALUATED[n]:,} steps" for n in shown]
-    return table(["rule", *steps, "less all-reduce's at the end", "MB between replicas"], rows)
+    return table(["rule", "seeds", *steps, "less all-reduce's at the end", "MB between replicas"], rows)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -153,14 +156,14 @@ def exchanged_bytes(rule: str, n_steps: int) -> int:
     return 2 * (plan.n_pipelines - 1) * FLOAT_BYTES * n_numbers * (n_steps // (groups.every_steps if groups else 1))
 
 
-def draw(path: Path, curves: dict[str, list[list[float]]]) -> None:
+def draw(path: Path, curves: Curves) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     config = config_of(Training(ALL_REDUCE, 0))
     step_tokens = config.plan.microbatches * config.train.microbatch_size * config.model.seq_len
     for i, (rule, runs) in enumerate(curves.items()):
-        for run in runs:
-            label = rule if run is runs[0] else None
+        for run in runs.values():
+            label = rule if run is next(iter(runs.values())) else None
             left.plot([n * step_tokens / 1e6 for n in EVALUATED], run, f"C{i}", lw=1, label=label)
             right.plot([exchanged_bytes(rule, n) / 1e6 for n in EVALUATED], run, f"C{i}", lw=1)
     left.set(xlabel="tokens, millions", ylabel="held-out loss, nats per byte")
@@ -170,8 +173,8 @@ def draw(path: Path, curves: dict[str, list[list[float]]]) -> None:
 
 
 ASSUMPTIONS = (
-    "configs/reference_2000.py: model, data, schedule and optimizer, two pipelines, seeds "
-    f"{SEEDS[0]} to {SEEDS[-1]}. A local step is on a half of the samples of all-reduce's, so equal steps are equal "
+    "configs/reference_2000.py: model, data, schedule and optimizer, two pipelines; seeds 0, 1, 2, as many as a row "
+    "says. A local step is on a half of the samples of all-reduce's, so equal steps are equal "
     "tokens.",
     f"The outer optimizer is SGD with Nesterov's momentum {OUTER.outer_momentum:g}, lr {OUTER.outer_lr:g}; gradients "
     "are clipped per pipeline. Evaluated is the mean of the replicas.",
