@@ -44,10 +44,13 @@ CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled p
 
 def main() -> NoReturn:
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
+    if JOIN.value:
+        print(f"loads jax, then asks the coordinator at {JOIN.value} to join", flush=True)
     run_flags.set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)
     from jaxdt.membership.coordinator import FORGOTTEN
     from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
+    from jaxdt.runtime.coordinator_folder import check_not_ended
     from jaxdt.runtime.peer_process import JoinedStage
     from jaxdt.runtime.reporting.peer_log import of_peer
     from jaxdt.runtime.transport_setup import OwnAddress
@@ -62,6 +65,7 @@ def main() -> NoReturn:
         print(f"peer {peer}: joins for stage {joins.stage}, after {joins.from_step} steps of the run", flush=True)
     else:
         job = run_flags.job(COORDINATOR.value, PEER.value)
+        check_not_ended(job)
         peer = PEER.value
         joins = None
     jax_setup.check_platform("gpu" if GPUS.value else job.config.platform)

@@ -40,8 +40,10 @@ def report(path: Path, metrics: list[dict], records: list[dict], summary: dict) 
         panels.append(lambda axes: loss(axes, metrics, resumed_at))
     if (step := _middle_step(records)) is not None:
         panels.append(lambda axes: timeline(axes, records, step))
-    if bytes_per_link(records):
-        panels.append(lambda axes: link_bytes(axes, records, summary.get("codec_on_links", {})))
+    if links := summary.get("bytes_on_links") or recorded_bytes(records):
+        begin = f" since step {resumed_at}" if resumed_at else ""
+        title = f"Bytes per link{begin}" if summary.get("bytes_on_links") else "Bytes per link in the recorded steps"
+        panels.append(lambda axes: link_bytes(axes, links, summary.get("codec_on_links", {}), title))
     if metrics:
         predicted_s, uncompressed_s = summary.get("step_s_predicted"), summary.get("step_s_predicted_uncompressed")
         panels.append(lambda axes: step_times(axes, metrics, predicted_s, uncompressed_s, resumed_at))
@@ -175,17 +177,23 @@ def churn_comparison(path: Path, runs: Sequence) -> None:
     figure.savefig(path, dpi=75)
 
 
-def link_bytes(axes: Axes, records: list[dict], codecs: dict[str, str]) -> None:
-    """Payload bytes of each directed link in the recorded steps, and the name of its codec if it has one. A peer that
-    was killed in its first second has left no record of what it sent; the title says so."""
-    totals = sorted(bytes_per_link(records).items())
-    codec_of = {(src, dst): codecs.get(f"{src}->{dst}", "none") for (src, dst), _ in totals}
-    labels = [f"{src}→{dst}" + (f"\n{name}" if name != "none" else "") for (src, dst), name in codec_of.items()]
-    axes.bar(labels, [n / 1e6 for _, n in totals], color=COLOURS["G"])
-    unrecorded = sorted({dst for (_, dst), _ in totals} - {src for (src, _), _ in totals})
+def recorded_bytes(records: list[dict]) -> dict[str, int]:
+    """Payload bytes of each directed link, "src->dst", in the recorded steps."""
+    return {f"{src}->{dst}": n for (src, dst), n in bytes_per_link(records).items()}
+
+
+def link_bytes(axes: Axes, bytes_on_links: dict[str, int], codecs: dict[str, str], title: str) -> None:
+    """Payload bytes of each directed link, and the name of its codec if it has one. A peer that was killed in its first
+    second has left no record of what it sent; the title says so."""
+    ends = {link: tuple(map(int, link.split("->"))) for link in bytes_on_links}
+    links = sorted(ends, key=lambda link: ends[link])
+    codec_of = {link: codecs.get(link, "none") for link in links}
+    labels = [link.replace("->", "→") + (f"\n{name}" if name != "none" else "") for link, name in codec_of.items()]
+    axes.bar(labels, [bytes_on_links[link] / 1e6 for link in links], color=COLOURS["G"])
+    unrecorded = sorted({dst for _, dst in ends.values()} - {src for src, _ in ends.values()})
     without = f" (without what {', '.join(f'p{peer}' for peer in unrecorded)} sent)" if unrecorded else ""
-    axes.set(title=f"Bytes per link in the recorded steps{without}", ylabel="MB")
-    axes.tick_params(axis="x", rotation=60 if len(totals) > 12 else 0)
+    axes.set(title=f"{title}{without}", ylabel="MB")
+    axes.tick_params(axis="x", rotation=60 if len(links) > 12 else 0)
 
 
 def step_times(

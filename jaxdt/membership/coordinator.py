@@ -478,7 +478,8 @@ class Coordinator:
                 continue
             runs_at = self.roster.addresses.get(peer) or "an address that nobody can dial"
             reason = (
-                f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one at {claim.where} is refused"
+                f"{self.roster.name(peer)}: runs at {runs_at} and answers; a second one, {claim.where}, is refused: "
+                "another peer needs a token of its own"
             )
             actions += [RefusedReport(reason), self._send(claim.temporary_id, Ended(2, reason))]
         return actions

@@ -16,6 +16,7 @@ from jaxdt.spec.errors import BadInput
 ANSWER_S = 30.0
 SAID_S = 2.0  # who waits for longer is told
 NOBODY_LISTENS = "the run has ended, or its coordinator is elsewhere"
+MAY_ASK = ": it may have to find out whether an earlier process of this peer still lives"
 NO_ANSWER = "is this the address of a coordinator?"
 
 
@@ -91,11 +92,15 @@ def _first_answer(
     failure = Unreached(f"no answer within {ANSWER_S:.0f} s")
     is_failing = False
     deadline_s = time.monotonic() + ANSWER_S
+    quiet_s = SAID_S if patience_s >= SAID_S else ANSWER_S  # before a line says that there is no answer yet
     while (left_s := deadline_s - time.monotonic()) > 0:
         try:
-            answer = answers.get(timeout=left_s)
+            answer = answers.get(timeout=min(left_s, quiet_s))
         except Empty:
-            break
+            if quiet_s == SAID_S and not is_failing:
+                print_line(f"has asked the coordinator, waits for its answer for {ANSWER_S:.0f} s at most{MAY_ASK}")
+            quiet_s = ANSWER_S
+            continue
         if not isinstance(answer, Unreached):
             return answer
         failure = answer

@@ -92,7 +92,22 @@ def load_beginning(job: RunJob, durable: FileStore) -> Beginning:
 
 def _has_run(job: RunJob, durable: FileStore) -> bool:
     """Whether this run has ended, from the checkpoint that the job resumes from: its flag file was started again."""
-    return durable.get(ENDED) == job.run and durable.get(START) == serialize.write(job.start)
+    if durable.get(ENDED) != job.run:
+        return False
+    try:
+        return durable.get(START) == serialize.write(job.start)
+    except BadInput:
+        return True  # the checkpoint is gone
+
+
+def check_not_ended(job: RunJob) -> None:
+    """BadInput if the coordinator's folder is here, and says that this very run has ended."""
+    folder = job.run_dir / "coordinator"
+    if not folder.exists():
+        return
+    durable = FileStore(folder)
+    if durable.get(ENDED) == job.run and durable.get(RUN) != job.run:
+        raise BadInput(f"run_dir: {ended_run(job.run_dir) or f'the run in {job.run_dir} has ended'}")
 
 
 def check_no_steps(run_dir: Path) -> None:

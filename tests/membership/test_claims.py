@@ -58,7 +58,8 @@ def test_a_second_process_is_refused_once_the_first_is_heard_and_nobody_is_put_o
     for peer in (0, 1, 3):
         run.message(peer, Heartbeat(2, {}), 11.0)
     actions = run.event(Woke("tick"), 11.2)
-    reason = "peer 2 (stage 0): runs at h2:1 and answers; a second one at h9:1 (process 5 on h9) is refused"
+    answers = "peer 2 (stage 0): runs at h2:1 and answers; a second one, h9:1 (process 5 on h9), is refused"
+    reason = f"{answers}: another peer needs a token of its own"
     assert sent(actions, Ended) == {ASKS: Ended(2, reason)} and reports(actions, "refused") == [{"reason": reason}]
     assert not reports(run.actions, "lost")
 

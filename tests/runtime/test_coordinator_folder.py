@@ -9,7 +9,7 @@ import pytest
 
 from jaxdt.membership.coordinator import CHECKPOINT, STEPS, TERM, VIEW
 from jaxdt.protocol.events import Checkpoint, Member, View
-from jaxdt.runtime.coordinator_folder import begin_run, end_run, load_beginning, lock_folder
+from jaxdt.runtime.coordinator_folder import begin_run, check_not_ended, end_run, load_beginning, lock_folder
 from jaxdt.runtime.storage.durable import FileStore
 from jaxdt.spec import serialize
 from jaxdt.spec.errors import BadInput
@@ -86,6 +86,19 @@ def test_a_resumed_run_that_has_ended_is_not_done_again_by_its_own_flags(tmp_pat
     later = load_beginning(job(tmp_path, checkpoint=Checkpoint(9, 1)), store)
     assert later.durable_state is None and later.start.checkpoint.version == 9
     assert load_beginning(job(tmp_path, run="run 3"), store).start.checkpoint.version == 6
+    with pytest.raises(BadInput, match="holds 9 steps of a run that has ended"):
+        load_beginning(job(tmp_path, checkpoint=None), store)  # its checkpoint is gone
+
+
+def test_a_peer_of_a_run_that_has_ended_does_not_wait_for_its_coordinator(tmp_path):
+    check_not_ended(job(tmp_path))
+    assert not (tmp_path / "coordinator").exists()
+    store = begun(tmp_path)
+    check_not_ended(job(tmp_path))
+    end_run(store)
+    with pytest.raises(BadInput, match="the run in .* has ended"):
+        check_not_ended(job(tmp_path))
+    check_not_ended(job(tmp_path, run="run 3"))
 
 
 def test_the_steps_of_a_run_that_has_ended_are_not_replaced(tmp_path):

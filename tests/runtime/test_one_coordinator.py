@@ -39,7 +39,7 @@ def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched
     coordinator, second, intruder = (err.strip().splitlines()[-1] for _, _, err in results)
     assert "has a coordinator already (process " in coordinator, coordinator
     assert second.startswith("peer 0 (stage 0): runs at 127.0.0.1:"), second
-    assert "and answers; a second one at 127.0.0.1:0 (process " in second, second
+    assert "and answers; a second one, 127.0.0.1:0 (process " in second, second
     assert "coordinator: " in intruder, intruder
 
     fleet.wait_for_step(len(fleet.losses()) + 2)

@@ -100,7 +100,8 @@ def test_a_prediction_that_codecs_do_not_change_is_one_line(simulated):
 
 def test_the_picture_names_a_peer_that_left_no_record(simulated):
     axes = plots.Figure().subplots()
-    plots.link_bytes(axes, [record for record in simulated[1] if record["peer"] != 3], {})
+    recorded = plots.recorded_bytes([record for record in simulated[1] if record["peer"] != 3])
+    plots.link_bytes(axes, recorded, {}, "Bytes per link in the recorded steps")
     assert axes.get_title() == "Bytes per link in the recorded steps (without what p3 sent)"
 
 

@@ -93,6 +93,7 @@ class Transport:
         self._peers: dict[int, _Peer] = {}
         self._inbound: dict[tuple[int, str], InboundChannel] = {}
         self._incarnations: dict[int, int] = {}  # of the peers that have greeted and were not dropped since
+        self._sent_before: dict[int, Counter] = {}  # counters of connections to peers that were dropped
         self._dropped: dict[int, None] = {}  # dropped peers, oldest first; their inbound channels remain
         self._threads: set[threading.Thread] = set()
         self._unstarted: list[tuple[str, Callable[[], None], int]] = []  # arguments of _spawn
@@ -177,13 +178,13 @@ class Transport:
             return max((sum(channel.queued_bytes for channel in peer.channels.values()) for peer in peers), default=0)
 
     def stats(self) -> dict[int, dict[str, int]]:
-        """Counters per peer: sent since it was connected; received since the start, unless it has been forgotten."""
-        counters: dict[int, Counter] = {}
+        """Counters per peer since the start, unless it has been forgotten."""
         with self._lock:
+            counters = {peer: Counter(sent) for peer, sent in self._sent_before.items()}
             sources = [(peer, channel) for peer, known in self._peers.items() for channel in known.channels.values()]
             sources += [(channel.peer, channel) for channel in self._inbound.values()]
             for peer in self._peers:
-                counters[peer] = Counter(dict.fromkeys(_COUNTERS, 0))
+                counters.setdefault(peer, Counter(dict.fromkeys(_COUNTERS, 0)))
             for peer, channel in sources:
                 total = counters.setdefault(peer, Counter(dict.fromkeys(_COUNTERS, 0)))
                 total.update(channel.stats())
@@ -202,6 +203,8 @@ class Transport:
                 return
             known.close(flush_s=0.0)
             known.cut()
+            for channel in known.channels.values():
+                self._sent_before.setdefault(peer, Counter(dict.fromkeys(_COUNTERS, 0))).update(channel.stats())
             for channel in self._inbound_channels_of(peer):
                 channel.drop()
             self._dropped[peer] = None
@@ -245,6 +248,7 @@ class Transport:
     def _forget(self, peer: int) -> None:
         """Forget what has arrived from a dropped peer. A thread that still serves a connection of it ends."""
         del self._dropped[peer]
+        self._sent_before.pop(peer, None)
         for channel in self._inbound_channels_of(peer):
             channel.close()
         for name in CHANNELS:

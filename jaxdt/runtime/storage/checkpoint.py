@@ -103,11 +103,13 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
     return sorted(path.parent for path in run_dir.glob(f"checkpoints/*/{COMPLETE}"))
 
 
-def prune(run_dir: Path, keep: int) -> list[Path]:
-    """Delete all but the newest `keep` complete checkpoints, and incomplete ones that are older than these. Returns the
-    deleted folders."""
+def prune(run_dir: Path, keep: int, resumed: Path | None = None) -> list[Path]:
+    """Delete all but the newest `keep` complete checkpoints, and incomplete ones that are older than these. `resumed`,
+    with which the run began, stays: a process that is started again begins with it. Returns the deleted folders."""
     newest = complete_checkpoints(run_dir)[-keep:]
-    old = [path for path in sorted(run_dir.glob("checkpoints/*")) if newest and path < newest[0]]
+    begun = resumed.resolve() if resumed else None
+    found = [path for path in sorted(run_dir.glob("checkpoints/*")) if path.resolve() != begun]
+    old = [path for path in found if newest and path < newest[0]]
     for path in old:
         (path / COMPLETE).unlink(missing_ok=True)  # first, so that a half-deleted checkpoint never counts
         shutil.rmtree(path, ignore_errors=True)

@@ -66,7 +66,7 @@ class Checkpointer:
 
     run: the name of the run.
     about: the fields in which a checkpoint must agree with a run that resumes from it (about_run).
-    keep: how many complete checkpoints are kept, the newest ones.
+    keep: how many complete checkpoints are kept, the newest ones; `resumed` is kept beside them.
     stages: how many the plan has, and the peer's; None for the coordinator, which writes no part.
     resumed: the folder of the checkpoint with which the run began, if it began with one."""
 
@@ -245,5 +245,5 @@ class Checkpointer:
         with contextlib.suppress(FileNotFoundError):
             mark_complete(self._run_dir, checkpoint, self._about)
         sweep(self._run_dir, checkpoint)
-        if prune(self._run_dir, self._keep):
+        if prune(self._run_dir, self._keep, self._resumed):
             fetched_parts.discard_older(self._run_dir, checkpoint.version)

@@ -416,6 +416,12 @@ def test_prune_keeps_the_newest_and_what_is_under_way(tmp_path):
     assert sorted(tmp_path.glob("checkpoints/*")) == kept
 
 
+def test_prune_keeps_the_checkpoint_with_which_the_run_began(tmp_path, monkeypatch):
+    folders = [folder_of(tmp_path, version) for version in (1, 2, 3, 4)]
+    monkeypatch.chdir(tmp_path)
+    assert prune(tmp_path, 1, Path("checkpoints") / folders[1].name) == [folders[0], folders[2]]
+
+
 def test_prune_deletes_nothing_without_a_complete_checkpoint(tmp_path):
     folder_of(tmp_path, 1, complete=False)
     assert prune(tmp_path, 1) == []
