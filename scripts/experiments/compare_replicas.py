@@ -16,21 +16,11 @@ from pathlib import Path
 from absl import flags
 from replica_comparison import page
 from replica_comparison.page import Run
+from replica_comparison.systems import ROOT, SYSTEMS, replica_bytes
 
 from jaxdt.cli import local_run, script_main
 from jaxdt.spec.errors import BadInput
 
-# name -> its flags. All have the model and the steps of configs/quickstart.py.
-SYSTEMS = {
-    "allreduce": ("--config=configs/quickstart.py", "--config.model.tied_head=false"),
-    "all": ("--config=configs/local_sgd.py", "--config.sync.groups.every_steps=1"),
-    "local_sgd": ("--config=configs/local_sgd.py",),
-    "diloco": ("--config=configs/diloco.py",),
-    "streaming_diloco": ("--config=configs/streaming_diloco.py",),
-    "sdpipe": ("--config=configs/sdpipe.py", "--config.plan.pipelines=2"),
-    "none": ("--config=configs/local_sgd.py", "--config.sync.groups.match=none"),
-}
-ROOT = local_run.SCRIPTS.parent
 FORWARD_S = 0.03
 STALLS = "0.1,1.0,{seed}"
 WARM_UP = 10  # steps before those that are timed
@@ -104,16 +94,6 @@ def made(system: str, peers: str, seed: int) -> Run:
         replica_bytes(run_dir, summary["bytes_on_links"]),
         round(summary["eval_loss_last"], 5),
     )
-
-
-def replica_bytes(run_dir: Path, on_links: dict[str, int]) -> int:
-    """What went between two peers of one stage, both directions of all such links."""
-    stages = [set(stage) for stage in json.loads((run_dir / "plan.json").read_text())["placement"]]
-    total = 0
-    for link, n_bytes in on_links.items():
-        ends = set(map(int, link.split("->")))
-        total += n_bytes if any(ends <= stage for stage in stages) else 0
-    return total
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 started twice; and a peer of another run."""
 
 import os
+import shutil
 import signal
 
 from fleets import MANY_STEPS, N_STEPS, ONE_PROCESS, ROOT
@@ -16,11 +17,10 @@ IMPORTS = "import jaxdt.cli.run_flags, jaxdt.runtime.coordinator_process, jaxdt.
 
 def test_a_resumed_run_outlives_its_coordinators_and_nothing_runs_twice(launched, ended, tmp_path):
     fleet = launched(*ONE_PROCESS, "--resume", *MANY_STEPS, "--config.train.keep_checkpoints=1")
-    began_from = ended / f"checkpoints/{N_STEPS:08d}/complete.json"
-    n_steps = N_STEPS
-    while began_from.exists():  # until it is deleted in favour of a newer one
-        n_steps += 1
-        fleet.wait_for_step(n_steps)
+    began_from = ended / f"checkpoints/{N_STEPS:08d}"
+    fleet.wait_for_step(N_STEPS + 3)
+    assert began_from.exists(), "a peer that is started again begins with it"
+    shutil.rmtree(began_from)  # the coordinator does without
     for number in (signal.SIGKILL, signal.SIGTERM):
         before = fleet.losses()
         os.kill(fleet.coordinator(), number)

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from experiments import compare_replicas
-from replica_comparison import page
+from replica_comparison import page, systems
 from replica_comparison.page import Run
 
 
@@ -45,19 +44,17 @@ def test_a_run_is_kept_and_the_page_is_that_of_all(tmp_path):
 def test_bytes_between_replicas_are_those_of_links_inside_a_stage(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"placement": [[0, 2], [1, 3]]}))
     on_links = {"0->1": 1, "1->0": 2, "0->2": 10, "2->0": 20, "3->1": 40, "2->3": 4}
-    assert compare_replicas.replica_bytes(tmp_path, on_links) == 70
+    assert systems.replica_bytes(tmp_path, on_links) == 70
 
 
-@pytest.mark.parametrize("system", compare_replicas.SYSTEMS)
+@pytest.mark.parametrize("system", systems.SYSTEMS)
 def test_every_system_has_a_config(system):
-    config, *_ = compare_replicas.SYSTEMS[system]
-    assert (compare_replicas.ROOT / config.removeprefix("--config=")).is_file()
+    config, *_ = systems.SYSTEMS[system]
+    assert (systems.ROOT / config.removeprefix("--config=")).is_file()
 
 
 def test_the_committed_page_is_made_of_the_committed_runs():
-    folder = compare_replicas.ROOT / "configs/replicas"
+    folder = systems.ROOT / "configs/replicas"
     about, runs = page.read(folder)
     assert (folder / "README.md").read_text() == page.text(about, runs)
-    assert {run.name for run in runs} >= {
-        ("even", system, seed) for system in compare_replicas.SYSTEMS for seed in range(6)
-    }
+    assert {run.name for run in runs} >= {("even", system, seed) for system in systems.SYSTEMS for seed in range(6)}
