@@ -240,4 +240,6 @@ def refusal(error: OSError, default: str) -> str:
     name; '' for an error of another kind."""
     if error.filename is None and error.errno not in REFUSALS:
         return ""
+    if error.errno == errno.ENOENT and error.filename and not (folder := Path(error.filename).parent).exists():
+        return f"{error.filename}: {folder} is not there any more: it was moved or deleted meanwhile"
     return f"{error.filename or default}: {error.strerror}"

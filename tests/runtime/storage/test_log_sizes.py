@@ -3,7 +3,7 @@
 import pytest
 
 from jaxdt.runtime.storage import durable
-from jaxdt.runtime.storage.durable import LateFile, cut_log, kept_lines, older_part
+from jaxdt.runtime.storage.durable import LateFile, cut_log, kept_lines, older_part, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +69,13 @@ def test_a_log_is_cut_under_the_process_that_writes_it(tmp_path):
         cut_log(path)
         log.write("z\n")
     assert (older_part(path).stat().st_size, path.read_text()) == (1001, "z\n")
+
+
+def test_a_file_whose_folder_was_moved_is_not_only_a_missing_file(tmp_path):
+    with pytest.raises(OSError) as missing:
+        (tmp_path / "metrics.jsonl").open()
+    assert refusal(missing.value, "disk") == f"{tmp_path / 'metrics.jsonl'}: No such file or directory"
+    with pytest.raises(OSError) as moved:
+        (tmp_path / "run" / "metrics.jsonl").open("w")
+    told = refusal(moved.value, "disk")
+    assert told.endswith(f"{tmp_path / 'run'} is not there any more: it was moved or deleted meanwhile")
