@@ -45,6 +45,7 @@ CACHE_DIR = flags.DEFINE_string("cache_dir", "~/.cache/jaxdt", "Where compiled p
 def main() -> NoReturn:
     run_flags.required("run_dir", *([] if JOIN.value else ["peer", "coordinator"]))
     if JOIN.value:
+        run_flags.check_joinable(JOIN.value)
         print(f"loads jax, then asks the coordinator at {JOIN.value} to join", flush=True)
     run_flags.set_cpus(CPUS.value)
     gpu_flags.set_gpus(GPUS.value, GPU_MEMORY_FRAC.value)

@@ -12,6 +12,8 @@ from ml_collections import ConfigDict, config_flags
 from jaxdt.cli import run_inputs, script_main
 from jaxdt.model.data import TokenFile
 from jaxdt.runtime.compute_environment import ONE_THREAD
+from jaxdt.runtime.run_end import ended_run
+from jaxdt.runtime.run_folders import ADDRESS
 from jaxdt.sim.stragglers import stalls
 from jaxdt.spec import config as configs
 from jaxdt.spec import network as networks
@@ -119,6 +121,14 @@ def job(coordinator: str | None = None, peer: int | None = None) -> "RunJob":
     )
 
 
+def check_joinable(coordinator: str) -> None:
+    """BadInput for a --run_dir that is a file, or that of a run of this coordinator, a host:port, that has ended."""
+    check_run_dir()
+    known = _run_dir() / ADDRESS
+    if known.exists() and known.read_text().strip() == coordinator and (ended := ended_run(_run_dir())):
+        raise BadInput(f"--join: {ended}")
+
+
 def newcomer(
     coordinator: str, data_path: str, is_worker: bool = False, peer: int | None = None
 ) -> tuple["RunJob", "Welcome"]:
@@ -128,14 +138,8 @@ def newcomer(
     from jaxdt.build import fingerprint
     from jaxdt.runtime.joining import ask_to_join
     from jaxdt.runtime.net.address import parse_address
-    from jaxdt.runtime.run_end import ended_run
-    from jaxdt.runtime.run_folders import ADDRESS
     from jaxdt.runtime.run_job import RunJob
 
-    check_run_dir()
-    known = _run_dir() / ADDRESS
-    if known.exists() and known.read_text().strip() == coordinator and (ended := ended_run(_run_dir())):
-        raise BadInput(f"--join: {ended}")
     credential = _credential(coordinator)
     welcome = ask_to_join(parse_address("--join", coordinator), credential, PLAINTEXT.value, is_worker, peer)
     if peer not in (None, welcome.peer):

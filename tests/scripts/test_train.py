@@ -12,12 +12,13 @@ from jaxdt.runtime.compute_environment import MALLOC_ENVIRONMENT
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, runpy, sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from jaxdt.cli import run_flags
 from jaxdt.protocol.events import Stop, Welcome
 
 code, *argv = sys.argv[1:]
-job = SimpleNamespace(config=SimpleNamespace(platform="any"))
+job = SimpleNamespace(config=SimpleNamespace(platform="any"), run_dir=Path("no folder"))
 run_flags.job = lambda coordinator, peer: job
 run_flags.newcomer = lambda coordinator, data: (job, Welcome("r", 7, 1, "f", {}, 5))
 jax_setup, peer_process = ModuleType("jax_setup"), ModuleType("peer_process")
@@ -33,7 +34,9 @@ os.execv = again
 sys.argv = argv
 runpy.run_path(argv[0], run_name="__main__")
 """
-JOINS = "peer 7: joins for stage 1, after 5 steps of the run\n"
+JOINS = (
+    "loads jax, then asks the coordinator at 127.0.0.1:9 to join\npeer 7: joins for stage 1, after 5 steps of the run\n"
+)
 JOIN = "--join=127.0.0.1:9"
 PLANNED = ("--peer=1", "--coordinator=127.0.0.1:9")
 
