@@ -3,8 +3,8 @@
     python docs/pool_picture.py --out=docs/pool.png
 
 Two stages with one server and four workers each, 24 microbatches; links of 100 Mb/s and 10 ms. The second of two steps
-is drawn. Workers 3, 5 and 8 crash after a quarter, a third and a half of it, and what they had not handed in is computed
-again.
+is drawn. Workers 3, 5 and 8 crash after a quarter, a third and a half of it, and what they had not handed in is
+computed again.
 """
 
 from collections.abc import Sequence
