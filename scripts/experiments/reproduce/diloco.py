@@ -188,6 +188,6 @@ ASSUMPTIONS = (
     "A trainer in plain jax in one process, without the machines of a run; a test holds its losses against theirs. "
     "Bytes are those of the exchange of parameters in fp32.",
     f"Not made yet: {', '.join(rule for rule in RULES if rule not in SEEDS)}; three seeds of each.",
-    "Trained values repeat on one build and one kind of CPU. A run takes about 17 CPU minutes; one that was stopped "
+    "Trained values repeat on one build and one kind of CPU. A run takes about 13 CPU minutes; one that was stopped "
     f"goes on from its state in {STATES.relative_to(ROOT)}.",
 )
