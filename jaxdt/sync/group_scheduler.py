@@ -14,7 +14,6 @@ before all have answered. It counts groups on behind the last that is known, and
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from jaxdt.membership.agreement import TIMER, CommittedStep, CountedRows, Decision, EndRun, Results
 from jaxdt.membership.coordinator_config import CoordinatorConfig
@@ -24,13 +23,11 @@ from jaxdt.protocol.events import (
     GroupFormed,
     MeanEvaluated,
     Message,
-    Record,
     ReplicaState,
     ResultHeld,
     Round,
     Send,
     StepDone,
-    StepsCounted,
     View,
     WakeAt,
     WantsGroup,
@@ -42,13 +39,14 @@ from jaxdt.spec.sizes import fragment_name, fragment_of_name, is_mean, mean_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
+from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
 from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates, restored_report
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
 
-class GroupScheduler:
+class GroupScheduler(CountedSteps):
     """The agreement of `sync.kind = "groups"`. `n_committed`: rows of the metrics."""
 
     READS = StepBudget.READS | HeldOutLosses.READS | {WantsGroup, ResultHeld, Finished, ReplicaState}
@@ -384,27 +382,6 @@ class GroupScheduler:
         self._mean_of = {place: members for place, members in self._mean_of.items() if place[0] >= version}
         stages = range(self._plan.n_stages)
         return tuple(self._mean_of.get((version, stage), ()) for stage in stages)
-
-    def durable_form(self, record: Record) -> Any:
-        raise AssertionError("no step of the run is recorded")
-
-    def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
-        raise AssertionError("no step of the run is recorded")
-
-    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
-        return StepsCounted(rows.n_steps), [*self._budget.told(rows)]
-
-    @property
-    def is_asking(self) -> bool:
-        return self._states.is_asking
-
-    @property
-    def has_untold_rows(self) -> bool:
-        return self._budget.n_told < self._budget.n_rows
-
-    @property
-    def records(self) -> tuple[Record, ...]:
-        return ()
 
     def missed(self) -> list[Message]:
         return self._states.missed()

@@ -4,7 +4,6 @@ Workers and servers agree among themselves on what is pushed and pulled (jaxdt.s
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from jaxdt.membership.agreement import CommittedStep, CountedRows, Decision, Results
 from jaxdt.membership.coordinator_config import CoordinatorConfig
@@ -12,14 +11,13 @@ from jaxdt.protocol.events import (
     Action,
     Finished,
     Message,
-    Record,
     ReplicaState,
     StepDone,
-    StepsCounted,
     View,
 )
 from jaxdt.protocol.reports import PipelineEndReport, StepReport
 from jaxdt.spec.plan import Plan
+from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates
 from jaxdt.sync.scheduling.step_budget import StepBudget
@@ -27,7 +25,7 @@ from jaxdt.sync.scheduling.step_budget import StepBudget
 NO_SERVER = "it is the server that holds its stage's parameters"
 
 
-class ServerAgreement:
+class ServerAgreement(CountedSteps):
     """The agreement of `sync.kind = "server"`. `n_committed`: rows of the metrics."""
 
     READS = StepBudget.READS | {Finished, ReplicaState}
@@ -109,27 +107,6 @@ class ServerAgreement:
         return None
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-        return ()
-
-    def durable_form(self, record: Record) -> Any:
-        raise AssertionError("no step of the run is recorded")
-
-    def committed(self, now_s: float, record: Record) -> tuple[Message, list[Action]]:
-        raise AssertionError("no step of the run is recorded")
-
-    def counted(self, rows: CountedRows) -> tuple[Message, list[Action]]:
-        return StepsCounted(rows.n_steps), [*self._budget.told(rows)]
-
-    @property
-    def is_asking(self) -> bool:
-        return self._states.is_asking
-
-    @property
-    def has_untold_rows(self) -> bool:
-        return self._budget.n_told < self._budget.n_rows
-
-    @property
-    def records(self) -> tuple[Record, ...]:
         return ()
 
     def missed(self) -> list[Message]:
