@@ -11,6 +11,9 @@ files. The fields of `config.ablation` are those of jaxdt.ablation.grid.Ablation
 Exit codes: 0 done, 2 bad input, 3 a worker was lost, 130 interrupted.
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 import signal
 import sys
 import time

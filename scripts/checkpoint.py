@@ -9,6 +9,9 @@ verify   reads every array of every complete checkpoint; exit code 1 if one is m
 prune    deletes all but the newest complete checkpoints
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The coordinator of one run: python scripts/coordinate.py --flagfile=coordinator.flags"""
 
+import check_installed  # noqa: F401
+
 from jaxdt.cli import interrupts  # noqa: F401
 
 # isort: split

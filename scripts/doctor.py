@@ -6,6 +6,9 @@
 Prints one line per finding, and below a bad one the command that mends it. Exit code 1 if there is a bad one.
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 from collections.abc import Iterable
 from pathlib import Path
 

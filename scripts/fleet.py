@@ -14,6 +14,8 @@ evict PEER  puts a peer out at once; the others do its unfinished work again
 Elsewhere than on the coordinator's host: --coordinator=HOST:PORT --credential=operator.pem. No command changes a loss.
 """
 
+import check_installed  # noqa: F401
+
 from jaxdt.cli import interrupts  # noqa: F401
 
 # isort: split

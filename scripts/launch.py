@@ -10,6 +10,8 @@ On this machine the coordinator and the peers are children of this process. With
 0 done, 2 bad input, 3 a peer was lost, 130 interrupted.
 """
 
+import check_installed  # noqa: F401
+
 from jaxdt.cli import interrupts
 
 # isort: split

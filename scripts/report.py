@@ -6,6 +6,8 @@
 The second command also compares the run with others: it prints a table and writes comparison.png to its folder.
 """
 
+import check_installed  # noqa: F401
+
 from jaxdt.cli import interrupts  # noqa: F401
 
 # isort: split

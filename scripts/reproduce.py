@@ -17,6 +17,9 @@ counts (--trace), and swarm_cost accepts other prices. Exit codes: 0 done, 1 a p
 command writes, 2 bad input.
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 import tempfile
 from pathlib import Path
 

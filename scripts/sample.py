@@ -5,6 +5,9 @@
 Uses the newest complete checkpoint of the run and computes on the CPU.
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 import json
 from pathlib import Path
 

@@ -25,6 +25,9 @@ With --orders the same grid shows the orders of such a file, which people may wr
 Exit codes: 0 done, 1 the orders deadlock, 2 bad input.
 """
 
+import check_installed  # noqa: F401
+
+# isort: split
 import json
 import math
 from dataclasses import replace

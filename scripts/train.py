@@ -10,6 +10,8 @@ run, and may end at any moment. The first SIGTERM or SIGINT lets a peer leave wi
 once.
 """
 
+import check_installed  # noqa: F401
+
 from jaxdt.cli import interrupts  # noqa: F401
 
 # isort: split
@@ -53,7 +55,7 @@ def main() -> NoReturn:
     from jaxdt.runtime import jax_setup, peer_process  # these import jax, which counts the CPUs
     from jaxdt.runtime.coordinator_folder import check_not_ended
     from jaxdt.runtime.peer_process import JoinedStage
-    from jaxdt.runtime.reporting.peer_log import of_peer
+    from jaxdt.runtime.reporting.peer_log import named
     from jaxdt.runtime.transport_setup import OwnAddress
 
     jax_setup.set_up_jax(Path(CACHE_DIR.value).expanduser())
@@ -79,10 +81,11 @@ def main() -> NoReturn:
         joins=joins,
     )
     stop = peer_process.run_peer(job, options)
+    last_line = named(f"peer {options.peer}", stop.reason)
     if JOIN.value and stop.code == FORGOTTEN:  # the coordinator that had let it in died before a view had it
-        print(f"{of_peer(options.peer, stop.reason)}; it asks again", flush=True)
+        print(f"{last_line}; it asks again", flush=True)
         os.execv(sys.executable, sys.orig_argv)
-    end(of_peer(options.peer, stop.reason), stop.code)
+    end(last_line, stop.code)
 
 
 def worker() -> NoReturn:

@@ -76,7 +76,7 @@ def run_peer(job: RunJob, options: PeerOptions) -> Stop:
     be that peer: another one may run."""
     stop_requests = StopRequests(Leave(), Leave(), options.stop_with_parent)
     coordinator = parse_address("coordinator", options.coordinator)
-    log = PeerLog(options.peer, coordinator, job.config.train.steps)
+    log = PeerLog(f"peer {options.peer}", coordinator, job.config.train.steps)
     if options.joins is None:
         listen = options.own.advertise or options.own.listen
         answer = claim_peer(job, options.peer, coordinator, listen, stop_requests, log.report)

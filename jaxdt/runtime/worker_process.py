@@ -126,7 +126,7 @@ def _compute_for(
     start = RunStart(job.run, data_checksum=job.data.checksum)
     machine = build_worker(config, job.plan, peer, start, place)
     coordinator = parse_address("coordinator", options.coordinator)
-    log = PeerLog(peer, coordinator, config.train.steps)
+    log = PeerLog(f"worker {peer}", coordinator, config.train.steps)
     path = job.run_dir / "trace" / f"peer_{peer}.jsonl"
     trace_file = LateFile(path, failed=lambda reason: loop.post(WriteFailedReport(reason)))
     with contextlib.closing(trace_file):

@@ -32,7 +32,7 @@ def test_a_log_has_a_line_a_report_and_one_for_a_step_now_and_then(monkeypatch, 
     now_s = [100.0]
     monkeypatch.setattr(peer_log.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(peer_log.time, "strftime", lambda _: "12:00:00")
-    log = peer_log.PeerLog(3, ("host", 7700), n_steps=200)
+    log = peer_log.PeerLog("peer 3", ("host", 7700), n_steps=200)
     log.report(UnreachedReport(118.0))
     log.report(PreparingReport("times stage 1"))
     log.report(ReadyReport("cpu: 1 x cpu"))
@@ -52,24 +52,24 @@ def test_a_worker_says_when_it_begins_and_then_now_and_then_how_much_it_has_done
     now_s = [100.0]
     monkeypatch.setattr(peer_log.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(peer_log.time, "strftime", lambda _: "12:00:00")
-    log = peer_log.PeerLog(4, ("host", 7700), n_steps=200)
+    log = peer_log.PeerLog("worker 4", ("host", 7700), n_steps=200)
     log.report(WorkerProgressReport(6, 1, 0, 0))
     log.report(WorkerBeginsReport(0, 1))
     for step in range(1, 5):
         log.report(WorkerProgressReport(6 + step, 1, 3 * step, 8 * step))
         now_s[0] += 0.4 * peer_log.STEP_EVERY_S
     assert capsys.readouterr().out.splitlines() == [
-        "peer 4: 12:00:00 computes for peer 0, stage 1",
-        "peer 4: 12:00:00 step 7 of 200 is done; has handed in 3 of 8 microbatches of stage 1 (38%) since it came",
-        "peer 4: 12:00:00 step 10 of 200 is done; has handed in 12 of 32 microbatches of stage 1 (38%) since it came",
+        "worker 4: 12:00:00 computes for peer 0, stage 1",
+        "worker 4: 12:00:00 step 7 of 200 is done; has handed in 3 of 8 microbatches of stage 1 (38%) since it came",
+        "worker 4: 12:00:00 step 10 of 200 is done; has handed in 12 of 32 microbatches of stage 1 (38%) since it came",
     ]
 
 
 def test_the_last_line_of_a_peer_names_it_once():
-    assert peer_log.of_peer(3, "done: 60 steps") == "peer 3: done: 60 steps"
-    assert peer_log.of_peer(3, "peer 31: lost") == "peer 3: peer 31: lost"
+    assert peer_log.named("peer 3", "done: 60 steps") == "peer 3: done: 60 steps"
+    assert peer_log.named("peer 3", "peer 31: lost") == "peer 3: peer 31: lost"
     for line in ("peer 3: left the run", "peer 3 (stage 1): has version 2"):
-        assert peer_log.of_peer(3, line) == line
+        assert peer_log.named("peer 3", line) == line
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,14 @@ def test_each_mistake_is_one_line_that_names_the_remedy(folder):
     assert not (folder / "new").exists()
 
 
-def test_a_python_without_the_environment_is_one_line():
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_without_the_environment_is_one_line(script):
+    done = subprocess.run([sys.executable, "-S", script], cwd=ROOT, env={}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert f"jaxdt is not installed for {sys.executable}: in a checkout, source .venv/bin/activate" in done.stderr
+
+
+def test_the_planner_without_the_environment_is_one_line():
     flags = "--network=configs/networks/four_cities.json --stages=2 --pipelines=2 --c_dp_bytes=1 --c_pp_bytes=1"
     command = [sys.executable, "-S", "-m", "planner", "solve", *flags.split()]
     done = subprocess.run(command, cwd=ROOT, env={}, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A peer's own log: one line a report, and now and then one for a step."""
+"""A peer's or worker's own log: one line a report, and now and then one for a step."""
 
 import time
 
@@ -12,11 +12,11 @@ STEP_EVERY_S = 10.0
 
 
 class PeerLog:
-    """Writes reports of a peer to standard output; each line begins with the peer, since several peers and the
-    coordinator may share a terminal. `coordinator`: its address, for the line that it is waited for."""
+    """Writes reports of a peer or worker to standard output; each line begins with its name (`peer 3`, `worker 4`),
+    since several processes may share a terminal. `coordinator`: its address, for the line that it is waited for."""
 
-    def __init__(self, peer: int, coordinator: Address, n_steps: int):
-        self._peer = peer
+    def __init__(self, name: str, coordinator: Address, n_steps: int):
+        self._name = name
         self._coordinator = coordinator
         self._n_steps = n_steps
         self._step_s = -STEP_EVERY_S
@@ -43,10 +43,9 @@ class PeerLog:
             self._print(line)
 
     def _print(self, line: str) -> None:
-        print_line(of_peer(self._peer, f"{time.strftime('%H:%M:%S')} {line}"))
+        print_line(named(self._name, f"{time.strftime('%H:%M:%S')} {line}"))
 
 
-def of_peer(peer: int, line: str) -> str:
-    """The line with the peer at its beginning, unless it is there already."""
-    name = f"peer {peer}"
+def named(name: str, line: str) -> str:
+    """The line with the name of its process at its beginning, unless it is there already."""
     return line if line.startswith((f"{name}:", f"{name} (")) else f"{name}: {line}"
