@@ -51,21 +51,27 @@ def table(status: dict) -> str:
         f"step {status['steps']} of {status['of_steps']}{state}; newest checkpoint: {status['checkpoint']} steps; "
         f"view {status['view']}; the coordinator was started {times(status['coordinator_term'])}, the run went back "
         f"{times(status['generation'])}",
-        f"{'peer':>8} {'stage':>6}  {'state':<9} address",
+        f"{'peer':>8} {'stage':>6}  {'state':<9} {'last heard':<12} address",
     ]
     for member in sorted(status["members"], key=lambda member: (member["stage"], member["peer"])):
-        lines.append(f"{member['peer']:>8} {member['stage']:>6}  {member['state']:<9} {member['address']}")
+        place = f"{member['peer']:>8} {member['stage']:>6}  {member['state']:<9}"
+        lines.append(f"{place} {ago(member.get('silent_s')):<12} {member['address']}")
     if status.get("workers"):  # a coordinator of protocol 3.2 says nothing of them
         lines.append(f"{'worker':>8} {'stage':>6}  server  microbatches  last heard")
     for worker in status.get("workers", ()):
         place = f"{worker['worker']:>8} {worker['stage']:>6} {worker['server']:>7}"
-        lines.append(f"{place} {worker['n_counted']:>13}  {worker['silent_s']:.1f} s ago")
+        lines.append(f"{place} {worker['n_counted']:>13}  {ago(worker['silent_s'])}")
     for name, meaning in OUTSIDERS.items():
         if status[name]:
             lines.append(f"{meaning}: {', '.join(map(str, status[name]))}")
     if status["replan"]:
         lines.append(f"replan: {status['replan']}")
     return "\n".join(lines)
+
+
+def ago(silent_s: float | None) -> str:
+    """How long ago, for people; None: a coordinator that was started again has not heard of it yet."""
+    return "not yet" if silent_s is None else f"{silent_s:.1f} s ago"
 
 
 def times(n: int) -> str:

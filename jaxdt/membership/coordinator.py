@@ -564,6 +564,7 @@ class Coordinator:
         if reason:
             return [RefusedReport(reason), self._send(src, OperatorAnswer(False, reason))]
         before = self._operations.state
+        self._operations.silences = self._leases.silences(now_s)
         if self._worker_places:
             self._operations.workers = self._worker_places.rows(now_s, self.roster.servers)
         text = self._operations.accept(request, self.roster, progress)

@@ -32,12 +32,13 @@ class Progress:
 class Operations:
     """`state` is what has to be durable. `stops_at`: the run ends when the checkpoint of this version is complete; None
     as long as nobody has asked for it, or its step is not committed. `advice`: what the planner has said last;
-    `workers`: a pool's, as rows of the status."""
+    `silences`: for how many seconds each peer has been silent; `workers`: a pool's, as rows of the status."""
 
     def __init__(self, state: OperatorState):
         self.state = state
         self.stops_at: int | None = None
         self.advice: ReplanReport | None = None
+        self.silences: Mapping[int, float] = {}
         self.workers: Sequence[Mapping[str, Any]] = ()
         self._stop: tuple[int, str] | None = None  # exit code of a run that is to stop, and who has asked for it
         self._wants_checkpoint = False
@@ -147,8 +148,14 @@ class Operations:
     def _status(self, roster: Roster, progress: Progress) -> Mapping[str, Any]:
         view = roster.view
         members = [
-            {"peer": m.peer, "stage": m.stage, "address": m.address, "state": _state_of(m.peer, roster)}
-            for m in (view.members if view else ())
+            {
+                "peer": member.peer,
+                "stage": member.stage,
+                "address": member.address,
+                "state": _state_of(member.peer, roster),
+                "silent_s": self.silences.get(member.peer),
+            }
+            for member in (view.members if view else ())
         ]
         return {
             "view": view.number if view else 0,

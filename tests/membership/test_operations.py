@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import fleet
 import pytest
 from test_coordinator import STAGE_OF, TERMS, Driver, assert_lost, assert_over, lose, of, reports, sent
 from test_membership import from_coordinator, member
@@ -51,9 +52,9 @@ from jaxdt.runtime.reporting.report_lines import line_of
 OPERATOR = OPERATOR_IDS + 7
 
 
-def ask(run, command, peer=None):
+def ask(run, command, peer=None, now_s=0.0):
     """The coordinator's answer, and its actions until what has to be durable for it is so."""
-    actions = run.event(Received(Header("", 0, 0, OPERATOR), OperatorRequest(command, peer)))
+    actions = run.event(Received(Header("", 0, 0, OPERATOR), OperatorRequest(command, peer)), now_s)
     if [persist for persist in of(actions, Persist) if persist.name == "operator"]:
         assert OPERATOR not in sent(actions, OperatorAnswer), "what is not durable may be forgotten by a restart"
         actions = actions + run.event(Persisted("operator"))
@@ -244,6 +245,16 @@ def test_status(run):
         peer: (stage, f"h{peer}:1", "live") for peer, stage in STAGE_OF.items()
     }
     assert len(actions) == 1
+
+
+def test_status_says_when_each_peer_was_heard(run):
+    run.message(2, Heartbeat(1, {}), 1.5)
+    answer, _ = ask(run, "status", now_s=2.0)
+    silences = {peer["peer"]: peer["silent_s"] for peer in json.loads(answer.text)["members"]}
+    assert silences == {0: 2.0, 1: 2.0, 2: 0.5, 3: 2.0}
+    lines = fleet.table(json.loads(answer.text)).splitlines()
+    heard = [line[27:39].strip() for line in lines[1:]]
+    assert heard == ["last heard", "2.0 s ago", "2.0 s ago", "0.5 s ago", "2.0 s ago"]
 
 
 REFUSED = {

@@ -34,6 +34,10 @@ class Leases:
         """When something came from a peer with a lease the last time."""
         return now_s - self._deadlines[peer].silence_s(now_s)
 
+    def silences(self, now_s: float) -> dict[int, float]:
+        """For how many seconds, in tenths, nothing has come from each peer with a lease."""
+        return {peer: round(deadline.silence_s(now_s), 1) for peer, deadline in self._deadlines.items()}
+
     def heartbeat(self, now_s: float, peer: int, status: Mapping[str, float]) -> None:
         """A peer's heartbeat; that of a joining member says how far its download is."""
         self._joining.heartbeat(now_s, peer, status)
