@@ -398,13 +398,13 @@ class Invariants:
                 self.broken(HELD, peer, f"still holds tensors of {round}, which is closed")
 
     def _check_rows(self, outcome: Outcome, n_steps: Mapping[int, int]) -> None:
-        """All rows, in order. A coordinator that was started again tells the last ones again. The last row of all is
+        """All rows, in order. A coordinator that was started again tells the last ones again. The last rows are
         lost with a pipeline. If a coordinator dies, the steps that were in no durable row are forgotten of a pipeline
         that is lost already, or whose last stage is lost too; the others may have ended by then, so rows may be missing
         as far as they need these steps."""
         rows = [report.step for report in dict.fromkeys(outcome.of(StepReport))]
         n_rows = self._shape.config.train.steps
-        n_fewest = n_rows - 1 if self._lost else n_rows
+        n_fewest = n_rows - self._n_rows_short
         if self._lost and self._has_ended:
             last_stage = self._shape.plan.placement[-1]
             unknown = {p for p, peer in enumerate(last_stage) if peer in self._loses} | self._lost_before
@@ -439,6 +439,12 @@ class Invariants:
             all(row[pipeline] not in peers for row in rows) for pipeline in range(self._shape.plan.n_pipelines)
         )
 
+    @property
+    def _n_rows_short(self) -> int:
+        """How many rows a lost pipeline may cost: as many as it had steps under way, with stash one a stage. The others
+        may have ended by then, counting on these. They have told their stages the last step, and begin none again."""
+        return 1 + self._shape.plan.n_ahead(0) if self._lost else 0
+
     def _check_budget(self, outcome: Outcome) -> dict[int, int]:
         """(9); the local steps of each pipeline. Of one that is lost, the most that one of its replicas has done."""
         plan, n_rows = self._shape.plan, self._shape.config.train.steps
@@ -455,7 +461,7 @@ class Invariants:
                 elif found != n_steps[pipeline]:
                     self.broken(BUDGET, peer, f"has done {found} steps, its pipeline {n_steps[pipeline]}")
         n_wanted, n_done = plan.n_pipelines * n_rows, sum(n_steps.values())
-        n_short = plan.n_pipelines if self._lost else 0  # the rest may have ended before it was known what is missing
+        n_short = plan.n_pipelines * self._n_rows_short
         if n_done < n_wanted - n_short or (len(self._heard) != n_done and not self._faults and not self._has_ended):
             problem = f"the pipelines have done {n_steps}, {len(self._heard)} were heard of, the run has {n_wanted}"
             self.broken(BUDGET, COORDINATOR, problem)
