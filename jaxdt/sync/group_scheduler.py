@@ -12,8 +12,7 @@ One that is started again asks the members what they know (jaxdt.sync.scheduling
 before all have answered. It counts groups on behind the last that is known, and goes on with those that are open.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxdt.membership.agreement import TIMER, CommittedStep, CountedRows, Decision, EndRun, Results
 from jaxdt.membership.coordinator_config import CoordinatorConfig
@@ -32,10 +31,10 @@ from jaxdt.protocol.events import (
     WakeAt,
     WantsGroup,
 )
-from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport, StepReport
+from jaxdt.protocol.reports import GroupReport, PipelineEndReport, StateMeanReport
 from jaxdt.spec.config import RunConfig
 from jaxdt.spec.plan import Plan
-from jaxdt.spec.sizes import fragment_name, fragment_of_name, is_mean, mean_name, state_name
+from jaxdt.spec.sizes import fragment_name, fragment_of_name, mean_name, state_name
 from jaxdt.sync.held_out import HeldOutLosses
 from jaxdt.sync.matching.base import AveragingGroup, Matched, Matcher, matcher_entry
 from jaxdt.sync.matching.token import EnforcementToken
@@ -43,6 +42,7 @@ from jaxdt.sync.scheduling.counted_steps import CountedSteps
 from jaxdt.sync.scheduling.open_groups import Disagreement, OpenGroup, OpenGroups
 from jaxdt.sync.scheduling.pipelines import NO_NEWCOMERS, Pipelines
 from jaxdt.sync.scheduling.replica_states import ReplicaStates, restored_report
+from jaxdt.sync.scheduling.snapshots import Keepers, Snapshots
 from jaxdt.sync.scheduling.step_budget import StepBudget
 
 
@@ -57,7 +57,6 @@ class GroupScheduler(CountedSteps):
         self.n_committed = config.start_version
         self._config = config
         self._plan = plan
-        self._checkpoint_every_steps = run.train.checkpoint_every_steps
         self._has_outer = run.sync.groups.outer != "none"
         self._view: View | None = None
         token, groups = EnforcementToken(), run.sync.groups
@@ -72,13 +71,10 @@ class GroupScheduler(CountedSteps):
         self._n_groups = [[0] * groups.fragments for _ in plan.stages]
         self._n_groups_before = [[0] * groups.fragments for _ in plan.stages]  # of earlier coordinators
         self._states = ReplicaStates()
-        self._last_means: dict[str, int] = {}  # name of a group -> the last version of which its mean was begun
         self._pipelines = Pipelines(plan)
         self._budget = StepBudget(config, plan, self._pipelines)
-        self._held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan, self._pipelines)
-        self._promised = 0  # the version of which an operator wants a checkpoint
-        self._mean_of: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}  # version, stage -> members, local steps
-        self._means: deque[tuple[Callable[[int], str], int]] = deque()  # names of groups, versions: one after the other
+        keepers = Keepers(lambda stage: tuple(sorted(self._pipelines.replicas(stage))), state_name)
+        self._snapshots = Snapshots(config, run, plan, self._pipelines, self._budget, self._open, keepers)
         self._finished: set[int] = set()  # replicas that have done their last local step
         self._is_ending = False  # and all that are left have
         self._end: EndRun | None = None
@@ -102,7 +98,7 @@ class GroupScheduler(CountedSteps):
             case Finished(n_steps):
                 return self._on_finished(now_s, src, n_steps)
             case MeanEvaluated():
-                return [*self._without_rows(self._held_out.hear(message)), *self._next_mean()]
+                return self._snapshots.evaluated(message)
             case StepDone(step):
                 return [*self._pipelines.did([src], [step + 1]), *self._count(now_s, src, message)]
             case _:
@@ -159,9 +155,9 @@ class GroupScheduler(CountedSteps):
         stage, _ = self._plan.seat(members[0])
         reports: list[Action] = [*self._pipelines.did(members, steps)]
         if round.group == mean_name(stage):
-            return [*reports, *self._held_out.whole(stage, round, members, steps)]
+            return [*reports, *self._snapshots.held_out.whole(stage, round, members, steps)]
         if round.group == state_name(stage):
-            self._mean_of[round.step, stage] = tuple(zip(members, steps, strict=True))
+            self._snapshots.holds(round.step, stage, tuple(zip(members, steps, strict=True)))
             reports.append(StateMeanReport(stage, round.step, list(members), list(steps)))
         return [*reports, *group.closed()]
 
@@ -184,7 +180,7 @@ class GroupScheduler(CountedSteps):
             actions += self._leave(now_s, stage, sorted(lost.intersection(self._plan.placement[stage])))
         for group in whole:
             actions += self._whole(group)
-        return [*actions, *self._held_out.lose(), *self._end_steps()]
+        return [*actions, *self._snapshots.held_out.lose(), *self._end_steps()]
 
     def _has_finished(self, pipeline: int) -> bool:
         """Whether the last step of a pipeline is reported."""
@@ -198,47 +194,7 @@ class GroupScheduler(CountedSteps):
         if self._budget.n_rows == self.n_committed:
             return actions
         self.n_committed = self._budget.n_rows
-        if self._held_out.want(self.n_committed) and self.n_committed < self._config.n_steps:
-            self._means.append((mean_name, self.n_committed))
-        for action in actions:
-            if isinstance(action, StepReport):
-                self._budget.tell(self._held_out.row(action))
-        others = [action for action in actions if not isinstance(action, StepReport)]
-        return [*others, *self._snapshot(self.n_committed)]
-
-    def _without_rows(self, actions: Sequence[Action]) -> list[Action]:
-        """Rows wait until they are durable."""
-        self._budget.tell(action for action in actions if isinstance(action, StepReport))
-        return [action for action in actions if not isinstance(action, StepReport)]
-
-    def _snapshot(self, version: int) -> list[Action]:
-        """After so many rows there may be a checkpoint of the mean over the replicas."""
-        every = self._checkpoint_every_steps
-        is_due = version == self._promised or (every and version % every == 0)
-        if is_due and version < self._config.n_steps:
-            self._means.append((state_name, version))
-        return self._next_mean()
-
-    def _next_mean(self) -> list[Action]:
-        """The replicas of each stage average their parameters or states, for the next held-out losses or checkpoints.
-        Only one held-out loss is measured at a time, and a checkpoint waits for the rows before it."""
-        actions: list[Action] = []
-        while self._means and self._held_out.version is None:
-            name, version = self._means.popleft()
-            if name is mean_name:
-                self._held_out.begin(version)
-            actions += self._begin_mean(name, version)
-        return actions
-
-    def _begin_mean(self, name: Callable[[int], str], version: int) -> list[Action]:
-        """At all stages, but for those where an earlier coordinator has begun it."""
-        actions: list[Action] = []
-        for stage in range(self._plan.n_stages):
-            if version > self._last_means.get(name(stage), -1):
-                self._last_means[name(stage)] = version
-                round = Round(version, name(stage), self._view_number)
-                actions += self._open.open(round, tuple(sorted(self._pipelines.replicas(stage))))
-        return actions
+        return self._snapshots.after_row(self.n_committed, actions)
 
     def _on_finished(self, now_s: float, src: int, n_steps: int) -> list[Action]:
         """A replica has done its last local step, so others do not wait for it. After the last of all, the state is
@@ -262,15 +218,13 @@ class GroupScheduler(CountedSteps):
         if self._is_ending or not left <= self._finished:
             return []
         self._is_ending = True
-        n_steps = self._config.n_steps
-        self._means += [(mean_name, n_steps)] if self._held_out.is_due(n_steps) else []
-        self._means.append((state_name, n_steps))
-        return self._next_mean()
+        return self._snapshots.end(has_result=False)
 
     # ----------------------------------------------------------------------------------------- a coordinator's restart
 
     def restore(self, view: View, steps: Sequence[CommittedStep], rows: CountedRows | None) -> None:
         self._view = view
+        self._snapshots.view_number = view.number
         if rows:
             self._budget.restore(rows)
             self.n_committed = rows.n_rows
@@ -285,7 +239,6 @@ class GroupScheduler(CountedSteps):
         states = self._states
         if states.is_asking:
             return []
-        self._last_means = states.last
         for stage, of_stage in enumerate(self._n_groups):
             for fragment, n_groups in enumerate(of_stage):
                 last = states.last.get(fragment_name(stage, fragment, self._n_fragments), -1)
@@ -295,7 +248,7 @@ class GroupScheduler(CountedSteps):
             stage, pipeline = self._plan.seat(peer)
             if stage == 0 and answer.n_steps is not None:
                 self._budget.ended(pipeline)
-        actions = [*self._restore_groups(), *self._restore_means()]
+        actions = [*self._restore_groups(), *self._restore_snapshots()]
         for src, message in states.said:
             actions += self.hear(now_s, src, message, {})
         self._states = ReplicaStates()
@@ -304,11 +257,11 @@ class GroupScheduler(CountedSteps):
     def _restore_groups(self) -> list[Action]:
         """The groups that are open. Their members that are lost meanwhile are left out, as at other times."""
         states, actions = self._states, list[Action]()
-        held_out_over = self._restore_held_out()
+        measured = self._snapshots.restore_held_out(states)
         for group in states.open_groups():
             stage, _ = self._plan.seat(group.members[0])
-            name, version = group.round.group, group.round.step
-            if name == mean_name(stage) and (version <= self._budget.n_told or version in held_out_over):
+            name = group.round.group
+            if self._snapshots.is_over(group.round, measured):
                 group.waited_for.intersection_update(states.answers)
                 actions += group.closed()
                 continue
@@ -325,34 +278,12 @@ class GroupScheduler(CountedSteps):
             actions += self._whole(group)
         return [*actions, *self._open.tell_again()]
 
-    def _restore_held_out(self) -> set[int]:
-        """Held-out losses that are not told yet; those of which an earlier coordinator was told."""
-        states = self._states
-        told = {message.version: message for _, message in states.said if isinstance(message, MeanEvaluated)}
-        begun = {round.step for round in states.rounds if is_mean(round.group)}
-        over = {round.step for round in states.over if is_mean(round.group)}
-        for version in sorted(version for version in begun if version > self._budget.n_told):
-            self._held_out.restore(version, version in over, told.get(version))
-        states.said = [(src, message) for src, message in states.said if not isinstance(message, MeanEvaluated)]
-        return over | told.keys()
-
-    def _restore_means(self) -> list[Action]:
-        """Means that were begun at some stages only, and the checkpoint that is due after the rows that were told."""
+    def _restore_snapshots(self) -> list[Action]:
         for round, known in self._states.over.items():
             stage, _ = self._plan.seat(known.members[0])
             if round.group == state_name(stage):
-                self._mean_of[round.step, stage] = tuple(zip(known.members, known.steps, strict=True))
-        actions: list[Action] = []
-        if self._held_out.version is not None:
-            actions += self._begin_mean(mean_name, self._held_out.version)
-        n_told, every = self._budget.n_told, self._checkpoint_every_steps
-        names = {state_name(stage) for stage in range(self._plan.n_stages)}
-        versions = {round.step for round in self._open.rounds if round.group in names}
-        if every:
-            versions.add(n_told // every * every)
-        limits = range(self._config.start_version + 1, self._config.n_steps)
-        self._means += [(state_name, version) for version in sorted(versions) if version in limits]
-        return [*actions, *self._next_mean()]
+                self._snapshots.holds(round.step, stage, tuple(zip(known.members, known.steps, strict=True)))
+        return self._snapshots.restore()
 
     # ---------------------------------------------------------------------------------------- the rest of an Agreement
 
@@ -374,14 +305,10 @@ class GroupScheduler(CountedSteps):
         return f"{command}: with sync.kind groups a run cannot do this yet"
 
     def promise_checkpoint(self) -> int | None:
-        self._promised = self.n_committed + 1
-        return self._promised
+        return self._snapshots.promise_checkpoint()
 
     def mean_of(self, version: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Those of older versions are forgotten: an older checkpoint does not become complete any more."""
-        self._mean_of = {place: members for place, members in self._mean_of.items() if place[0] >= version}
-        stages = range(self._plan.n_stages)
-        return tuple(self._mean_of.get((version, stage), ()) for stage in stages)
+        return self._snapshots.mean_of(version)
 
     def missed(self) -> list[Message]:
         return self._states.missed()
@@ -392,6 +319,7 @@ class GroupScheduler(CountedSteps):
     def adopt_view(self, now_s: float, view: View) -> list[Action]:
         is_first_view = self._view is None
         self._view = view
+        self._snapshots.view_number = view.number
         if is_first_view:
             self._budget.rows.begin(now_s)
         broken = self._pipelines.keep(view.by_peer)

@@ -1,0 +1,162 @@
+"""What is kept aside of the stages while a run goes on whose replicas may differ: the coordinator's account.
+
+After some rows of the metrics a held-out loss is measured, or a checkpoint is made, of parameters that nobody goes on
+from. The keepers of each stage are told to make such a snapshot as soon as they can: the replicas add up what they
+have, a server keeps a copy. Snapshots are made in order, at all stages. Only one held-out loss is measured at a time,
+and what comes after it waits.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxdt.membership.coordinator_config import CoordinatorConfig
+from jaxdt.protocol.events import Action, MeanEvaluated, Round
+from jaxdt.protocol.reports import StepReport
+from jaxdt.spec.config import RunConfig
+from jaxdt.spec.plan import Plan
+from jaxdt.spec.sizes import is_mean, mean_name
+from jaxdt.sync.held_out import HeldOutLosses
+from jaxdt.sync.scheduling.open_groups import OpenGroups
+from jaxdt.sync.scheduling.pipelines import Pipelines
+from jaxdt.sync.scheduling.replica_states import ReplicaStates
+from jaxdt.sync.scheduling.step_budget import StepBudget
+
+Contributions = tuple[tuple[int, int], ...]  # replicas, and the local steps of each
+
+
+@dataclass(frozen=True)
+class Keepers:
+    """Who makes snapshots. `of_stage(stage)`: the peers of a stage that do; `checkpoint_name(stage)`: the group of a
+    snapshot for a checkpoint."""
+
+    of_stage: Callable[[int], tuple[int, ...]]
+    checkpoint_name: Callable[[int], str]
+
+
+class Snapshots:
+    """A part of an agreement, which tells it of rows and of results that are held. `view_number`: of the present view.
+    `held_out`: the losses, and the rows that wait for them."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        run: RunConfig,
+        plan: Plan,
+        pipelines: Pipelines,
+        budget: StepBudget,
+        groups: OpenGroups,
+        keepers: Keepers,
+    ):
+        self.view_number = 0
+        self.held_out = HeldOutLosses(run.train.eval_every_steps, config.n_steps, plan, pipelines)
+        self._config = config
+        self._checkpoint_every_steps = run.train.checkpoint_every_steps
+        self._stages = range(plan.n_stages)
+        self._budget = budget
+        self._groups = groups
+        self._keepers = keepers
+        self._promised = 0  # the version of which an operator wants a checkpoint
+        self._last: dict[str, int] = {}  # name of a group -> the last version of which a snapshot was begun
+        self._mean_of: dict[tuple[int, int], Contributions] = {}  # version and stage of one for a checkpoint
+        self._todo: deque[tuple[Callable[[int], str], int]] = deque()  # names of groups, versions: one after the other
+
+    # ------------------------------------------------------------------------------------------------------------ rows
+
+    def after_row(self, version: int, actions: Sequence[Action]) -> list[Action]:
+        """So many rows are done. The rows among these actions wait for their held-out losses; the others are left, and
+        what follows."""
+        is_last = version == self._config.n_steps
+        if self.held_out.want(version) and not is_last:
+            self._todo.append((mean_name, version))
+        for action in actions:
+            if isinstance(action, StepReport):
+                self._budget.tell(self.held_out.row(action))
+        every = self._checkpoint_every_steps
+        is_due = version == self._promised or (every and version % every == 0)
+        if is_due and not is_last:
+            self._todo.append((self._keepers.checkpoint_name, version))
+        others = [action for action in actions if not isinstance(action, StepReport)]
+        return [*others, *self._next()]
+
+    def end(self, has_result: bool) -> list[Action]:
+        """All replicas that are left have done their last step. Unless the run `has_result` without one, a snapshot of
+        all stages is the result."""
+        n_steps = self._config.n_steps
+        self._todo += [(mean_name, n_steps)] if self.held_out.is_due(n_steps) else []
+        self._todo += [] if has_result else [(self._keepers.checkpoint_name, n_steps)]
+        return self._next()
+
+    def evaluated(self, message: MeanEvaluated) -> list[Action]:
+        """A held-out loss is measured. Rows wait until they are durable."""
+        actions = self.held_out.hear(message)
+        self._budget.tell(action for action in actions if isinstance(action, StepReport))
+        return [*(action for action in actions if not isinstance(action, StepReport)), *self._next()]
+
+    def _next(self) -> list[Action]:
+        actions: list[Action] = []
+        while self._todo and self.held_out.version is None:
+            name, version = self._todo.popleft()
+            if name is mean_name:
+                self.held_out.begin(version)
+            actions += self._begin(name, version)
+        return actions
+
+    def _begin(self, name: Callable[[int], str], version: int) -> list[Action]:
+        """At all stages, but for those where an earlier coordinator has begun it."""
+        actions: list[Action] = []
+        for stage in self._stages:
+            if version > self._last.get(name(stage), -1):
+                self._last[name(stage)] = version
+                round = Round(version, name(stage), self.view_number)
+                actions += self._groups.open(round, self._keepers.of_stage(stage))
+        return actions
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def promise_checkpoint(self) -> int:
+        """An operator wants one. Its version: it is made after the next row."""
+        self._promised = self._budget.n_rows + 1
+        return self._promised
+
+    def holds(self, version: int, stage: int, contributions: Contributions) -> None:
+        """What a stage's snapshot for a checkpoint holds is known."""
+        self._mean_of[version, stage] = contributions
+
+    def mean_of(self, version: int) -> tuple[Contributions, ...]:
+        """Those of older versions are forgotten: an older checkpoint does not become complete any more."""
+        self._mean_of = {place: members for place, members in self._mean_of.items() if place[0] >= version}
+        return tuple(self._mean_of.get((version, stage), ()) for stage in self._stages)
+
+    # ----------------------------------------------------------------------------------------- a coordinator's restart
+
+    def restore_held_out(self, states: ReplicaStates) -> set[int]:
+        """Held-out losses that are not told yet; those of which an earlier coordinator was told."""
+        self._last = states.last
+        told = {message.version: message for _, message in states.said if isinstance(message, MeanEvaluated)}
+        begun = {round.step for round in states.rounds if is_mean(round.group)}
+        over = {round.step for round in states.over if is_mean(round.group)}
+        for version in sorted(version for version in begun if version > self._budget.n_told):
+            self.held_out.restore(version, version in over, told.get(version))
+        states.said = [(src, message) for src, message in states.said if not isinstance(message, MeanEvaluated)]
+        return over | told.keys()
+
+    def is_over(self, round: Round, measured: set[int]) -> bool:
+        """Whether nobody needs a snapshot of an earlier coordinator any more: its loss is told, or was `measured`."""
+        return is_mean(round.group) and (round.step <= self._budget.n_told or round.step in measured)
+
+    def restore(self) -> list[Action]:
+        """Snapshots that were begun at some stages only, and the checkpoint that is due after the rows that were
+        told."""
+        name = self._keepers.checkpoint_name
+        actions: list[Action] = []
+        if self.held_out.version is not None:
+            actions += self._begin(mean_name, self.held_out.version)
+        n_told, every = self._budget.n_told, self._checkpoint_every_steps
+        names = {name(stage) for stage in self._stages}
+        versions = {round.step for round in self._groups.rounds if round.group in names}
+        if every:
+            versions.add(n_told // every * every)
+        limits = range(self._config.start_version + 1, self._config.n_steps)
+        self._todo += [(name, version) for version in sorted(versions) if version in limits]
+        return [*actions, *self._next()]
