@@ -82,7 +82,8 @@ def patched(owner, name, value):
     return patch
 
 
-INIT, LOOK_AT, LOSE = (
+EXPIRE, INIT, LOOK_AT, LOSE = (
+    TaskTable.expire,
     TaskTable.__init__,
     Contributions.look_at,
     PoolServer._lose,
@@ -112,6 +113,13 @@ def from_one(self, numbers, server, is_last_stage, lease_numbers):
     INIT(self, numbers, server, is_last_stage, itertools.count(1))
 
 
+def forgets_who_is_late(self, now_s):
+    expired = EXPIRE(self, now_s)
+    for lease in expired:
+        self._task(self._units[lease.microbatch], lease.kind).late.clear()
+    return expired
+
+
 def any_version(self, worker, wants):
     worker.versions, worker.n_tasks = frozenset(range(wants.version + 2)), wants.n_tasks
 
@@ -122,7 +130,13 @@ POOL_MUTANTS = {
     "a worker frees nothing": (of_workers(FreesNothing), nullcontext, {BOUNDED}, range(20)),
     "contributions stay": (of_servers(KeepsContributions), nullcontext, {BOUNDED}, range(20)),
     "lost work is not redone": (unchanged, patched(TaskTable, "void", ReissueOnly.void), {COVER, PROGRESS}, range(40)),
-    "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(30, 45)),
+    "late backwards count": (unchanged, late_and_not_compared, {COVER}, range(10, 25)),
+    "a late worker gets the same task again": (
+        unchanged,
+        patched(TaskTable, "expire", forgets_who_is_late),
+        {COVER},
+        range(50, 60),
+    ),
     "lease numbers begin anew": (unchanged, patched(TaskTable, "__init__", from_one), {LEASED_TWICE}, range(20)),
     "workers compute with any version": (unchanged, patched(PoolServer, "_holds", any_version), {COVER}, range(40)),
 }

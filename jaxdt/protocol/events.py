@@ -736,7 +736,7 @@ class WorkerGone:
 
 @frozen_dataclass
 class WantsTasks:
-    """Pool worker -> server: it holds the parameters of `version`, and wants `n_tasks` leases at a time."""
+    """Pool worker -> server: it holds the parameters of `version`, and takes up to `n_tasks` leases at a time."""
 
     admission: int
     version: int
@@ -760,24 +760,30 @@ class TaskLease:
 
 @frozen_dataclass
 class TaskDone:
-    """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on."""
+    """Pool worker -> server: the task of lease `number` is done, and nothing has to be passed on. It took `work_s` to
+    compute, and `held_s` since all that it needs was there; None from a worker of protocol 3.3."""
 
     admission: int
     step: int
     number: int
     n_samples: int
     loss_sum: float | None = None
+    work_s: float | None = None
+    held_s: float | None = None
 
 
 @frozen_dataclass
 class TaskOutput:
-    """Pool worker -> server: the task of lease `number` is done; the tensor `key` is for a neighbour stage."""
+    """Pool worker -> server: the task of lease `number` is done; the tensor `key` is for a neighbour stage. The seconds
+    are those of TaskDone."""
 
     key: Key
     admission: int
     number: int
     n_samples: int
     loss_sum: float | None = None
+    work_s: float | None = None
+    held_s: float | None = None
 
 
 @frozen_dataclass

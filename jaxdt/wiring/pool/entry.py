@@ -13,6 +13,7 @@ from jaxdt.wiring.pool.even_transfer import server_of
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.server import Fallback, PoolPlace, PoolServer
 from jaxdt.wiring.pool.server_counts import CountedServer
+from jaxdt.wiring.pool.task_times import LEASES_MIN
 from jaxdt.wiring.pool.worker import PoolWorker
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
@@ -61,9 +62,10 @@ def _check(config: RunConfig, plan: Plan) -> str:
 
 
 def _peer_load(config: RunConfig, plan: Plan, stage: int, pipeline: int) -> PeerLoad:
-    """All of a server's microbatches have their tensors there."""
+    """All of a server's microbatches have their tensors there. Beside workers it has as many forwards in flight as they
+    have, but for what travels."""
     share = -(-plan.n_microbatches // plan.n_replicas[stage])
-    return PeerLoad(min(share, plan.depth(stage)), share)
+    return PeerLoad(min(share, plan.depth(stage) + LEASES_MIN - 1), share)
 
 
 ENTRY = WiringEntry(

@@ -12,6 +12,10 @@ on to the owner at the neighbour stage. So no server asks another one for anythi
                             the norm of the own gradient (N, norm_check.py) and added here (C; contributions.py)
     all are added        -> Drained: from here on the servers agree as replicas do
 
+Each client has a forward for each backward, and all may have as many forwards in flight: what comes back to the clients
+comes in proportion to what they have in flight, so a client with fewer would wait for work. The last tasks of a step
+are for whoever will be done first (task_times.py).
+
 A worker that vanishes, is late with a backward, or contributes something else than it has done, is void: its leases and
 all that it has not contributed are done again here or at others (task_table.py). That is no business of anybody else:
 there is no view, nothing is written to a disk, and nobody waits who would not wait anyway. A server without workers
@@ -88,6 +92,7 @@ from jaxdt.wiring.pool.even_transfer import part, part_of
 from jaxdt.wiring.pool.lease_times import LeaseTimes
 from jaxdt.wiring.pool.step_under_way import StepUnderWay
 from jaxdt.wiring.pool.task_table import Lease, TaskTable, Verdict
+from jaxdt.wiring.pool.task_times import LEASES_MIN, TaskTimes, others_are_sooner
 from jaxdt.wiring.pool.worker_roster import AdmittedWorker, WorkerRoster
 from jaxdt.wiring.recovery import Recovery
 from jaxdt.wiring.routed import RoutedWiring
@@ -152,6 +157,8 @@ class PoolServer:
         self._workers = self._roster.admitted
         self._early: list[Key] = []  # of steps that have not begun here
         self._own: Lease | None = None  # the own task that runs
+        self._last_kind = FORWARD  # of the own task that was begun last
+        self._task_times = TaskTimes()
         self._wakes_s = NEVER
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -169,7 +176,7 @@ class PoolServer:
                 if work.step not in self._steps:
                     return self._fallback_of(work.step).routed.handle(now_s, event) + self._go_on(now_s)
                 self._slot.free()
-                return self._computed(self._steps[work.step], work, values) + self._go_on(now_s)
+                return self._computed(now_s, self._steps[work.step], work, values) + self._go_on(now_s)
             case Received(header, Enlist(process, fingerprint)):
                 return self._enlist(now_s, header.src, process, fingerprint)
             case Received(_, Ended() as ended):
@@ -385,8 +392,9 @@ class PoolServer:
         for step in steps:
             if step.held_out:
                 return [self._start(EVALUATE, step, step.held_out.popleft())]
-            task = step.table.next_task(self._peer, self._place.depth)
-            if task:
+            task = step.table.next_task(self._peer, self._in_flight_max(self._peer), self._last_kind)
+            if task and not self._others_are_sooner(step, self._peer, *task):
+                self._last_kind = task[0]
                 self._own = step.table.lease(*task, self._peer, now_s)
                 return [self._start(FORWARD if self._own.with_forward else self._own.kind, step, task[1])]
         return []
@@ -396,28 +404,55 @@ class PoolServer:
 
     def _grant(self, now_s: float, step: StepUnderWay) -> list[Action | Event]:
         """Lease what workers can do now. A backward goes at once to the worker that did the forward; other tasks to
-        the workers with the fewest, as long as they want more."""
-        table, version = step.table, self._place.delay.version_of(step.number)
-        ready = [
-            peer for peer, worker in self._workers.items() if version in worker.versions and peer not in step.asked
-        ]
+        the workers with the fewest, as long as they need more."""
+        table, ready = step.table, self._ready(step)
         actions: list[Action | Event] = []
         for peer in sorted(ready):
             while (m := table.own_backward(peer)) is not None:
                 actions += self._lease(now_s, step, (BACKWARD, m), peer)
-        queue = [(self._n_leases(peer), peer) for peer in ready]
+        queue = [(self._n_unbound(peer), peer) for peer in ready]
         heapq.heapify(queue)
         while queue and table.n_queued:
             n_leases, peer = heapq.heappop(queue)
-            n_tasks = self._workers[peer].n_tasks
-            task = table.next_task(peer, self._place.depth + n_tasks) if n_leases < n_tasks else None
-            if task:
+            task = table.next_task(peer, self._in_flight_max(peer)) if n_leases < self._n_leases_max(peer) else None
+            if task and not self._others_are_sooner(step, peer, *task):
                 actions += self._lease(now_s, step, task, peer)
                 heapq.heappush(queue, (n_leases + 1, peer))
         return actions
 
+    def _ready(self, step: StepUnderWay) -> list[int]:
+        """The workers that could do tasks of a step."""
+        version = self._place.delay.version_of(step.number)
+        return [p for p, worker in self._workers.items() if version in worker.versions and p not in step.asked]
+
     def _n_leases(self, peer: int) -> int:
         return sum(len(step.table.leases_of(peer)) for step in self._steps.values())
+
+    def _n_unbound(self, peer: int) -> int:
+        return sum(step.table.n_unbound(peer) for step in self._steps.values())
+
+    def _n_leases_max(self, worker: int) -> int:
+        n_leases = self._task_times.n_leases(worker, BACKWARD if self._is_last else FORWARD)
+        return min(n_leases, self._workers[worker].n_tasks)
+
+    def _in_flight_max(self, peer: int) -> int:
+        """Forwards without their backward at a client: as under 1F1B, where one of them runs, and besides those that
+        wait for it or are on their way. A server with workers has as many as a worker beside it; else it would have a
+        smaller part of what comes back than of what it could do."""
+        if peer != self._peer:
+            return self._place.depth + max(1, self._n_leases_max(peer)) - 1
+        return self._place.depth + (LEASES_MIN - 1 if self._workers else 0)
+
+    def _others_are_sooner(self, step: StepUnderWay, peer: int, kind: str, m: int) -> bool:
+        """Whether a task is better left to others, of those who may have it and are not late with another one."""
+        table = step.table
+        if m in table.held(peer):
+            return False
+        in_time = [p for p in self._ready(step) if not self._workers[p].is_late]
+        clients = {peer, *(p for p in (self._peer, *in_time) if table.may_have(p, kind, m))}
+        held = {p: sum(len(one.table.held(p)) for one in self._steps.values()) for p in clients}
+        microbatch_s = {p: self._task_times.microbatch_s(p) for p in clients}
+        return others_are_sooner(peer, held, microbatch_s, table.n_left)
 
     def _lease(self, now_s: float, step: StepUnderWay, task: tuple[str, int], peer: int) -> list[Action | Event]:
         """Grant a task, and send what the worker needs for it: the input for a forward, or for Work that contains one,
@@ -440,13 +475,14 @@ class PoolServer:
         """Leases that have run out go to others; a worker that has not contributed in time is void."""
         late: set[int] = set()
         for step in self._steps.values():
-            step.table.expire(now_s)
+            for lease in step.table.expire(now_s):
+                self._workers[lease.client].is_late = True
             late |= {peer for peer, asked in step.asked.items() if asked.until_s <= now_s}
         return [action for peer in sorted(late) for action in self._lose(peer, "no contribution in time", readmit=True)]
 
     # ------------------------------------------------------------------------------------------------------- results
 
-    def _computed(self, step: StepUnderWay, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _computed(self, now_s: float, step: StepUnderWay, work: Work, values: dict[str, float]) -> list[Action | Event]:
         """This server has done a Work of its own."""
         m = work.microbatch
         assert m is not None  # as in all Work of a wiring
@@ -459,6 +495,8 @@ class PoolServer:
             return [*self._fallback_of(step.number).recovery.made(work), self._start(lease.kind, step, m)]
         self._own = None
         step.table.finish(lease.number)
+        if not lease.with_forward:
+            self._task_times.computed(self._peer, lease.kind, now_s - lease.granted_s)
         if lease.kind == FORWARD:
             return self._pass_on(step, lease)
         step.losses[m] = (n_samples, loss_sum)
@@ -511,7 +549,12 @@ class PoolServer:
             return self._lose(src, "a backward came too late", readmit=True) if is_backward else []
         if verdict is Verdict.DUPLICATE or not lease:
             return []
-        self._times.took(src, lease.kind, now_s - lease.granted_s)
+        took_s = now_s - lease.granted_s
+        self._times.took(src, lease.kind, took_s)
+        self._workers[src].is_late = False
+        if body.work_s is not None and body.held_s is not None and not lease.with_forward:
+            self._task_times.computed(src, lease.kind, body.work_s)
+            self._task_times.travelled(src, lease.kind, took_s - body.held_s)
         if lease.kind == BACKWARD:
             step.losses[lease.microbatch] = (body.n_samples, body.loss_sum)
         keep = [] if tensor is None else [StoreTensor(src, body, tensor)]
@@ -629,6 +672,7 @@ class PoolServer:
         else:
             actions.append(Send(COORDINATOR, WorkerGone(peer, reason, n_redone)))
             self._times.forget(peer)
+            self._task_times.forget(peer)
         return actions
 
 

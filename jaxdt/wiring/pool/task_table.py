@@ -12,7 +12,8 @@ On the last stage the backward contains the forward, so there is no other task a
 DONE means that the microbatch's gradient is in the accumulator of the client that did it; COMMITTED that the server has
 added it to its own. A gradient cannot be taken out of a sum. So a client is lost whole: all that it has done and not
 contributed is queued again, and what it still sends changes nothing. That holds for a client that vanished, and for one
-whose backward came after its lease had run out, when another client may have done it too.
+whose backward came after its lease had run out, when another client may have done it too. Until then that client does
+not get the same backward again: it may hold its gradient already, and would have it twice.
 
 A lease has a number, which grows and never repeats, and a deadline. The number is a fencing token: a result counts only
 if its lease is the task's present one. A contribution counts only if it holds exactly what the table has as done by its
@@ -26,7 +27,7 @@ import enum
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxdt.spec.work import BACKWARD, FORWARD
 
@@ -70,6 +71,7 @@ class _Task:
     client: int | None = None  # that did it, or has its lease
     lease: int = 0  # the number of the last one
     n_failures: int = 0
+    late: set[int] = field(default_factory=set)  # clients whose lease of it ran out, and who may have done it yet
 
 
 class _Unit:
@@ -115,17 +117,26 @@ class TaskTable:
 
     # -------------------------------------------------------------------------------------------------------- leases
 
-    def next_task(self, client: int, in_flight_max: int) -> tuple[str, int] | None:
-        """The kind and microbatch that the client should have next: a backward before a forward, then the oldest. A
-        forward only while the client has fewer than `in_flight_max` of them without their backward. A backward is for
-        the client that did the forward, as long as that one has the result."""
-        for kind in (BACKWARD, FORWARD):
+    def next_task(self, client: int, in_flight_max: int, last: str = FORWARD) -> tuple[str, int] | None:
+        """The kind and microbatch that the client should have next: the other kind than the `last` one if there is one,
+        then the oldest. A forward only while the client has fewer than `in_flight_max` of them without their backward.
+        A backward is for the client that did the forward, as long as that one has the result."""
+        for kind in (BACKWARD, FORWARD) if last == FORWARD else (FORWARD, BACKWARD):
             if kind == FORWARD and len(self._in_flight[client]) >= in_flight_max:
                 continue
-            allowed = [m for m in self._queued[kind] if self._may_have(client, kind, m)]
+            allowed = [m for m in self._queued[kind] if self.may_have(client, kind, m)]
             if allowed:
                 return kind, min(allowed)
         return None
+
+    def may_have(self, client: int, kind: str, m: int) -> bool:
+        """Whether a task may be the client's. Not if workers have failed at it too often, if another client has the
+        forward's result, or if the client may have the gradient in its accumulator from a lease that has run out."""
+        unit = self._units[m]
+        task = self._task(unit, kind)
+        if client != self._server and task.n_failures >= FAILURES_MAX:
+            return False
+        return kind == FORWARD or (unit.forward.client in (None, client) and client not in task.late)
 
     def own_backward(self, client: int) -> int | None:
         """The oldest microbatch whose queued backward is for this client alone."""
@@ -135,7 +146,7 @@ class TaskTable:
         """Grant a queued task."""
         unit = self._units[m]
         task = self._task(unit, kind)
-        assert task.state is State.QUEUED and self._may_have(client, kind, m)
+        assert task.state is State.QUEUED and self.may_have(client, kind, m)
         with_forward = kind == BACKWARD and not self._is_last_stage and unit.forward.client != client
         is_redo = kind == BACKWARD and unit.is_redo
         lease = Lease(next(self._lease_numbers), kind, m, client, deadline_s, now_s, with_forward, is_redo)
@@ -153,6 +164,23 @@ class TaskTable:
     def leases_of(self, client: int) -> list[Lease]:
         """The client's present leases, the oldest first."""
         return [lease for lease in self._leases.values() if lease.client == client]
+
+    def n_unbound(self, client: int) -> int:
+        """The client's present leases of tasks that another client might have got: not the backward of its forward."""
+        return sum(
+            lease.kind == FORWARD or lease.with_forward or self._is_last_stage for lease in self.leases_of(client)
+        )
+
+    def held(self, client: int) -> set[int]:
+        """The microbatches that the client has yet to do something for."""
+        return self._in_flight[client] | {lease.microbatch for lease in self.leases_of(client)}
+
+    @property
+    def n_left(self) -> int:
+        """Microbatches of which no client has done anything, or would have to do anything."""
+        clients = self._in_flight.keys() | {lease.client for lease in self._leases.values()}
+        n_held = sum(len(self.held(client)) for client in clients)
+        return len(self._units) - self._n_committed - sum(map(len, self._uncommitted.values())) - n_held
 
     def lease_of(self, number: int) -> Lease | None:
         """A present lease; None if it has run out, or its result has come."""
@@ -190,6 +218,7 @@ class TaskTable:
         """The leases that have run out; their tasks are queued again, for anybody."""
         expired = [lease for lease in self._leases.values() if lease.deadline_s <= now_s]
         for lease in expired:
+            self._task(self._units[lease.microbatch], lease.kind).late.add(lease.client)
             self._requeue(lease)
         return expired
 
@@ -205,6 +234,8 @@ class TaskTable:
             self._requeue(lease)
         for m in list(self._in_flight[client]):
             self._end_flight(m, self._units[m])
+        for unit in self._units.values():
+            unit.backward.late.discard(client)  # its accumulator begins anew
         lost = sorted(self._uncommitted.pop(client, ()))
         for m in lost:
             self._units[m].backward.client = None
@@ -252,12 +283,6 @@ class TaskTable:
     @staticmethod
     def _task(unit: _Unit, kind: str) -> _Task:
         return unit.forward if kind == FORWARD else unit.backward
-
-    def _may_have(self, client: int, kind: str, m: int) -> bool:
-        unit = self._units[m]
-        if client != self._server and self._task(unit, kind).n_failures >= FAILURES_MAX:
-            return False
-        return kind == FORWARD or unit.forward.client in (None, client)
 
     def _queue(self, m: int, kind: str) -> None:
         self._task(self._units[m], kind).state = State.QUEUED

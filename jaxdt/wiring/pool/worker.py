@@ -1,13 +1,17 @@
 """A pool worker's wiring: it does what its server leases to it, and hands in what it has accumulated when it is asked.
 
-It wants a few leases at a time, so that the next one is here when one is done. Of those whose inputs have arrived the
-oldest step's go first, then a backward, then the oldest. What it was asked for under an earlier admission, or for a
+It takes a few leases at a time, so that the next one is here when one is done. Of those whose inputs have arrived the
+oldest step's go first; of one step's a backward follows a forward and a forward a backward, as in 1F1B, so that neither
+this stage's tasks nor the next one's come in bunches; then the oldest goes first. With each result it says how long it
+has computed, and how long it has held the task. What it was asked for under an earlier admission, or for a
 step that is over, is forgotten. Without delayed updates one step is under way at a time; with them it fetches the next
 version while it computes, and keeps the one before.
 """
 
 # A machine matches the few events that it reads and answers [] to all others.
 # pyright: reportMatchNotExhaustive=false
+
+from dataclasses import dataclass
 
 from jaxdt.protocol.events import (
     Action,
@@ -34,9 +38,18 @@ from jaxdt.spec.delay import Delay
 from jaxdt.spec.work import BACKWARD, FORWARD, GATHER, Work
 from jaxdt.wiring.base import StepShape
 from jaxdt.wiring.compute_slot import ComputeSlot
+from jaxdt.wiring.pool.task_times import LEASES_MAX
 
-N_TASKS = 3  # leases at a time: one runs, one waits, one is on its way
 Task = tuple[int, str, int]  # step, kind of Work and microbatch
+
+
+@dataclass(frozen=True)
+class _RunningTask:
+    """`ready_s`: when all that it needs was there; `begun_s`: when its computation began."""
+
+    lease: TaskLease
+    ready_s: float
+    begun_s: float
 
 
 class PoolWorker:
@@ -63,7 +76,9 @@ class PoolWorker:
         self._leases: dict[Task, TaskLease] = {}  # that wait
         self._heard: dict[int, set[int]] = {}  # step -> leases of which this worker knows
         self._arrived: set[Key] = set()  # tensors that are here
-        self._running: TaskLease | None = None
+        self._ready_s: dict[int, float] = {}  # lease -> since when all that it needs is here
+        self._running: _RunningTask | None = None
+        self._last_kind = FORWARD  # of the task that was begun last
         self._counted: dict[int, dict[int, int]] = {}  # step -> microbatch -> lease that the accumulator got it under
         self._wanted: list[tuple[Round, ...]] = []  # contributions that were asked for
         self._last_round = 0
@@ -74,35 +89,37 @@ class PoolWorker:
         self._arrived = {key for key in self._arrived if key.step >= version}
         self._counted = {step: counted for step, counted in self._counted.items() if step >= version}
         self._wanted = [rounds for rounds in self._wanted if rounds[0].step >= version]
-        if self._running and self._running.step < version:
+        waiting = {lease.number for lease in self._leases.values()}
+        self._ready_s = {number: at_s for number, at_s in self._ready_s.items() if number in waiting}
+        if self._running and self._running.lease.step < version:
             self._running = None
 
     def handle(self, now_s: float, event: Event) -> list[Action | Event]:
         match event:
             case Ran(work, values=values):
                 self._slot.free()
-                return self._ran(work, values) + self._next()
+                return self._ran(now_s, work, values) + self._next(now_s)
             case Received(_, Boundary(key)) if self._is_under_way(key.step):
                 self._arrived.add(key)
-                return self._next()
+                return self._next(now_s)
             case Received(_, TaskLease() as lease) if self._is_new(lease):
                 self._heard.setdefault(lease.step, set()).add(lease.number)
                 task = (lease.step, lease.kind, lease.microbatch)
                 if task not in self._leases or self._leases[task].number < lease.number:
                     self._leases[task] = lease  # the one before, if there was one, has run out
-                return self._next()
+                return self._next(now_s)
             case Received(_, ContributionWanted(admission, rounds)) if self._is_admitted(admission):
                 if rounds[0].attempt > self._last_round and self._is_under_way(rounds[0].step):
                     self._last_round = rounds[0].attempt
                     self._wanted.append(rounds)
-                    return self._next()
+                    return self._next(now_s)
             case Admitted(admission, _, version):
                 if not self._is_admitted(admission):
                     self._forget()
                 self._admitted = event
                 self._forget_steps_before(version)
             case Updated(_, version) if self._admitted:
-                wants = Send(self._server, WantsTasks(self._admitted.admission, version, N_TASKS))
+                wants = Send(self._server, WantsTasks(self._admitted.admission, version, LEASES_MAX))
                 return [wants, self._progress(version)]
         return []
 
@@ -130,20 +147,23 @@ class PoolWorker:
         is_of_now = self._is_admitted(lease.admission) and self._is_under_way(lease.step)
         return is_of_now and lease.number not in self._heard.get(lease.step, ())
 
-    def _next(self) -> list[Action | Event]:
+    def _next(self, now_s: float) -> list[Action | Event]:
         """Begin a Work, if there is one whose inputs are here."""
+        ready = [lease for lease in self._leases.values() if self._needs(lease) <= self._arrived]
+        for lease in ready:
+            self._ready_s.setdefault(lease.number, now_s)
         if self._slot.is_busy:
             return []
         if self._wanted:
             self._gathering = self._wanted[0]
             step = self._gathering[0].step
             return [self._slot.start(Work(self._stage, GATHER, None, self._peer, step), self._gathering)]
-        ready = [lease for lease in self._leases.values() if self._needs(lease) <= self._arrived]
         if not ready:
             return []
-        lease = min(ready, key=lambda lease: (lease.step, lease.kind == FORWARD, lease.number))
+        lease = min(ready, key=lambda lease: (lease.step, lease.kind == self._last_kind, lease.number))
         del self._leases[lease.step, lease.kind, lease.microbatch]
-        self._running = lease
+        self._running = _RunningTask(lease, self._ready_s.pop(lease.number), now_s)
+        self._last_kind = lease.kind
         begins = [] if self._has_begun else [WorkerBeginsReport(self._server, self._stage)]
         self._has_begun = True
         return [*begins, self._start(FORWARD if lease.with_forward else lease.kind, lease)]
@@ -164,27 +184,29 @@ class PoolWorker:
             return {Key("grad", lease.step, self._stage + 1, lease.microbatch)}
         return set() if self._is_first else {Key("act", lease.step, self._stage, lease.microbatch)}
 
-    def _ran(self, work: Work, values: dict[str, float]) -> list[Action | Event]:
+    def _ran(self, now_s: float, work: Work, values: dict[str, float]) -> list[Action | Event]:
         """A Work is done. Nobody waits for one that began under an earlier admission, or of a step that is over."""
         if work.kind == GATHER:
             return self._gathered()
-        lease = self._running
-        if lease is None or (work.step, work.microbatch) != (lease.step, lease.microbatch):
+        running = self._running
+        if running is None or (work.step, work.microbatch) != (running.lease.step, running.lease.microbatch):
             return []
+        lease = running.lease
         output = Key("act", lease.step, self._stage + 1, lease.microbatch)
         if work.kind != lease.kind:  # its output was passed on the first time
             return [Discard(output), self._start(lease.kind, lease)]
         self._running = None
         n_samples, loss_sum = int(values.get("n_samples", 0)), values.get("loss_sum")
         activation_bytes, gradient_bytes = self._shape.sent_bytes[0]
-        done = (lease.admission, lease.number, n_samples, loss_sum)
+        seconds = (now_s - running.begun_s, now_s - running.ready_s)
+        done = (lease.admission, lease.number, n_samples, loss_sum, *seconds)
         if work.kind == FORWARD:
             return [Send(self._server, TaskOutput(output, *done), activation_bytes)]
         self._counted.setdefault(lease.step, {})[lease.microbatch] = lease.number
         gradient = Key("grad", lease.step, self._stage, lease.microbatch)
         if not self._is_first and not lease.is_redo:
             return [Send(self._server, TaskOutput(gradient, *done), gradient_bytes)]
-        told = TaskDone(lease.admission, lease.step, lease.number, n_samples, loss_sum)
+        told = TaskDone(lease.admission, lease.step, lease.number, n_samples, loss_sum, *seconds)
         return [Discard(gradient), Send(self._server, told)]
 
     def _gathered(self) -> list[Action | Event]:

@@ -19,13 +19,14 @@ N_PROCESSES = 8  # of an id, that are remembered
 
 @dataclass
 class AdmittedWorker:
-    """A worker that is let in. `versions`: of the parameters, which it holds; `n_tasks`: leases that it wants at a
-    time."""
+    """A worker that is let in. `versions`: of the parameters, which it holds; `n_tasks`: leases that it takes at most;
+    `is_late`: a lease of its has run out, and it has answered nothing since."""
 
     process: int
     admission: int
     versions: frozenset[int] = frozenset()
     n_tasks: int = 0
+    is_late: bool = False
 
 
 @dataclass

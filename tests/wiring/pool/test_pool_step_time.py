@@ -15,19 +15,21 @@ WORK = dict(F=1.0, B=2.0, E=1.0, G=0.0, U=0.0)
 LAST = dict(F=0.0, B=3.0, E=1.0, G=0.0, U=0.0)  # whose backward contains the forward
 
 
-def make_config(stages, workers=0, wiring="pool", **options):
+def make_config(stages, workers=0, wiring="pool", pipelines=1, **options):
     model = dict(preset="debug", n_layers=4, d_model=8, n_heads=2, seq_len=4, vocab_size=16)
-    plan = dict(stages=stages, microbatches=N_MICROBATCHES, workers=workers)
+    plan = dict(stages=stages, pipelines=pipelines, microbatches=N_MICROBATCHES, workers=workers)
     net = dict(heartbeat_s=1000.0, deadline_floor_s=10000.0)  # heartbeats are rare
     return run_config.parse(dict(model=model, plan=plan, net=net, wiring=dict(kind=wiring), **options))
 
 
-def step_s(config, latency_s=0.05):
+def step_s(config, latency_s=0.05, slow=(), seconds_factor=1.0):
+    """`slow`: peers that take twice as long."""
     plan = default_plan(config)
     peers = plan.peers + plan.workers
     is_last = {peer: plan.seat(peer)[0] == plan.n_stages - 1 for peer in peers}
+    factor = {peer: seconds_factor * (2 if peer in slow else 1) for peer in peers}
     conditions = Conditions(
-        seconds={peer: LAST if is_last[peer] else WORK for peer in peers},
+        seconds={p: {k: factor[p] * s for k, s in (LAST if is_last[p] else WORK).items()} for p in peers},
         link=lambda src, dst: Link(latency_s, 1.0),
         host_of={peer: f"h{peer}" for peer in peers},
         cores={f"h{peer}": 1 for peer in peers},
@@ -50,6 +52,25 @@ def test_workers_share_the_work(stages):
         assert (
             work_s / (1 + workers) <= step_s(make_config(stages, workers)) < 1.3 * work_s / (1 + workers) + 3 * stages
         )
+
+
+def test_equal_machines_take_as_long_as_pipelines_of_them():
+    """A server and three workers a stage against four pipelines."""
+    pool, fixed = (make_config(2, **options) for options in (dict(workers=3), dict(wiring="fixed", pipelines=4)))
+    assert step_s(pool, 0.001) == pytest.approx(step_s(fixed, 0.001), rel=0.02)
+
+
+def test_a_slow_worker_does_not_hold_up_the_end_of_a_batch():
+    """A stage of three machines, of which one takes twice as long: 16 tasks of 3 s by the power of 2.5 machines."""
+    config = make_config(1, workers=2)
+    assert step_s(config, 0.001, slow=default_plan(config).workers[-1:]) < 16 * 3 / 2.5 + 3
+
+
+def test_a_long_link_does_not_idle_a_worker():
+    """Tasks of 60 ms over links of 100 ms: a worker that had two leases would compute for half of the time."""
+    config = replace(make_config(1, workers=1), plan=replace(make_config(1, workers=1).plan, microbatches=128))
+    alone_s = 128 * 0.06
+    assert step_s(config, 0.1, seconds_factor=0.02) < 0.6 * alone_s
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,38 @@ def test_a_lease_that_ran_out_counts_no_more():
     assert [tasks.finish(again.number) for _ in range(2)] == [Verdict.ACCEPTED, Verdict.DUPLICATE]
 
 
+def test_a_worker_whose_backward_is_late_does_not_get_it_again():
+    """It may have the gradient in its accumulator, which would hold it twice."""
+    tasks = table(1, is_last_stage=True)
+    tasks.lease(BACKWARD, 0, SLOW, 0.0, 5.0)
+    tasks.expire(5.0)
+    assert tasks.next_task(SLOW, 9) is None and tasks.next_task(FAST, 9) == (BACKWARD, 0)
+    tasks.void(SLOW)  # it begins anew
+    assert tasks.next_task(SLOW, 9) == (BACKWARD, 0)
+
+
+def test_a_forward_follows_a_backward_and_a_backward_a_forward():
+    tasks = table(2)
+    do(tasks, SERVER, FORWARD, 0)
+    tasks.gradient_arrived(0)
+    assert tasks.next_task(SERVER, 2, last=FORWARD) == (BACKWARD, 0)
+    assert tasks.next_task(SERVER, 2, last=BACKWARD) == (FORWARD, 1)
+    assert tasks.next_task(SERVER, 1, last=BACKWARD) == (BACKWARD, 0)  # one forward in flight is all that it may have
+
+
+def test_microbatches_are_left_until_somebody_has_them():
+    tasks = table(3)
+    assert tasks.n_left == 3 and not tasks.held(FAST)
+    tasks.lease(FORWARD, 0, FAST, 0.0)
+    do(tasks, SLOW, FORWARD, 1)
+    assert tasks.n_left == 1 and tasks.held(FAST) == {0} and tasks.held(SLOW) == {1}
+    tasks.gradient_arrived(1)
+    do(tasks, SLOW, BACKWARD, 1)
+    assert tasks.n_left == 1 and not tasks.held(SLOW)
+    tasks.void(SLOW)
+    assert tasks.n_left == 2
+
+
 def test_after_so_many_failures_only_the_server_may():
     tasks = table(1)
     for _ in range(FAILURES_MAX):

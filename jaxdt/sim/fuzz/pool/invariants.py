@@ -6,8 +6,8 @@ its servers (hybrid parameter servers; jaxdt.sim.fuzz.invariants).
   (13) what is kept is bounded, and freed. A peer holds nothing of a step but from the version before the one that opens
        it, since others may have begun it, until the update of the step is over. Of one step
          a server holds for each microbatch of its cut its input, its output and the gradients of both, and the
-         residuals of as many forwards as 1F1B lets wait at one client and of one that is done again; after a view in
-         mid-step, when the servers do the rest by routes, all that of any microbatch;
+         residuals of as many forwards as 1F1B lets wait at one client, of one more beside workers, and of one that is
+         done again; after a view in mid-step, when the servers do the rest by routes, all that of any microbatch;
          a worker holds inputs, outputs and residuals of the microbatches of its server's cut.
        And a server holds vectors of the contributions that it has asked for and has neither added nor given up, one of
        each worker; a worker holds those that it was asked for.
@@ -42,6 +42,7 @@ from jaxdt.spec.plan import Plan
 from jaxdt.spec.sizes import is_contribution
 from jaxdt.spec.work import CONTRIBUTE
 from jaxdt.wiring.pool.even_transfer import part, server_of
+from jaxdt.wiring.pool.task_times import LEASES_MIN
 
 LEASED_TWICE, BOUNDED = 12, 13
 OF_SERVER = 4  # boundary tensors of a microbatch at a server: input, output, and the gradients of both
@@ -128,7 +129,7 @@ class PoolInvariants:
             n_own = len(part(n_microbatches, len(servers), servers.index(server)))
         if peer in self._workers:
             return OF_WORKER * n_own, n_own
-        n_residuals = n_microbatches if is_by_routes else self._plan.depth(stage) + 1
+        n_residuals = n_microbatches if is_by_routes else self._plan.depth(stage) + LEASES_MIN - 1 + 1
         return OF_SERVER * n_own + 2 * self._n_held_out, n_residuals
 
     def _check_vectors(self, peer: int, tensors: SymbolicTensors) -> None:

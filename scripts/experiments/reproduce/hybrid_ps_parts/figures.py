@@ -230,7 +230,7 @@ def depth_table(results: Results) -> str:
         head += [f"Case {case}, min", "swarm over that"]
     return table(head, rows) + (
         f"\nTwo is what 1F1B has in the first of two stages; Table 2's page and the figures have {DEPTH}, on all "
-        "sides. A worker may have three more.\n"
+        "sides. Beside workers it is one more, and what travels to them.\n"
     )
 
 

@@ -34,7 +34,7 @@ class System:
     """wiring: POOL, SWARM or FIXED. n_servers: of each stage of a pool. keeps: swarm's and fixed wiring's peers keep
     the boundary tensors of a batch, so a loss costs computation in the stage of the loss alone. by_power: pipelines
     have shares by their power; equal ones otherwise. depth: forwards of a machine that wait for their backward, where
-    the plan decides it (a pool's workers have their three leases besides); swarm's window is four a peer."""
+    the plan decides it (beside workers one more, or what travels to them); swarm's window is four a peer."""
 
     wiring: str
     n_servers: int = 1

@@ -158,16 +158,14 @@ def why(results: Results) -> list[str]:
     lost = ", ".join(f"{b / a:.3f} with {n}" for a, b, n in zip(redo, everywhere, MAIN, strict=True))
     printed_4 = " and ".join(f"{PRINTED_MIN[m][HYBRID][3] / PRINTED_MIN[m][HYBRID][2]:.3f}" for m in MODELS)
     return [
-        "Without losses our pool is slower than our swarm wiring: swarm takes "
-        f"{min(ours[1]):.3f} to {max(ours[1]):.3f} of its time in Case 1 and "
-        f"{min(ours[3]):.3f} to {max(ours[3]):.3f} in Case 3. Machines of a pool ask for "
-        "work without a plan of it: a backward is done where its forward was, a worker holds three leases, and a "
-        "server, which may have three forwards fewer in flight than its workers, waits for work although there is "
-        "some. In the fluid model, which has none of that, both take equally long. "
+        "Without losses swarm wiring takes "
+        f"{min(ours[1]):.3f} to {max(ours[1]):.3f} of the pool's time in Case 1 and "
+        f"{min(ours[3]):.3f} to {max(ours[3]):.3f} in Case 3. In the fluid model, which has no tasks, both take "
+        "equally long. What differs is the end of a batch: a server gives the last tasks to the machines that will be "
+        "done first, and swarm's routers choose by speed alone. "
         f"The printed Swarm takes {printed[0]:.3f} and {printed[1]:.3f} times as long for {LLAMA}; the first "
         "no difference in scheduling explains.",
-        f"What a loss costs is in the paper's order: Case 4 over Case 3 of swarm is, over that of the pool, "
-        f"{lost} that may fail. The pool's slower start takes a part of this gain or all of it.",
+        f"What a loss costs: Case 4 over Case 3 of swarm is, over that of the pool, {lost} that may fail.",
         "The pool of ours is a server's, the paper's is a stage's. With 4 servers a stage each has one worker and an "
         "even cut of the batch: a server that loses its worker does the cut alone, and the others do not help.",
         "Static chains with equal shares wait for their slow machines in Case 3. The paper says of no baseline whether "
@@ -197,7 +195,7 @@ def assumptions() -> list[str]:
         "not printed: 3, 4 or all 8 standalone ones, half of them in each stage.",
         "A loss is seen after 0.1 s. Who is back in the next batch is there from its beginning, on all sides.",
         f"A machine of the first stage has up to {DEPTH} forwards that wait for their backward (static chains, "
-        "servers; their workers 3 more), as many as swarm's window allows on average. One server a stage, of "
+        "servers; beside workers one more), as many as swarm's window allows on average. One server a stage, of "
         "the fastest kind; all others are workers.",
         f"Seeds {SEEDS.start} to {SEEDS.stop - 1}: of links and losses. +- is half the width of a 95 % interval "
         "(Student's t), left out where it would not show; ratios are paired by seed.",

@@ -1,0 +1,70 @@
+"""How long the clients of a server take for a microbatch, how many leases a worker needs so that it never waits for the
+next one, and to whom the last tasks of a batch do not go.
+
+A worker says with each result how long it computed, and how long it held the task: from the moment at which all that
+the task needs was there until the result went off. The rest of the time since the lease was granted the task travelled.
+So no clocks are compared.
+"""
+
+import math
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping
+
+from jaxdt.protocol.deadline import WINDOW
+
+LEASES_MIN, LEASES_MAX = 2, 8  # of a worker at a time: one runs and one waits; more of them where tasks travel for long
+
+
+class TaskTimes:
+    """Of the clients of one server, of which the server is one."""
+
+    def __init__(self):
+        self._work: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._work_s: dict[str, dict[int, float]] = {}  # kind -> client -> median
+        self._travel: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+
+    def computed(self, client: int, kind: str, work_s: float) -> None:
+        """The client has computed a task, which contained no forward that is done again."""
+        work = self._work[client, kind]
+        work.append(work_s)
+        self._work_s.setdefault(kind, {})[client] = statistics.median(work)
+
+    def travelled(self, worker: int, kind: str, travel_s: float) -> None:
+        """A task was so long on its way to a worker and back, input and output included."""
+        self._travel[worker, kind].append(max(0.0, travel_s))
+
+    def forget(self, worker: int) -> None:
+        """The worker is gone."""
+        for times in (self._work, self._travel):
+            for key in [key for key in times if key[0] == worker]:
+                del times[key]
+        for work_s in self._work_s.values():
+            work_s.pop(worker, None)
+
+    def n_leases(self, worker: int, kind: str) -> int:
+        """How many leases the worker needs at a time: one runs, and while one travels the others are computed. The
+        shortest travel counts, since a longer one may have waited for the one before."""
+        travel, work_s = self._travel.get((worker, kind)), self._work_s.get(kind, {}).get(worker)
+        if not travel or not work_s:
+            return LEASES_MIN
+        return min(LEASES_MAX, max(LEASES_MIN, 1 + math.ceil(min(travel) / work_s)))
+
+    def microbatch_s(self, client: int) -> float:
+        """Forward and backward of a microbatch; what is not known of a client is as with the others. Any number if
+        nothing is known of anybody."""
+        known = [
+            of_kind.get(client, statistics.median(of_kind.values())) for of_kind in self._work_s.values() if of_kind
+        ]
+        return sum(known) or 1.0
+
+
+def others_are_sooner(client: int, held: Mapping[int, int], microbatch_s: Mapping[int, float], n_left: int) -> bool:
+    """Whether the other clients could do all that is left before this one would be done with one more. Then it should
+    have none: the batch would end later. `held`: client -> microbatches that it has to do; `n_left`: those that nobody
+    has. The client that would be done first is never one of whom this is true."""
+    end_s = (held[client] + 1) * microbatch_s[client]
+    n_sooner = sum(
+        max(0, math.ceil(end_s / microbatch_s[other] - 1e-6) - 1 - n) for other, n in held.items() if other != client
+    )
+    return n_sooner >= n_left

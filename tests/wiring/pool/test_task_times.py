@@ -1,0 +1,87 @@
+"""How many leases a worker needs, and to whom the last tasks of a batch go."""
+
+import random
+
+import pytest
+
+from jaxdt.spec.work import BACKWARD, FORWARD
+from jaxdt.wiring.pool.task_times import LEASES_MAX, LEASES_MIN, TaskTimes, others_are_sooner
+
+WORKER, OTHER = 1, 2
+
+
+def times(work_s, travel_s):
+    found = TaskTimes()
+    for _ in range(3):
+        found.computed(WORKER, FORWARD, work_s)
+        found.travelled(WORKER, FORWARD, travel_s)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("work_s", "travel_s", "n_leases"),
+    [(1.0, 0.01, 2), (1.0, 0.99, 2), (1.0, 2.5, 4), (0.05, 0.2, 5), (0.001, 10.0, LEASES_MAX), (0.0, 1.0, LEASES_MIN)],
+)
+def test_a_worker_computes_while_the_next_task_travels(work_s, travel_s, n_leases):
+    assert times(work_s, travel_s).n_leases(WORKER, FORWARD) == n_leases
+
+
+def test_a_task_that_waited_on_its_link_for_another_one_does_not_count():
+    found = times(1.0, 5.0)
+    found.travelled(WORKER, FORWARD, 1.5)
+    assert found.n_leases(WORKER, FORWARD) == 3
+    assert found.n_leases(OTHER, FORWARD) == LEASES_MIN
+
+
+def test_what_is_not_known_of_a_client_is_as_with_the_others():
+    found = times(1.0, 0.0)
+    found.computed(WORKER, BACKWARD, 3.0)
+    assert found.microbatch_s(WORKER) == found.microbatch_s(OTHER) == 4.0
+    found.computed(OTHER, BACKWARD, 6.0)
+    assert found.microbatch_s(OTHER) == 7.0
+    found.forget(WORKER)
+    assert found.microbatch_s(WORKER) == 6.0  # of backwards alone anything is known
+
+
+def test_a_slow_client_leaves_the_last_tasks_to_fast_ones():
+    seconds = {1: 1.0, 2: 4.0}
+    assert others_are_sooner(2, {1: 1, 2: 0}, seconds, n_left=2)
+    assert not others_are_sooner(2, {1: 1, 2: 0}, seconds, n_left=3)
+    assert not others_are_sooner(1, {1: 1, 2: 0}, seconds, n_left=1)
+
+
+def test_some_client_always_takes_the_next_task():
+    """Else a batch would never end."""
+    rng = random.Random("last tasks")
+    for _ in range(500):
+        clients = range(rng.randint(1, 6))
+        held = {client: rng.randint(0, 9) for client in clients}
+        seconds = {client: rng.choice((0.1, 0.3, 1.0, rng.uniform(0.1, 2.0))) for client in clients}
+        first = min(clients, key=lambda client: (held[client] + 1) * seconds[client])
+        assert not others_are_sooner(first, held, seconds, n_left=1)
+
+
+def test_the_batch_ends_no_later_than_with_tasks_for_whoever_is_free():
+    """Independent tasks one by one: against greedy clients that take a task whenever they have none."""
+    rng = random.Random("makespan")
+    ends = [(end_s(seconds, 12, True), end_s(seconds, 12, False)) for seconds in drawn(rng, 100)]
+    assert all(chosen <= greedy + 1e-9 for chosen, greedy in ends)
+    assert sum(chosen < greedy - 1e-9 for chosen, greedy in ends) > 20
+
+
+def drawn(rng, n):
+    return [{client: rng.uniform(0.2, 2.0) for client in range(4)} for _ in range(n)]
+
+
+def end_s(seconds, n_left, looks_ahead):
+    """When all tasks are done. free_s: when each client is done with what it has taken."""
+    free_s, now_s = dict.fromkeys(seconds, 0.0), 0.0
+    while n_left:
+        for client in sorted(seconds):
+            held = {other: int(free_s[other] > now_s) for other in seconds}
+            refuses = looks_ahead and n_left and others_are_sooner(client, held, seconds, n_left)
+            if n_left and not held[client] and not refuses:
+                free_s[client] = now_s + seconds[client]
+                n_left -= 1
+        now_s = min((at_s for at_s in free_s.values() if at_s > now_s), default=now_s)
+    return max(free_s.values())
